@@ -21,44 +21,83 @@ PROGRAMS := semaphore-exporter semaphore-broker semaphore-agent semaphorectl tes
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
 LDFLAGS  := -s -w -X github.com/kube-semaphore/semaphore/internal/program.Version=$(VERSION)
 
-# Debian packages: what the testbed's nodes and pods are made with, the emulator of make test-kernel, and a C compiler
-# for the race detector.
-PACKAGES := iproute2 iptables nftables ipset conntrack procps kmod curl wireguard-tools qemu-system-x86 gcc libc6-dev
-# The browser that opens the broker's page (100 MB to load, 300 MB on the disk). Debian has it, others may not.
+# Debian packages: what the testbed's nodes and pods are made with, and a C compiler for the race detector.
+BED      := iproute2 iptables nftables ipset conntrack procps kmod curl dash netcat-openbsd wireguard-tools gcc libc6-dev
+# Beside them the emulator of make test-kernel, and the browser that opens the broker's page (100 MB to load, 300 MB on
+# the disk). Debian has the browser, others may not.
 BROWSER  := chromium-headless-shell
+PACKAGES := $(BED) qemu-system-x86 $(BROWSER)
 
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# SOURCE=1 builds the components where official programs could be fetched, too.
+SOURCE ?=
+
 .PHONY: demo
-demo: deps components build ## bring up two connected clusters on this machine and show, step by step, that they talk
+demo: ## bring up two connected clusters on this machine and show, step by step, that they talk
+	@$(MAKE) -j3 PACKAGES='$(BED)' deps modules build
+	@GOGC=$(COMPILERS) $(BIN)/testbed build $(if $(SOURCE),--source)
 	@$(BIN)/testbed demo
 
+# The modules of the components are loaded while something else is done, so that no compiler waits for them.
+.PHONY: modules
+modules:
+	@(cd tools/components && go list -deps tool ./coredns 2>&1 >/dev/null) | sed '/^go: downloading/d'
+	@(cd tools/calico && go list -deps tool 2>&1 >/dev/null) | sed '/^go: downloading/d'
+
+# Three tiers: make unit after each change, make test before a change is sent and in CI, make test-all each night and
+# before a release. docs/faults.md lists what only make test-all finds. What a change is most likely to break there is
+# in make test, too: see CHANGED.
 .PHONY: test
-test: deps vet components build test-without-clusters ## everything CI runs: lint, unit tests, tests against real components, end to end
+test: deps vet components build unit-recorded staticcheck test-packages ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json
 	@echo "== the agent on nodes of namespaces"
 	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
-	@echo "== tests against real components and end to end on clusters, in $(LANES) lanes"
-	@$(MAKE) -k -j$(LANES) RECORDED=$(BIN)/unit.json test-clusters test-components test-faults
-	@echo "== the slowest twenty tests"
-	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
+	@failed=0; \
+	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
+	echo "== tests on clusters, and against real components"; \
+	$(MAKE) -k -j2 RECORDED=$(BIN)/unit.json test-clusters test-components || failed=1; \
+	$(if $(filter test/testbed/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
+	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
+	echo "== the slowest twenty tests"; \
+	cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20; \
+	$(NOT_TESTED); exit $$failed
 
-# The emulated machine uses one processor, and its tests measure time: all else in this step has only what it leaves,
-# the other processor. Its output comes at the end.
-.PHONY: test-without-clusters
-test-without-clusters: $(TOOLS)/.built
-	@failed=0; $(MAKE) test-machine > $(BIN)/machine.log 2>&1 & machine=$$!; \
-	trap 'kill $$machine 2>/dev/null || true' EXIT; \
-	chrt --idle 0 $(MAKE) -k unit-recorded staticcheck test-packages || failed=1; \
-	wait $$machine || failed=1; \
-	cat $(BIN)/machine.log; exit $$failed
+.PHONY: test-all
+test-all: export SEMAPHORE_TESTS := all
+test-all: test test-kernel test-tools sim mutations ## everything: make test, the whole table of faults, documents as printed, emulated kernel, 20,000 seeds, mutations, alerts and chart (each night, before a release)
+	@$(MAKE) skew PREVIOUS=$(or $(PREVIOUS),$(RELEASED))
+
+# The release before this commit, or while there is none, what the project was a hundred commits ago.
+RELEASED = $(shell git describe --tags --abbrev=0 HEAD~1 2>/dev/null || git rev-parse -q --verify HEAD~100)
+
+# What a test could not look at. Where all is to be tested such a test fails.
+NOT_TESTED_IS := NOT TESTED:
+NOT_TESTED     = all=$$(cat $(BIN)/unit.json $(BIN)/test-*.json | grep -o '"Test":.*$(NOT_TESTED_IS).*' || true); \
+	left=$$(cat $(BIN)/test-*.json | grep -o '"Test":.*only in make test-all' | sort -u | grep -c . || true); \
+	echo "== $$(grep -c . <<< "$$all" || true) times NOT TESTED; $$left tests and steps are left to make test-all"; echo "$$all"
+
+# The files that differ from what is published; in a clone of exactly that, those of the last commit.
+BASE     = $$(base=$$(git rev-parse -q --verify origin/main || true); \
+	if [ "$$base" = "$$(git rev-parse HEAD)" ]; then base=$$(git rev-parse -q --verify HEAD~1 || true); fi; echo $$base)
+CHANGED ?= $(shell git diff --name-only $(BASE) -- 2>/dev/null)
 
 .PHONY: test-machine
 test-machine:
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
-	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard './agent=$(KERNEL_TESTS)'
+	@$(BIN)/testbed test-kernel ./agent/kernel ./agent/guard './agent=$(KERNEL_TESTS)'
+
+.PHONY: test-testbed
+test-testbed:
+	@echo "== the testbed itself"
+	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-testbed.json -- $(GOTESTFLAGS) ./test/testbed
+
+.PHONY: test-documents
+test-documents:
+	@echo "== documents as printed"
+	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-documents.json -- $(GOTESTFLAGS) -run '^TestDocuments$$' ./test/e2e
 
 # What the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
@@ -66,43 +105,34 @@ test-packages:
 	@echo "== the packages of the tests"
 	@go list -toolexec '$(TOOLEXEC)' -test -export ./... >/dev/null
 
-# Three lanes, for these tests wait more than they compute. Two of them start clusters: with the apiservers of the third
-# they need up to 120 instances of inotify, of which a machine has 128 by default. Where others have taken some of those
-# there are two lanes, and at most 110 are needed.
-LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
-	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
-CLUSTERS   := ./e2e
-FAULTS     := ./testbed ./e2e/faults ./e2e/migration
-# Those of package e2e that run in the lane of the faults, so that each lane takes about as long as the others.
-ELSEWHERE  := ^(TestNodes|TestExplain|TestHandover)$$
+# Two lanes, for these tests wait more than they compute: one has the tests that start clusters, one after the other,
+# and the other what needs an apiserver alone. With clusters in two lanes at once two processors are not enough, and
+# what starts is not ready in time.
+CLUSTERS   := ./test/e2e
+FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
 # These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
-AGENT      := ./agent ./agent/wireguard ./agent/probe
+AGENT      := ./agent ./agent/kernel ./agent/paths
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
 # The tests do not see this.
 TOOLEXEC   := env GOGC=$(COMPILERS)
+# A test that hangs is to end, and to say where it hangs, before CI ends everything. For a package with clusters its
+# wait for the lock counts, too.
+LASTS      := $(if $(filter all,$(SEMAPHORE_TESTS)),120m,40m)
 # make vet has vetted the code.
-GOTESTFLAGS := -timeout 80m -count 1 -vet off
-LANE       := $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10 $(TOOLEXEC)'
+GOTESTFLAGS = -timeout $(LASTS) -count 1 -vet off
+LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10 $(TOOLEXEC)'
 # Tests end with the program that started them.
 ENDING     := setpriv --pdeathsig TERM
-# In a lane of clusters the next package is linked while the one before it is tested: the tests take turns by a lock. So
-# the time of a package has its wait for the lock in it; that of a test has not.
+# In the lane of clusters the next package is linked while the one before it is tested: the tests take turns by a lock.
+# So the time of a package has its wait for the lock in it; that of a test has not.
 TURNS       = -exec 'flock --close $(BIN)/$@.lock $(ENDING)'
-# The longest components come first: at the end they would run alone. Those with several apiservers, broker and
-# internal/ctl, have others beside them, for the sake of inotify.
-LONGEST    := broker redteam internal/ctl broker/apply internal/ctl/fleet
+# The longest components come first: at the end they would run alone.
+LONGEST    := broker test/redteam ctl/install ctl/link ctl/check broker/apply ctl/fleet
 
 .PHONY: test-clusters
 test-clusters:
-	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(LANE) $(TURNS) -skip '$(ELSEWHERE)' $(CLUSTERS)
-
-.PHONY: test-faults
-test-faults:
-	@failed=0; \
-	$(GOTEST) --jsonfile $(BIN)/test-elsewhere.json -- $(LANE) $(TURNS) -run '$(ELSEWHERE)' $(CLUSTERS) || failed=1; \
-	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(LANE) $(TURNS) $(FAULTS) || failed=1; \
-	exit $$failed
+	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(LANE) $(TURNS) $(CLUSTERS) $(FAULTS)
 
 # make test has run all tests of a package before, with the race detector, where none was skipped and -short left
 # nothing out. To compile and link those once more would take a twentieth of all its time.
@@ -118,7 +148,7 @@ SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | 
 test-components:
 	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
 	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
-	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) $(if $(filter 1,$(LANES)),-p 1) -exec '$(ENDING)' \
+	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -timeout 20m -exec '$(ENDING)' \
 		$$(for p in $(LONGEST); do grep "/semaphore/$$p$$" <<< "$$all" || true; done) $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
@@ -131,48 +161,65 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed test-kernel
 
-UNITFLAGS := -race -short -vet off -timeout 5m -toolexec '$(TOOLEXEC)'
+UNITFLAGS := -short -vet off -timeout 5m -ldflags='-s -w' -toolexec '$(TOOLEXEC)'
 # The longest comes first: at the end it would run alone.
-UNITS     := ./sim ./...
+UNITS     := ./test/sim ./...
+
+# RACE=1 tests all with the race detector.
+RACE ?=
 
 .PHONY: unit
-unit: ## unit tests with the race detector (those that need no other program)
+unit: ## the inner loop: unit tests (those that need no other program) of what has changed; RACE=1: all, with the race detector
 	@echo "== unit tests"
-	CGO_ENABLED=1 go test $(UNITFLAGS) $(UNITS)
+	$(if $(RACE),CGO_ENABLED=1 )go test $(if $(RACE),-race )$(UNITFLAGS) $(UNITS)
+
+# The race detector looks at the packages whose code starts goroutines; SEMAPHORE_TESTS=all: at all.
+ifeq ($(SEMAPHORE_TESTS),all)
+RACED := ./...
+else
+RACED  = $$(git grep --untracked -lE '^\s+go (func|[A-Za-z.]+)\(' -- '*.go' ':!*_test.go' ':!tools' | \
+	xargs -n1 dirname | sort -u | sed 's|^|./|')
+endif
 
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
-	@echo "== unit tests"
-	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
+	@echo "== unit tests, with the race detector where goroutines start"
+	@mkdir -p $(BIN); failed=0; \
+	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -count 1 -race $(UNITFLAGS) $(RACED) || failed=1; \
+	$(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- -count 1 $(UNITFLAGS) \
+		$$(go list $(UNITS) | grep -vxF "$$(go list $(RACED))") || failed=1; \
+	cat $(BIN)/unit-race.json $(BIN)/unit-bare.json > $(BIN)/unit.json; exit $$failed
 
 # PLANT="broker/mesh agent/" plants those whose file begins so.
 PLANT ?=
 
 .PHONY: mutations
-mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: PLANT=prefix (five minutes)
-	go run ./internal/mutation $(PLANT)
+mutations: ## plant the faults of test/mutation one by one, to see that a test fails for each: PLANT=prefix (five minutes)
+	go run ./test/mutation $(PLANT)
 
 # Modules of their own, so that nothing else needs Helm, Prometheus or Calico's module: the first build takes minutes,
 # a run seconds.
 .PHONY: test-tools
-test-tools: ## the Helm chart beside kustomize, the alerts on recorded series, and selectors beside Calico's parser
-	@echo "== chart, alerts and selectors"
+test-tools: ## the Helm chart beside kustomize, alerts on recorded series, selectors beside Calico's parser, what others read
+	@echo "== chart, alerts, selectors and readers"
 	cd tools/helm && go test ./...
 	cd tools/rules && go test ./...
 	cd tools/selector && go test ./...
+	cd tools/readers && go test ./...
+	cd tools/envoygateway && go test ./...
 
-# make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
+# make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./test/sim -run TestSeed$$ -v
 SEEDS ?= 20000
 FROM  ?= 1
 
 .PHONY: sim
 sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
 	@echo "== simulation, $(SEEDS) seeds from $(FROM) on"
-	SEEDS=$(SEEDS) FROM=$(FROM) go test -timeout 0 -count 1 -v -run '^TestSeeds$$' ./sim
+	SEEDS=$(SEEDS) FROM=$(FROM) go test -timeout 0 -count 1 -v -run '^TestSeeds$$' ./test/sim
 
 .PHONY: e2e
 e2e: deps components build ## the end-to-end tests alone
-	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
+	go test -timeout 40m -p 1 -count 1 -v ./test/e2e/...
 
 # A tag or a commit of this repository.
 PREVIOUS ?=
@@ -186,7 +233,7 @@ skew: deps build ## exporter, broker and agent beside those of another build, th
 	@cd $(BIN)/previous/source && go build -buildvcs=false -o .. ./cmd/semaphore-exporter ./cmd/semaphore-broker \
 		./cmd/semaphore-agent
 	@rm -rf $(BIN)/previous/source
-	SEMAPHORE_PREVIOUS=$(BIN)/previous go test -timeout 20m -count 1 -v -run '^TestF38_VersionSkew$$' ./e2e/faults
+	SEMAPHORE_PREVIOUS=$(BIN)/previous go test -timeout 20m -count 1 -v -run '^TestF38_VersionSkew$$' ./test/e2e/faults
 
 # BENCH=REGEXP runs some of them. The packages run one after the other, so that they do not share the processors.
 BENCH ?= .
@@ -194,7 +241,7 @@ BENCH ?= .
 .PHONY: bench
 bench: components build ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (20 minutes)
 	@echo "== benchmarks of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
-	@go build -o $(BIN)/bench-table ./internal/bench/table
+	@go build -o $(BIN)/bench-table ./test/bench/table
 	@go test -p 1 -timeout 40m -run '^$$' -bench '$(BENCH)' -benchtime 1s \
 	  $$(git grep -l '^func Benchmark.*testing.B' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|') | $(BIN)/bench-table
 	@echo "load afterwards: $$(cut -d' ' -f1-3 /proc/loadavg)"
@@ -202,7 +249,7 @@ bench: components build ## all benchmarks as one table, each figure with its flo
 .PHONY: build
 build: ## the programs, into bin/
 	@echo "== programs"
-	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ $(PROGRAMS:%=./cmd/%)
+	@GOGC=$(COMPILERS) go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ $(PROGRAMS:%=./cmd/%)
 
 # make image PUSH=registry.example/semaphore:v1 sends it to a registry, too (with the credentials of docker login).
 PUSH ?=
@@ -214,12 +261,12 @@ image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archi
 
 .PHONY: components
 components: ## what the testbed's clusters and nodes run, Kubernetes, containerd, Calico and so on: built once, then cached
-	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
-	@GOGC=$(COMPILERS) $(BIN)/testbed build
+	@GOGC=$(COMPILERS) go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
+	@GOGC=$(COMPILERS) $(BIN)/testbed build --all $(if $(SOURCE),--source)
 
 .PHONY: deps
 deps: ## the few Debian packages that are needed
-	@missing=""; for p in $(PACKAGES) $(BROWSER); do \
+	@missing=""; for p in $(PACKAGES); do \
 	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
 	[ -z "$$missing" ] || apt-get update -qq; \
 	if [[ "$$missing" == *$(BROWSER)* ]] && ! apt-cache show $(BROWSER) >/dev/null 2>&1; then \
@@ -262,9 +309,7 @@ lint: vet staticcheck ## buf lint and breaking, generated code current, gofmt, v
 vet: $(TOOLS)/.built
 	@echo "== lint"
 	PATH=$(TOOLS):$$PATH buf lint
-	@# What is published is what users have; a clone of exactly that compares with the commit before.
-	@base=$$(git rev-parse -q --verify origin/main || true); \
-	if [ "$$base" = "$$(git rev-parse HEAD)" ]; then base=$$(git rev-parse -q --verify HEAD~1 || true); fi; \
+	@base=$(BASE); \
 	if [ -n "$$base" ] && git cat-file -e $$base:buf.yaml 2>/dev/null; then \
 	  echo "buf breaking against $$base"; $(TOOLS)/buf breaking --against ".git#ref=$$base"; \
 	else echo "buf breaking: nothing to compare with"; fi

@@ -15,16 +15,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // original creates this node's device for c2 as semaphore-wireguard does: with key file, port and keepalive, without
 // alias and address, and with a route of scope link without a protocol.
-func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgtypes.Key {
+func original(t *testing.T, h *kernel.Host, cfg *config.Agent, r *remote) wgtypes.Key {
 	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()
 	must(t, err)
@@ -94,7 +94,7 @@ func TestAdoption(t *testing.T) {
 		}
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{Keys: true}))
-		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks ||
+		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks ||
 			!strings.Contains(out.String(), "left interface wireguard.c2") {
 			t.Errorf("a cleanup takes what is another's: %v\n%s", err, out.String())
 		}
@@ -132,10 +132,10 @@ func TestAdoption(t *testing.T) {
 		if after := fingerprint(t); after != looks {
 			t.Errorf("what is handed over is:\n%s\nit was:\n%s", after, looks)
 		}
-		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key {
+		if again, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || again != key {
 			t.Errorf("the key: %v", err)
 		}
-		if _, err := cache.Load(cfg.StateFile, cfg.Cluster); err == nil {
+		if _, err := stream.LoadState(cfg.StateFile, cfg.Cluster); err == nil {
 			t.Error("the state file is there")
 		}
 		if lost := tr.lost(t); lost != 0 {

@@ -6,8 +6,6 @@
 // exchange values and share no locks. The package itself decides only the order of work in a round (loop.go) and which
 // owner receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the
 // token for its broker.
-//
-// It may import every package of the agent.
 package agent
 
 import (
@@ -18,20 +16,16 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	"github.com/kube-semaphore/semaphore/agent/attach"
-	"github.com/kube-semaphore/semaphore/agent/cache"
 	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/keys"
-	"github.com/kube-semaphore/semaphore/agent/peers"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/paths"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/traffic"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -40,19 +34,19 @@ import (
 
 // Run runs the agent until ctx ends. It leaves the node as it is when it returns.
 func Run(ctx context.Context, cfg *config.Agent) error {
-	host, err := wireguard.NewHost(cfg.Backend)
+	table := tableOf(cfg)
+	guarding := guard.New(cfg.GuardInbound, table)
+	earlier, unread := stream.LoadState(cfg.StateFile, cfg.Cluster)
+	guardEarlier(guarding, earlier)
+	host, err := kernel.NewHost(cfg.Backend, kernel.WithLauncher(cfg.UserspaceSocket), kernel.WithRoutingTable(table))
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	host.SetUserspaceLauncher(cfg.UserspaceSocket)
-	host.UseTable(tableOf(cfg))
-	a := newAgent(cfg, node{host}, guard.New(cfg.GuardInbound, tableOf(cfg)))
+	a := newAgent(cfg, node{host}, guarding)
 	reg := program.NewRegistry()
 	a.register(reg)
-	if err := a.start(); err != nil {
-		return err
-	}
+	a.start(earlier, unread)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.pages(reg).Serve(ctx, cfg.Listen.HTTP) })
 	g.Go(func() error {
@@ -62,7 +56,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})
 	})
-	g.Go(func() error { return wireguard.Watch(ctx, tableOf(cfg), a.kernelChanged, a.eventsLost) })
+	g.Go(func() error { return kernel.Watch(ctx, table, a.kernelChanged, a.eventsLost) })
 	g.Go(func() error { return guard.Watch(ctx, a.guardChanged) })
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.loop(ctx, a.round) })
@@ -78,48 +72,55 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 }
 
 // tableOf returns the routing table of a configuration.
-func tableOf(cfg *config.Agent) routing.Table {
-	return routing.Table{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
+func tableOf(cfg *config.Agent) kernel.RoutingTable {
+	return kernel.RoutingTable{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
 }
 
 // agent has the owners of the node's state. Its only state of its own is the queue of the next round.
 type agent struct {
 	cfg      *config.Agent
-	kernel   kernel
+	kernel   nodeKernel
 	guard    hostnet.Guard
 	board    *status.Board
 	events   *events.Sink
-	session  *session.Session
+	session  *stream.Session
 	node     *hostnet.Monitor
 	keys     *keys.Rotator
-	peers    *peers.Monitor
-	schedule *schedule.Scheduler
+	peers    *paths.Monitor
+	schedule *plan.Scheduler
 	devices  *devices.Reconciler
-	stream   *attach.Stream
+	stream   *stream.Stream
 	send     func(*semaphorev1.AttachRequest)
-	cache    *cache.Writer
+	cache    *stream.StateWriter
+	// earlier is the state that an earlier agent saved, for as long as no broker has sent a complete one; nil for one that
+	// cannot be used.
+	earlier *stream.StateFile
+	// unread is why the state file of an earlier agent cannot be used; empty once it is written again.
+	unread string
 	// traffic is nil where the agent does not count by Service.
-	traffic  *traffic.Counter
+	traffic  *guard.TrafficCounter
 	queue    *queue
 	revision prometheus.Gauge
+	clock    clock
 }
 
-func newAgent(cfg *config.Agent, kernel kernel, g hostnet.Guard) *agent {
+func newAgent(cfg *config.Agent, k nodeKernel, g hostnet.Guard) *agent {
 	a := &agent{
-		cfg: cfg, kernel: kernel, guard: g, board: &status.Board{}, events: events.New(cfg.Cluster),
-		schedule: schedule.New(), queue: newQueue(), revision: status.AppliedRevision(),
+		cfg: cfg, kernel: k, guard: g, board: &status.Board{}, events: events.New(cfg.Cluster),
+		schedule: plan.NewScheduler(), queue: newQueue(), revision: status.AppliedRevision(),
 	}
-	a.stream = attach.New(cfg, a)
-	a.cache = cache.NewWriter(cfg.StateFile, cfg.Cluster, a.snapshot)
+	a.stream = stream.New(cfg, a)
+	a.cache = stream.NewStateWriter(cfg.StateFile, cfg.Cluster, a.snapshot)
 	a.send = a.stream.Send
-	a.session = session.New(cfg.Cluster, cfg.Broker.Address, a.events, func(m *semaphorev1.AttachRequest) { a.send(m) })
+	send := func(m *semaphorev1.AttachRequest) { a.send(m) }
+	a.session = stream.NewSession(cfg.Cluster, cfg.Broker.Address, a.events, send)
 	if cfg.ServiceTraffic {
-		a.traffic = traffic.New()
+		a.traffic = guard.NewTrafficCounter()
 	}
 	a.keys = keys.New(cfg.Cluster, cfg.WGKeyPath, a.events)
-	a.node = hostnet.New(cfg, kernel, g, a.session, a.board, a.events, a.cache.Changed)
-	a.peers = peers.New(kernel, a.session, a.events, a.queue.set, a.queue.poke)
-	a.devices = devices.New(cfg, kernel, devices.Parts{
+	a.node = hostnet.New(cfg, k, g, a.session, a.board, a.events, a.cache.Changed)
+	a.peers = paths.New(k, a.session, a.events, a.queue.set, a.queue.poke, a.clockProblem)
+	a.devices = devices.New(cfg, k, devices.Parts{
 		Session: a.session, Node: a.node, Keys: a.keys, Peers: a.peers, Schedule: a.schedule,
 		Board: a.board, Events: a.events,
 		RemoveKey: func(out io.Writer, device string) error {

@@ -5,8 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -14,11 +13,11 @@ import (
 // idle returns an agent that is not running, with one device that it has not set.
 func idle(t *testing.T) *agent {
 	t.Helper()
-	host, err := wireguard.NewHost("auto")
+	host, err := kernel.NewHost("auto")
 	must(t, err)
 	t.Cleanup(func() { host.Close() })
 	cfg := &config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}
-	cfg.Routing.Table, cfg.Routing.RulePriority = routing.DefaultTable, routing.DefaultPriority
+	cfg.Routing.Table, cfg.Routing.RulePriority = kernel.DefaultTableID, kernel.DefaultRulePriority
 	return newAgent(cfg, node{host}, guard.New(false, tableOf(cfg)))
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // TestR27ForeignRoutesAreNotMadeOnANode: the agent does not create a route that no remote can have, although the broker

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 const brokerAddress = "127.0.0.1:8444"
@@ -48,6 +48,8 @@ type broker struct {
 	undelivered *semaphorev1.Undelivered
 	// rotations are operators' orders that are not sent yet.
 	rotations []*semaphorev1.RotateKey
+	// probes are orders to probe peers that are not sent yet.
+	probes []*semaphorev1.ProbePeers
 	// token is the only one that the broker accepts.
 	token string
 	// Messages of agents: hellos, and the last report and revision of the newest stream.
@@ -159,6 +161,15 @@ func (b *broker) rotate(m *semaphorev1.RotateKey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.rotations = append(b.rotations, m)
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// probe orders the agent to probe peers.
+func (b *broker) probe(m *semaphorev1.ProbePeers) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probes = append(b.probes, m)
 	close(b.changed)
 	b.changed = make(chan struct{})
 }
@@ -290,7 +301,8 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	for {
 		b.mu.Lock()
 		rest, changed, clusters, rotations, undelivered := b.log[position:], b.changed, b.clusters, b.rotations, b.undelivered
-		b.rotations = nil
+		probes := b.probes
+		b.rotations, b.probes = nil, nil
 		b.mu.Unlock()
 		if undelivered != sent {
 			sent = undelivered
@@ -319,6 +331,13 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 			synced = true
 			if err := call.Send(&semaphorev1.AttachResponse{
 				Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}},
+			}); err != nil {
+				return err
+			}
+		}
+		for _, m := range probes {
+			if err := call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_ProbePeers{ProbePeers: m},
 			}); err != nil {
 				return err
 			}

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // container runs the test binary alone in a pid namespace, as a container runtime does: the processes that it starts
@@ -41,21 +41,21 @@ func container(t *testing.T, env []string, args ...string) (kill func()) {
 func TestCarriedDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
-		cfg.Backend = wireguard.Userspace
+		cfg.Backend = kernel.InUserspace
 		b.clusters = []string{"c2"}
 		r := newRemote(t)
-		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
 		public := key.Private.PublicKey()
 		r.pair(t, public[:])
-		h, err := wireguard.NewHost(wireguard.Userspace)
+		h, err := kernel.NewHost(kernel.InUserspace)
 		must(t, err)
 		defer h.Close()
 
 		dir := t.TempDir()
 		file, socket := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "carrier.sock")
 		must(t, os.WriteFile(file, configOf(cfg), 0o600))
-		endCarrier := container(t, nil, wireguard.UserspaceCommand, "--serve", socket)
+		endCarrier := container(t, nil, kernel.UserspaceCommand, "--serve", socket)
 		eventually(t, "the carrier listens", func() bool { _, err := os.Stat(socket); return err == nil })
 		agent := func(env ...string) func() { return container(t, append(env, asAgent+"="+file)) }
 

@@ -10,12 +10,10 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/traffic"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -36,12 +34,11 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: keys cannot be removed while devices remain: these would have no key after a reboot")
 	}
-	host, err := wireguard.NewHost("auto")
+	host, err := kernel.NewHost("auto", kernel.WithRoutingTable(tableOf(cfg)))
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	host.UseTable(tableOf(cfg))
 	links, err := host.Links()
 	if err != nil {
 		return err
@@ -81,13 +78,13 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	for _, g := range guarded {
 		fmt.Fprintf(out, "removed %s\n", g)
 	}
-	counting, err := traffic.Remove()
+	counting, err := guard.RemoveTraffic()
 	failed = append(failed, err)
 	if counting {
-		fmt.Fprintf(out, "removed nftables tables ip and ip6 %s\n", traffic.TableName)
+		fmt.Fprintf(out, "removed nftables tables ip and ip6 %s\n", guard.TrafficTable)
 	}
 	// Routes into a removed device are removed with it.
-	routes, err := routing.RemoveAll()
+	routes, err := kernel.RemoveRouting()
 	failed = append(failed, err)
 	for _, r := range routes {
 		fmt.Fprintf(out, "removed %s\n", r)
@@ -108,7 +105,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 func canBeSemaphoreWireguards(device string) bool { return naming.IsDevice(device, "") }
 
 // isOurs reports whether an agent created or adopted a device: by its alias, or by its routes and rules.
-func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
+func isOurs(host *kernel.Host, l kernel.Link) (bool, error) {
 	if cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias("")); ok && naming.Device(cluster) == l.Name {
 		return true, nil
 	}
@@ -121,7 +118,7 @@ func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
 }
 
 func removeState(out io.Writer, path string) error {
-	removed, err := cache.Remove(path)
+	removed, err := stream.RemoveState(path)
 	for _, file := range removed {
 		fmt.Fprintf(out, "removed state file %s\n", file)
 	}
@@ -138,13 +135,13 @@ func canBeOurs(device string) bool {
 
 // removeSockets removes the sockets of wireguard-go processes that were killed.
 func removeSockets(out io.Writer) error {
-	devices, err := wireguard.Sockets()
+	devices, err := kernel.Sockets()
 	failed := []error{err}
 	for _, device := range devices {
 		if !canBeOurs(device) {
 			continue
 		}
-		removed, err := wireguard.RemoveDeadSocket(device)
+		removed, err := kernel.RemoveDeadSocket(device)
 		failed = append(failed, err)
 		if removed {
 			fmt.Fprintf(out, "removed socket of %s\n", device)
@@ -165,7 +162,7 @@ func removeKeys(out io.Writer, dir string, which func(device string) bool) error
 	}
 	var failed []error
 	for _, e := range entries {
-		device, ok := wireguard.KeyFileOf(e.Name())
+		device, ok := kernel.KeyFileOf(e.Name())
 		if !ok || !which(device) {
 			continue
 		}

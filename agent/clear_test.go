@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/capture"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
 )
 
 func setting(t *testing.T, name, value string) {
@@ -295,7 +295,7 @@ func TestNeverInTheClear(t *testing.T) {
 func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
-		g := guard.New(true, routing.Default())
+		g := guard.New(true, kernel.DefaultRoutingTable())
 		_, err := g.Set("c9", guard.Remote{Device: "wireguard.c9",
 			Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 		must(t, err)

@@ -11,9 +11,9 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
 )
 
 // families has, for each family, the address of a pod, and of the pod of the other cluster that it sends to.
@@ -32,7 +32,7 @@ func TestDualStack(t *testing.T) {
 		pod := newDualStackPod(t)
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
-		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
 		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
 		removeAtEnd(t, device)
@@ -153,9 +153,9 @@ func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 		must(t, err)
 		allowed = append(allowed, *subnet)
 	}
-	var host *wireguard.Host
+	var host *kernel.Host
 	must(t, ns.Do(func() error {
-		if host, err = wireguard.NewHost(nodetest.Backend()); err != nil {
+		if host, err = kernel.NewHost(nodetest.Backend()); err != nil {
 			return err
 		}
 		if err := host.Create(t.Context(), remoteDevice, remoteDevice, 1380); err != nil {

@@ -3,29 +3,28 @@ package agent
 import (
 	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/lookup"
-	"github.com/kube-semaphore/semaphore/agent/peers"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/sysctl"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/paths"
 )
 
-// kernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
-type kernel interface {
+// nodeKernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
+type nodeKernel interface {
 	devices.Kernel
 	hostnet.Kernel
-	peers.Kernel
+	paths.Kernel
 	lookup.Kernel
 }
 
-// node is the kernel of this node.
-type node struct{ *wireguard.Host }
+type node struct{ *kernel.Host }
 
 // DeleteStray implements device.Kernel.
-func (node) DeleteStray(r routing.Route) error { return r.Delete() }
+func (node) DeleteStray(r kernel.Route) error { return r.Delete() }
 
 // StrictFilters implements device.Kernel.
-func (node) StrictFilters(links []string) ([]string, error) { return sysctl.StrictFilters(links) }
+func (node) StrictFilters(links []string) ([]string, error) { return kernel.StrictFilters(links) }
 
 // Settings implements hostnet.Kernel.
-func (node) Settings(networks []sysctl.Network) (sysctl.Values, error) { return sysctl.Read(networks) }
+func (node) Settings(networks []kernel.RoutedDevice) (kernel.Settings, error) {
+	return kernel.ReadSettings(networks)
+}

@@ -24,11 +24,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // flow sends packets in one direction only, so that no answer starts a handshake.
@@ -230,7 +230,7 @@ func withoutKeepalive() *semaphorev1.PeeringChange {
 
 func keyIn(t *testing.T, cfg *config.Agent) wgtypes.Key {
 	t.Helper()
-	key, err := wireguard.ReadKey(cfg.WGKeyPath, device)
+	key, err := kernel.ReadKey(cfg.WGKeyPath, device)
 	must(t, err)
 	return key
 }
@@ -257,6 +257,9 @@ func TestKeyRotationUnderTrafficFromTheNode(t *testing.T) {
 func TestKeyRotationUnderTrafficToTheNode(t *testing.T) {
 	rotateUnder(t, func(t *testing.T, r *remote) []*flow { out, in := flows(t, r); out.end(); return []*flow{in} })
 }
+
+// rekeyTimeout is how long WireGuard waits before it begins a handshake again.
+const rekeyTimeout = 5 * time.Second
 
 func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -315,9 +318,10 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 				latest,
 				delay,
 			)
-			// The limit is one propagation: a handshake, a look at the report every 2 ms and a packet every 20 ms add
-			// to it, and four waits for a CPU, of the two ends of the tunnel, the sender and the receiver.
-			limit := propagation() + nodetest.Patience(100*time.Millisecond) + 4*unavoidable
+			// Packets wait for one propagation and a handshake, a tenth of the time after which WireGuard itself tries again.
+			// Between the two there is room for four waits for a CPU, of the two ends of the tunnel, the sender and the
+			// receiver.
+			limit := rekeyTimeout - time.Second + 4*unavoidable
 			if propagation() == 0 || gap > limit || latest > limit {
 				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest,
 					propagation())
@@ -346,7 +350,7 @@ func TestKeyRotationCutShort(t *testing.T) {
 		h := newHost(t)
 		for _, onDevice := range []bool{false, true} {
 			a.stop(t)
-			key, err := wireguard.NewKeys(cfg.WGKeyPath).Replace(device)
+			key, err := kernel.NewKeys(cfg.WGKeyPath).Replace(device)
 			must(t, err)
 			if onDevice {
 				must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key.Private}))

@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/keys"
-	"github.com/kube-semaphore/semaphore/agent/peers"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/paths"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -28,10 +28,10 @@ type queue struct {
 	wake chan struct{}
 
 	mu   sync.Mutex
-	work schedule.Work
+	work plan.Work
 }
 
-func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: schedule.NewWork()} }
+func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: plan.NewWork()} }
 
 // poke starts a round.
 func (q *queue) poke() {
@@ -58,15 +58,14 @@ func (q *queue) heal(clusters []string) {
 	}
 }
 
-func (q *queue) take() schedule.Work {
+func (q *queue) take() plan.Work {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	work := q.work
-	q.work = schedule.NewWork()
+	q.work = plan.NewWork()
 	return work
 }
 
-// devices reports whether a device waits to be set.
 func (q *queue) devices() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -75,7 +74,7 @@ func (q *queue) devices() bool {
 
 // loop sets the node as desired, in rounds, until ctx ends. Only its goroutine changes the node.
 func (a *agent) loop(ctx context.Context, round func(ctx context.Context, full bool) (next time.Time)) error {
-	tick := time.NewTicker(schedule.FullCheck)
+	tick := time.NewTicker(plan.FullCheck)
 	defer tick.Stop()
 	later := time.NewTimer(0)
 	defer later.Stop()
@@ -113,6 +112,10 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 	for _, cluster := range due.Checks {
 		a.devices.Check(ctx, cluster)
 	}
+	begin := a.peers.Begin()
+	for _, cluster := range sorted(begin) {
+		a.devices.BeginHandshakes(cluster, begin[cluster])
+	}
 	a.devices.Programmed(changes.Observed)
 	if node.Remotes { // devices have their guards by now; what no broker names is reported
 		a.node.GuardRemotes()
@@ -137,7 +140,7 @@ func sorted[V any](m map[string]V) []string {
 
 // take takes what is due. It takes the position together with the broker's changes: the position never covers a change
 // that this round does not have.
-func (a *agent) take(full bool) (session.Changes, schedule.Round, hostnet.Work) {
+func (a *agent) take(full bool) (stream.Changes, plan.Round, hostnet.Work) {
 	work := a.queue.take()
 	changes := a.session.Take()
 	for cluster := range changes.Networks {
@@ -151,14 +154,14 @@ func (a *agent) take(full bool) (session.Changes, schedule.Round, hostnet.Work) 
 // next returns when something is due next; zero for never.
 func (a *agent) next() time.Time {
 	now := time.Now()
-	next := schedule.Earlier(a.schedule.Next(now), a.node.Next())
+	next := plan.Earlier(a.schedule.Next(now), a.node.Next())
 	if a.session.Listens() {
 		// A key that is due and could not be replaced must not start a round each time.
 		if at := a.keys.Next(a.schedule.Set); !at.IsZero() {
-			if earliest := now.Add(schedule.HealGap); at.Before(earliest) {
+			if earliest := now.Add(plan.HealGap); at.Before(earliest) {
 				at = earliest
 			}
-			next = schedule.Earlier(next, at)
+			next = plan.Earlier(next, at)
 		}
 	}
 	return next
@@ -166,7 +169,7 @@ func (a *agent) next() time.Time {
 
 // rotate replaces the keys that are due. Without a broker that receives the report no peer would get the new key, so
 // what is due waits. An operator's order is refused in that case, unless it has force.
-func (a *agent) rotate(ctx context.Context, at session.Position) {
+func (a *agent) rotate(ctx context.Context, at stream.Position) {
 	listens := a.session.Attached(at)
 	if listens {
 		due, changed := a.keys.Due(a.schedule.Set)
@@ -213,7 +216,7 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 }
 
 // report sends what a round changed, and the position up to which the node is as desired.
-func (a *agent) report(at session.Position) {
+func (a *agent) report(at stream.Position) {
 	broken := a.schedule.AnyBroken()
 	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
 		a.board.PutRestored()
@@ -232,9 +235,9 @@ func (a *agent) report(at session.Position) {
 func (a *agent) sample(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		tick := time.NewTicker(peers.SampleEvery)
+		tick := time.NewTicker(paths.SampleEvery)
 		defer tick.Stop()
-		closely := time.NewTicker(peers.CloseEvery)
+		closely := time.NewTicker(paths.CloseEvery)
 		defer closely.Stop()
 		for {
 			select {
@@ -242,8 +245,9 @@ func (a *agent) sample(ctx context.Context) error {
 				return ctx.Err()
 			case <-tick.C:
 				a.reloadSubnets()
+				a.watchClock()
 			case <-closely.C:
-				if !a.peers.Closely() {
+				if !a.peers.Closely() && !a.peers.Probing() {
 					continue
 				}
 			case <-a.peers.Again():
@@ -305,7 +309,7 @@ func (a *agent) reloadSubnets() {
 }
 
 // kernelChanged handles an event of the kernel, which the agent itself may have caused.
-func (a *agent) kernelChanged(e wireguard.Event) {
+func (a *agent) kernelChanged(e kernel.Event) {
 	heal, due := a.node.Changed(e)
 	a.queue.heal(heal)
 	if due {

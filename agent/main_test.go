@@ -9,8 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // asAgent is the environment variable with the configuration file of a process that runs as an agent.
@@ -29,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // agentProcess runs an agent as cmd/semaphore-agent does.
 func agentProcess(file string) error {
-	cfg, err := config.Load[config.Agent](file)
+	cfg, err := LoadConfig(file)
 	if err != nil {
 		return err
 	}

@@ -24,15 +24,14 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // must ends the test on an error.
@@ -152,15 +151,15 @@ func publicKey(seed int) wgtypes.Key {
 		[]byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
 }
 
-func newHost(t testing.TB) *wireguard.Host {
+func newHost(t testing.TB, options ...kernel.HostOption) *kernel.Host {
 	t.Helper()
-	h, err := wireguard.NewHost(nodetest.Backend())
+	h, err := kernel.NewHost(nodetest.Backend(), options...)
 	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h
 }
 
-func deviceOn(t testing.TB, h *wireguard.Host, name string) *wireguard.Device {
+func deviceOn(t testing.TB, h *kernel.Host, name string) *kernel.Device {
 	t.Helper()
 	d, err := h.Device(name)
 	must(t, err)
@@ -174,7 +173,7 @@ func deviceOn(t testing.TB, h *wireguard.Host, name string) *wireguard.Device {
 // port 7.
 type remote struct {
 	*netns.Namespace
-	host *wireguard.Host
+	host *kernel.Host
 	key  wgtypes.Key
 }
 
@@ -204,7 +203,7 @@ func (r *remote) begin(t testing.TB) {
 	must(t, err)
 	port := 51820
 	must(t, r.Do(func() error {
-		r.host, err = wireguard.NewHost(nodetest.Backend())
+		r.host, err = kernel.NewHost(nodetest.Backend())
 		if err == nil {
 			err = r.host.Create(t.Context(), remoteDevice, remoteDevice, 1380)
 		}
@@ -375,7 +374,7 @@ func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Age
 	b.clusters = []string{"c2"}
 	r := newRemote(t)
 	// WireGuard retries an unanswered handshake only after 5 s, so the remote node must know the key first.
-	key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+	key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 	must(t, err)
 	public := key.Private.PublicKey()
 	r.pair(t, public[:])
@@ -490,7 +489,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 		var notified atomic.Int64
 		watching := make(chan error, 1)
 		go func() {
-			watching <- wireguard.Watch(ctx, routing.Default(), func(wireguard.Event) { notified.Add(1) }, func() {})
+			watching <- kernel.Watch(ctx, kernel.DefaultRoutingTable(), func(kernel.Event) { notified.Add(1) }, func() {})
 		}()
 		time.Sleep(50 * time.Millisecond)
 		sets := func() (n int) {
@@ -505,7 +504,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 			t.Errorf("%d packets lost while the broker was replaced", lost)
 		}
 		// The exception are the checks that are due every FullCheck, some of which a slow machine sees meanwhile.
-		due := int(time.Since(started) / schedule.FullCheck)
+		due := int(time.Since(started) / plan.FullCheck)
 		if after := sets(); after > looks+due {
 			t.Errorf("a replaced broker that wants the same has the device set: %d before, %d after", looks, after)
 		}
@@ -522,14 +521,14 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 }
 
 // same compares the parts of a device that must not change.
-func same(t *testing.T, before, after *wireguard.Device) {
+func same(t *testing.T, before, after *kernel.Device) {
 	t.Helper()
 	if after.Index != before.Index || after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort ||
 		after.MTU != before.MTU {
 		t.Errorf("index %d, port %d, MTU %d; before: %d, %d, %d; the same key: %v", after.Index, after.ListenPort, after.MTU,
 			before.Index, before.ListenPort, before.MTU, after.PrivateKey == before.PrivateKey)
 	}
-	keys := func(d *wireguard.Device) (all []string) {
+	keys := func(d *kernel.Device) (all []string) {
 		for _, p := range d.Peers {
 			all = append(all, p.PublicKey.String()+" "+fmt.Sprint(p.AllowedIPs))
 		}
@@ -550,12 +549,12 @@ func same(t *testing.T, before, after *wireguard.Device) {
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
+		time.Sleep(plan.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
 		h := newHost(t)
-		stands := func(ok func(*wireguard.Device) bool) func() bool {
+		stands := func(ok func(*kernel.Device) bool) func() bool {
 			return func() bool {
 				d, err := h.Device(device)
 				return err == nil && d != nil && d.Up && len(d.Peers) == 1 && len(d.Routes) == 1 && !d.UnruledV4 &&
@@ -567,15 +566,15 @@ func TestHealing(t *testing.T) {
 		harms := []struct {
 			name string
 			harm func()
-			ok   func(*wireguard.Device) bool
+			ok   func(*kernel.Device) bool
 		}{
 			{"its route", does("route del 10.2.0.0/16 table 7394 dev wireguard.c2"), nil},
 			{"the rule for its route", does("rule del pref 94"), nil},
 			{"it is set down", does("link set wireguard.c2 down"), nil},
-			{"its MTU", does("link set wireguard.c2 mtu 1300"), func(d *wireguard.Device) bool { return d.MTU == 1380 }},
-			{"the device", does("link del wireguard.c2"), func(d *wireguard.Device) bool { return d.PublicKey == key }},
+			{"its MTU", does("link set wireguard.c2 mtu 1300"), func(d *kernel.Device) bool { return d.MTU == 1380 }},
+			{"the device", does("link del wireguard.c2"), func(d *kernel.Device) bool { return d.PublicKey == key }},
 		}
-		if deviceOn(t, h, device).Backend == wireguard.Userspace {
+		if deviceOn(t, h, device).Backend == kernel.InUserspace {
 			harms = append(harms, harms[4])
 			harms[5].name, harms[5].harm = "its process", func() { killProcessOf(t, device) }
 		}
@@ -602,7 +601,7 @@ func TestHealing(t *testing.T) {
 			_ = exec.Command("ip", "route", "del", "10.2.0.0/16", "table", "7394", "dev", device).Run()
 		}
 		eventually(t, "the route is back", stands(nil))
-		n, most := heals(), len(harms)+int(time.Since(begin)/schedule.HealGap)+2
+		n, most := heals(), len(harms)+int(time.Since(begin)/plan.HealGap)+2
 		t.Logf("%d heals after a fight of %s", n, time.Since(begin))
 		if n <= len(harms) || n > most {
 			t.Errorf("%d heals after a fight of %s; want more than %d and at most %d", n, time.Since(begin), len(harms), most)
@@ -621,7 +620,7 @@ func killProcessOf(t *testing.T, device string) {
 	must(t, err)
 	for _, file := range commands {
 		args, _ := os.ReadFile(file)
-		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != wireguard.UserspaceCommand ||
+		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != kernel.UserspaceCommand ||
 			fields[2] != device {
 			continue
 		}
@@ -731,7 +730,7 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 		must(t, os.Remove(file))
 		b.say(deviceOf("c2", 51830, "10.2.0.0/16"))
 		eventually(t, "all is programmed", b.done)
-		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key ||
+		if again, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || again != key ||
 			deviceOn(t, h, device).PrivateKey != key {
 			t.Errorf("the lost key file: %v, the same key: %v", err, again == key)
 		}
@@ -836,7 +835,7 @@ func TestCleanup(t *testing.T) {
 		if len(left) != 1 || left[0].Name() != "utun9.sock" {
 			t.Errorf("sockets left: %v", left)
 		}
-		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
+		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil {
 			t.Errorf("the key went without --keys: %v", err)
 		}
 		must(t, Cleanup(io.Discard, cfg, CleanupOptions{Keys: true}))

@@ -10,12 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/probe"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/paths"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // within is eventually with a time limit.
@@ -106,6 +108,62 @@ func TestSilentPeersAreReported(t *testing.T) {
 	})
 }
 
+// TestIdlePeersAreProbed: a device that nobody uses has no session, and begins none by itself. While the broker asks,
+// the agent begins handshakes: it reports the peers that do not answer and, without any packet of a pod, that one
+// does. The peers keep their settings.
+func TestIdlePeersAreProbed(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		must(t, err)
+		public := key.Private.PublicKey()
+		r.pair(t, public[:])
+		removeAtEnd(t, device)
+		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
+		idle := deviceOf("c2", 51820, "10.2.0.0/16")
+		idle.GetDevice().PersistentKeepalive = nil
+		run(t, cfg)
+		b.say(idle, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"),
+			peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
+		eventually(t, "all is programmed", b.done)
+		h := newHost(t)
+		sent := func() (bytes int64) {
+			for _, p := range deviceOn(t, h, device).Peers {
+				if bytes += p.TransmitBytes; p.PersistentKeepaliveInterval != 0 {
+					t.Errorf("peer %s has a keepalive of %s", p.PublicKey, p.PersistentKeepaliveInterval)
+				}
+			}
+			return bytes
+		}
+		eventually(t, "both peers are reported as idle", func() bool { return b.reportOf("c2").GetPeersIdle() == 2 })
+		if n := sent(); n != 0 {
+			t.Fatalf("%d bytes were sent before anybody asked", n)
+		}
+		order := &semaphorev1.ProbePeers{Clusters: []string{"c2", "c9"}, For: durationpb.New(time.Minute)}
+		until := func(what string, ok func(*semaphorev1.DeviceReport) bool) {
+			t.Helper()
+			looks := 0
+			took := within(t, 3*time.Minute, what, func() bool {
+				if looks++; looks%100 == 1 { // as a broker does, again and again
+					b.probe(order)
+				}
+				return ok(b.reportOf("c2"))
+			})
+			t.Logf("%s after %s", what, took)
+		}
+		until("no peer has answered", func(d *semaphorev1.DeviceReport) bool {
+			return d.GetPeersUnanswered() == 2 && d.GetPeersTalking() == 0
+		})
+		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
+		until("one peer has answered", func(d *semaphorev1.DeviceReport) bool {
+			return d.GetPeersTalking() == 1 && d.GetPeersUnanswered() == 0
+		})
+		sent()
+	})
+}
+
 // far creates a node of c2 behind a router, whose link to it has a smaller MTU than those of both nodes.
 func far(t *testing.T) *remote {
 	t.Helper()
@@ -134,9 +192,9 @@ func far(t *testing.T) *remote {
 // respond answers probes on the remote node.
 func (r *remote) respond(t *testing.T) {
 	t.Helper()
-	var p *probe.Responder
+	var p *paths.Responder
 	must(t, r.Do(func() (err error) {
-		p, err = probe.Listen(t.Context(), ":7774",
+		p, err = paths.NewResponder(t.Context(), ":7774",
 			func(from netip.Addr) bool { return from == netip.MustParseAddr("192.0.2.1") })
 		return err
 	}))
@@ -198,7 +256,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 	r := far(t)
 	prepare()
 	r.respond(t)
-	key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+	key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 	must(t, err)
 	public := key.Private.PublicKey()
 	r.pair(t, public[:])

@@ -12,13 +12,13 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // shown returns one line for each peer of a device: key, endpoint and allowed IPs, by the node's number.
-func shown(d *wireguard.Device) []string {
+func shown(d *kernel.Device) []string {
 	var out []string
 	for _, p := range d.Peers {
 		ips := []string{}

@@ -14,9 +14,9 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 )
 
 // permissiveDevice is deviceOf for a permissive remote, or for the same remote when it is strict, without a keepalive.

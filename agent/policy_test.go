@@ -21,12 +21,13 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/kerneltest"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/kerneltest"
 )
 
 // scripted is an agent on a node without a kernel. Its clock is that of its testing/synctest bubble.
@@ -66,7 +67,7 @@ listen: {http: "127.0.0.1:0", debugSocket: %q}
 				s.sent = append(s.sent, m.GetApplied().GetRevision())
 			}
 		}
-		must(t, s.start())
+		s.start(stream.LoadState(cfg.StateFile, cfg.Cluster))
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		round := func(ctx context.Context, full bool) time.Time { s.rounds++; return s.round(ctx, full) }
@@ -277,21 +278,21 @@ func TestPolicyHeal(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
 		s.after(910 * time.Millisecond) // the last check without an event was at 900 ms, and the next one is at 1,200
-		s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
-		s.kernelChanged(wireguard.Event{Interface: device})
+		s.kernel.Change(device, func(d *kernel.Device) { d.Routes = nil })
+		s.kernelChanged(kernel.Event{Interface: device})
 		s.after(250 * time.Millisecond)
 		if d, _ := s.kernel.Device(device); len(d.Routes) != 1 {
 			t.Error("a route that was deleted is not back 250 ms after the event")
 		}
 		s.after(time.Second)
-		s.kernel.Change(device, func(d *wireguard.Device) { d.Peers = d.Peers[:1] })
+		s.kernel.Change(device, func(d *kernel.Device) { d.Peers = d.Peers[:1] })
 		s.after(300 * time.Millisecond)
 		if d, _ := s.kernel.Device(device); len(d.Peers) != 2 {
 			t.Error("a peer that was removed is not back after 300 ms")
 		}
 		// The agent's own changes cause events, too, which have no effect.
 		s.kernel.Calls()
-		s.kernelChanged(wireguard.Event{Interface: device})
+		s.kernelChanged(kernel.Event{Interface: device})
 		s.after(time.Minute)
 		if did := changes(s); len(did) > 0 {
 			t.Errorf("nobody has changed anything, and the agent does %q", did)
@@ -307,7 +308,7 @@ func TestPolicyContest(t *testing.T) {
 		s.kernel.Calls()
 		heals := func(d time.Duration) (n int) {
 			for end := time.Now().Add(d); time.Now().Before(end); s.after(10 * time.Millisecond) {
-				s.kernel.Change(device, func(d *wireguard.Device) { d.Peers = nil })
+				s.kernel.Change(device, func(d *kernel.Device) { d.Peers = nil })
 			}
 			return calls(s, "Configure")
 		}
@@ -330,15 +331,15 @@ func TestPolicyTakenRoute(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
 		s.after(time.Second)
-		s.kernel.Fail("AddRoute", wireguard.ErrTaken)
+		s.kernel.Fail("AddRoute", kernel.ErrTaken)
 		s.kernel.Calls()
 		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); s.after(100 * time.Millisecond) {
-			s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
+			s.kernel.Change(device, func(d *kernel.Device) { d.Routes = nil })
 		}
 		if n := calls(s, "ReplaceRoute"); n != 3 {
 			t.Errorf("the route is restored %d times", n)
 		}
-		if got := s.reported("c2").GetProblem(); !strings.Contains(got, wireguard.ErrTaken.Error()) {
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, kernel.ErrTaken.Error()) {
 			t.Errorf("the agent reports %q", got)
 		}
 	})
@@ -362,10 +363,10 @@ func keyFile(cfg *config.Agent, device string) wgtypes.Key {
 }
 
 // earlier returns a device of an earlier agent with some peers.
-func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguard.Device {
+func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *kernel.Device {
 	name := naming.Device(cluster)
 	key := keyFile(cfg, name)
-	return &wireguard.Device{
+	return &kernel.Device{
 		Name: name, Alias: naming.DeviceAlias(cluster), MTU: 1420, Up: true, PrivateKey: key, PublicKey: key.PublicKey(),
 		ListenPort: 51821,
 		Peers:      peers, Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
@@ -497,7 +498,7 @@ func TestPolicyOrphan(t *testing.T) {
 				t.Errorf("the orphan stays although the broker orders its removal: %v, reported %v", d, s.reported(orphan))
 			}
 		}
-		if _, err := wireguard.ReadKey(s.cfg.WGKeyPath, "wireguard.c9"); err != nil {
+		if _, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c9"); err != nil {
 			t.Errorf("the orphan's key did not stay: %v", err)
 		}
 		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
@@ -512,8 +513,8 @@ func TestPolicyOrphan(t *testing.T) {
 	}, func(n *kerneltest.Node, cfg *config.Agent) {
 		n.Put(earlier(cfg, "c9", peer(0)))
 		n.Put(earlier(cfg, long, peer(1)))
-		n.Put(&wireguard.Device{Name: "wireguard.c8", Alias: "someone's"})
-		n.Put(&wireguard.Device{Name: "wireguard.c7", PrivateKey: keyFile(cfg, "wireguard.c7"),
+		n.Put(&kernel.Device{Name: "wireguard.c8", Alias: "someone's"})
+		n.Put(&kernel.Device{Name: "wireguard.c7", PrivateKey: keyFile(cfg, "wireguard.c7"),
 			Peers: []wgtypes.Peer{peer(0)}})
 	})
 }
@@ -534,7 +535,7 @@ func undelivered(clusters ...string) *semaphorev1.AttachResponse {
 
 // publicOf returns the public key of the key file of c2.
 func (s *scripted) publicOf(t *testing.T) string {
-	key, err := wireguard.ReadKey(s.cfg.WGKeyPath, device)
+	key, err := kernel.ReadKey(s.cfg.WGKeyPath, device)
 	must(t, err)
 	public := key.PublicKey()
 	return string(public[:])
@@ -610,7 +611,7 @@ func TestPolicyReplacedPeer(t *testing.T) {
 		s.after(time.Minute) // what is known of sessions is old
 		// A part of what the agent reads of the peer, to find out whether the agent has it.
 		var session weak.Pointer[net.UDPAddr]
-		s.kernel.Change(device, func(d *wireguard.Device) {
+		s.kernel.Change(device, func(d *kernel.Device) {
 			p := &d.Peers[slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == publicKey(1) })]
 			p.LastHandshakeTime = time.Now()
 			p.Endpoint = &net.UDPAddr{IP: p.Endpoint.IP, Port: p.Endpoint.Port}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // TestF29ListenPortIsTaken (F29): a listen port that another program uses is reported, delays no other device, removes
@@ -44,7 +44,7 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
 			t.Errorf("a port that it does not have is reported: %d", port)
 		}
-		time.Sleep(nodetest.Patience(2 * schedule.MinRetry)) // both devices are retried and read
+		time.Sleep(nodetest.Patience(2 * plan.MinRetry)) // both devices are retried and read
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
 			t.Errorf("a port that it does not have is reported after another try: %d", port)
 		}

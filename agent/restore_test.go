@@ -13,12 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // changesOf counts the kernel's notifications about interfaces and routes until the returned function is called.
@@ -28,7 +27,8 @@ func changesOf(t *testing.T) (notified func() int64) {
 	var n atomic.Int64
 	watching := make(chan error, 1)
 	go func() {
-		watching <- wireguard.Watch(ctx, routing.Default(), func(wireguard.Event) { n.Add(1) }, func() { n.Add(1 << 32) })
+		changed, missed := func(kernel.Event) { n.Add(1) }, func() { n.Add(1 << 32) }
+		watching <- kernel.Watch(ctx, kernel.DefaultRoutingTable(), changed, missed)
 	}()
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {
@@ -49,7 +49,7 @@ func statesBy(t *testing.T, source string) bool {
 func kept(t *testing.T, a *running, cfg *config.Agent) {
 	t.Helper()
 	a.stop(t)
-	if _, err := cache.Load(cfg.StateFile, cfg.Cluster); err != nil {
+	if _, err := stream.LoadState(cfg.StateFile, cfg.Cluster); err != nil {
 		t.Fatalf("what an agent that ends leaves: %v", err)
 	}
 }
@@ -88,7 +88,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		// Missing routes are restored without a broker, too.
 		ip(t, "route del 10.2.0.0/16 table 7394 metric 0")
 		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
+		time.Sleep(plan.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 
 		tr = startTraffic(t)
 		notified = changesOf(t)
@@ -147,7 +147,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		before.Index = after.Index
 		same(t, before, after)
 
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
+		time.Sleep(plan.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		tr := startTraffic(t)
 		notified := changesOf(t)
 		// The broker sends everything again.
@@ -230,14 +230,14 @@ func TestRemovedWhileAway(t *testing.T) {
 				b.done()
 		})
 		eventually(t, "its key goes", func() bool {
-			_, err := wireguard.ReadKey(cfg.WGKeyPath, "wireguard.c3")
+			_, err := kernel.ReadKey(cfg.WGKeyPath, "wireguard.c3")
 			return errors.Is(err, fs.ErrNotExist)
 		})
-		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
+		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil {
 			t.Errorf("another's key went too: %v", err)
 		}
 		kept(t, a, cfg)
-		c, err := cache.Load(cfg.StateFile, cfg.Cluster)
+		c, err := stream.LoadState(cfg.StateFile, cfg.Cluster)
 		must(t, err)
 		if len(c.Networks) != 1 || c.Networks["c2"] == nil {
 			t.Errorf("kept for the next start: %v", c.Networks)

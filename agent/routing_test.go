@@ -11,18 +11,16 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/traffic"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/capture"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-// TestRoutesMoveToTheConfiguredTable: the agent replaces routes of an earlier version, and of an agent with another
+// TestRoutesMoveToTheConfiguredTable: the agent replaces routes of semaphore-wireguard, and of an agent with another
 // table, by routes in its own table. No packet is lost, and no old route remains.
 func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -30,7 +28,7 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		h := newHost(t)
 		before := deviceOn(t, h, device)
 		a.stop(t)
-		// The state that the earlier version left: everything in the main table, and no rule.
+		// The state that an agent with the main table left: everything in it, and no rule.
 		ip(t, "route add 10.2.0.0/16 dev "+device+" proto 94 scope link")
 		ip(t, "route add unreachable 10.2.0.0/16 proto 94 metric 65536")
 		ip(t, "rule del pref 94")
@@ -56,8 +54,8 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost", lost)
 		}
-		h.UseTable(routing.Table{ID: 9000, Priority: 500})
-		same(t, before, deviceOn(t, h, device))
+		other := kernel.RoutingTable{ID: 9000, Priority: 500}
+		same(t, before, deviceOn(t, newHost(t, kernel.WithRoutingTable(other)), device))
 		a.stop(t)
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{}))
@@ -243,7 +241,7 @@ func TestServicesFromTheNode(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
 		cfg.ServiceTraffic = true
-		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
 		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
 		client := newClient(t)
@@ -340,7 +338,7 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	t.Helper()
 	const connections = 20
 	of := func() *semaphorev1.ServiceTraffic {
-		counter := traffic.New() // reads what the kernel has
+		counter := guard.NewTrafficCounter() // reads what the kernel has
 		_, err := counter.Read()
 		must(t, err)
 		for _, s := range counter.Report() {
@@ -404,18 +402,18 @@ func TestManyServices(t *testing.T) {
 		}
 		run(t, cfg)
 		eventually(t, "all is programmed", b.done)
-		time.Sleep(nodetest.Patience(2 * schedule.HealGap))
+		time.Sleep(nodetest.Patience(2 * plan.HealGap))
 		wholes := func() (n int) {
 			_, _ = fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="device"}`), &n)
 			return n
 		}
 		before, began := wholes(), time.Now()
 		addresses(t, "del", 1000)
-		time.Sleep(nodetest.Patience(2 * schedule.HealGap))
+		time.Sleep(nodetest.Patience(2 * plan.HealGap))
 		// The exception are the checks that are due every FullCheck, some of which a slow machine sees meanwhile.
 		due := 0
-		if took := time.Since(began); took > schedule.FullCheck/2 {
-			due = int(took/schedule.FullCheck) + 1
+		if took := time.Since(began); took > plan.FullCheck/2 {
+			due = int(took/plan.FullCheck) + 1
 		}
 		if n := wholes() - before; n > due {
 			t.Errorf("1,000 changes of Services have the device looked at as a whole %d times in %s, want %d", n,

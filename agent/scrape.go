@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -11,13 +12,11 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/devicemetrics"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/lookup"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -66,7 +65,7 @@ func (a *agent) ready() error { return status.Ready(a.board.Get(), a.session.Vie
 // status returns the agent's status for DebugService.
 func (a *agent) status() *semaphorev1.GetStatusResponse {
 	s := a.describe()
-	verdict.Judge(s, append(status.AddKernel(s, a.kernel.Device), a.findings()...)...)
+	finding.Judge(s, append(status.AddKernel(s, a.kernel.Device), a.findings()...)...)
 	return s
 }
 
@@ -85,13 +84,23 @@ func (a *agent) found() []finding.Finding {
 	for _, d := range s.Devices {
 		d.PeersPresent = d.PeersWanted // not known here
 	}
-	return verdict.Found(s, a.findings()...)
+	return finding.Found(s, a.findings()...)
 }
 
 // findings returns what is wrong, except what follows from the fields of the status.
 func (a *agent) findings() []finding.Finding {
 	return append(a.board.Get().Found(a.session.View(time.Now())),
-		finding.Line(finding.AgentCache, "", a.cache.Problem())...)
+		slices.Concat(finding.Line(finding.AgentCache, "", cmp.Or(a.cache.Problem(), a.unreadState())),
+			finding.Line(finding.ClockSetBack, "", a.clockProblem()))...)
+}
+
+// unreadState returns why the state of an earlier agent is not known; empty once a broker has sent one, which replaces
+// it.
+func (a *agent) unreadState() string {
+	if a.session.Current() {
+		return ""
+	}
+	return a.unread
 }
 
 // lookup returns what answers semaphorectl's questions about paths.
@@ -112,13 +121,13 @@ func (s *scrapes) Gather() ([]*dto.MetricFamily, error) {
 	families, err := s.registry.Gather()
 	devices, _, _ := s.reads.Do("", func() (any, error) { return s.agent.readDevices(), nil })
 	all := s.agent.cfg.PeerMetrics == config.PeerMetricsAll
-	return append(families, devicemetrics.Families(devices.([]*wireguard.Device), all)...), err
+	return append(families, status.DeviceFamilies(devices.([]*kernel.Device), all)...), err
 }
 
 // readDevices reads all devices that are desired or exist. One that cannot be read is absent, and a problem in the
 // status.
-func (a *agent) readDevices() []*wireguard.Device {
-	var devices []*wireguard.Device
+func (a *agent) readDevices() []*kernel.Device {
+	var devices []*kernel.Device
 	for _, name := range status.Devices(a.board.Get(), a.session.View(time.Now())) {
 		if d, err := a.kernel.Device(name); err == nil && d != nil {
 			devices = append(devices, d)

@@ -4,41 +4,67 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/traffic"
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/stream"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// start does what precedes the first round, in this order: the guard, so that nothing leaves the node in the clear;
-// orphans, which the first report needs; the state of an earlier agent.
-func (a *agent) start() error {
-	if err := a.node.LoadSubnets(); err != nil {
-		return err
+// guardEarlier sets the guard that an earlier agent had before the node booted. It needs nothing but the state file,
+// so that whatever the agent reads and does next, no packet leaves in the clear. It leaves rules that are there: they
+// have more than the file.
+func guardEarlier(g hostnet.Guard, c *stream.StateFile) {
+	if c == nil {
+		return
 	}
-	c, err := cache.Load(a.cfg.StateFile, a.cfg.Cluster)
+	for _, r := range earlierRemotes(c) {
+		if r.guard.Device == "" || len(g.Subnets(r.cluster)) > 0 {
+			continue
+		}
+		if _, err := g.Set(r.cluster, r.guard); err != nil {
+			slog.Warn("cannot set the guard of an earlier agent; the agent tries again", "remote", r.cluster, "error", err)
+		}
+	}
+}
+
+// start does what precedes the first round, in this order: the guard of all remotes of the subnets file; orphans, which
+// the first report needs; the state c of an earlier agent. Nothing that others wrote ends the agent.
+func (a *agent) start(c *stream.StateFile, err error) {
+	a.earlier = c
+	if errors.Is(err, fs.ErrNotExist) {
+		a.earlier = &stream.StateFile{}
+	}
+	before := ""
+	if c != nil {
+		before = c.Subnets
+	}
+	a.node.LoadSubnets(before)
 	a.node.RestoreGuard(c)
 	a.devices.FindOrphans()
 	a.restore(c, err)
 	a.node.CheckAtStart()
 	if a.traffic == nil { // an earlier agent may have counted
-		if _, err := traffic.Remove(); err != nil {
+		if _, err := guard.RemoveTraffic(); err != nil {
 			slog.Warn("cannot remove the tables that counted traffic by Service; the agent retries when it restarts",
 				"error", err)
 		}
 	}
-	return nil
+	a.cache.Changed()
 }
 
 // restore uses the state of an earlier agent until a broker sends its own. It reports and ignores a file that cannot be
 // used: the node remains as it is, and the broker sends the complete state.
-func (a *agent) restore(c *cache.Contents, err error) {
+func (a *agent) restore(c *stream.StateFile, err error) {
 	event := events.Event{Cluster: a.cfg.Cluster, Object: "state file"}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		slog.Info("no state of an earlier agent to restore", "file", a.cfg.StateFile)
 	case err != nil:
+		a.unread = err.Error()
 		event.Action, event.Detail = "refuse", err.Error()
 		a.events.Emit(event.Warn("cannot use the state file of an earlier agent; devices stay unchanged until the broker "+
 			"sends its state", "error", err))
@@ -53,9 +79,28 @@ func (a *agent) restore(c *cache.Contents, err error) {
 	}
 }
 
-// snapshot returns the state to save for the next agent.
-func (a *agent) snapshot() (cache.Contents, bool) {
+// snapshot returns the state to save for the next agent. Until a broker has sent its state, that is the earlier state
+// with the present guard and bounds: a node that boots again without a broker needs them. A file that cannot be used is
+// not replaced before.
+func (a *agent) snapshot() (stream.StateFile, bool) {
 	c, complete := a.session.Snapshot()
-	c.Guard = a.node.Guarded()
-	return c, complete
+	guarded := a.node.Guarded()
+	if !complete {
+		if a.earlier == nil {
+			return c, false
+		}
+		c = *a.earlier
+		for _, r := range c.Guarded() {
+			if !slices.ContainsFunc(guarded, func(g *semaphorev1.GuardedRemote) bool {
+				return g.GetCluster() == r.GetCluster()
+			}) {
+				guarded = append(guarded, r) // its guard stays until a broker has spoken
+			}
+		}
+	}
+	c.Guard = guarded
+	if c.Subnets = a.node.Declared(); c.Subnets == "" && a.earlier != nil {
+		c.Subnets = a.earlier.Subnets
+	}
+	return c, true
 }

@@ -14,14 +14,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Begin implements attach.Handler.
+// Begin implements stream.Handler.
 func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	a.node.StreamBegins()
 	a.keys.StreamBegins()
 	return a.session.Begin(agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report))
 }
 
-// Receive implements attach.Handler: it passes a message to its owners. What a later message relies on comes first: at
+// Receive implements stream.Handler: it passes a message to its owners. What a later message relies on comes first: at
 // an end mark the lists of the stream are complete before the desired state is.
 func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
 	if m.GetSynced() != nil {
@@ -46,6 +46,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.keys.SetUndelivered(m.Undelivered)
 	case *semaphorev1.AttachResponse_WatchClosely:
 		a.peers.WatchClosely(m.WatchClosely.GetFor().AsDuration())
+	case *semaphorev1.AttachResponse_ProbePeers:
+		a.peers.ProbePeers(m.ProbePeers.GetClusters(), m.ProbePeers.GetFor().AsDuration())
 	case *semaphorev1.AttachResponse_RotateKey:
 		a.keys.Order(m.RotateKey, a.session.Clusters())
 	}
@@ -69,7 +71,7 @@ func (a *agent) judgeHeld() {
 	}
 }
 
-// Ended implements attach.Handler.
+// Ended implements stream.Handler.
 func (a *agent) Ended(err error) { a.session.Ended(err) }
 
 // operator serves operators on the agent's debug socket.

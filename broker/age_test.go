@@ -6,12 +6,13 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // An exporter stops in the middle of a stream with its connection open. The age of what it sent must be right all the
 // time (I9: ±1 s) for each kind with a complete snapshot, and unknown for a kind without.
 func TestAgeOfAStalledStream(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
 	address, server, _ := startFederation(t, c)
 	e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))

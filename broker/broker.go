@@ -18,8 +18,6 @@
 // This package builds the features and leads; an engine decides the desired state of each feature. It keeps no
 // database: its state is rebuilt from the streams, and the labels of its objects mark them as its own. One replica does
 // all this; the others wait, with only probes, metrics and the debug socket (internal/kube/leader).
-//
-// It may import every package of the broker.
 package broker
 
 import (
@@ -28,27 +26,22 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/dns"
-	"github.com/kube-semaphore/semaphore/broker/drains"
-	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/front"
-	"github.com/kube-semaphore/semaphore/broker/informers"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
-	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
-	"github.com/kube-semaphore/semaphore/broker/propagation"
-	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -65,40 +58,42 @@ const writers = 16
 // Names of the ports in the manifests. kube-proxy finds the ports by these names in the leader's slices.
 const federationPort, peeringPort, httpPort = "federation", "peering", "http"
 
-// broker runs for one set of remotes. It applies most changes of the remotes while it runs; see incremental. For other
-// changes, another broker replaces it: the streams of exporters and their replicas pass to the new one, and agents
-// attach again.
+// broker is what a process builds once, when it leads and knows the remotes. It follows their changes while it works.
 type broker struct {
 	// cfg is replaced only by the caller of lead, after began was called.
 	cfg *config.Broker
 	// followers are called with a configuration of other remotes, after the engines have applied it.
 	followers []func(*config.Broker)
-	// registry has the metrics of this broker alone.
-	registry *prometheus.Registry
-	// federation outlives the broker, whose engines receive changes from it.
+	// adopters adopt what earlier tools left of an added remote, before its exporter may connect.
+	adopters []func(context.Context)
+	// adopted has a value after Services were adopted for an added remote.
+	adopted     chan struct{}
 	federation  *federation.Server
-	propagation *propagation.Tracker
+	propagation *report.Tracker
+	metrics     *apply.Metrics
 	engines
-	// peering, nodes, networks and agentPods are nil when encryption is off.
+	// peering, nodes, networks, agentPods and placing are nil when encryption is off.
 	peering   *peering.Server
 	nodes     *nodes.Nodes
-	networks  *nodenet.Networks
-	agentPods *informers.Pods
+	networks  *nodes.Networks
+	agentPods *apply.Pods
+	placing   *placing
 	// standing stores state for the next broker; both are nil when encryption is off. drains and leftovers are nil when
 	// services are off, and presence is nil when services or encryption are off.
-	drains   *drains.Store
-	standing *standing.Store
+	drains   *stored.Drains
+	standing *stored.PeerStore
 	state    *peering.State
 	// traffic is nil unless both are on.
 	traffic *traffic.Board
 	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
-	dns       *dns.Keeper // nil unless manageCoreDNS
+	dns       *dns.Keeper // nil without services
 	presence  *presence.Watch
+	reaching  *reaching // nil unless services and encryption are both on
 	calico    *apply.Calico
 	mcs       *apply.MCS // nil where nothing is imported
-	events    *events.Events
+	events    *report.Events
 	loops     []loop
 	servers   []*server
 	// outcomes returns the results of a remote's services; nil if none are mirrored.
@@ -114,11 +109,11 @@ type broker struct {
 // loop is a goroutine of the broker.
 type loop struct {
 	writer
-	kind   kinds.Kind
+	kind   writes.ObjectKind
 	calico bool // needs Calico, which a cluster may not have
 	mcs    bool // needs the Multi-Cluster Services API, which a cluster may not have
 	// after, if not nil, must be known before the loop starts
-	after *drains.Store
+	after *stored.Drains
 }
 
 // writer is an apply.Objects of any type, or nodes.Nodes.
@@ -129,7 +124,10 @@ type writer interface {
 }
 
 // Run runs the broker until ctx ends, or returns the error that ended it.
-func Run(ctx context.Context, cfg *config.Broker) error {
+func Run(ctx context.Context, cfg *config.Broker) error { return runAt(ctx, cfg, kube.StoreEvery) }
+
+// runAt is Run with another interval at which the revision of the cluster's store is read, for tests.
+func runAt(ctx context.Context, cfg *config.Broker, storeEvery time.Duration) error {
 	source, err := identity.Open(ctx, cfg.TLS, identity.Broker(cfg.Cluster))
 	if err != nil {
 		return err
@@ -139,12 +137,12 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if err != nil {
 		return err
 	}
+	p.storeEvery = storeEvery
 	return p.run(ctx)
 }
 
 // run runs the process until ctx ends, or returns the error that ended it.
 func (p *process) run(ctx context.Context) error {
-	defer p.tracer.Close(context.WithoutCancel(ctx))
 	cfg := p.cfg
 	toLeader := &relay{cfg: cfg, source: p.source, client: p.unlimited, pod: p.pod, log: p.log}
 	g, ctx := errgroup.WithContext(ctx)
@@ -158,7 +156,7 @@ func (p *process) run(ctx context.Context) error {
 		g.Go(func() error { return p.newDashboard().Serve(ctx, address, refused.Inc) })
 	}
 	g.Go(func() error {
-		return program.Pages{Metrics: prometheus.GathererFunc(p.gather), Ready: p.ready, Found: p.found}.Serve(ctx,
+		return program.Pages{Metrics: p.registry, Ready: p.ready, Found: p.found}.Serve(ctx,
 			cfg.Listen.HTTP)
 	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -175,9 +173,9 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 	return front.PodOfEnvironment()
 }
 
-// lead runs a broker with the remotes that it was built for, until ctx ends. It calls began when the engines handle
-// what exporters publish.
-func (b *broker) lead(ctx context.Context, began func()) error {
+// lead runs the broker until ctx ends. It reads the revision of the cluster's store at an interval, and calls began
+// when the engines handle what exporters publish.
+func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func()) error {
 	if b.standing != nil {
 		// Before any remote connects.
 		peers, err := restored(ctx, b.cfg, b.standing)
@@ -185,14 +183,20 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 			return err
 		}
 		b.tunnels.Restore(peers)
+		if b.reaching != nil {
+			b.reaching.restore(peers)
+		}
 	}
-	b.federation.Follow(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
+	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
 		Sink: b.engines, WaitForRoom: b.engines.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
 	})
 	began()
 	g, ctx := errgroup.WithContext(ctx)
 	if b.standing != nil {
 		g.Go(func() error { return b.standing.Run(ctx, b.state) })
+	}
+	if b.reaching != nil {
+		g.Go(func() error { return b.reaching.run(ctx) })
 	}
 	if b.peering != nil {
 		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
@@ -215,11 +219,12 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 		g.Go(func() error { return e.Run(ctx) })
 	}
 	if b.lists != nil {
-		g.Go(func() error { return kube.FollowStore(ctx, b.lists, nil) })
+		g.Go(func() error { return kube.FollowStore(ctx, storeEvery, b.lists, nil) })
 	}
 	if b.networks != nil {
 		g.Go(func() error { return b.networks.Run(ctx) })
 		g.Go(func() error { return b.agentPods.Run(ctx) })
+		g.Go(func() error { return b.placing.run(ctx) })
 	}
 	if b.presence != nil {
 		g.Go(func() error { return b.presence.Run(ctx) })
@@ -231,8 +236,22 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 		g.Go(func() error { return b.dns.Run(ctx) })
 	}
 	if b.leftovers != nil {
-		g.Go(func() error { return b.leftovers.Run(ctx) })
+		g.Go(func() error { return b.removeLeftovers(ctx) })
 	}
 	g.Go(func() error { return b.events.Run(ctx) })
 	return g.Wait()
+}
+
+// removeLeftovers removes what earlier tools left of adopted Services, and looks again whenever others were adopted.
+func (b *broker) removeLeftovers(ctx context.Context) error {
+	for {
+		if err := b.leftovers.Run(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-b.adopted:
+		}
+	}
 }

@@ -28,18 +28,20 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/uninstall"
+	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 func nowProto() *timestamppb.Timestamp { return timestamppb.Now() }
@@ -96,7 +98,7 @@ func brokerConfig(t *testing.T, c clusters) *config.Broker {
 
 func parseConfig(t *testing.T, c clusters, remotes string) *config.Broker {
 	t.Helper()
-	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+	cfg, err := described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 localSubnets: [10.1.0.0/16, 10.101.0.0/16, 172.18.1.0/24]
 manageIPPools: true
@@ -210,7 +212,10 @@ func (w *world) start(cfg *config.Broker) (stop func()) {
 func (w *world) launch(cfg *config.Broker) (stop func(), done chan error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done = make(chan error, 1)
-	go func() { done <- Run(ctx, cfg) }()
+	if len(cfg.Remotes) > 0 {
+		cfg = kubetest.Described(w.t, w.rest, cfg)
+	}
+	go func() { done <- runAt(ctx, cfg, time.Second) }()
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -260,6 +265,9 @@ func (w *world) written() map[string]string {
 		w.t.Fatal(err)
 	}
 	for _, s := range services.Items {
+		if isBarrier(s.Name) {
+			continue
+		}
 		var ports []string
 		for _, p := range s.Spec.Ports {
 			ports = append(ports, fmt.Sprint(p.Port))
@@ -271,6 +279,9 @@ func (w *world) written() map[string]string {
 		w.t.Fatal(err)
 	}
 	for _, s := range endpointSlices.Items {
+		if isBarrier(s.Labels[discoveryv1.LabelServiceName]) {
+			continue
+		}
 		var addresses []string
 		for _, e := range s.Endpoints {
 			addresses = append(addresses, e.Addresses...)
@@ -397,6 +408,16 @@ func (a *agentStream) until(what, want string, clusters ...string) {
 	}
 }
 
+// applied says that the node is as the messages say.
+func (a *agentStream) applied() {
+	a.t.Helper()
+	if err := a.stream.Send(&semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: a.revision}},
+	}); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
 func (a *agentStream) take(m *semaphorev1.AttachResponse) {
 	if s := m.GetSynced(); s != nil {
 		a.clusters = s.GetClusters()
@@ -455,7 +476,7 @@ func sendAs(e *exporter, cluster, epoch string, objects ...*semaphorev1.Object) 
 // TestBroker covers the whole broker: streams in, objects and streams out, and what stays when everything else ends.
 func TestBroker(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	pools := `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
@@ -594,6 +615,23 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 		}
 	})
 
+	// A pod of a new node is used once the agents have applied its peer.
+	ready := func() (all []bool) {
+		for _, s := range w.slicesOf(t, "c2-shop-73736d-echo") {
+			for _, e := range s.Endpoints {
+				all = append(all, ptr.Deref(e.Conditions.Ready, true))
+			}
+		}
+		return all
+	}
+	if got := ready(); !slices.Equal(got, []bool{true, false}) {
+		t.Errorf("before the agent applied the peer of node n3: ready %v", got)
+	}
+	agent.applied()
+	eventually(t, "the pod of the new node is used", func() (bool, string) {
+		return slices.Equal(ready(), []bool{true, true}), fmt.Sprint(ready())
+	})
+
 	// The rest of the test is about what stays.
 	e.cancel()
 	eventually(t, "c2 is seen to be gone", func() (bool, string) {
@@ -684,13 +722,13 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{DryRun: true}, &out); err != nil ||
+		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||
 			!strings.Contains(out.String(), "7 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
 		w.becomes("a dry run removes nothing", whole)
 		out.Reset()
-		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{}, &out); err != nil ||
+		if err := operator.Run(t.Context(), w.cfg, operator.Options{}, &out); err != nil ||
 			!strings.Contains(out.String(), "removed annotations") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
@@ -703,7 +741,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Errorf("someone else's service: %v", err)
 		}
 		out.Reset()
-		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{}, &out); err != nil || out.String() != "0 removed\n" {
+		if err := operator.Run(t.Context(), w.cfg, operator.Options{}, &out); err != nil || out.String() != "0 removed\n" {
 			t.Errorf("again: %v\n%s", err, out.String())
 		}
 	})

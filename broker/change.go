@@ -1,64 +1,65 @@
 package broker
 
 import (
-	"reflect"
+	"context"
 	"slices"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// incremental reports whether a running broker can change to other remotes: no remaining remote has other rules of
-// admission, other names for its objects, or another place in the order. Other changes are rare, and need a new broker.
-func incremental(was, now *config.Broker) bool {
-	if len(now.Sets.AdoptFrom)+len(now.Services.AdoptFrom) > 0 {
-		return false // objects that an earlier tool left of a new remote are adopted only when engines begin
-	}
-	remain := func(in, other *config.Broker) (remotes []config.Remote) {
-		for _, r := range in.Remotes {
-			if _, ok := other.Remote(r.Name); ok {
-				remotes = append(remotes, r)
-			}
-		}
-		return remotes
-	}
-	return slices.EqualFunc(remain(was, now), remain(now, was), func(a, b config.Remote) bool {
-		return a.Name == b.Name && federation.SameAdmission(a, b) &&
-			reflect.DeepEqual(policy.Longer(a.Name, was.Remotes), policy.Longer(a.Name, now.Remotes))
-	})
-}
-
 // follow changes to a configuration with other remotes while the broker works, so that only the difference is touched.
-// It returns false, without a change, if another broker must be built.
-func (b *broker) follow(cfg *config.Broker) bool {
-	if !incremental(b.cfg, cfg) {
-		return false
-	}
-	remain := *cfg
-	remain.Remotes = nil
+// A remote that is added again waits, for another call, until the engines have handled what it sent before.
+func (b *broker) follow(ctx context.Context, cfg *config.Broker) (changed bool) {
+	next, remain := *cfg, *b.cfg
+	next.Remotes, remain.Remotes = nil, nil
+	adopts := false
 	for _, r := range cfg.Remotes {
-		if _, had := b.cfg.Remote(r.Name); had {
-			remain.Remotes = append(remain.Remotes, r)
+		was, had := b.cfg.Remote(r.Name)
+		if !had && slices.ContainsFunc(b.engines.all(), func(e engine) bool { return e.Queue().Holds(r.Name) }) {
 			continue
 		}
-		// Objects of a remote that is added again so soon were observed without a remote.
-		if slices.ContainsFunc(b.engines.all(), func(e engine) bool { return e.Leftovers(r.Name) }) {
-			return false
+		adopts = adopts || !had || was.ServicePrefix != r.ServicePrefix
+		next.Remotes = append(next.Remotes, r)
+	}
+	for _, r := range b.cfg.Remotes {
+		if _, has := next.Remote(r.Name); has {
+			remain.Remotes = append(remain.Remotes, r)
 		}
+	}
+	if sameRemotes(b.cfg, &next) {
+		return false
 	}
 	// Engines must drop a remote after its stream has ended, and a stream must begin after all know its remote.
 	if len(remain.Remotes) < len(b.cfg.Remotes) {
-		b.federation.Change(remain.Remotes, cfg.Own())
+		b.change(&remain)
 		b.configure(&remain)
 	}
-	b.configure(cfg)
-	b.federation.Change(cfg.Remotes, cfg.Own())
+	b.configure(&next)
+	if adopts {
+		for _, adopt := range b.adopters {
+			adopt(ctx)
+		}
+	}
+	b.change(&next)
 	leading := *b.leading.Load()
-	leading.Remotes = cfg.Remotes
+	leading.Remotes = next.Remotes
 	b.leading.Store(&leading)
-	b.cfg = cfg
+	b.cfg = &next
 	return true
+}
+
+// change sets the remotes of a configuration in the federation server, and has those with other bounds judged.
+func (b *broker) change(cfg *config.Broker) {
+	b.federation.Change(cfg.Remotes, cfg.Own())
+	if b.tunnels == nil {
+		return
+	}
+	for i, r := range cfg.Remotes {
+		if was, had := b.cfg.Remote(r.Name); had && !federation.SameAdmission(*was, r) {
+			b.tunnels.Judge(r.Name, admitted(cfg, i))
+		}
+	}
 }
 
 // configure sets the remotes of a configuration in the engines, and then in the parts beside them.

@@ -20,12 +20,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/drains"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // operator returns the client of a broker's ControlService on its socket.
@@ -50,11 +50,15 @@ func (w *world) endpoints() string {
 	}
 	var out []string
 	for _, s := range all.Items {
+		if isBarrier(s.Labels[discoveryv1.LabelServiceName]) {
+			continue
+		}
 		for _, e := range s.Endpoints {
 			sign := "?"
 			if ptr.Deref(e.Conditions.Ready, true) {
 				sign = "+"
-			} else if ptr.Deref(e.Conditions.Serving, false) && !ptr.Deref(e.Conditions.Terminating, true) {
+			} else if unused := strings.Split(s.Annotations[naming.AnnotationUnusedEndpoints], ","); slices.Contains(unused,
+				e.Addresses[0]) && !ptr.Deref(e.Conditions.Serving, true) {
 				sign = "-"
 			}
 			out = append(out, fmt.Sprint(s.Labels[discoveryv1.LabelServiceName], " ", s.Labels[naming.LabelSourceCluster], " ",
@@ -96,7 +100,7 @@ func node(cluster, name string) *semaphorev1.DrainTarget {
 
 func TestDrainRPC(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	export := []*semaphorev1.Object{
 		nodeObject("m1", 21, "10.2.1.0/24"), nodeObject("m2", 22, "10.2.2.0/24"),
@@ -184,7 +188,10 @@ func TestDrainRPC(t *testing.T) {
 	before := w.written()
 	stop = w.start(w.cfg)
 	operator = w.operator(w.cfg)
-	time.Sleep(300 * time.Millisecond)
+	other := w.exporter("c3")
+	sendAs(other, "c3", "e1")
+	w.settles(t, other, 101, "10.3.255.1")
+	other.cancel()
 	if got := w.endpoints(); got != none {
 		t.Errorf("after a restart:\n%s", got)
 	}
@@ -196,12 +203,12 @@ func TestDrainRPC(t *testing.T) {
 	w.has("one is back, of a cluster that is not heard",
 		"c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	// A user edits the ConfigMap.
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, drains.Name, types.MergePatchType,
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
 		[]byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.has("all are back", all)
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, drains.Name, types.MergePatchType,
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
 		[]byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -229,11 +236,10 @@ func TestDrainRPC(t *testing.T) {
 // Everything else works.
 func TestDrainsFirst(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
-	grant := func(name string, resources ...string) {
+	kubetest.NoLeaks(t, w.rest)
+	grant := func(name string, rules ...rbacv1.PolicyRule) {
 		t.Helper()
-		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}}}
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
 		if _, err := w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -246,8 +252,14 @@ func TestDrainsFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	grant("all-but-drains", "services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
-		"globalnetworksets", "ippools")
+	all := func(resources ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}
+	}
+	kept := all("configmaps")
+	kept.ResourceNames = []string{keptIn}
+	grant("all-but-drains", all("services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
+		"globalnetworksets", "ippools", "remoteclusters", "remoteclusters/status", "customresourcedefinitions"), kept,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}})
 	limited := rest.CopyConfig(w.rest)
 	limited.Impersonate.UserName = "broker"
 	limited.Impersonate.Groups = []string{"system:authenticated"} // the group that may discover the API
@@ -275,9 +287,13 @@ func TestDrainsFirst(t *testing.T) {
 	}) {
 		t.Errorf("%q", s.GetProblems())
 	}
-	time.Sleep(500 * time.Millisecond)
+	// What comes after the Service is written, and the Service is not.
+	e.send(changesFrom(101, memberObject("shop", "barrier", "u2", "barrier", "10.2.1.6")))
+	w.becomes("and no service", others[:strings.Index(others, "\nset")]+"\nset c2-shop-barrier: 10.2.1.6/32\n"+
+		others[strings.Index(others, "set c2-shop-echo"):])
+	e.send(deletion(102, memberObject("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others)
-	grant("drains", "configmaps")
+	grant("drains", all("configmaps"))
 	// An informer retries after an error within half a minute.
 	for range 400 {
 		if ok, _ := get("http://" + w.cfg.Listen.HTTP + "/readyz"); ok {
@@ -290,17 +306,25 @@ func TestDrainsFirst(t *testing.T) {
 	stop()
 }
 
-// talking returns an agent's report of its device to c2.
+// talking returns an agent's report of its device to c2, with one peer that is idle or talks.
 func talking(peers uint32) *semaphorev1.DeviceReport {
 	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32),
 		ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
 }
 
-// Global services with other endpoints leave out a cluster whose exporter is silent and with whose nodes no node talks.
-// Mirrors do not. A restarted broker keeps that state, and either sign of life ends it.
+// inVain returns the report of an agent whose peer did not answer when it was probed.
+func inVain() *semaphorev1.DeviceReport {
+	d := talking(0)
+	d.PeersUnanswered = 1
+	return d
+}
+
+// Global services with other endpoints leave out a cluster whose exporter is silent and whose nodes do not answer. Idle
+// tunnels are no sign: the broker has agents try, as long as the exporter is silent. Mirrors do not leave it out. A
+// restarted broker keeps that state, and either sign of life ends it.
 func TestGoneRemote(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	w.cfg.GlobalServices.SilentAfter.Duration = 2 * time.Second
 	stop := w.start(w.cfg)
 	mirrored := serviceObject("shop", "echo", 80)
@@ -327,6 +351,20 @@ func TestGoneRemote(t *testing.T) {
 		t.Errorf("with a silent exporter:\n%s", got)
 	}
 	agent.report(talking(0))
+	for order := (*semaphorev1.ProbePeers)(nil); order == nil; { // which the broker sends after 7 s of silence
+		m, err := agent.stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		order = m.GetProbePeers()
+		if order != nil && !slices.Contains(order.GetClusters(), "c2") {
+			t.Errorf("agents are to probe %v", order)
+		}
+	}
+	if got := w.endpoints(); got != here {
+		t.Errorf("with a silent exporter, and idle tunnels that nobody tried:\n%s", got)
+	}
+	agent.report(inVain())
 	w.has("no sign of it is left", gone)
 	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(),
 		func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }) {
@@ -351,7 +389,7 @@ func TestGoneRemote(t *testing.T) {
 	}
 	w.unwritten(before)
 	agent = w.attach("", 0)
-	agent.report(talking(0))
+	agent.report(inVain())
 	eventually(t, "gone to the new one too", func() (bool, string) {
 		p := w.status(w.cfg).GetProblems()
 		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }),

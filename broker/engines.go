@@ -32,10 +32,8 @@ type engines struct {
 type engine interface {
 	Run(context.Context) error
 	Queue() *queue.Queue
-	// Follow sets the configured remotes, as incremental allows.
+	// Follow sets the configured remotes.
 	Follow([]config.Remote)
-	// Leftovers reports whether objects of a cluster exist, or something of it is queued.
-	Leftovers(cluster string) bool
 	// Remind repeats the warnings about problems for which there was no room.
 	Remind()
 	Findings() []finding.Finding

@@ -42,15 +42,15 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // benchAgents is the number of streams in the benchmarks: P8 and P9 are about 1,000.
@@ -428,7 +428,7 @@ func BenchmarkFanOutIdle(b *testing.B) {
 		before, stacks, heap := resident(b)
 		stop := startAgents(b, wholeAgents, p.address(), f.bundle)
 		benchUntil(b, "all agents have applied all", func() bool {
-			all := p.server.Status(nil)
+			all := p.server.Status(nil, nil)
 			return len(all) == benchAgents &&
 				!slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
 		})
@@ -475,9 +475,9 @@ func BenchmarkFanOutHerd(b *testing.B) {
 	const peers = 5000
 	f, kube := newFiles(b), reviewing(b)
 	m := benchMesh(peers, 51820)
-	d := digest.Of(m.Device)
+	d := journal.DigestOf(m.Device)
 	for _, p := range m.Peers {
-		d.Add(digest.Of(p))
+		d.Add(journal.DigestOf(p))
 	}
 	held := []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: d.Bytes()}}
 	for _, c := range []struct {

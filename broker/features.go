@@ -6,28 +6,21 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/dns"
-	"github.com/kube-semaphore/semaphore/broker/drains"
-	"github.com/kube-semaphore/semaphore/broker/events"
-	"github.com/kube-semaphore/semaphore/broker/informers"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
-	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/pools"
-	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -39,26 +32,26 @@ import (
 // parts are the shared parts that features are built from.
 type parts struct {
 	*process
-	cfg      *config.Broker
-	registry *prometheus.Registry
-	metrics  *apply.Metrics
-	events   *events.Events
+	cfg     *config.Broker
+	metrics *apply.Metrics
+	events  *report.Events
 	// options returns the options of all loops that write.
 	options apply.Options
 }
 
-// build builds the broker with the features of a configuration and its remotes.
+// build builds the broker with the features of a configuration and its remotes. It is called once.
 func (process *process) build(cfg *config.Broker) (*broker, error) {
-	p := parts{process: process, cfg: cfg, registry: prometheus.NewRegistry()}
+	p := parts{process: process, cfg: cfg}
 	p.metrics = apply.NewMetrics(p.registry)
-	p.events = events.New(p.client, cfg.MirrorNamespace, append(remoteNames(cfg), cfg.Cluster), p.registry, p.log)
+	p.events = report.NewEvents(p.client, cfg.MirrorNamespace, append(remoteNames(cfg), cfg.Cluster), p.registry, p.log)
 	p.options = apply.Options{
 		Metrics: p.metrics, Recorder: p.recorder, Events: p.events, Log: p.log, Workers: writers,
 		Budgets: writes.NewBudgets(cfg.Remotes),
 	}
 	state := peering.NewState()
 	b := &broker{
-		cfg: cfg, registry: p.registry, federation: p.federation, events: p.events, propagation: p.metrics.Propagation,
+		cfg: cfg, federation: p.federation, events: p.events, propagation: p.metrics.Propagation,
+		metrics: p.metrics, adopted: make(chan struct{}, 1),
 		engines: newEngines(cfg, state, p.events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
 	}
 	p.events.WhenRoom(b.engines.Remind)
@@ -80,20 +73,22 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		b.buildPolicy(p)
 	}
 	if cfg.ManageIPPools {
-		wanted := pools.New(cfg.Remotes)
+		wanted := nodes.NewPools(cfg.Remotes)
 		loops := apply.Pools(b.calico, wanted.Desired(), p.options)
-		b.loops = append(b.loops, loop{writer: loops, kind: kinds.IPPool, calico: true})
+		b.loops = append(b.loops, loop{writer: loops, kind: writes.IPPool, calico: true})
 		b.followers = append(b.followers, func(cfg *config.Broker) {
 			wanted.Follow(cfg.Remotes)
 			loops.WakeAll()
 		})
 	}
-	if cfg.ManageCoreDNS {
+	if cfg.Features.Has(config.Services) {
 		b.dns = dns.New(p.client, cfg, p.log)
 		b.followers = append(b.followers, func(cfg *config.Broker) { b.dns.Follow(cfg.Remotes) })
 	}
 	if b.drains != nil && b.peering != nil {
 		b.presence = b.watch(p.registry, p.recorder, p.log)
+		b.reaching = newReaching(cfg, b.services, b.state, b.peering.Applied)
+		b.followers = append(b.followers, b.reaching.follow)
 	}
 	b.leading.Store(&operator.Broker{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Federation: b.federation, Release: b.engines.Release,
@@ -104,11 +99,13 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.Families(), func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
+	b.nodes = nodes.New(p.client, cfg.Families(), cfg.LocalPrefixes,
+		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
 	b.nodes.OnChange(b.sawNode)
-	b.agentPods = informers.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
+	b.agentPods = apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
-	networks := nodenet.Options{
+	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
+	networks := nodes.NetworksOptions{
 		From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(p.rest),
 		Changed:    func(node string) { b.peering.NetworkChanged(node) },
 		NodesKnown: func() bool { return b.nodes.Synced() },
@@ -117,8 +114,8 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	if cfg.ReserveTunnelAddresses {
 		networks.Reserve = p.rest
 	}
-	b.networks = nodenet.New(networks)
-	b.standing = standing.New(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
+	b.networks = nodes.NewNetworks(networks)
+	b.standing = stored.NewPeers(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
 	b.state = state
 	var counted peering.Traffic
 	if b.services != nil {
@@ -130,9 +127,9 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
 		Kube: p.unlimited, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
 		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
-		Tracer: p.tracer, Traffic: counted,
+		Traffic: counted,
 	})
-	b.loops = append(b.loops, loop{writer: b.nodes, kind: kinds.Node})
+	b.loops = append(b.loops, loop{writer: b.nodes, kind: writes.Node})
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		b.nodes.Follow(cfg.Families())
 		b.standing.Follow(remoteNames(cfg))
@@ -151,19 +148,24 @@ func (b *broker) buildServices(p parts) error {
 	adoption := migrate.NewServices(cfg, p.events, p.log)
 	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(cfg.Remotes) })
 	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), p.options)
+	if len(cfg.Services.AdoptFrom) > 0 {
+		b.adopters = append(b.adopters, func(ctx context.Context) {
+			services.AdoptAll(ctx)
+			select {
+			case b.adopted <- struct{}{}:
+			default: // nobody has looked since the last time
+			}
+		})
+	}
 	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), p.options)
 	b.services.Bind(services, slices)
 	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
-	b.drains = drains.New(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
+	b.drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
 	p.registry.MustRegister(b.drains)
-	b.loops = append(b.loops, loop{writer: b.drains, kind: kinds.Drains},
-		loop{writer: services, kind: kinds.Service, after: b.drains},
-		loop{writer: slices, kind: kinds.EndpointSlice, after: b.drains})
-	quiet, err := kubernetes.NewForConfig(kube.Protobuf(kube.Quiet(p.rest)))
-	if err != nil {
-		return fmt.Errorf("client for the apiserver: %w", err)
-	}
+	b.loops = append(b.loops, loop{writer: b.drains, kind: writes.Drains},
+		loop{writer: services, kind: writes.Service, after: b.drains},
+		loop{writer: slices, kind: writes.EndpointSlice, after: b.drains})
 	meta, err := metadata.NewForConfig(kube.Quiet(p.rest))
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
@@ -179,12 +181,6 @@ func (b *broker) buildServices(p parts) error {
 	}
 	b.leftovers = migrate.NewLeftovers(
 		p.client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.ServicesComplete, local)
-	if cfg.Services.Endpoints {
-		endpoints := apply.Endpoints(quiet, cfg.MirrorNamespace, adoption, b.services.DesiredEndpoints(), p.options)
-		b.services.BindEndpoints(endpoints)
-		b.leftovers.KeepEndpoints(quiet, cfg.MirrorNamespace)
-		b.loops = append(b.loops, loop{writer: endpoints, kind: kinds.Endpoints, after: b.drains})
-	}
 	return nil
 }
 
@@ -200,12 +196,12 @@ func (b *broker) buildImports(p parts) error {
 	if p.cfg.MCS.EndpointSlices != config.NoImportSlices {
 		slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
 		b.services.BindImportSlices(slices)
-		b.loops = append(b.loops, loop{writer: slices, kind: kinds.ImportSlice})
+		b.loops = append(b.loops, loop{writer: slices, kind: writes.ImportSlice})
 	}
-	namespaces := informers.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
+	namespaces := apply.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
 		p.options.Informers())
-	b.loops = append(b.loops, loop{writer: imports, kind: kinds.ServiceImport, mcs: true},
-		loop{writer: namespaces, kind: kinds.Namespace})
+	b.loops = append(b.loops, loop{writer: imports, kind: writes.ServiceImport, mcs: true},
+		loop{writer: namespaces, kind: writes.Namespace})
 	return nil
 }
 
@@ -217,14 +213,17 @@ func (b *broker) buildPolicy(p parts) {
 	adoption := adoption(p.cfg, p.events)
 	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(remoteNames(cfg)) })
 	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), p.options)
-	b.loops = append(b.loops, loop{writer: sets, kind: kinds.GlobalNetworkSet, calico: true})
+	if len(p.cfg.Sets.AdoptFrom) > 0 {
+		b.adopters = append(b.adopters, sets.AdoptAll)
+	}
+	b.loops = append(b.loops, loop{writer: sets, kind: writes.GlobalNetworkSet, calico: true})
 	b.sets.Bind(sets)
 	if p.cfg.Sets.Namespaced {
 		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), p.options)
 		b.sets.Bind(sets, namespaced)
-		namespaces := informers.NewNamespaces(p.client, b.sets.LocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
+		namespaces := apply.NewNamespaces(p.client, b.sets.LocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
 		b.loops = append(b.loops,
-			loop{writer: namespaced, kind: kinds.NetworkSet, calico: true}, loop{writer: namespaces, kind: kinds.Namespace})
+			loop{writer: namespaced, kind: writes.NetworkSet, calico: true}, loop{writer: namespaces, kind: writes.Namespace})
 	}
 }
 
@@ -248,7 +247,7 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 }
 
 // adoption returns which sets of earlier tools are adopted.
-func adoption(cfg *config.Broker, events *events.Events) *migrate.Sets {
+func adoption(cfg *config.Broker, events *report.Events) *migrate.Sets {
 	return &migrate.Sets{From: cfg.Sets.AdoptFrom, LabelDomains: cfg.LabelDomains, Events: events,
 		Remotes: remoteNames(cfg)}
 }

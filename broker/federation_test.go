@@ -8,10 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -23,9 +23,10 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // clusters are the certificates of clusters that trust each other.
@@ -47,12 +48,6 @@ func (c clusters) dial(t *testing.T, cluster, part, address string, server spiff
 	}
 	t.Cleanup(func() { conn.Close() })
 	return conn
-}
-
-// noLeaks fails the test if goroutines that start after this call outlive its cleanup.
-func noLeaks(t *testing.T) {
-	already := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, already) })
 }
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
@@ -182,7 +177,10 @@ func (e *exporter) acked(revision uint64) (refused []*semaphorev1.Refusal) {
 	}
 }
 
+// err waits for the end of the stream. One that does not end is cancelled after half a minute, so that the test says
+// what was expected of it.
 func (e *exporter) err() error {
+	defer time.AfterFunc(30*time.Second, e.cancel).Stop()
 	for {
 		if _, err := e.stream.Recv(); err != nil {
 			return err
@@ -238,7 +236,7 @@ func deletion(revision uint64, o *semaphorev1.Object) *semaphorev1.PublishReques
 }
 
 func TestFederation(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3", "c9")
 	address, server, sink := startFederation(t, c)
 	broker := identity.Broker("c1")
@@ -378,7 +376,7 @@ func TestFederation(t *testing.T) {
 
 // A stream that has only begun reports nothing about its cluster.
 func TestHelloAloneIsNoReport(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2")
 	address, server, _ := startFederation(t, c)
 	for range 3 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -38,6 +39,37 @@ type following struct {
 	before  remotes.Objects
 	// objects are those of the last decision: a decision on 100 remotes takes tens of milliseconds.
 	objects remotes.Objects
+	// removed are the remotes that are no longer in effect, since when.
+	removed map[string]time.Time
+}
+
+// seriesLinger is how long the series of a removed remote are deleted again: the removal of its objects still counts.
+const seriesLinger = 10 * time.Minute
+
+// leave records which remotes have come and gone. It is called with the lock held.
+func (f *following) leave(now time.Time, before, inEffect remotes.Objects) {
+	if f.removed == nil {
+		f.removed = map[string]time.Time{}
+	}
+	for name := range before {
+		f.removed[name] = now
+	}
+	for name := range inEffect {
+		delete(f.removed, name)
+	}
+}
+
+// forgetSeries deletes the series of removed remotes.
+func (f *following) forgetSeries(now time.Time, b *broker) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name, since := range f.removed {
+		f.process.received.Forget(name)
+		b.metrics.Forget(name)
+		if now.Sub(since) > seriesLinger {
+			delete(f.removed, name)
+		}
+	}
 }
 
 func newFollowing(ctx context.Context, p *process) (*following, error) {
@@ -67,7 +99,8 @@ func (f *following) unknown() error {
 // findings returns what is wrong with the watch of the objects, and with the objects.
 func (f *following) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
-		finding.Lines(finding.RemotesUnwritten, "", append(f.store.Problems(), f.status.Problems()...)))
+		finding.Lines(finding.RemotesUnwritten, "", append(f.store.Problems(), f.status.Problems()...)),
+		finding.Lines(finding.StoredRestored, "", f.store.Reports()))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.decided == nil {
@@ -83,11 +116,10 @@ func (f *following) findings() []finding.Finding {
 	return found
 }
 
-// next waits until the remotes in effect differ from those of a configuration, or until any are known if it is the
-// first.
-func (f *following) next(ctx context.Context, than *config.Broker, first bool) (*config.Broker, error) {
+// first waits until the remotes in effect are known.
+func (f *following) first(ctx context.Context) (*config.Broker, error) {
 	for {
-		if d := f.decide(ctx); d != nil && (first || !sameRemotes(d.Broker, than)) {
+		if d := f.decide(ctx); d != nil {
 			return d.Broker, nil
 		}
 		if err := f.wait(ctx); err != nil {
@@ -106,25 +138,18 @@ func (f *following) wait(ctx context.Context) error {
 	return kube.Sleep(ctx, settle)
 }
 
-// follow passes the remotes in effect to a broker, and writes its state into the status of the objects, until another
-// broker must be built. began is closed once the broker works.
-func (f *following) follow(ctx context.Context, b *broker, began <-chan struct{}) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-began:
-	}
+// follow passes the remotes in effect to the broker, and writes its state into the status of the objects, until ctx
+// ends.
+func (f *following) follow(ctx context.Context, b *broker) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {
-		if d := f.decide(ctx); d != nil && !sameRemotes(d.Broker, b.cfg) {
-			if !b.follow(d.Broker) {
-				return nil
-			}
+		if d := f.decide(ctx); d != nil && !sameRemotes(d.Broker, b.cfg) && b.follow(ctx, d.Broker) {
 			f.process.operators.Lead(b.leading.Load())
-			f.process.log.Info("remotes are in effect", "remotes", d.Broker.Names())
+			f.process.log.Info("remotes are in effect", "remotes", b.cfg.Names())
 		}
 		f.report(ctx, b)
+		f.forgetSeries(time.Now(), b)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -149,6 +174,7 @@ func (f *following) decide(ctx context.Context) *remotes.Decision {
 	f.objects = objects
 	f.mu.Unlock()
 	if same {
+		last = f.learned(last)
 		_ = f.store.Save(ctx, last.InEffect) // it writes only a difference
 		return last
 	}
@@ -163,11 +189,40 @@ func (f *following) decide(ctx context.Context) *remotes.Decision {
 	if err := f.process.source.SetRoots(bundles); err != nil {
 		roots = err.Error()
 	}
+	stands := map[string]string{}
+	for name, o := range d.InEffect {
+		stands[name] = o.SourceID
+	}
+	f.process.federation.SetSources(stands)
 	f.mu.Lock()
+	f.leave(time.Now(), before, d.InEffect)
 	f.decided, f.before, f.roots = &d, d.InEffect, roots
 	f.mu.Unlock()
-	_ = f.store.Save(ctx, d.InEffect) // its problem is in the status
-	return &d
+	decided := f.learned(&d)
+	_ = f.store.Save(ctx, decided.InEffect) // its problem is in the status
+	return decided
+}
+
+// learned returns the decision with the clusters that stand for remotes since one connected first, so that the next
+// broker knows them.
+func (f *following) learned(d *remotes.Decision) *remotes.Decision {
+	stands := f.process.federation.Sources()
+	next := *d
+	next.InEffect = maps.Clone(d.InEffect)
+	changed := false
+	for name, o := range next.InEffect {
+		if uid := stands[name]; uid != "" && uid != o.SourceID {
+			o.SourceID, changed = uid, true
+			next.InEffect[name] = o
+		}
+	}
+	if !changed {
+		return d
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.decided, f.before = &next, next.InEffect
+	return &next
 }
 
 // publishedPorts returns the ports that nodes publish for remotes without a known port, such as after a restore of the

@@ -3,8 +3,8 @@ package broker
 import (
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.

@@ -18,15 +18,18 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // TestWaitingServicesCostNoCPU makes 5,000 Services wait, because of objects that may not be listed, of a webhook that
 // is down, and of a policy that refuses each for itself. Each of the three costs at most one percent of a core.
 func TestWaitingServicesCostNoCPU(t *testing.T) {
+	tier.OnlyAll(t, "internal/kube/reconcile counts the attempts of what waits, in virtual time")
 	const services = 5000
 	w := newWorld(t)
 	ctx := t.Context()
@@ -99,7 +102,8 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "broker"}, Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{""}, Resources: []string{"services", "configmaps", "events", "namespaces"},
 					Verbs: []string{"*"}},
-				{APIGroups: []string{"coordination.k8s.io", "events.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"}},
+				{APIGroups: []string{"coordination.k8s.io", "events.k8s.io", "apiextensions.k8s.io", v1alpha1.GroupVersion.Group},
+					Resources: []string{"*"}, Verbs: []string{"*"}},
 			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)

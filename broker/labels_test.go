@@ -9,13 +9,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // Sets have the labels of all configured domains. For a cluster that selects its pods by other labels there is a line
 // in the status and an Event.
 func TestLabelDomains(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	w.cfg.LabelDomains = []string{"semaphore.uw.systems", "policy.semaphore.uw.io"}
 	stop := w.start(w.cfg)
 	defer stop()
@@ -75,7 +76,7 @@ func TestLabelDomains(t *testing.T) {
 // The outcome of an accepted service reaches its exporter with the answer to a heartbeat, once, and so does its end.
 func TestOutcomesReachTheExporter(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	defer stop()
 	foreign, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{

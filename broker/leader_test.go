@@ -23,13 +23,13 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // status asks a broker on its socket.
@@ -108,15 +108,16 @@ func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 func TestDeposedBroker(t *testing.T) {
 	must := testkit.Must
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	ctx := t.Context()
 	w.cfg.LeaderElection.Enabled = true
 	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second // an apiserver that gets no CPU time must not end it
+	w.cfg.LeaderElection.Renew = 500 * time.Millisecond
 	ofPod(t, w.cfg, "first", "192.0.2.1")
 	source, err := identity.Open(ctx, w.cfg.TLS, identity.Broker(w.cfg.Cluster))
 	must(t, err)
 	defer source.Close()
-	p, err := newProcess(ctx, w.cfg, source)
+	p, err := newProcess(ctx, kubetest.Described(t, w.rest, w.cfg), source)
 	must(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- p.run(ctx) }()
@@ -156,15 +157,15 @@ func TestDeposedBroker(t *testing.T) {
 // One of two brokers works. When it stops, the other one continues, and no existing object is written again.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.cfg.LeaderElection.Enabled = true
 	// The second leads because the first releases the Lease; its expiry would take longer than the test. The Lease is so
-	// long that the first does not lose it while the apiserver gets no CPU time.
-	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second
+	// long that the first does not lose it while the apiserver gets no CPU time, and a standby looks often.
+	w.cfg.LeaderElection.Duration.Duration, w.cfg.LeaderElection.Renew = 45*time.Second, 500*time.Millisecond
 	other := *w.cfg
 	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t),
 		loopback.Address(t)
@@ -223,7 +224,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 
 	// semaphorectl in the standby's container reaches the leader.
 	toLeader := other
-	toLeader.Listen.DebugSocket = unixsocket.ToLeader(other.Listen.DebugSocket)
+	toLeader.Listen.DebugSocket = conns.ToLeader(other.Listen.DebugSocket)
 	if s := w.status(&toLeader); s.GetStandby() || len(s.GetLinks()) != 2 {
 		t.Errorf("status of the leader, asked at the standby: %v", s)
 	}
@@ -233,11 +234,12 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	if got := w.leadsTo(); strings.Contains(got, "first") {
 		t.Errorf("the first has ended, and calls lead to %s", got)
 	}
-	w.callsReach(&other, 15*time.Second) // it checks the Lease every 6 to 13 s
+	w.callsReach(&other, 5*time.Second)
 	t.Logf("calls reached the second %s after the first was asked to stop", time.Since(began))
 	w.cfg = &other
-	sendAll(w.exporter("c2"), "e1", export...)
-	time.Sleep(500 * time.Millisecond)
+	e := w.exporter("c2")
+	sendAll(e, "e1", export...)
+	w.settles(t, e, 101, "10.2.255.1")
 	if after := w.written(); !maps.Equal(before, after) {
 		t.Errorf("written again:\n%v\nbefore:\n%v", after, before)
 	}

@@ -25,10 +25,11 @@ import (
 // locate reports the state of an object of any remote in this broker: accepted, desired, and written or programmed. It
 // decides nothing: it reads earlier decisions, and the apiserver.
 func (p *process) locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
-	if err := p.leads(); err != nil {
+	b, err := p.leader()
+	if err != nil {
 		return nil, err
 	}
-	l := locating{process: p, b: p.current.Load(), of: replica.KeyOf(req.GetObject())}
+	l := locating{process: p, b: b, of: replica.KeyOf(req.GetObject())}
 	if cluster := req.GetCluster(); cluster != "" {
 		for _, key := range p.federation.Accepted(cluster, l.of) {
 			l.Add(debug.Place{Hop: debug.HopAccept, Object: key.String(), Cluster: cluster, State: debug.PlaceDone})
@@ -73,7 +74,7 @@ func (l *locating) accepted(f federation.Located) {
 			place.State, place.Detail = debug.PlaceFailed, string(o.Refused.Code)+": "+o.Refused.Reason
 		case o.Object != nil && !o.RetainedSince.IsZero():
 			place.State = debug.PlaceWaiting
-			place.Detail = fmt.Sprintf("withdrawn, and retained by the brake since %s: semaphorectl brake release %s",
+			place.Detail = fmt.Sprintf("withdrawn, and retained by the brake since %s: semaphorectl release %s",
 				o.RetainedSince.UTC().Format(time.TimeOnly+"Z"), f.Cluster)
 		case o.Object != nil:
 		case !f.Complete:

@@ -16,15 +16,15 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestImportsOfBothFamilies checks a dual-stack cluster: a dual-stack Service and an IPv6-only one are imported with an
 // IP of each of their families, and have EndpointSlices of each, for the derived Service and for the import.
 func TestImportsOfBothFamilies(t *testing.T) {
 	w := newWorldAt(t, kubetest.StartWith(t, "10.96.0.0/16,fd00:10:96::/112"))
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	ctx := t.Context()
 	ownPods(w.cfg)
 	w.cfg.MCS.Enabled = true

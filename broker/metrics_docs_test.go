@@ -9,23 +9,22 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
-	"github.com/kube-semaphore/semaphore/broker/drains"
-	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/broker/traffic"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
-	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
-	"github.com/kube-semaphore/semaphore/internal/tracing"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/metricsdoc"
 )
 
 // TestMetricsAreDocumented checks that docs/metrics.md has every metric of the broker with its labels and its help
 // text.
 func TestMetricsAreDocumented(t *testing.T) {
-	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
+	cfg, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
 		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]"))
 	if err != nil {
 		t.Fatal(err)
@@ -41,16 +40,14 @@ func TestMetricsAreDocumented(t *testing.T) {
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
 	state := peering.NewState()
 	e := newEngines(cfg, state, nil, time.Now)
-	events.New(client, "semaphore", nil, table, slog.Default())
-	table.MustRegister(drains.New(client, "semaphore", nil, options))
+	report.NewEvents(client, "semaphore", nil, table, slog.Default())
+	table.MustRegister(stored.NewDrains(client, "semaphore", nil, options))
 	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
 	peering.New(peering.Options{Kube: client, State: state, Metrics: peering.NewMetrics(table), Log: slog.Default()})
 	federation.NewMetrics(table)
 	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e, Metrics: federation.NewMetrics(table),
 		Log: slog.Default()})
 	newServers(table, slog.Default())
-	newBuilt(table)
-	tracing.NewMetrics(table)
 	table.MustRegister(e.collectors()...)
 	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil), traffic.New("semaphore", nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")

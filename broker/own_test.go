@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // ownPods makes the broker accept its own exporter.
@@ -22,7 +23,7 @@ func ownPods(cfg *config.Broker) {
 // The own exporter is one more cluster for its broker. The broker accepts only services from it, and the brake retains
 // a withdrawal of most of them.
 func TestTheOwnExporter(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
 	address, server, _ := started(t, c, func(cfg *config.Broker) {
 		ownPods(cfg)

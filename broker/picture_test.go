@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/dashboard"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // TestPageOfABroker checks that a broker with listen.dashboard serves its state: the remotes, their Services and sets,
 // and its events. Without the key the page is off.
 func TestPageOfABroker(t *testing.T) {
 	w := newWorld(t)
-	noLeaks(t)
+	kubetest.NoLeaks(t, w.rest)
 	address := loopback.Address(t)
 	stop := w.start(w.cfg)
 	if conn, err := net.Dial("tcp", address); err == nil {

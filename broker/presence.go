@@ -18,7 +18,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	b.services.MarkLivenessUnknown(names...)
 	w := presence.New(presence.Options{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Read: b.signals, OnChange: b.services.SetGone,
+		Read: b.signals, Probe: b.peering.ProbePeers, OnChange: b.services.SetGone,
 		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
 		Recorder: recorder, Log: log,
 	})
@@ -39,7 +39,8 @@ func (b *broker) signals() map[string]presence.Signals {
 	lastPayload := b.federation.LastPayload()
 	out := map[string]presence.Signals{}
 	for cluster, tunnels := range b.peering.Tunnels() {
-		out[cluster] = presence.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking}
+		out[cluster] = presence.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking,
+			Unanswered: tunnels.Unanswered}
 	}
 	return out
 }

@@ -2,17 +2,15 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"reflect"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -33,12 +31,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
-	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// process is what all brokers of a process share, one after the other: each is built for a set of remotes, and another
-// replaces it when it cannot follow a change of them.
+// process is what a standby has, too. The broker is built when the process leads and knows the remotes, and works until
+// the process ends.
 type process struct {
 	cfg    *config.Broker
 	source *identity.Source
@@ -54,8 +51,9 @@ type process struct {
 	elector  *leader.Elector
 	registry *prometheus.Registry
 	recorder *debug.Recorder
-	tracer   *tracing.Tracer // nil while tracing is off
 	log      *slog.Logger
+	// storeEvery is the interval at which the leader reads the revision of the cluster's store.
+	storeEvery time.Duration
 
 	// front makes calls reach this replica while it leads.
 	front      *front.Front
@@ -63,28 +61,22 @@ type process struct {
 	servers    servers
 	operators  *operator.Server
 	debugger   semaphorev1.DebugServiceServer
-	// built counts the brokers that were built.
-	built prometheus.Counter
+	// received are the metrics of what remotes send.
+	received *federation.Metrics
 	// listening is set while the federation listener is up.
 	listening atomic.Bool
-	// current is the broker that runs, or would run.
-	current atomic.Pointer[broker]
-	// previewing is held while a preview is made.
-	previewing sync.Mutex
-	// following is nil if the remotes are in the file, and on a standby.
+	// leading is nil until the process leads and knows the remotes.
+	leading atomic.Pointer[broker]
+	// following is nil on a standby.
 	following atomic.Pointer[following]
 }
 
 func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source) (*process, error) {
 	p := &process{
 		cfg: cfg, source: source, registry: program.NewRegistry(),
-		recorder: debug.NewRecorder("broker", cfg.Cluster, ""), log: slog.Default(),
+		recorder: debug.NewRecorder("broker", cfg.Cluster, ""), log: slog.Default(), storeEvery: kube.StoreEvery,
 	}
 	var err error
-	if p.tracer, err = tracing.New("broker", cfg.Cluster, cfg.Tracing, p.registry, p.log); err != nil {
-		return nil, err
-	}
-	p.tracer.Follow(p.recorder)
 	if p.rest, err = kube.Config(cfg.Kube, "broker"); err != nil {
 		return nil, err
 	}
@@ -104,7 +96,6 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	if err := p.refuse(ctx); err != nil {
 		return nil, err
 	}
-	p.built = newBuilt(p.registry)
 	p.servers = newServers(p.registry, p.log)
 	p.federation = newFederation(p)
 	if p.pod, err = podOf(cfg); err != nil {
@@ -113,11 +104,6 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	if p.front, err = p.newFront(); err != nil {
 		return nil, err
 	}
-	b, err := p.build(cfg)
-	if err != nil {
-		return nil, err
-	}
-	p.current.Store(b)
 	p.registry.MustRegister(debug.Findings(p.found))
 	p.operators = operator.New(p.log)
 	p.debugger = p.newDebugger()
@@ -135,27 +121,20 @@ func unlimited(cfg *rest.Config) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// newBuilt counts the brokers that a process built.
-func newBuilt(reg prometheus.Registerer) prometheus.Counter {
-	built := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "semaphore_broker_engines_built_total",
-		Help: "How often this leader built its engines: once when it began, and once for each change of a remote's " +
-			"subnets, " +
-			"prefix or address family. Agents attach again each time.",
-	})
-	reg.MustRegister(built)
-	return built
-}
-
-// refuse refuses remotes in the file beside RemoteClusters, as it would be a guess which of them count, and a
-// configuration that takes RemoteClusters out of effect.
+// refuse refuses a configuration that takes RemoteClusters out of effect or that admission policies do not know.
 func (p *process) refuse(ctx context.Context) error {
+	if dir := os.Getenv("POLICY_KEYS"); dir != "" {
+		keys, err := config.PolicyKeysIn(dir)
+		if err != nil {
+			return err
+		}
+		if err := config.ComparePolicyKeys(p.cfg, keys); err != nil {
+			return err
+		}
+	}
 	client, err := dynamic.NewForConfig(p.rest)
 	if err != nil {
 		return fmt.Errorf("client for RemoteClusters: %w", err)
-	}
-	if !p.cfg.Follows {
-		return follow.RefuseBoth(ctx, client, "remotes")
 	}
 	store, err := p.kept()
 	if err != nil {
@@ -196,11 +175,11 @@ func newFederation(p *process) *federation.Server {
 	if p.cfg.Features.Has(config.Policy) {
 		domains = p.cfg.LabelDomains
 	}
+	p.received = federation.NewMetrics(p.registry)
 	return federation.New(federation.Options{
-		Cluster: p.cfg.Cluster, Remotes: p.cfg.Remotes, Own: p.cfg.Own(), Local: p.cfg.LocalPrefixes, Brake: p.cfg.Brake,
-		LabelDomains: domains,
-		Warn:         func(reason finding.Code, note string) { p.current.Load().events.Warn("", reason, note) },
-		Metrics:      federation.NewMetrics(p.registry), Recorder: p.recorder, Log: p.log,
+		Cluster: p.cfg.Cluster, Local: p.cfg.LocalPrefixes, Brake: p.cfg.Brake, LabelDomains: domains,
+		Warn:    func(reason finding.Code, note string) { p.leading.Load().events.Warn("", reason, note) },
+		Metrics: p.received, Recorder: p.recorder, Log: p.log,
 	})
 }
 
@@ -209,22 +188,34 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 	var who debug.Holders
 	if p.cfg.Features.Has(config.Policy) {
 		sets = func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
-			return operator.Sets(p.leads, p.current.Load().sets.Sets, p.federation.Status)(req)
+			b, err := p.leader()
+			if err != nil {
+				return nil, err
+			}
+			return operator.Sets(b.sets.Sets, p.federation.Status)(req)
 		}
 		who = func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-			return operator.Holders(p.leads, p.current.Load().sets.Holders)(req)
+			b, err := p.leader()
+			if err != nil {
+				return nil, err
+			}
+			return operator.Holders(b.sets.Holders)(req)
 		}
 	}
-	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview,
-		Locate: p.locate})
+	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Locate: p.locate})
 }
 
-// leads returns nil if this replica leads, and otherwise the error of a call that only the leader can answer.
-func (p *process) leads() error {
+// leader returns the broker of the replica that leads, and otherwise the error of a call that only the leader can
+// answer.
+func (p *process) leader() (*broker, error) {
 	if err := p.elector.Standby(); err != nil {
-		return status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
 	}
-	return nil
+	b := p.leading.Load()
+	if b == nil {
+		return nil, status.Error(codes.FailedPrecondition, "this broker leads, and does not work yet")
+	}
+	return b, nil
 }
 
 // newDashboard returns the dashboard, which shows what semaphorectl gets.
@@ -239,72 +230,44 @@ func (p *process) newDashboard() *dashboard.Server {
 		},
 		Recent: p.recorder.Recent,
 		Watched: func() {
-			if peering := p.current.Load().peering; peering != nil && p.elector.Standby() == nil {
-				peering.WatchClosely()
+			if b, err := p.leader(); err == nil && b.peering != nil {
+				b.peering.WatchClosely()
 			}
 		},
 	}
 	if p.cfg.Features.Has(config.Services) {
 		of.Services = func() []mirror.Described {
-			if p.elector.Standby() != nil {
+			b, err := p.leader()
+			if err != nil {
 				return nil
 			}
-			return p.current.Load().services.Services()
+			return b.services.Services()
 		}
 	}
 	if p.cfg.Features.Has(config.Policy) {
 		of.Sets = func() []*semaphorev1.PolicySet {
-			if p.elector.Standby() != nil {
+			b, err := p.leader()
+			if err != nil {
 				return nil
 			}
-			return p.current.Load().sets.Sets(&semaphorev1.ListSetsRequest{}, netip.Addr{})
+			return b.sets.Sets(&semaphorev1.ListSetsRequest{}, netip.Addr{})
 		}
 	}
 	return dashboard.New(of)
 }
 
-// gather returns the metrics of the process and of the current broker.
-func (p *process) gather() ([]*dto.MetricFamily, error) {
-	return prometheus.Gatherers{p.registry, p.current.Load().registry}.Gather()
-}
-
 // lead is the work of the process that leads, until ctx ends.
 func (p *process) lead(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	s := p.servers.federation(p.cfg.Listen.Federation, p.source, p.federation, p.debugger, p.operators)
-	// Exporters are not served before the engines handle changes.
-	began := make(chan struct{})
-	g.Go(func() error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-began:
-		}
-		return s.serve(ctx, func() { p.listening.Store(true) })
-	})
-	g.Go(func() error { return p.front.Run(ctx) })
-	if !p.cfg.Follows {
-		b := p.current.Load()
-		p.built.Inc()
-		p.operators.Lead(b.leading.Load())
-		g.Go(func() error { return b.lead(ctx, func() { close(began) }) })
-		return g.Wait()
-	}
 	f, err := newFollowing(ctx, p)
 	if err != nil {
 		return err
 	}
 	p.following.Store(f)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.front.Run(ctx) })
 	g.Go(func() error { return f.follower.Run(ctx) })
-	g.Go(func() error { return p.leadFollowing(ctx, f, began) })
-	return g.Wait()
-}
-
-// leadFollowing runs one broker after the other, each for the remotes in effect.
-func (p *process) leadFollowing(ctx context.Context, f *following, began chan struct{}) error {
-	first := true
-	for {
-		cfg, err := f.next(ctx, p.current.Load().cfg, first)
+	g.Go(func() error {
+		cfg, err := f.first(ctx)
 		if err != nil {
 			return err
 		}
@@ -312,47 +275,20 @@ func (p *process) leadFollowing(ctx context.Context, f *following, began chan st
 		if err != nil {
 			return err
 		}
-		p.current.Store(b)
+		p.leading.Store(b)
 		p.operators.Lead(b.leading.Load())
-		p.built.Inc()
-		p.log.Info("remotes are in effect", "remotes", cfg.Names(), "engines", "built")
-		if err := p.leadUntil(ctx, f, b, func() {
-			if first {
-				close(began)
-			}
-		}); err != nil {
-			return err
-		}
-		first = false
-	}
-}
-
-// errOtherRemotes ends a broker that another one replaces.
-var errOtherRemotes = errors.New("other remotes are in effect")
-
-// leadUntil runs a broker until the remotes in effect are ones that it cannot follow.
-func (p *process) leadUntil(ctx context.Context, f *following, b *broker, began func()) error {
-	g, working := errgroup.WithContext(ctx)
-	works := make(chan struct{})
-	g.Go(func() error {
-		return b.lead(working, func() {
-			began()
-			close(works)
+		p.log.Info("remotes are in effect", "remotes", cfg.Names())
+		return b.lead(ctx, p.storeEvery, func() {
+			g.Go(func() error { return f.follow(ctx, b) })
+			// Exporters are not served before the engines handle changes.
+			s := p.servers.federation(p.cfg.Listen.Federation, p.source, p.federation, p.debugger, p.operators)
+			g.Go(func() error { return s.serve(ctx, func() { p.listening.Store(true) }) })
 		})
 	})
-	g.Go(func() error {
-		if err := f.follow(working, b, works); err != nil {
-			return err
-		}
-		return errOtherRemotes
-	})
-	if err := g.Wait(); !errors.Is(err, errOtherRemotes) {
-		return err
-	}
-	return nil
+	return g.Wait()
 }
 
-// sameRemotes reports whether a broker that was built for one configuration serves the other.
+// sameRemotes reports whether two configurations have the same remotes.
 func sameRemotes(a, b *config.Broker) bool { return reflect.DeepEqual(a.Remotes, b.Remotes) }
 
 // settle is the wait for more changes of RemoteClusters: several arrive together if they are applied from a directory.

@@ -2,13 +2,16 @@ package broker
 
 import (
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestRestoredEtcd restores the etcd of the broker's cluster to an earlier state without the broker's objects. Watches
@@ -33,18 +36,21 @@ set c2-shop-web: 10.2.1.5/32`},
 			api, store := kubetest.StartRestorable(t)
 			w := newWorldAt(t, api)
 			w.cfg.Features = c.features
+			file := kubetest.Described(t, api, w.cfg)
 			restore := store.BackUp(t)
-			_, done := w.launch(w.cfg)
+			_, done := w.launch(file)
 			eventually(t, "ready", func() (bool, string) { return get("http://" + w.cfg.Listen.HTTP + "/readyz") })
 			all := `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 			sendAll(w.exporter("c2"), "e1", c.export...)
 			w.becomes("everything of c2", all)
-			beside := kubetest.WriteBeside(t, w.admin)
-			time.Sleep(11 * time.Second) // the broker checks every ten seconds
-			time.Sleep(beside.Late())
-			beside.Stop()
+			// The broker knows how far the store is after the next look at it that begins now. The one before may have begun.
+			before := w.lists(t)
+			eventually(t, "the broker looked twice how far the store is", func() (bool, string) {
+				n := w.lists(t) - before
+				return n >= 2, fmt.Sprint(n)
+			})
 
 			restore()
 			began := time.Now()
@@ -58,9 +64,30 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 				t.Fatalf("three minutes after the restore the broker still runs, and has %v", w.written())
 			}
 			done <- nil // for the cleanup
-			w.start(w.cfg)
+			w.start(file)
 			sendAll(w.exporter("c2"), "e1", c.export...)
 			w.becomes("everything of c2 again", all)
 		})
 	}
+}
+
+// lists is how many lists of the objects by which brokers look how far the store is the apiserver has answered.
+func (w *world) lists(t *testing.T) (n int) {
+	t.Helper()
+	metrics, err := w.admin.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(metrics)) {
+		if strings.HasPrefix(line, "apiserver_request_total{") && strings.Contains(line, `verb="LIST"`) &&
+			(strings.Contains(line, `resource="services"`) || strings.Contains(line, `resource="globalnetworksets"`)) {
+			fields := strings.Fields(line)
+			count, err := strconv.Atoi(fields[len(fields)-1])
+			if err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			n += count
+		}
+	}
+	return n
 }

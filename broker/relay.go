@@ -18,8 +18,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 )
 
 const (
@@ -42,11 +42,11 @@ type relay struct {
 
 // serve listens until ctx ends.
 func (r *relay) serve(ctx context.Context) error {
-	path := unixsocket.ToLeader(r.cfg.Listen.DebugSocket)
+	path := conns.ToLeader(r.cfg.Listen.DebugSocket)
 	if len(r.pod.IPs) == 0 || path == "" {
 		return nil
 	}
-	listener, err := unixsocket.Listen(path)
+	listener, err := conns.Listen(path)
 	if err != nil {
 		return fmt.Errorf("socket to the leader: %w", err)
 	}

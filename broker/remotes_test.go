@@ -9,24 +9,27 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/broker/uninstall"
+	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // remoteClusters is a world with RemoteClusters and clients for them.
@@ -258,8 +261,7 @@ service c2-shop-73736d-third: 82`
 }
 
 // A remote that is added, changed or removed does not affect the others: their objects are not written, their
-// exporters' streams continue, and agents receive the difference on their existing streams. The engines are rebuilt
-// only if the admission of a remote changes.
+// exporters' streams continue, and agents receive the difference on their existing streams.
 func TestRemotesChangeAlone(t *testing.T) {
 	r := worldOfObjects(t)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
@@ -278,16 +280,6 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	a := r.attach("", 0)
 	a.until("the first device", deviceOfC2, "c2")
 	before := r.written()
-	built := func() string {
-		t.Helper()
-		_, text := get("http://" + r.cfg.Listen.HTTP + "/metrics")
-		_, after, _ := strings.Cut(text, "\nsemaphore_broker_engines_built_total ")
-		n, _, _ := strings.Cut(after, "\n")
-		return n
-	}
-	if n := built(); n != "1" {
-		t.Fatalf("the engines were built %s times", n)
-	}
 
 	for life := byte(1); life <= 2; life++ { // the second time finds nothing of the first
 		r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
@@ -320,9 +312,6 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
 			t.Errorf("the stream of the removed remote ends with %v", err)
 		}
-		if n := built(); n != "1" {
-			t.Errorf("the engines were built %s times", n)
-		}
 	}
 	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
 	e2.acked(101)
@@ -346,18 +335,121 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		problem, _, _ := unstructured.NestedString(u.Object, "status", "problem")
 		return mtu == 1380 && strings.HasSuffix(problem, "shop/bad"), fmt.Sprint(mtu, " ", problem)
 	})
+}
 
-	// For admission, other subnets make another remote.
-	r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
-	eventually(t, "the engines are built again", func() (bool, string) { n := built(); return n == "2", n })
-	// The stream ends when the new engines replace the old ones, which is after they were counted.
-	if err := e2.err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
-		t.Errorf("the stream of the changed remote ends with %v", err)
+// TestSubnetsChangeAlone: while the subnets of c2 widen and narrow, no stream or object of c3 is touched, the agent
+// stays attached, and what of c2 is inside both bounds never leaves. What is outside of narrower subnets goes at once,
+// although c2 is not connected.
+func TestSubnetsChangeAlone(t *testing.T) {
+	r := worldOfObjects(t)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.start(r.cfg)
+	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+	e3 := r.exporter("c3")
+	sendAs(e3, "c3", "e3", nodeObject("n3", 3, "10.3.1.0/24"), serviceObject("shop", "echo", 90),
+		sliceObject("shop", "echo-1", "echo", "10.3.1.5"), memberObject("shop", "p3", "u3", "web", "10.3.1.5"))
+	exports := func() *exporter {
+		t.Helper()
+		e := r.exporter("c2")
+		sendAll(e, "e2", nodeObject("n1", 1, "10.2.1.0/24"), nodeObject("n2", 2, "10.22.1.0/24"),
+			serviceObject("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5", "10.22.1.5"),
+			memberObject("shop", "p1", "u1", "web", "10.2.1.5"), memberObject("shop", "p2", "u2", "web", "10.22.1.5"))
+		return e
 	}
-	e2 = r.exporter("c2")
-	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.5"))
-	r.becomes("wider subnets", sorted(ofC2+"\npool semaphore-c2-10-22-0-0-16: 10.22.0.0/16 disabled true"))
+	e2 := exports()
+	const ofC3 = `
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
+service c3-shop-73736d-echo: 90
+set c3-shop-web: 10.3.1.5/32
+slice of c3-shop-73736d-echo: 10.3.1.5`
+	const narrow = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+set c2-shop-web: 10.2.1.5/32
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	const wide = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c2-10-22-0-0-16: 10.22.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+set c2-shop-web: 10.2.1.5/32,10.22.1.5/32
+slice of c2-shop-73736d-echo: 10.2.1.5,10.22.1.5`
+	const narrowPeers = "device c2: 7775 [10.2.0.0/16]\ndevice c3: 7776 [10.3.0.0/16]\n" +
+		"peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]\npeer c3/n3: 172.18.2.3:51820 [10.3.1.0/24]"
+	const widePeers = "device c2: 7775 [10.2.0.0/16 10.22.0.0/16]\ndevice c3: 7776 [10.3.0.0/16]\n" +
+		"peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]\npeer c2/n2: 172.18.2.2:51820 [10.22.1.0/24]\n" +
+		"peer c3/n3: 172.18.2.3:51820 [10.3.1.0/24]"
+	r.becomes("two remotes", sorted(narrow+ofC3))
+	a := r.attach("", 0)
+	a.until("the first devices", narrowPeers, "c2", "c3")
+	before, stays := r.written(), r.watchSlices("c2", "10.2.1.5")
+
+	for revision := uint64(101); revision <= 104; revision += 2 {
+		r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
+		if err := e2.err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
+			t.Errorf("the stream of the changed remote ends with %v", err)
+		}
+		e2 = exports()
+		r.becomes("wider subnets", sorted(wide+ofC3))
+		a.until("wider subnets", widePeers, "c2", "c3")
+		e3.send(changesFrom(revision, serviceObject("shop", "second", 81)))
+		e3.acked(revision)
+
+		r.patch("c2", `{"podSubnets": ["10.2.0.0/16"]}`)
+		e2.err()
+		e3.send(deletion(revision+1, serviceObject("shop", "second")))
+		e3.acked(revision + 1)
+		r.becomes("narrower subnets", sorted(narrow+ofC3))
+		a.until("narrower subnets", narrowPeers, "c2", "c3")
+		e2 = exports()
+	}
+	for what, was := range before {
+		if is := r.written()[what]; strings.Contains(what, "c3") && is != was {
+			t.Errorf("%s was written: %s, and was %s", what, is, was)
+		}
+	}
+	stays()
+}
+
+// watchSlices watches the slices of a remote's mirrors. The returned function reports each state without an address.
+func (r *remoteClusters) watchSlices(cluster, address string) (check func()) {
+	r.t.Helper()
+	list, err := r.admin.DiscoveryV1().EndpointSlices("semaphore").List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	w, err := r.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(r.t.Context(), metav1.ListOptions{
+		LabelSelector: naming.LabelSourceCluster + "=" + cluster, ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var wrong []string
+	var stopped atomic.Bool
+	seen, done := 0, make(chan struct{})
+	go func() {
+		defer close(done)
+		for e := range w.ResultChan() {
+			s, ok := e.Object.(*discoveryv1.EndpointSlice)
+			if !ok && stopped.Load() {
+				return
+			}
+			seen++
+			if !ok || e.Type == watch.Deleted || !slices.ContainsFunc(s.Endpoints, func(of discoveryv1.Endpoint) bool {
+				return slices.Contains(of.Addresses, address)
+			}) {
+				wrong = append(wrong, fmt.Sprintf("%s %v", e.Type, e.Object))
+			}
+		}
+	}()
+	return func() {
+		r.t.Helper()
+		stopped.Store(true)
+		w.Stop()
+		<-done
+		if len(wrong) > 0 || seen == 0 {
+			r.t.Errorf("%d states of slices were seen; these lack %s: %s", seen, address, strings.Join(wrong, "; "))
+		}
+	}
 }
 
 // TestEncryptionLater: a broker with a configuration that takes a RemoteCluster out of effect does not start, and
@@ -407,13 +499,13 @@ func TestCleanupOfRemoteClusters(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, one := range []struct {
-		options uninstall.Options
+		options operator.Options
 		want    []string
 	}{
-		{uninstall.Options{LeaveAnnotations: true}, []string{of("c2"), naming.EndpointAnnotation("c2"), of("c9")}},
-		{uninstall.Options{}, []string{of("c9")}},
+		{operator.Options{LeaveAnnotations: true}, []string{of("c2"), naming.EndpointAnnotation("c2"), of("c9")}},
+		{operator.Options{}, []string{of("c9")}},
 	} {
-		if err := uninstall.Run(t.Context(), r.cfg, one.options, t.Output()); err != nil {
+		if err := operator.Run(t.Context(), r.cfg, one.options, t.Output()); err != nil {
 			t.Fatal(err)
 		}
 		n, err := nodes.Get(t.Context(), "n9", metav1.GetOptions{})
@@ -425,19 +517,6 @@ func TestCleanupOfRemoteClusters(t *testing.T) {
 			t.Errorf("%+v: annotations %v, want %v", one.options, got, one.want)
 		}
 	}
-}
-
-// Remotes in the file together with RemoteClusters are refused with a remedy.
-func TestRemotesInFileBesideObjects(t *testing.T) {
-	r := worldOfObjects(t)
-	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-	cfg := brokerConfig(t, r.clusters)
-	cfg.Kube = r.cfg.Kube
-	_, done := r.launch(cfg)
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "semaphorectl migrate") {
-		t.Errorf("the broker ends with %v", err)
-	}
-	done <- nil
 }
 
 func sorted(lines string) string {

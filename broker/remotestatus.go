@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -34,10 +35,11 @@ func (f *following) report(ctx context.Context, b *broker) {
 	if b.peering != nil {
 		tunnels = b.peering.Tunnels()
 	}
+	f.status.Keep(objects)
 	for _, name := range sortedNames(decided.Verdicts) {
 		if o, ok := objects[name]; ok {
 			s := statusOf(o, decided.Verdicts[name], links[name])
-			s.Problem, s.MTU = refused[name], int32(tunnels[name].MTU)
+			s.Problem, s.MTU, s.SourceID = refused[name], int32(tunnels[name].MTU), decided.InEffect[name].SourceID
 			f.status.Report(ctx, o, s)
 		}
 	}
@@ -99,6 +101,10 @@ func statusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus)
 		s.Retained += int32(k.GetHeldBack())
 	}
 	switch {
+	case link.GetRefusedSourceId() != "":
+		condition(v1alpha1.ConditionHealthy, false, finding.SourceRefused, fmt.Sprintf(
+			"a second cluster, whose namespace kube-system has the UID %s, says that it is this remote, and is refused: see "+
+				"semaphorectl status", finding.CleanTo(link.GetRefusedSourceId(), maxBecause)))
 	case s.Retained > 0:
 		condition(v1alpha1.ConditionHealthy, false, finding.ObjectsRetained,
 			"the brake retains objects that the remote cluster withdrew: see semaphorectl status")

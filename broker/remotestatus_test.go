@@ -47,6 +47,9 @@ func TestStatusOf(t *testing.T) {
 		{"the brake precedes a refusal", accepted, &semaphorev1.LinkStatus{Connected: true,
 			Kinds: []*semaphorev1.KindStatus{kind(semaphorev1.Kind_KIND_NODE, 1, 2, 3)}},
 			"Accepted=True/Accepted Connected=True/Connected Healthy=False/ObjectsRetained port 7974 {1 0 0 0} 2 3", ""},
+		{"another cluster is refused", accepted, &semaphorev1.LinkStatus{Connected: true, RefusedSourceId: "uid\n2",
+			Kinds: []*semaphorev1.KindStatus{kind(semaphorev1.Kind_KIND_NODE, 1, 2, 3)}},
+			"Accepted=True/Accepted Connected=True/Connected Healthy=False/SourceRefused port 7974 {1 0 0 0} 2 3", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := statusOf(remotes.Object{Generation: 3}, c.verdict, c.link)

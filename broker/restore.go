@@ -3,11 +3,10 @@ package broker
 import (
 	"context"
 	"maps"
-	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/broker/admission"
-	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -23,30 +22,30 @@ func remoteNames(cfg *config.Broker) (names []string) {
 // restored returns the peers of the previous broker that are still admissible, by remote and node. Each passes
 // admission like a node that its remote exports; one that is not admitted completely is left out.
 func restored(ctx context.Context, cfg *config.Broker,
-	store *standing.Store) (map[string]map[string]*semaphorev1.Node, error) {
+	store *stored.PeerStore) (map[string]map[string]*semaphorev1.Node, error) {
 	all, err := store.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for i := range cfg.Remotes {
-		var others []netip.Prefix
-		for j := range cfg.Remotes {
-			if j != i {
-				others = append(others, cfg.Remotes[j].PodPrefixes...)
-			}
-		}
-		remote := &cfg.Remotes[i]
-		checker := admission.New(remote, cfg.LocalPrefixes, others...)
-		peers := all[remote.Name]
+	for i, remote := range cfg.Remotes {
+		admits, peers := admitted(cfg, i), all[remote.Name]
 		for n, name := range slices.Sorted(maps.Keys(peers)) {
-			_, refusals := checker.Check(&semaphorev1.Object{
-				Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
-				Spec: &semaphorev1.Object_Node{Node: peers[name]},
-			})
-			if len(refusals) > 0 || n >= remote.Limits.Nodes {
+			if !admits(name, peers[name]) || n >= remote.Limits.Nodes {
 				delete(peers, name)
 			}
 		}
 	}
 	return all, nil
+}
+
+// admitted returns the decision whether a node of one of the remotes is admitted completely.
+func admitted(cfg *config.Broker, of int) func(name string, node *semaphorev1.Node) bool {
+	admit := federation.Admission(cfg.Remotes, of, cfg.LocalPrefixes)
+	return func(name string, node *semaphorev1.Node) bool {
+		_, refusals := admit(&semaphorev1.Object{
+			Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+			Spec: &semaphorev1.Object_Node{Node: node},
+		})
+		return len(refusals) == 0
+	}
 }

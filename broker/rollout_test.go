@@ -17,8 +17,9 @@ import (
 
 	remote "github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // endpointStates records the consecutive states of a Service's endpoints over all its slices.
@@ -102,7 +103,7 @@ func TestRollingUpdateInOrder(t *testing.T) {
 			}
 		}
 	}
-	here, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+	here, err := described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 features: [services]
 localSubnets: [172.18.1.0/24]
@@ -119,7 +120,7 @@ remotes:
 	there, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c2
 features: [services]
-brokers: [{cluster: c1, address: %[3]q}]
+localBroker: {cluster: c1, address: %[3]q}
 leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
@@ -128,9 +129,10 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 	if err != nil {
 		t.Fatal(err)
 	}
-	noLeaks(t) // but for the connections of these clients
+	kubetest.NoLeaks(t, cfg1, cfg2)
 	w := &setsWorld{t: t, c1: c1, c2: c2}
-	w.run("broker", func(ctx context.Context) error { return Run(ctx, here) })
+	file := kubetest.Described(t, cfg1, here)
+	w.run("broker", func(ctx context.Context) error { return Run(ctx, file) })
 	w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, there) })
 
 	for _, c := range []struct {

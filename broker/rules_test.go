@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
@@ -26,8 +25,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // Rules of docs/security.md that only a real listener can prove.
@@ -85,7 +85,7 @@ func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
 
 // Bytes before the end of a handshake reach no decoder. The connection just ends, and others continue.
 func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2")
 	address, server, _ := started(t, c, func(*config.Broker) {})
 	broker := identity.Broker("c1")
@@ -217,9 +217,10 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	})
 }
 
-// R5: only the remote that changes too fast is read more slowly.
+// R5: a remote that changes too fast is read more slowly, another one is not, and its next stream does not wait for the
+// changes of the last one. TestR05ChangesArePaced (broker/federation) has how slowly.
 func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
-	noLeaks(t)
+	kubetest.NoLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
 	address, server, _ := started(t, c, func(cfg *config.Broker) {
 		for i := range cfg.Remotes {
@@ -234,31 +235,17 @@ func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 		(*e).send(helloMessage(cluster, "e1", 1000, kind))
 		(*e).recv()
 	}
-	begun := time.Now()
 	fast.send(snapshotOf(kind, 1000, members(1000)...)...)
 	fast.acked(1000)
-	if took := time.Since(begun); took > 25*time.Second {
-		t.Errorf("a snapshot of 1000 took %s: it is not to be paced", took)
-	}
 	calm.send(snapshotOf(kind, 1000)...)
 	calm.acked(1000)
 
-	begun = time.Now()
-	fast.send(changesFrom(1001, members(240)...))
-	fast.acked(1240)
-	if took := time.Since(begun); took < 1900*time.Millisecond {
-		t.Errorf("240 changes were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
-	}
-	// While one remote waits for 50 s, the other does not.
+	// While one remote waits for 40 s, the other does not.
 	fast.send(changesFrom(2001, members(1000)...))
-	begun = time.Now()
 	o := memberObject("shop", "x", "x", "web", "10.3.0.1")
 	for i := range uint64(20) {
 		calm.send(changesFrom(1001+i, o))
 		calm.acked(1001 + i)
-	}
-	if took := time.Since(begun); took > 25*time.Second {
-		t.Errorf("another remote's 20 changes took %s", took)
 	}
 	// A new stream does not wait for the changes of the old one.
 	newer := publish(t, c.dial(t, "c2", "exporter", address, broker))
@@ -269,59 +256,6 @@ func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	}
 	if s := server.Status()[0]; !s.Connected {
 		t.Errorf("status %v", s)
-	}
-}
-
-// R5: changes without effect, and snapshot objects over the limit, do not bypass the rate limit.
-func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
-	noLeaks(t)
-	c := newClusters(t, "c1", "c2")
-	kind := semaphorev1.Kind_KIND_SET_MEMBER
-	beat := func(sent uint64) *semaphorev1.PublishRequest {
-		return &semaphorev1.PublishRequest{
-			Message: &semaphorev1.PublishRequest_Heartbeat{
-				Heartbeat: &semaphorev1.Heartbeat{HeadRevision: sent, SentRevision: sent},
-			},
-		}
-	}
-	unknown := &semaphorev1.PublishRequest{}
-	unknown.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
-	empty := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{}}}
-	snapshot := snapshotOf(kind, 1000, members(250)...)
-	for name, test := range map[string]struct {
-		before, flood []*semaphorev1.PublishRequest
-		ack           uint64
-	}{
-		"heartbeats": {snapshotOf(kind, 1000),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{beat(1000)}, 239), beat(1001)), 1001},
-		"messages of no known sort": {snapshotOf(kind, 1000),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), beat(1001)), 1001},
-		"changes that are none": {snapshotOf(kind, 1000),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 239), beat(1001)), 1001},
-		"nothing in a snapshot": {snapshot[:1], append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 240),
-			snapshotOf(kind, 1000)[1:]...), 1000},
-		"more in a snapshot than is held": {nil, snapshot, 1000},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // each waits for two seconds
-			address, _, _ := started(t, c, func(cfg *config.Broker) {
-				cfg.Remotes[0].Limits.ChangesPerSecond = 20 // and 200 at once
-				cfg.Remotes[0].Limits.SetMembers = 10
-			})
-			e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
-			e.send(helloMessage("c2", "e1", 1000, kind))
-			e.recv()
-			e.send(test.before...)
-			if len(test.before) > 1 {
-				e.acked(1000)
-			}
-			begun := time.Now()
-			e.send(test.flood...)
-			e.acked(test.ack)
-			if took := time.Since(begun); took < 1500*time.Millisecond {
-				t.Errorf("240 messages or objects were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
-			}
-		})
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -23,7 +22,10 @@ func (p *process) working() error {
 			return finding.Because(err, finding.Lines(finding.RemotesUnread, "", f.follower.Problems())...)
 		}
 	}
-	b := p.current.Load()
+	b := p.leading.Load()
+	if b == nil {
+		return errors.New("the engines do not work yet")
+	}
 	if !p.listening.Load() || int(b.listening.Load()) < len(b.servers) {
 		return errors.New("not all listeners are up")
 	}
@@ -45,23 +47,23 @@ func (b *broker) synced() error {
 // status serves the status to semaphorectl.
 func (p *process) status() *semaphorev1.GetStatusResponse {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
-		out.Nodes = b.peering.Status(b.nodes.Names())
+		out.Nodes = b.peering.Status(b.nodes.Names(), b.placing.exempt)
 		b.peering.TunnelStatus(out)
 		if b.traffic != nil {
 			all, total := b.traffic.Status(time.Now())
 			out.ServiceTraffic, out.ServiceTrafficTotal = all, uint32(total)
 		}
 	})
-	verdict.Judge(out, found...)
+	finding.Judge(out, found...)
 	return out
 }
 
 // found returns the findings for a scrape: those of the status, without what only a person reads.
 func (p *process) found() []finding.Finding {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
-		b.peering.Overview(out, b.nodes.Names())
+		b.peering.Overview(out, b.nodes.Names(), b.placing.exempt)
 	})
-	return verdict.Found(out, found...)
+	return finding.Found(out, found...)
 }
 
 // describe returns a status with its findings. agents adds what agents report.
@@ -74,8 +76,10 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 	if _, err := p.ready(); err != nil {
 		found = append(found, finding.Line(finding.NotReady, "", "not ready: "+err.Error())...)
 	}
-	if leads {
-		b := p.current.Load()
+	if f := p.following.Load(); leads && f != nil {
+		found = append(found, f.findings()...)
+	}
+	if b := p.leading.Load(); leads && b != nil {
 		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
 		addLag(out.Links, b.propagation)
 		if b.engines.services != nil {
@@ -92,9 +96,6 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 // findings returns the findings of a leader, except those that follow from the fields of its status.
 func (p *process) findings(b *broker) (found []finding.Finding) {
 	note := func(code finding.Code, lines ...string) { found = append(found, finding.Lines(code, "", lines)...) }
-	if f := p.following.Load(); f != nil {
-		found = append(found, f.findings()...)
-	}
 	if problem := b.calico.Problem(); problem != "" {
 		note(finding.CalicoUnserved, problem)
 	}
@@ -111,9 +112,13 @@ func (p *process) findings(b *broker) (found []finding.Finding) {
 	}
 	if b.standing != nil {
 		note(finding.StandingPeers, b.standing.Problems()...)
+		note(finding.StoredRestored, b.standing.Reports()...)
 	}
 	if b.presence != nil {
 		found = append(found, b.presence.Findings()...)
+	}
+	if b.reaching != nil {
+		found = append(found, b.reaching.findings(b.refusedNodes)...)
 	}
 	for _, l := range b.loops {
 		found = append(found, l.Findings()...)

@@ -175,8 +175,8 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "address of the broker", fmt.Sprintf("%s.%s.svc:%d", peering.Name, peering.Namespace,
 		peering.Spec.Ports[0].Port), agent.Broker.Address)
 	federation := find[*corev1.Service](t, objects, "semaphore-broker-federation")
-	equal(t, "its own broker", exporter.Brokers[0].Cluster, "c1")
-	equal(t, "address of its own broker", exporter.Brokers[0].Address,
+	equal(t, "its own broker", exporter.LocalBroker.Cluster, "c1")
+	equal(t, "address of its own broker", exporter.LocalBroker.Address,
 		fmt.Sprintf("%s.%s.svc:%d", federation.Name, federation.Namespace, federation.Spec.Ports[0].Port))
 	if own := broker.Own(); own == nil || own.PodSubnets[0] != broker.LocalSubnets[0] {
 		t.Errorf("the broker takes its own exporter as %v", own)
@@ -446,13 +446,14 @@ components: [DEPLOY/features/policy, DEPLOY/cluster-name]
 configMapGenerator: [{name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}]`,
 			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-policy ClusterRole/semaphore-broker-remotes " +
 				"ClusterRole/semaphore-exporter-policy ClusterRole/semaphore-exporter-remotes " +
-				"ClusterRole/semaphore-exporter-source Deployment/semaphore-broker Deployment/semaphore-exporter"},
+				"ClusterRole/semaphore-exporter-source ClusterRole/semaphore-viewer Deployment/semaphore-broker " +
+				"Deployment/semaphore-exporter"},
 		{"removal of encryption from the nodes", `
 resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]
 components: [DEPLOY/cleanup/nodes]`,
 			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-remotes " +
-				"ClusterRole/semaphore-exporter-remotes ClusterRole/semaphore-exporter-source DaemonSet/semaphore-cleanup " +
-				"Deployment/semaphore-broker Deployment/semaphore-exporter"},
+				"ClusterRole/semaphore-exporter-remotes ClusterRole/semaphore-exporter-source ClusterRole/semaphore-viewer " +
+				"DaemonSet/semaphore-cleanup Deployment/semaphore-broker Deployment/semaphore-exporter"},
 		{"removal of a feature's rights", `
 resources: []
 components: [DEPLOY/features/encryption]`,

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/ctl"
+	"github.com/kube-semaphore/semaphore/ctl"
 )
 
 // TestCheckTakesWhatKustomizePrints checks that the overlay that users start from is valid before it is applied, and

@@ -3,9 +3,12 @@ package deploy_test
 import (
 	"archive/tar"
 	"context"
+	"debug/buildinfo"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"path"
 	"runtime"
 	"strings"
@@ -17,8 +20,46 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
-	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
 )
+
+// TestWhatShipsIsBuiltFromGoMod checks that each program has the versions of modules that the product's go.mod names. A
+// workspace with the testbed's components would raise some of them.
+func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
+	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "mod", "edit", "-json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mod struct {
+		Require []struct{ Path, Version string }
+	}
+	if err := json.Unmarshal(out, &mod); err != nil {
+		t.Fatal(err)
+	}
+	pinned := map[string]string{}
+	for _, required := range mod.Require {
+		pinned[required.Path] = required.Version
+	}
+	for name, program := range programs {
+		info, err := buildinfo.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(info.Deps) < 5 {
+			t.Errorf("%s names %d modules", name, len(info.Deps))
+		}
+		for _, linked := range info.Deps {
+			if linked.Replace != nil || linked.Version != pinned[linked.Path] {
+				t.Errorf("%s has %s %s, replaced by %v; go.mod has %q", name, linked.Path, linked.Version, linked.Replace,
+					pinned[linked.Path])
+			}
+		}
+	}
+}
 
 // TestImageFitsManifests checks that every container of the manifests runs the product's image, and that the image has
 // its command, the mount point of every volume, and a numeric user that is not root.

@@ -10,38 +10,38 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/ctl/install"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestInstallIsKustomize checks that semaphorectl install applies the same objects as kubectl does with these files and
 // a hand-written overlay, for any features and components, and that the parts accept the configuration.
 func TestInstallIsKustomize(t *testing.T) {
-	values := func(change func(*install.Values)) install.Values {
-		v := install.Values{Cluster: "c1", Namespace: install.DefaultNamespace,
+	values := func(change func(*apply.Values)) apply.Values {
+		v := apply.Values{Cluster: "c1", Namespace: apply.DefaultNamespace,
 			Features:   config.Features{config.Encryption, config.Services, config.Policy},
 			PodSubnets: testkit.Prefixes("10.1.0.0/16", "fd00:1::/48"), ServiceSubnets: testkit.Prefixes("10.101.0.0/16"),
-			NodeSubnets: testkit.Prefixes("192.0.2.8/29"), Expose: install.NodePort}
+			NodeSubnets: testkit.Prefixes("192.0.2.8/29"), Expose: apply.NodePort}
 		change(&v)
 		return v
 	}
-	for name, v := range map[string]install.Values{
-		"default": values(func(v *install.Values) { v.Components = []string{"ippools"} }),
-		"every component": values(func(v *install.Values) {
-			v.Components, v.NodePort = install.Components(), 30843
+	for name, v := range map[string]apply.Values{
+		"default": values(func(v *apply.Values) { v.Components = []string{"ippools"} }),
+		"every component": values(func(v *apply.Values) {
+			v.Components, v.NodePort = apply.Components(), 30843
 			v.Image = "r.example:5000/semaphore@sha256:" + strings.Repeat("a", 64)
 		}),
-		"userspace": values(func(v *install.Values) {
+		"userspace": values(func(v *apply.Values) {
 			v.Components, v.Image = []string{"userspace-wireguard"}, "r.example:5000/semaphore:v1.2.3"
 		}),
-		"services alone": values(func(v *install.Values) {
-			v.Features, v.Expose = config.Features{config.Services}, install.ClusterIP
+		"services alone": values(func(v *apply.Values) {
+			v.Features, v.Expose = config.Features{config.Services}, apply.ClusterIP
 		}),
-		"policy alone": values(func(v *install.Values) {
-			v.Features, v.Expose = config.Features{config.Policy}, install.LoadBalancer
+		"policy alone": values(func(v *apply.Values) {
+			v.Features, v.Expose = config.Features{config.Policy}, apply.LoadBalancer
 		}),
-		"other namespace": values(func(v *install.Values) { v.Namespace = "federation" }),
+		"other namespace": values(func(v *apply.Values) { v.Namespace = "federation" }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			manifests, err := filepath.Abs(".")
@@ -50,22 +50,22 @@ func TestInstallIsKustomize(t *testing.T) {
 			must(t, os.MkdirAll(dir, 0o755))
 			relative, err := filepath.Rel(dir, manifests)
 			must(t, err)
-			files, err := install.Overlay(v, relative)
+			files, err := apply.Overlay(v, relative)
 			must(t, err)
 			for name, data := range files {
 				must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 			}
-			same(t, dir, func() ([]*unstructured.Unstructured, error) { return install.Build(v) })
+			same(t, dir, func() ([]*unstructured.Unstructured, error) { return apply.Build(v) })
 
 			namespace := ""
-			if v.Namespace != install.DefaultNamespace {
+			if v.Namespace != apply.DefaultNamespace {
 				namespace = "namespace: " + v.Namespace + "\n"
 			}
 			cleanup := filepath.Join(filepath.Dir(dir), "cleanup")
 			must(t, os.MkdirAll(cleanup, 0o755))
 			must(t, os.WriteFile(filepath.Join(cleanup, "kustomization.yaml"), []byte("resources: [../overlay]\ncomponents: ["+
 				filepath.Join(relative, "cleanup")+"]\n"+namespace), 0o644))
-			same(t, cleanup, func() ([]*unstructured.Unstructured, error) { return install.BuildCleanup(v) })
+			same(t, cleanup, func() ([]*unstructured.Unstructured, error) { return apply.BuildCleanup(v) })
 
 			_, err = config.Load[config.Exporter](withName(t, files["exporter.yaml"]))
 			must(t, err)
@@ -79,15 +79,15 @@ func TestInstallIsKustomize(t *testing.T) {
 // deploy/foreign-exporter and the overlays in docs/agentless.md, that the exporter accepts its configuration, and that
 // the read cluster gets only a reading account.
 func TestAgentlessIsKustomize(t *testing.T) {
-	f := install.Foreign{Cluster: "c2", Reader: "c1", Parts: "semaphore", APIURL: "https://api.c2.example:6443",
+	f := apply.Foreign{Cluster: "c2", Reader: "c1", Parts: "semaphore", APIURL: "https://api.c2.example:6443",
 		Roots:    true,
 		Features: config.Features{config.Services, config.Policy}, Image: "r.example:5000/semaphore:v1.2.3"}
 	manifests, err := filepath.Abs(".")
 	must(t, err)
 	for name, one := range map[string]struct {
-		overlay func(install.Foreign, string) (map[string][]byte, error)
-		build   func(install.Foreign) ([]*unstructured.Unstructured, error)
-	}{"reader": {install.ReaderOverlay, install.BuildReader}, "exporter": {install.ForeignOverlay, install.BuildForeign}} {
+		overlay func(apply.Foreign, string) (map[string][]byte, error)
+		build   func(apply.Foreign) ([]*unstructured.Unstructured, error)
+	}{"reader": {apply.ReaderOverlay, apply.BuildReader}, "exporter": {apply.ForeignOverlay, apply.BuildForeign}} {
 		dir := filepath.Join(t.TempDir(), name)
 		must(t, os.MkdirAll(dir, 0o755))
 		relative, err := filepath.Rel(dir, manifests)
@@ -100,8 +100,8 @@ func TestAgentlessIsKustomize(t *testing.T) {
 		same(t, dir, func() ([]*unstructured.Unstructured, error) {
 			all, err := one.build(f)
 			for _, o := range all { // semaphorectl finds it again by this label
-				if labels := o.GetLabels(); labels[install.ForeignLabel] != "" {
-					delete(labels, install.ForeignLabel)
+				if labels := o.GetLabels(); labels[apply.ForeignLabel] != "" {
+					delete(labels, apply.ForeignLabel)
 					o.SetLabels(labels)
 				}
 			}
@@ -111,12 +111,12 @@ func TestAgentlessIsKustomize(t *testing.T) {
 			file := filepath.Join(dir, "exporter.yaml")
 			cfg, err := config.Load[config.Exporter](file)
 			must(t, err)
-			if cfg.Events || cfg.Kube.RemoteCAPath == "" || cfg.Follows {
+			if cfg.Events || cfg.Kube.RemoteCAPath == "" || !cfg.Foreign() {
 				t.Errorf("the exporter's configuration is %+v", cfg)
 			}
 		}
 	}
-	built, err := install.BuildReader(f)
+	built, err := apply.BuildReader(f)
 	must(t, err)
 	for _, o := range built {
 		switch o.GetKind() {
@@ -167,13 +167,13 @@ func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, 
 				object.GetKind() == "SecurityContextConstraints" {
 				object.SetNamespace("")
 			}
-			out[install.RefOf(&object).String()] = object.Object
+			out[apply.RefOf(&object).String()] = object.Object
 		}
 		return out
 	}
 	built, err := build()
 	must(t, err)
-	ours, err := install.YAML(built)
+	ours, err := apply.YAML(built)
 	must(t, err)
 	if diff := cmp.Diff(objects(text), objects(string(ours))); diff != "" {
 		t.Errorf("kubectl kustomize and semaphorectl differ:\n%s", diff)

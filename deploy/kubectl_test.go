@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // findKubectl returns the kubectl in SEMAPHORE_TESTBED_BIN, else the one in PATH, else the testbed's.

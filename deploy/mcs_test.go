@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // testImportWrites attacks with a stolen broker token where features/mcs gives it permissions in all namespaces. It can
@@ -179,9 +180,6 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 		{"somebody else's import is deleted", func() error {
 			return imports.Delete(ctx, "shop", "theirs", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 		}, says{"changes and deletes ServiceImports with the label"}},
-		{"a label that a deployment tool acts on", create("shop", func(i *mcsv1beta1.ServiceImport) {
-			i.Labels["argocd.argoproj.io/instance"] = "x"
-		}), says{"may not set the labels and annotations argocd.argoproj.io/instance"}},
 		{"an annotation that Kubernetes acts on", create("shop", func(i *mcsv1beta1.ServiceImport) {
 			i.Annotations = map[string]string{"service.kubernetes.io/topology-mode": "Auto"}
 		}), says{"may not set the labels and annotations service.kubernetes.io/topology-mode"}},
@@ -237,6 +235,15 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 			node := "n1"
 			s.Endpoints[0].NodeName = &node
 		}), says{"no node, pod or zone"}},
+	}
+	tools := []string{naming.LabelInstance}
+	for _, domain := range naming.ToolDomains {
+		tools = append(tools, "x."+domain+"/y")
+	}
+	for _, key := range tools {
+		attempts = append(attempts, attempt{"the label " + key + " of a deployment tool",
+			create("shop", func(i *mcsv1beta1.ServiceImport) { i.Labels[key] = "x" }),
+			says{"may not set the labels and annotations " + key}})
 	}
 	return attempts, stolen
 }

@@ -135,7 +135,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 				everywhere: append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"},
 					append(blocks, check...)...),
 				inSemaphore: []string{
-					events, "pods: " + reads, "configmaps: create",
+					events, "pods: " + reads, "daemonsets.apps: get", "configmaps: create",
 					"configmaps: get update only [semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]",
 				},
 			},
@@ -147,6 +147,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 				inSemaphore: []string{
 					events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes,
 					"configmaps: create", "configmaps: get list update watch only [semaphore-drains]",
+					"configmaps: get only [semaphore-dns]",
 				},
 			},
 		},
@@ -174,9 +175,6 @@ func testRightsByFeature(t *testing.T, s *server) {
 				"customresourcedefinitions.apiextensions.k8s.io: get only [serviceexports.multicluster.x-k8s.io " +
 					"serviceimports.multicluster.x-k8s.io]",
 			}, inSemaphore: []string{events}},
-		},
-		"endpoints": {
-			"broker": {inSemaphore: []string{events, "endpoints: " + writes}},
 		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},
@@ -614,8 +612,8 @@ func testNodeTaint(t *testing.T, s *server) {
 		return corev1.Taint{Key: key, Effect: corev1.TaintEffect(effect)}
 	}
 	ours, oursToo := taint("semaphore.uw.io/agent-not-ready", "NoSchedule"),
-		taint("semaphore.uw.io/agent-not-ready", "NoExecute")
-	foreign, other := taint("example.org/a", "NoSchedule"), taint("example.org/b", "NoSchedule")
+		taint("startup-taint.cluster-autoscaler.kubernetes.io/semaphore-agent-not-ready", "NoExecute")
+	foreign, other := taint("example.org/agent-not-ready", "NoSchedule"), taint("example.org/b", "NoSchedule")
 	before := corev1.NodeSpec{
 		PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}, ProviderID: "p",
 		Taints: []corev1.Taint{foreign, ours, other, oursToo},
@@ -666,7 +664,8 @@ func testNodeTaint(t *testing.T, s *server) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := patch(c.user, c.spec)
-			want := "may not change the spec of a node, such as its taints, but for taking semaphore.uw.io/agent-not-ready away"
+			want := "may not change the spec of a node, such as its taints, but for taking semaphore.uw.io/agent-not-ready or " +
+				"PREFIX/semaphore-agent-not-ready away"
 			if _, provider := c.spec["providerID"]; provider {
 				want = "node updates may not change providerID" // refused for every user
 			}
@@ -827,7 +826,6 @@ func testCleanup(t *testing.T, s *server) {
 	}
 	slices.Sort(everywhere)
 	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list",
-		"endpoints: delete get list",
 		"configmaps: delete get only [semaphore-drains semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 "+
 			"semaphore-peers-3]")))
 	eventually(t, "the rights of the cleanup", func() error {

@@ -14,7 +14,7 @@ import (
 // withoutAgents is an overlay without agents, with the subnets of its broker.
 const withoutAgents = `
 resources: [DEPLOY/crds, DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
-components: [DEPLOY/features/services, DEPLOY/features/endpoints, DEPLOY/features/mcs]
+components: [DEPLOY/features/services, DEPLOY/features/mcs]
 configMapGenerator:
   - name: semaphore-subnets
     namespace: semaphore
@@ -23,6 +23,8 @@ configMapGenerator:
       - |-
         broker.yaml=localSubnets: [10.1.0.0/16, 192.0.2.0/24]
         globalServices: {podSubnets: [10.1.0.0/16]}
+      - localSubnets=10.1.0.0/16,192.0.2.0/24
+      - podSubnets=10.1.0.0/16
 `
 
 // TestPoliciesFindSubnets checks that in any namespace, with and without agents, each admission policy with parameters
@@ -63,7 +65,7 @@ func TestPoliciesFindSubnets(t *testing.T) {
 					b.Spec.ParamRef.Namespace, subnets[0].Namespace, err)
 			}
 		}
-		if len(found) != 2 {
+		if len(found) != 3 {
 			t.Errorf("%s: the policies with parameters are %v", name, found)
 		}
 		if name == "without agents" {

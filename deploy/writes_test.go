@@ -26,7 +26,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // token returns clients with a real token of a ServiceAccount of the manifests, like an attacker who has stolen it.
@@ -120,6 +121,35 @@ func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
 	}
 }
 
+// subnetsOf returns the ConfigMap by which policies judge.
+func subnetsOf(t *testing.T, admin kubernetes.Interface, namespace string) *corev1.ConfigMap {
+	t.Helper()
+	list, err := admin.CoreV1().ConfigMaps(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "semaphore.uw.io/subnets=true"})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%d ConfigMaps have subnets: %v", len(list.Items), err)
+	}
+	return &list.Items[0]
+}
+
+// refusedFor waits until a request is refused for a reason: policies see a change of their parameters a little later.
+func refusedFor(t *testing.T, what, reason string, do func() error) {
+	t.Helper()
+	testkit.Eventually(t, 3*time.Minute, what, func() error {
+		if err := do(); err == nil || !strings.Contains(err.Error(), reason) {
+			return fmt.Errorf("the answer is %v; want %q", err, reason)
+		}
+		return nil
+	})
+}
+
+// with returns a map with another value.
+func with(m map[string]any, key string, value any) map[string]any {
+	out := maps.Clone(m)
+	out[key] = value
+	return out
+}
+
 // mirrorService and mirrorSlice return objects as the broker creates them, with changes.
 func mirrorService(name string, change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
@@ -154,44 +184,14 @@ func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *disco
 	return s
 }
 
-// mirrorEndpoints returns Endpoints as the broker optionally creates them, with changes. It is unstructured because the
-// type is deprecated.
-func mirrorEndpoints(name string, change ...func(map[string]any)) *unstructured.Unstructured {
-	o := map[string]any{
+// mirrorEndpoints returns Endpoints of a mirror. It is unstructured because the type is deprecated.
+func mirrorEndpoints(name string, labels map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Endpoints",
-		"metadata": map[string]any{
-			"name": name, "labels": map[string]any{
-				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true",
-				discoveryv1.LabelSkipMirror: "true",
-			},
-			"annotations": map[string]any{"endpoints.kubernetes.io/over-capacity": "truncated"},
-		},
+		"metadata": map[string]any{"name": name, "labels": labels},
 		"subsets": []any{map[string]any{"addresses": []any{map[string]any{"ip": "10.2.0.5"}},
 			"ports": []any{map[string]any{"port": int64(80)}}}},
-	}
-	for _, c := range change {
-		c(o)
-	}
-	return &unstructured.Unstructured{Object: o}
-}
-
-// atField sets a field of an object. nil removes it.
-func atField(value any, path ...string) func(map[string]any) {
-	return func(o map[string]any) {
-		for _, name := range path[:len(path)-1] {
-			o = o[name].(map[string]any)
-		}
-		if o[path[len(path)-1]] = value; value == nil {
-			delete(o, path[len(path)-1])
-		}
-	}
-}
-
-// listing adds a subset with one address.
-func listing(key string, address map[string]any) func(map[string]any) {
-	return func(o map[string]any) {
-		o["subsets"] = append(o["subsets"].([]any), map[string]any{key: []any{address}})
-	}
+	}}
 }
 
 func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
@@ -284,12 +284,15 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	unconfined := dynamic.NewForConfigOrDie(s.admin).Resource(schema.GroupVersionResource{Version: "v1",
 		Resource: "endpoints"}).Namespace(ns)
-	if _, err := unconfined.Create(ctx, mirrorEndpoints("victim", atField(nil, "metadata", "labels"),
-		atField(nil, "metadata", "annotations")), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	for name, labels := range map[string]map[string]any{"victim": nil,
+		"c2-shop-73736d-theirs": {"mirrored-svc": "true", "mirror-svc-prefix-sync": "c2"}} {
+		if _, err := unconfined.Create(ctx, mirrorEndpoints(name, labels), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() {
 		unconfined.Delete(context.Background(), "victim", metav1.DeleteOptions{})
+		unconfined.Delete(context.Background(), "c2-shop-73736d-theirs", metav1.DeleteOptions{})
 		admin.CoreV1().Services(ns).Delete(context.Background(), "victim", metav1.DeleteOptions{})
 		admin.DiscoveryV1().EndpointSlices(ns).Delete(context.Background(), "victim-x", metav1.DeleteOptions{})
 	})
@@ -303,12 +306,6 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	endpoints := schema.GroupVersionResource{Version: "v1", Resource: "endpoints"}
 	endpointsOf := dynamicStolen.Resource(endpoints).Namespace(ns)
-	createEndpoints := func(name string, change ...func(map[string]any)) func() error {
-		return func() error {
-			_, err := endpointsOf.Create(ctx, mirrorEndpoints(name, change...), dry)
-			return err
-		}
-	}
 	createSlice := func(change ...func(*discoveryv1.EndpointSlice)) func() error {
 		return func() error { _, err := slicesOf.Create(ctx, mirrorSlice("try", change...), dry); return err }
 	}
@@ -337,6 +334,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		singles    = "single addresses only"
 		changes    = "changes and deletes"
 		inside     = "no endpoint in the own cluster's subnets but for its pods"
+		chooses    = "chooses no cluster IP but one that the apiserver may assign"
 	)
 	var long []string
 	for i := range 1000 {
@@ -484,17 +482,6 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), nil},
 		{"a slice with pods of the own cluster", createSlice(addresses("10.1.3.4")), nil},
 		{"a slice as large as can be", createSlice(addresses(long...)), nil},
-		{"Endpoints", func() error {
-			_, err := endpointsOf.Create(ctx, mirrorEndpoints("c2-shop-73736d-echo"), metav1.CreateOptions{})
-			return err
-		}, nil},
-		{"Endpoints without addresses", createEndpoints("c2-shop-73736d-try", atField(nil, "subsets")), nil},
-		{"Endpoints with pods of the own cluster, as large as can be",
-			createEndpoints("c2-shop-73736d-try", func(o map[string]any) {
-				for i := range 999 {
-					listing("addresses", map[string]any{"ip": fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)})(o)
-				}
-			}), nil},
 		{"the ConfigMap of drains", func() error {
 			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx,
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-drains"}}, dry)
@@ -504,6 +491,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a set as large as can be", set(ourLabels, nets...), nil},
 		{"a set of its own that the Calico API server stored", take("c2-shop-veiled"), nil},
 		{"a set of semaphore-policy", take("c2-shop-theirs"), nil},
+		{"a mirror that comes back with its address",
+			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })), nil},
 		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
 			"disableBGPExport": true}), nil},
 
@@ -578,6 +567,11 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			)
 			return err
 		}, says{"may not change the status"}},
+		{"an address that people choose",
+			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.53" })), says{chooses}},
+		{"an address that people choose, by the list", create(spec(func(s *corev1.ServiceSpec) {
+			s.ClusterIP, s.ClusterIPs = "10.96.0.53", []string{"10.96.0.53"}
+		})), says{chooses}},
 
 		// EndpointSlices.
 		{"the own apiserver", createSlice(addresses("10.2.0.5", "192.0.2.9")), says{inside}},
@@ -648,35 +642,20 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}, says{"turns no EndpointSlice of a mirror into one of its leader", leads}},
 
 		// Endpoints.
-		{"Endpoints without the label that keeps Kubernetes from making slices of them",
-			createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", discoveryv1.LabelSkipMirror)),
-			says{"with skip-mirror only"}},
-		{"Endpoints without the broker's label",
-			createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", "app.kubernetes.io/managed-by")),
-			says{"its own label managed-by"}},
-		{"Endpoints of another Service", createEndpoints("victim"), says{"of mirrors and global services only"}},
-		{"Endpoints with the own apiserver",
-			createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "192.0.2.9"})), says{inside}},
-		{"Endpoints with a cluster IP that is not ready",
-			createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.101.0.1"})),
-			says{inside}},
-		{"Endpoints with a node",
-			createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "10.2.0.6", "nodeName": "n1"})),
-			says{"no node and no pod"}},
-		{"Endpoints with a pod", createEndpoints("c2-shop-73736d-try",
-			listing("notReadyAddresses",
-				map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})),
-			says{"no node and no pod"}},
-		{"Endpoints with an annotation that others act on",
-			createEndpoints("c2-shop-73736d-try",
-				atField("x", "metadata", "annotations", "endpoints.kubernetes.io/last-change-trigger-time")),
-			says{"may not set the annotations endpoints.kubernetes.io/last-change-trigger-time"}},
+		{"Endpoints of a mirror", func() error {
+			_, err := endpointsOf.Create(ctx, mirrorEndpoints("c2-shop-73736d-try",
+				map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker", "mirrored-svc": "true"}), dry)
+			return err
+		}, says{"writes no Endpoints"}},
 		{"somebody else's Endpoints", func() error {
 			_, err := endpointsOf.Patch(ctx, "victim", types.MergePatchType, []byte(`{"subsets":[]}`), metav1.PatchOptions{})
 			return err
-		}, says{changes, "its own label managed-by", "of mirrors and global services only"}},
-		{"somebody else's Endpoints are deleted",
-			func() error { return endpointsOf.Delete(ctx, "victim", dryDelete) }, says{changes}},
+		}, says{"writes no Endpoints", "deletes Endpoints of semaphore-service-mirror only"}},
+		{"somebody else's Endpoints are deleted", func() error { return endpointsOf.Delete(ctx, "victim", dryDelete) },
+			says{"deletes Endpoints of semaphore-service-mirror only"}},
+		{"Endpoints of semaphore-service-mirror are deleted, without the right to take over",
+			func() error { return endpointsOf.Delete(ctx, "c2-shop-73736d-theirs", dryDelete) },
+			says{"deletes Endpoints of semaphore-service-mirror only"}},
 
 		// ConfigMaps and Leases.
 		{"another ConfigMap", func() error {
@@ -699,6 +678,24 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a set of everything", set(ourLabels, "0.0.0.0/0"), says{singles}},
 		{"a set without label", set(nil, "10.2.0.1/32"),
 			says{"writes objects of Calico with the label app.kubernetes.io/managed-by=semaphore-broker only"}},
+		{"a set with a label by which somebody else's policy selects",
+			set(with(ourLabels, "role", "trusted-admins"), "10.2.0.1/32"), says{"may not set the labels role"}},
+		{"a set with such a label of another domain",
+			set(with(ourLabels, "example.org/name", "trusted"), "10.2.0.1/32"),
+			says{"may not set the labels example.org/name"}},
+		{"a set that says that another tool manages it",
+			set(with(ourLabels, "managed-by", "admins"), "10.2.0.1/32"), says{"may not set the labels managed-by"}},
+		{"a set with such a label as the Calico API server stores it", func() error {
+			o := ofCalico("GlobalNetworkSet", "c2-shop-try", ourLabels, map[string]any{"nets": []any{"10.2.0.1/32"}})
+			o.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{"role":"trusted-admins"}}`})
+			_, err := calico("globalnetworksets").Create(ctx, o, dry)
+			return err
+		}, says{"may not set the labels in the annotation"}},
+		{"a pool with a label that is nobody's", func() error {
+			_, err := calico("ippools").Create(ctx, ofCalico("IPPool", "semaphore-c2-x", with(ourLabels, "zone", "a"),
+				map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}), dry)
+			return err
+		}, says{"may not set the labels zone"}},
 		{"somebody else's set", take("foreign"), says{changes, singles}},
 		{"somebody else's set is deleted",
 			func() error { return calico("globalnetworksets").Delete(ctx, "foreign", dryDelete) }, says{changes}},
@@ -715,7 +712,15 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
 			says{"disabled and not exported by BGP"}},
 	}
+	subnets := subnetsOf(t, admin, ns)
+	subnets.Data["staticServiceIPs"] = "10.96.0.0/24" // of the apiserver's 10.96.0.0/16
+	subnets, err := admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.settled(t)
+	refusedFor(t, "the key staticServiceIPs", chooses,
+		create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.54" })))
 	for _, a := range attempts {
 		t.Run(a.name, func(t *testing.T) {
 			started := time.Now()
@@ -725,14 +730,39 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			}
 		})
 	}
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"semaphore.uw.io"}, Resources: []string{"writes"},
+		Verbs: []string{"adopt"}}, "system:serviceaccount:"+ns+":"+account)
+	eventually(t, "the end of the Endpoints of semaphore-service-mirror, with the right to take over", func() error {
+		return endpointsOf.Delete(ctx, "c2-shop-73736d-theirs", dryDelete)
+	})
+	// What the policies do not find they refuse.
+	for _, key := range []string{"localSubnets", "staticServiceIPs"} {
+		delete(subnets.Data, key)
+	}
+	if subnets, err = admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const none = "has no key localSubnets"
+	refusedFor(t, "no key", none, createSlice())
+	refusedFor(t, "no key", chooses, create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })))
+	if err := create()(); err != nil {
+		t.Errorf("without staticServiceIPs a mirror is refused: %v", err)
+	}
+	subnets.Data["localSubnets"] = "10.1.0.0/16, the nodes"
+	if subnets, err = admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	refusedFor(t, "a key that has no subnets", "resulted in error", createSlice())
+	if err := admin.CoreV1().ConfigMaps(ns).Delete(ctx, subnets.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const noParameters = "no params found"
+	refusedFor(t, "no ConfigMap", noParameters, createSlice())
+	refusedFor(t, "no ConfigMap", noParameters, set(ourLabels, "10.2.0.1/32"))
 	// Its own object can be deleted, and administrators are not confined.
 	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType,
 		[]byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("an administrator is confined: %v", err)
-	}
-	// Delete them before the Service, because the apiserver deletes Endpoints with their Service.
-	if err := endpointsOf.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
 	}
 	if err := services.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)

@@ -34,7 +34,7 @@ func TestNamesOfTests(t *testing.T) {
 		t.Fatalf("%d tests were found", len(names))
 	}
 	documents, err := exec.Command("git", "-C", "..", "ls-files", "README.md", "CONTRIBUTING.md", "docs/*.md",
-		"sim/README.md").Output()
+		"test/sim/README.md").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

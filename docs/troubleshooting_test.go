@@ -79,8 +79,8 @@ func TestCodesAreDocumented(t *testing.T) {
 	}
 	// Two codes of preflight are those of check as well.
 	preflight := []string{string(finding.AffinityNotStrict), string(finding.PoolMissing)}
-	for _, m := range regexp.MustCompile(`(?:check\.(?:OK|Warning|Error), |Code: )"([a-z-]+)"`).FindAllStringSubmatch(
-		read(t, "internal/diagnose/preflight/preflight.go"), -1) {
+	for _, m := range regexp.MustCompile(`(?:finding\.(?:OK|Warning|Error), |Code: )"([a-z-]+)"`).FindAllStringSubmatch(
+		read(t, "ctl/preflight/preflight.go"), -1) {
 		preflight = append(preflight, m[1])
 	}
 	for page, codes := range map[string][]string{"docs/certificates.md": checks, "docs/install.md": preflight} {
@@ -153,7 +153,7 @@ func read(t *testing.T, file string) string {
 func sources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	for _, dir := range []string{"agent", "broker", "exporter", "internal"} {
+	for _, dir := range []string{"agent", "broker", "ctl", "exporter", "internal"} {
 		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err

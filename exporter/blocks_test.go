@@ -20,11 +20,11 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // sink passes changes to an engine immediately.
@@ -111,7 +111,7 @@ func TestCalicoBlocks(t *testing.T) {
 		create(affinity("n2", fmt.Sprintf("10.1.%d.64/26", 10+i)))
 	}
 	trust := trust.New(t, "c1", "c2")
-	cfg, err := config.Parse[config.Broker]([]byte(`
+	cfg, err := described.Broker([]byte(`
 cluster: c2
 features: [encryption]
 remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
@@ -161,7 +161,7 @@ func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 	}
 	victim := register(api, "n", 1)
 	trust := trust.New(t, "c1", "c2")
-	cfg, err := config.Parse[config.Broker]([]byte(`
+	cfg, err := described.Broker([]byte(`
 cluster: c2
 features: [encryption]
 remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]

@@ -1,8 +1,6 @@
 // Package exporter reads its cluster and publishes it to brokers: it wires watch → catalog → publish, and runs them.
 // It writes only the Lease that elects the leader among its replicas and, if configured, Events and annotations on
 // Services. Standbys serve probes, metrics and the debug listeners only (internal/kube/leader).
-//
-// It may import every package of the exporter.
 package exporter
 
 import (
@@ -23,17 +21,16 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/exporter/conditions"
-	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/exporter/report"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -41,12 +38,25 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
-	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// intervals are those at which an exporter looks and reports. Tests shorten them.
+type intervals struct {
+	// heartbeat is the longest time between two messages to a broker, and store the interval at which the revision of the
+	// cluster's store is read. For poll and settle see feedback.Feedback.
+	heartbeat, store, poll, settle time.Duration
+}
+
+var usual = intervals{
+	heartbeat: publish.HeartbeatInterval, store: kube.StoreEvery, poll: report.PollInterval,
+	settle: report.SettlePeriod,
+}
+
 // Run runs the exporter until ctx ends.
-func Run(ctx context.Context, cfg *config.Exporter) error {
+func Run(ctx context.Context, cfg *config.Exporter) error { return runAt(ctx, cfg, usual) }
+
+func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 	source, err := identity.Open(ctx, cfg.TLS, identity.Exporter(cfg.Cluster))
 	if err != nil {
 		return err
@@ -75,6 +85,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	}
 	e := &exporter{
 		cfg:      cfg,
+		at:       at,
 		rest:     restConfig,
 		kube:     client,
 		elector:  elector,
@@ -82,47 +93,41 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
 	}
-	tracer, err := tracing.New("exporter", cfg.Cluster, cfg.Tracing, reg, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer tracer.Close(context.WithoutCancel(ctx))
-	tracer.Follow(e.recorder)
-	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(restConfig), e.catalog, reg); err != nil {
-		return err
-	}
-	e.watcher.SetRestores(cfg.Restores)
+	watched := watch.Options{Restores: cfg.Restores, StoreEvery: at.store}
 	if rules.MultiCluster {
 		if e.mcs, err = mcs.New(restConfig, mcs.Exporter); err != nil {
 			return err
 		}
-		e.watcher.ReadExports(e.mcs.Exports().ListWatch(""))
-		e.conditions = conditions.New(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, conditions.NewMetrics(reg),
+		exports := e.mcs.Exports()
+		watched.Exports = func(unread *kube.Unread) *cache.ListWatch { return exports.Follow("", unread) }
+		e.conditions = report.NewConditions(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, report.NewConditionMetrics(reg),
 			slog.Default())
+	}
+	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(restConfig), e.catalog, reg, watched); err != nil {
+		return err
 	}
 	e.metrics = publish.NewMetrics(reg)
 	if (cfg.Events || cfg.AnnotateServices) && cfg.Features.Has(config.Services) {
-		e.client, e.events = client, feedback.NewMetrics(reg)
+		e.client, e.events = client, report.NewFeedbackMetrics(reg)
 	}
 	reg.MustRegister(e, debug.Findings(e.found))
 	return e.run(ctx, reg)
 }
 
-// refuse refuses brokers in the file beside RemoteClusters, and a configuration that takes RemoteClusters out of
-// effect.
+// refuse refuses a configuration that takes RemoteClusters out of effect.
 func refuse(ctx context.Context, cfg *config.Exporter, restConfig *rest.Config, client kubernetes.Interface) error {
+	if cfg.Foreign() {
+		return nil
+	}
 	objects, err := dynamic.NewForConfig(restConfig)
 	if err != nil {
 		return fmt.Errorf("client for RemoteClusters: %w", err)
-	}
-	if !cfg.Follows {
-		return follow.RefuseBoth(ctx, objects, "brokers")
 	}
 	store, err := kept(cfg, client)
 	if err != nil {
 		return err
 	}
-	return follow.RefuseLosses(ctx, objects, store, judges(cfg))
+	return follow.RefuseLosses(ctx, objects, store, cfg.Judge(nil))
 }
 
 func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
@@ -137,24 +142,17 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 	rules := catalog.Rules{
 		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels,
 		LabelDomains: cfg.LabelDomains, MultiCluster: cfg.MCS.Enabled,
-		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs, Follows: cfg.Follows,
+		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
-	for i, r := range cfg.ExportRules {
-		selector, err := labels.Parse(r.Selector)
-		if err != nil {
-			return catalog.Rules{}, fmt.Errorf("exportRules[%d].selector: %w", i, err)
-		}
-		rules.Export = append(rules.Export, catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces,
-			Selector: selector, Clusters: r.Clusters})
-	}
-	for _, broker := range cfg.Brokers {
-		rules.Clusters = append(rules.Clusters, broker.Cluster)
+	if b := cfg.LocalBroker; b.Address != "" {
+		rules.Clusters = []string{b.Cluster}
 	}
 	return rules, nil
 }
 
 type exporter struct {
 	cfg     *config.Exporter
+	at      intervals
 	rest    *rest.Config
 	kube    kubernetes.Interface
 	elector *leader.Elector
@@ -163,7 +161,7 @@ type exporter struct {
 	watcher *watch.Watcher
 	// mcs reads ServiceExports and writes their conditions; nil if the feature is off.
 	mcs        *mcs.Client
-	conditions *conditions.Writer
+	conditions *report.Conditions
 	recorder   *debug.Recorder
 	metrics    *publish.Metrics
 	// client writes the status of Services, and events counts Events; nil if neither is configured.
@@ -173,15 +171,13 @@ type exporter struct {
 	mu sync.Mutex
 	// publishers of the leader by cluster; empty on a standby.
 	publishers map[string]*publish.Publisher
-	// previewing is held while a preview is made.
-	previewing sync.Mutex
-	// following is nil where the brokers are in the file, and on a standby.
+	// following is nil for a foreign cluster, and on a standby.
 	following atomic.Pointer[following]
 }
 
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
-	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{Preview: e.preview, Locate: e.locate})
+	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{Locate: e.locate})
 	g.Go(func() error {
 		return program.Pages{Metrics: reg, Ready: e.ready, Found: e.found}.Serve(ctx, e.cfg.Listen.HTTP)
 	})
@@ -196,8 +192,8 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 	g, ctx := errgroup.WithContext(ctx)
 	// The own broker must know immediately that another one is lost: nodes get no new keys then.
 	p := &publishing{exporter: e, term: term, ctx: ctx, group: g, lost: make(chan struct{}, 1)}
-	for _, broker := range e.cfg.Brokers {
-		p.begin(broker)
+	if e.cfg.LocalBroker.Address != "" {
+		p.begin(e.cfg.LocalBroker)
 	}
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error {
@@ -209,18 +205,38 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 			e.catalog.Journal().Len())
 		return nil
 	})
-	if e.cfg.Follows {
+	decided := make(chan struct{}) // closed when it is known to which clusters Services are offered
+	if !e.cfg.Foreign() {
 		f, err := newFollowing(ctx, p)
 		if err != nil {
 			return err
 		}
 		e.following.Store(f)
 		g.Go(func() error { return f.follower.Run(ctx) })
-		g.Go(func() error { return f.run(ctx) })
+		g.Go(func() error { return f.run(ctx, sync.OnceFunc(func() { close(decided) })) })
+	} else {
+		close(decided)
 	}
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-decided:
+			return e.report(ctx)
+		}
+	})
+	return g.Wait()
+}
+
+// report tells the owners of Services and ServiceExports what became of them, until ctx ends. Before the RemoteClusters
+// are known it would say of each that no cluster receives it.
+func (e *exporter) report(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
 	if e.events != nil {
-		f := feedback.New(e.client, e.catalog, e.brokers, e.events, slog.Default())
+		f := report.NewFeedback(e.client, e.catalog, e.brokers, e.events, slog.Default())
 		f.Events, f.Annotates = e.cfg.Events, e.cfg.AnnotateServices
+		f.Poll, f.Settle = e.at.poll, e.at.settle
+		f.Complete = func() bool { return e.watcher.Ready(semaphorev1.Kind_KIND_SERVICE) }
 		g.Go(func() error { return f.Run(ctx) })
 	}
 	if e.conditions != nil {
@@ -251,8 +267,8 @@ func (e *exporter) all() []*publish.Publisher {
 }
 
 // brokers returns those that the leader publishes to, by cluster.
-func (e *exporter) brokers() map[string]feedback.Broker {
-	all := map[string]feedback.Broker{}
+func (e *exporter) brokers() map[string]report.FeedbackBroker {
+	all := map[string]report.FeedbackBroker{}
 	for _, p := range e.all() {
 		all[p.Broker().Cluster] = p
 	}
@@ -260,8 +276,8 @@ func (e *exporter) brokers() map[string]feedback.Broker {
 }
 
 // conditionsOf returns those that the leader publishes to, by cluster, for the conditions of ServiceExports.
-func (e *exporter) conditionsOf() map[string]conditions.Broker {
-	all := map[string]conditions.Broker{}
+func (e *exporter) conditionsOf() map[string]report.Broker {
+	all := map[string]report.Broker{}
 	for _, p := range e.all() {
 		all[p.Broker().Cluster] = p
 	}
@@ -313,7 +329,7 @@ func (e *exporter) ready() (note string, err error) { return e.elector.Ready(e.w
 // status returns the status for DebugService.
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
 	s, found := e.describe(e.catalog.Findings)
-	verdict.Judge(s, found...)
+	finding.Judge(s, found...)
 	return s
 }
 
@@ -325,7 +341,7 @@ func (e *exporter) found() []finding.Finding {
 		}
 		return found
 	})
-	return verdict.Found(s, found...)
+	return finding.Found(s, found...)
 }
 
 // describe returns a status and its findings. objects returns the findings about objects.

@@ -35,11 +35,12 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 func TestMain(m *testing.M) {
@@ -253,6 +254,11 @@ type running struct {
 	stop        func()
 }
 
+// short are the intervals of the tests' exporters. A heartbeat comes before settle has passed.
+var short = intervals{
+	heartbeat: 200 * time.Millisecond, store: time.Second, poll: 100 * time.Millisecond, settle: time.Second,
+}
+
 // start runs the exporter until the test ends.
 func start(t *testing.T, api *rest.Config, trust trust.Dir, broker string) *running {
 	t.Helper()
@@ -268,7 +274,7 @@ func startOne(t *testing.T, api *rest.Config, trust trust.Dir, broker, election 
 // startAs runs the exporter with more lines of configuration.
 func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more string) *running {
 	t.Helper()
-	return startWith(t, api, trust, fmt.Sprintf("brokers: [{cluster: c2, address: %q}]\n%s", broker, more),
+	return startWith(t, api, trust, fmt.Sprintf("localBroker: {cluster: c2, address: %q}\n%s", broker, more),
 		trust.Files("c1", "exporter").BundleDir)
 }
 
@@ -286,10 +292,11 @@ kube: {kubeConfigPath: %q}
 listen: {http: %q, debug: %q, debugSocket: %q}
 `, more, files.CertFile, files.KeyFile, bundles, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
 	must(t, err)
+	cfg.LeaderElection.Renew = 500 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	e.done = done
-	go func() { done <- Run(ctx, cfg) }()
+	go func() { done <- runAt(ctx, cfg, short) }()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	e.client = semaphorev1.NewDebugServiceClient(conn)
@@ -370,7 +377,7 @@ func serveAs(t *testing.T, trust trust.Dir, cluster string, sink federation.Sink
 	t.Helper()
 	source, err := identity.NewSource(trust.Files(cluster, "broker"))
 	must(t, err)
-	cfg, err := config.Parse[config.Broker]([]byte(`
+	cfg, err := described.Broker([]byte(`
 cluster: ` + cluster + `
 remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
 localSubnets: [10.2.0.0/16, 10.102.0.0/16]

@@ -2,7 +2,6 @@ package exporter
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -10,16 +9,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // judging is c2's broker with outcomes for services.
@@ -55,30 +55,26 @@ func TestFeedbackOnServices(t *testing.T) {
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	// Use exactly the shipped permissions.
-	manifest, err := os.ReadFile("../deploy/features/services/exporter/rbac.yaml")
-	must(t, err)
-	role := &rbacv1.ClusterRole{}
-	must(t, yaml.Unmarshal([]byte(strings.Split(string(manifest), "\n---\n")[0]), role))
-	_, err = admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "exporter-of-the-test"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	limited := rest.CopyConfig(api)
-	limited.Impersonate.UserName = "exporter"
+	limited := kubetest.Grant(t, api, "semaphore-exporter", "../deploy/features/services/exporter/rbac.yaml",
+		"../deploy/exporter/remotes.yaml")
 	_, err = admin.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(t, err)
 
+	kubetest.InstallRemoteClusters(t, api)
 	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
-	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: " +
-		"secret, clusters: []}]"
-	e := startAs(t, limited, trust, c2.address, more)
+	remote := &unstructured.Unstructured{}
+	must(t, yaml.Unmarshal([]byte(fmt.Sprintf("apiVersion: semaphore.uw.io/v1alpha1\nkind: RemoteCluster\nmetadata: "+
+		"{name: c2}\nspec: {broker: {address: %q}, export: {rules: [{namespaces: [shop], action: Withhold, "+
+		"selector: {matchExpressions: [{key: secret, operator: Exists}]}}]}}\n", c2.address)), &remote.Object))
+	_, err = dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters).Create(t.Context(), remote,
+		metav1.CreateOptions{})
+	must(t, err)
+	const more = "features: [services]\nleaderElection: {enabled: false}"
+	bundles := trust.Files("c1", "exporter").BundleDir
+	e := startWith(t, limited, trust, more, bundles)
 
 	create := func(name string, labels map[string]string, edit ...func(*corev1.Service)) *corev1.Service {
 		t.Helper()
@@ -137,7 +133,7 @@ func TestFeedbackOnServices(t *testing.T) {
 		"outside",
 		"Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer",
 	)
-	has("secret", "Warning NotOffered: it is not offered to other clusters: exportRules of this cluster's exporter")
+	has("secret", "Warning NotOffered: it is not offered to other clusters: spec.export of no RemoteCluster offers it")
 	has("kept", "Warning NotOffered: it is not offered to other clusters: annotation semaphore.uw.io/export-to: \"none\"")
 	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation "+
 		"semaphore.uw.io/min-ready: \"many\" is ignored")
@@ -154,7 +150,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	c2.judge()
 	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
 	e.stop()
-	e = startAs(t, limited, trust, c2.address, more)
+	e = startWith(t, limited, trust, more, bundles)
 	within(t, "all is reported by the next exporter", func() bool {
 		_, text := e.get("/metrics")
 		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 6`) &&

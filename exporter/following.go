@@ -47,16 +47,13 @@ type publishing struct {
 // begin publishes to a broker until end.
 func (p *publishing) begin(broker config.ExporterBroker) {
 	e := p.exporter
-	to := publish.New(e.cfg.Cluster, p.term, broker, e.source, e.catalog, e.recorder, e.metrics)
-	to.SetSource(e.watcher)
+	options := publish.Options{Source: e.watcher, Heartbeat: e.at.heartbeat, Joins: true}
 	if broker.Cluster == e.cfg.Cluster {
-		to.SetDeliveries(e.deliveries, p.lost)
+		options.Deliveries, options.ReportNow = e.deliveries, p.lost
 	} else {
-		to.OnDisconnect(p.reportNow)
+		options.Disconnected = p.reportNow
 	}
-	if e.cfg.Follows {
-		to.Joins()
-	}
+	to := publish.New(e.cfg.Cluster, p.term, broker, e.source, e.catalog, e.recorder, e.metrics, options)
 	e.mu.Lock()
 	if e.publishers == nil {
 		e.publishers = map[string]*publish.Publisher{}
@@ -104,8 +101,10 @@ type following struct {
 	mu      sync.Mutex
 	decided *remotes.Decision
 	before  remotes.Objects
-	// objects are those of the last decision: a decision about 100 remotes takes tens of milliseconds.
+	// objects are those of the last decision, and own is the configuration that they were judged with: a decision about
+	// 100 remotes takes tens of milliseconds.
 	objects remotes.Objects
+	own     *config.Broker
 	// brokers are those that are published to, and offers are the rules of what they receive.
 	brokers map[string]config.ExporterBroker
 	offers  map[string]*v1alpha1.Export
@@ -135,6 +134,7 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	if f.before, err = f.store.Load(ctx); err != nil {
 		return nil, err
 	}
+	f.bounds.Load(ctx)
 	f.follower = follow.New(client, f.before, slog.Default())
 	return f, nil
 }
@@ -143,14 +143,15 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 func (f *following) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
 		finding.Lines(finding.RemotesUnwritten, "",
-			slices.Concat(f.store.Problems(), f.status.Problems(), f.bounds.Problems())))
+			slices.Concat(f.store.Problems(), f.status.Problems(), f.bounds.Problems())),
+		finding.Lines(finding.StoredRestored, "", slices.Concat(f.store.Reports(), f.bounds.Reports())))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append(found, finding.Line(finding.TrustBundle, "", f.roots)...)
 }
 
-// run follows the objects until ctx ends.
-func (f *following) run(ctx context.Context) error {
+// run follows the objects until ctx ends. It calls decided after each decision.
+func (f *following) run(ctx context.Context, decided func()) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {
@@ -158,6 +159,7 @@ func (f *following) run(ctx context.Context) error {
 			if err := f.take(ctx, objects); err != nil {
 				return err
 			}
+			decided()
 			f.report(ctx, objects)
 		}
 		select {
@@ -183,15 +185,6 @@ func kept(cfg *config.Exporter, client kubernetes.Interface) (*follow.Store, err
 	return follow.NewStore(client, namespace, keptIn, slog.Default()), nil
 }
 
-func (f *following) own() *config.Broker { return judges(f.publishing.exporter.cfg) }
-
-// judges returns the configuration against which objects are judged. The own cluster's subnets are in the broker's
-// configuration, which judges by them; the agents have them too.
-func judges(cfg *config.Exporter) *config.Broker {
-	return &config.Broker{Cluster: cfg.Cluster, Features: cfg.Features, Encryption: config.Strict,
-		WireGuard: cfg.WireGuard, Follows: true}
-}
-
 // take publishes as the objects now require.
 func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	e := f.publishing.exporter
@@ -199,19 +192,24 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	before, last := f.before, f.decided
 	f.mu.Unlock()
 	var d remotes.Decision
-	if last != nil && reflect.DeepEqual(objects, f.objects) {
+	own := e.cfg.Judge(f.own)
+	if last != nil && reflect.DeepEqual(objects, f.objects) && reflect.DeepEqual(own, f.own) {
 		d = *last
 	} else {
-		d = remotes.Decide(f.own(), before, objects, nil)
+		d = remotes.Decide(own, before, objects, nil)
 	}
-	f.objects = objects
+	f.objects, f.own = objects, own
 	bundles, brokers, offers := map[string]string{}, map[string]config.ExporterBroker{}, map[string]*v1alpha1.Export{}
 	for name, o := range d.InEffect {
 		if o.Spec.TrustBundle != "" {
 			bundles[name] = o.Spec.TrustBundle
 		}
 		if o.Spec.Broker != nil {
-			brokers[name] = config.ExporterBroker{Cluster: name, Address: o.Spec.Broker.Address}
+			b := config.ExporterBroker{Cluster: name, Address: o.Spec.Broker.Address}
+			for _, a := range o.Spec.Broker.OtherAddresses {
+				b.OtherAddresses = append(b.OtherAddresses, string(a))
+			}
+			brokers[name] = b
 			offers[name] = o.Spec.Export
 		}
 	}
@@ -222,12 +220,12 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	f.mu.Lock()
 	f.decided, f.before, f.roots = &d, d.InEffect, roots
 	f.mu.Unlock()
-	_ = f.store.Save(ctx, d.InEffect)                   // its problem is in the status
-	_ = f.bounds.Save(ctx, d, objects, e.cfg.WireGuard) // as is this one's
+	_ = f.store.Save(ctx, d.InEffect)                        // its problem is in the status
+	_ = f.bounds.Save(ctx, own, d, objects, e.cfg.WireGuard) // as is this one's
 
 	// Clusters that will receive less, or nothing, come before clusters that will receive more.
 	for cluster, was := range f.brokers {
-		if brokers[cluster] != was {
+		if !reflect.DeepEqual(brokers[cluster], was) {
 			f.publishing.stops[cluster]()
 			delete(f.brokers, cluster)
 		}
@@ -247,11 +245,11 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	return nil
 }
 
-// clusters returns those with a broker: those of the file, which has the own one at most, and those of objects.
+// clusters returns those with a broker: the own one, if the file has its address, and those of objects.
 func (f *following) clusters(offers map[string]*v1alpha1.Export) []string {
 	var all []string
-	for _, b := range f.publishing.exporter.cfg.Brokers {
-		all = append(all, b.Cluster)
+	if own := f.publishing.exporter.cfg.LocalBroker; own.Address != "" {
+		all = append(all, own.Cluster)
 	}
 	for cluster := range offers {
 		all = append(all, cluster)
@@ -279,9 +277,8 @@ func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export)
 		spec := inEffect[cluster].Spec
 		rules, _ := remotes.ExportRules(&spec) // a spec in effect was accepted before
 		for _, r := range rules {
-			all[cluster] = append(all[cluster], catalog.OfferRule{
-				ExportRule: catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces, Selector: r.Selector}, Offers: r.Offers,
-			})
+			all[cluster] = append(all[cluster], catalog.OfferRule{Features: r.Kinds, Namespaces: r.Namespaces,
+				Selector: r.Selector, Offers: r.Offers})
 		}
 	}
 	return all
@@ -293,6 +290,7 @@ func (f *following) report(ctx context.Context, objects remotes.Objects) {
 	for _, link := range f.publishing.exporter.links() {
 		links[link.GetCluster()] = link
 	}
+	f.status.Keep(objects)
 	for _, o := range objects.ByAge() {
 		c := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionFalse,
 			ObservedGeneration: o.Generation}
@@ -306,6 +304,9 @@ func (f *following) report(ctx context.Context, objects remotes.Objects) {
 		case link.GetConnected():
 			c.Status, reason, c.Message = metav1.ConditionTrue, finding.Connected,
 				"the broker of the remote cluster takes what is exported"
+		case link.GetRefusedSourceId() != "":
+			reason, c.Message = finding.SourceRefused, fmt.Sprintf("the broker of the remote cluster refuses this cluster: "+
+				"%.512s", link.GetLastError())
 		default:
 			reason, c.Message = finding.Disconnected, fmt.Sprintf("the broker of the remote cluster is not connected: %.512s",
 				link.GetLastError())

@@ -44,7 +44,7 @@ func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (t
 	if err := e.watcher.Synced(); err != nil {
 		place.State, place.Detail = debug.PlaceWaiting, err.Error()
 	}
-	e.watcher.Each(func(o metav1.Object, _ func(*catalog.Catalog)) {
+	e.watcher.Each(func(o metav1.Object) {
 		if there || o.GetName() != of.GetName() || o.GetNamespace() != of.GetNamespace() || kindOf(o) != of.GetKind() {
 			return
 		}

@@ -5,14 +5,12 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/exporter/conditions"
-	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/exporter/report"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
-	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
-	"github.com/kube-semaphore/semaphore/internal/tracing"
+	"github.com/kube-semaphore/semaphore/test/testkit/metricsdoc"
 )
 
 // TestMetricsAreDocumented checks that docs/metrics.md has every metric of the exporter with its labels and its help
@@ -23,10 +21,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish.NewMetrics(table)
-	tracing.NewMetrics(table)
-	feedback.NewMetrics(table)
-	conditions.NewMetrics(table)
-	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {
+	report.NewFeedbackMetrics(table)
+	report.NewConditionMetrics(table)
+	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table, watch.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	table.MustRegister(&exporter{}, debug.Findings(nil))

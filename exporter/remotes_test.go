@@ -24,9 +24,9 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // counting counts what a broker receives.
@@ -139,7 +139,9 @@ func TestFollowsRemoteClusters(t *testing.T) {
 			return c != nil && c.Reason == want
 		})
 	}
-	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}", bed.bundles)
+	own := filepath.Join(t.TempDir(), "broker.yaml")
+	must(t, os.WriteFile(own, []byte("localSubnets: [10.1.0.0/16]"), 0o600))
+	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}\nsubnetsFile: "+own, bed.bundles)
 
 	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "`+at2+`"}}`)
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
@@ -189,13 +191,34 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	}
 	patch("c2", `{"status":{"listenPort":7790}}`, "status")
 	within(t, "c2 is in the bounds", func() bool { return strings.Contains(bounds(), "listenPort: 7790") })
-	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "broker.yaml"), []byte("localSubnets: [10.1.0.0/16]"), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, config.RemotesFile), []byte(bounds()), 0o600))
-	if s, err := config.LoadSubnets(filepath.Join(dir, "broker.yaml"), "c1"); err != nil || len(s.Remotes) != 2 ||
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(own), config.RemotesFile), []byte(bounds()), 0o600))
+	if s := config.LoadSubnets(own, "c1", nil); len(s.Problems) > 0 || len(s.Remotes) != 2 ||
 		s.Remotes["c2"].WireGuard.ListenPort != 7790 {
-		t.Errorf("an agent reads %+v, %v", s, err)
+		t.Errorf("an agent reads %+v", s)
 	}
+
+	// Neither an operator's change that the broker refuses, nor the broker by a port, changes what agents have of c2. A
+	// change of c3 shows that the exporter has seen the one before.
+	marker := 0
+	for what, wrong := range map[string][]string{
+		"it overlaps the own cluster": {`{"spec":{"podSubnets":["10.1.2.0/24"]}}`},
+		"it has the port of another":  {`{"status":{"listenPort":7801}}`, "status"},
+		"its port is out of range":    {`{"status":{"listenPort":4789}}`, "status"},
+		"it has no port":              {`{"status":{"listenPort":null}}`, "status"},
+	} {
+		patch("c2", wrong[0], wrong[1:]...)
+		time.Sleep(2 * settle) // the exporter takes changes together
+		marker++
+		patch("c3", fmt.Sprintf(`{"spec":{"nodeSubnets":["192.0.2.0/24","198.51.100.%d/32"]}}`, marker))
+		within(t, what+": the exporter has seen it",
+			func() bool { return strings.Contains(bounds(), fmt.Sprintf("198.51.100.%d/32", marker)) })
+		if now := bounds(); !strings.Contains(now, "- 10.2.0.0/16") || strings.Contains(now, "10.1.2.0") ||
+			!strings.Contains(now, "listenPort: 7790") {
+			t.Errorf("%s: agents get %s", what, now)
+		}
+		patch("c2", `{"spec":{"podSubnets":["10.2.0.0/16"]}}`)
+	}
+	patch("c2", `{"status":{"listenPort":7790}}`, "status")
 
 	// c3 is removed and added again. Objects deleted in between are not sent late.
 	must(t, remotes.Delete(t.Context(), "c3", metav1.DeleteOptions{}))

@@ -9,8 +9,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
 // Check reads a device for which the kernel sent no event, and sets it if it is not as it was set.
@@ -32,7 +32,7 @@ func (r *Reconciler) Check(ctx context.Context, cluster string) {
 
 // matchesApplied reports whether a device is as it was last set, so that its report does not change. It returns the
 // device as it was read, so that set need not read it again; nil if set must.
-func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Device) {
+func (r *Reconciler) matchesApplied(d *device) (matches bool, is *kernel.Device) {
 	if d.peers == nil || d.contested {
 		return false, nil
 	}
@@ -53,7 +53,7 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Devi
 }
 
 // leaveRoamed makes a plan keep the endpoints of peers that roamed and have a live session.
-func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
+func (r *Reconciler) leaveRoamed(d *device, is *kernel.Device, wanted plan.Wanted, bounds plan.Bounds) {
 	left := d.roaming.Look(time.Now(), is.Peers, wanted, bounds)
 	var limit time.Duration
 	if d.roaming.Unproven() {

@@ -12,9 +12,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
 // drainTime is how long a peer remains after no route leads to it or another has its allowed IPs, and a route after
@@ -131,7 +130,7 @@ func waitForPackets(ctx context.Context) error {
 func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
 	err := r.kernel.AddRoute(s.Name, prefix, s.SourceOf(prefix))
 	now := time.Now()
-	if !errors.Is(err, wireguard.ErrTaken) || !claims.MayRetake(prefix, now) {
+	if !errors.Is(err, kernel.ErrTaken) || !claims.MayRetake(prefix, now) {
 		return err
 	}
 	slog.Warn("another program replaced a route of the agent, which restores it", "device", s.Name, "route", err)
@@ -139,13 +138,13 @@ func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Pr
 	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
 }
 
-// retire deletes routes in other tables that this agent's own replace: those of an earlier version, and of
+// retire deletes routes in other tables that this agent's own replace: those of an agent with another table, and of
 // semaphore-wireguard. It waits for packets whose lookup began before the rule that leads to this agent's table
 // existed. If ctx ends meanwhile, the next agent deletes them.
 func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 	strays, err := r.kernel.Strays(done.Name, done.Routed())
 	done.fails(err)
-	strays = slices.DeleteFunc(strays, func(stray routing.Route) bool {
+	strays = slices.DeleteFunc(strays, func(stray kernel.Route) bool {
 		return slices.Contains(done.lacking, stray.Prefix)
 	})
 	if len(strays) == 0 || waitForPackets(ctx) != nil {

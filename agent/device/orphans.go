@@ -4,8 +4,8 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -49,7 +49,7 @@ func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
 	report := &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}
 	is, err := r.kernel.Device(device)
 	if err != nil {
-		report.Problem = problem.Truncate(err.Error())
+		report.Problem = events.TruncateProblem(err.Error())
 		return report
 	}
 	if is == nil {
@@ -58,7 +58,7 @@ func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
 	describeReport(report, is)
 	// The broker publishes the key, so it must survive the next reboot.
 	if key, err := r.Keys.Read(device); err != nil {
-		report.PublicKey, report.Problem = nil, problem.Truncate(err.Error())
+		report.PublicKey, report.Problem = nil, events.TruncateProblem(err.Error())
 	} else if key != is.PrivateKey {
 		report.PublicKey, report.Problem = nil, "its private key is not the one in its key file"
 	}

@@ -4,11 +4,7 @@
 // that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one goroutine and has
 // no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired state, its bounds, its
 // key and its MTU from session, hostnet, keys and peers. Out: calls of the Kernel, events, the schedule, and views on
-// the status.Board. Package plan, which is pure, decides what to change. It must not import package agent, and reads or
-// writes the node only through Kernel.
-//
-// Of the agent's packages it may import desired, events, hostnet, keys, peers, plan, problem, routing, schedule,
-// session, status and wireguard.
+// the status.Board. Package plan, which is pure, decides what to change.
 package device
 
 import (
@@ -25,17 +21,15 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/keys"
-	"github.com/kube-semaphore/semaphore/agent/peers"
+	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -44,8 +38,8 @@ import (
 
 // Kernel is what the Reconciler reads and changes of the node.
 type Kernel interface {
-	Device(name string) (*wireguard.Device, error)
-	Links() ([]wireguard.Link, error)
+	Device(name string) (*kernel.Device, error)
+	Links() ([]kernel.Link, error)
 	Create(ctx context.Context, name, alias string, mtu int) error
 	Configure(name string, cfg wgtypes.Config) error
 	SetLink(name, alias string, mtu int, up bool) error
@@ -55,20 +49,20 @@ type Kernel interface {
 	AddRoute(name string, prefix netip.Prefix, source netip.Addr) error
 	ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error
 	DeleteRoute(name string, prefix netip.Prefix) error
-	Strays(name string, subnets []netip.Prefix) ([]routing.Route, error)
-	DeleteStray(r routing.Route) error
-	EgressLinks(to []netip.Addr) ([]wireguard.EgressLink, error)
+	Strays(name string, subnets []netip.Prefix) ([]kernel.Route, error)
+	DeleteStray(r kernel.Route) error
+	EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error)
 	LoosenFilter(name string) error
 	StrictFilters(links []string) ([]string, error)
 }
 
 // Parts are the owners that a Reconciler uses. None may be nil.
 type Parts struct {
-	Session  *session.Session
+	Session  *stream.Session
 	Node     *hostnet.Monitor
 	Keys     *keys.Rotator
-	Peers    *peers.Monitor
-	Schedule *schedule.Scheduler
+	Peers    *paths.Monitor
+	Schedule *plan.Scheduler
 	Board    *status.Board
 	Events   *events.Sink
 	// RemoveKey removes the key file of a removed device, and prints what it removed.
@@ -84,7 +78,6 @@ type Reconciler struct {
 	devices map[string]*device // by cluster
 }
 
-// device is the state of one device.
 type device struct {
 	cluster, name string
 	// report is nil until the agent has set the device, or tried to.
@@ -118,11 +111,10 @@ type device struct {
 }
 
 // New returns the Reconciler of a node of which nothing is known.
-func New(cfg *config.Agent, kernel Kernel, parts Parts) *Reconciler {
-	return &Reconciler{Parts: parts, cfg: cfg, kernel: kernel, metrics: newMetrics(), devices: map[string]*device{}}
+func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
+	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), devices: map[string]*device{}}
 }
 
-// Collectors returns its metrics.
 func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
 
 func (r *Reconciler) device(cluster string) *device {
@@ -154,7 +146,7 @@ func (r *Reconciler) publish(d *device) {
 func (r *Reconciler) Set(ctx context.Context, cluster string) { r.set(ctx, cluster, nil) }
 
 // set is Set with a device that matchesApplied has just read; nil to read it.
-func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.Device) {
+func (r *Reconciler) set(ctx context.Context, cluster string, read *kernel.Device) {
 	started := time.Now()
 	d := r.device(cluster)
 	want := r.Session.Network(cluster)
@@ -180,7 +172,7 @@ type outcome struct {
 	// replacesLive: the configuration replaces peers with a session.
 	replacesLive bool
 	// device is the device after the steps; nil if unknown.
-	device *wireguard.Device
+	device *kernel.Device
 	// failed are parts of the routing that could not be set, which delay nothing else; lacking are the routes among
 	// them.
 	failed  []error
@@ -189,7 +181,7 @@ type outcome struct {
 
 // apply sets a device as desired. An error is one of the device itself. read is that of set.
 func (r *Reconciler) apply(
-	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds,
+	ctx context.Context, d *device, want *desired.Network, read *kernel.Device, bounds plan.Bounds,
 	sources plan.Sources,
 ) (done outcome, err error) {
 	if err := plan.Cluster(d.cluster); err != nil { // before the name is used
@@ -204,6 +196,9 @@ func (r *Reconciler) apply(
 		existing, err = r.kernel.Device(d.name)
 	}
 	var adopts bool
+	if err == nil {
+		err = r.Node.Blocked(d.cluster)
+	}
 	if err == nil {
 		adopts, err = plan.CheckOwner(d.cluster, existing, r.cfg.Adopts(config.SemaphoreWireGuard))
 	}
@@ -251,7 +246,7 @@ func (r *Reconciler) apply(
 
 // plan decides the steps for a device, which may not exist.
 func (r *Reconciler) plan(
-	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device,
+	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *kernel.Device,
 ) (plan.Steps, error) {
 	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
 	if err != nil {
@@ -328,7 +323,7 @@ func (r *Reconciler) EventsLost(clusters []string) {
 }
 
 // Programmed observes the propagation time of changes that a round programmed, and returns those that it did not.
-func (r *Reconciler) Programmed(observed session.Observed) {
+func (r *Reconciler) Programmed(observed stream.Observed) {
 	now := time.Now()
 	for cluster, nodes := range observed {
 		for node, at := range nodes {

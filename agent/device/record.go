@@ -11,11 +11,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -30,7 +29,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	d.findings = r.findings(d, contest, wrong)
 	d.contested = contest != nil
 	was := d.problem
-	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
+	d.problem = events.AddProblem(events.AddProblem(events.JoinProblems(wrong...), contest), r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
 		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.problem, "device", d.name)
 	}
@@ -53,10 +52,10 @@ func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found
 		}
 	}
 	if contest != nil {
-		found = append(found, finding.New(finding.DeviceContested, d.cluster, 1, problem.Line(contest)))
+		found = append(found, finding.New(finding.DeviceContested, d.cluster, 1, events.ProblemLine(contest)))
 	}
 	if err := r.Keys.Problem(d.cluster); err != nil {
-		found = append(found, finding.New(finding.KeyFile, d.cluster, 1, problem.Line(err)))
+		found = append(found, finding.New(finding.KeyFile, d.cluster, 1, events.ProblemLine(err)))
 	}
 	return found
 }
@@ -161,7 +160,7 @@ func wrongOf(done outcome, err error) []string {
 	var lines []string
 	for _, err := range append([]error{err}, done.failed...) {
 		if err != nil {
-			lines = append(lines, problem.Line(err))
+			lines = append(lines, events.ProblemLine(err))
 		}
 	}
 	return slices.Concat(lines, done.Refused, done.Conflicts)
@@ -169,7 +168,7 @@ func wrongOf(done outcome, err error) []string {
 
 // describeReport copies what was read of a device into its report. The port of a device that is not up yet was chosen
 // by the kernel, and is not reported.
-func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
+func describeReport(r *semaphorev1.DeviceReport, d *kernel.Device) {
 	// A copy: a part of d would keep all of it, with its peers, as long as the report exists.
 	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, semaphorev1.BackendOf(d.Backend)
 	if d.Up {

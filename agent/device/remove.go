@@ -9,7 +9,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/problem"
 )
 
 // remove removes a device that the broker no longer desires. The key remains, unless the operator configured otherwise.
@@ -19,7 +18,7 @@ func (r *Reconciler) remove(d *device) {
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)
 	if err != nil {
-		text := problem.Truncate(err.Error())
+		text := events.TruncateProblem(err.Error())
 		if d.failure == nil || d.failure.Problem != text { // log once for each reason: the agent retries
 			slog.Warn("cannot remove the device; the agent retries", "device", d.name, "error", err)
 		}

@@ -70,3 +70,16 @@ func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) (live boo
 	}
 	return plan.TriggerHandshakes(cfg, d.live, now)
 }
+
+// BeginHandshakes makes a device begin a handshake with each of some peers. A device with a keepalive does so by
+// itself.
+func (r *Reconciler) BeginHandshakes(cluster string, peers []wgtypes.Key) {
+	d := r.device(cluster)
+	if d.applied == nil || d.applied.Device.GetPersistentKeepalive().AsDuration() > 0 {
+		return
+	}
+	if err := r.kernel.Configure(d.name, plan.BeginHandshakes(peers)); err != nil {
+		slog.Warn("cannot begin handshakes to see whether peers answer; the agent tries again", "device", d.name, "error",
+			err)
+	}
+}

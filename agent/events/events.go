@@ -1,9 +1,8 @@
-// Package events reports what happens on the node to clients of the agent's debug socket, and to the log.
+// Package events reports what happens on the node to clients of the agent's debug socket, and to the log, and bounds
+// the texts of problems for a report.
 //
 // It owns the recorder. In: an Event. Out: a record and, if the event has one, a log line. It decides nothing: its
 // callers decide what is worth an event.
-//
-// It may import no other package of the agent.
 package events
 
 import (
@@ -63,7 +62,6 @@ func (e Event) Warn(message string, args ...any) Event {
 // Sink receives the events of one agent. It is safe for concurrent use and never waits for a reader.
 type Sink struct{ recorder *debug.Recorder }
 
-// New returns the sink of the agent of a cluster.
 func New(cluster string) *Sink { return &Sink{recorder: debug.NewRecorder("agent", cluster, "")} }
 
 // Recorder returns what the debug socket serves.
@@ -72,7 +70,6 @@ func (s *Sink) Recorder() *debug.Recorder { return s.recorder }
 // SetNode sets the node of all later records.
 func (s *Sink) SetNode(node string) { s.recorder.SetNode(node) }
 
-// Emit reports an event.
 func (s *Sink) Emit(e Event) {
 	if ctx := context.Background(); e.message != "" && slog.Default().Enabled(ctx, e.level) {
 		// The source of the line is the caller: the log is rate-limited by source.

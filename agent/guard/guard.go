@@ -14,10 +14,11 @@
 //
 // They exist before the device, remain when the agent stops, and are removed only with the remote.
 //
-// The package owns that nftables table and those routes, and nothing else on the node. It decides nothing: its caller
-// has validated the subnets. It imports nothing of the agent but agent/routing and agent/netevents.
+// If the configuration asks for it, the TrafficCounter has the kernel count what passes the devices by ClusterIP, in
+// tables of its own.
 //
-// Of the agent's packages it may import netevents and routing.
+// The package owns these nftables tables and routes, and nothing else on the node. It decides nothing: its caller has
+// validated the subnets.
 package guard
 
 import (
@@ -27,13 +28,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // Guard is the node's guard. Clusters and Counts are safe for concurrent use, all else is for one goroutine.
 type Guard struct {
 	inbound bool
-	table   routing.Table
+	table   kernel.RoutingTable
 	// read reads the existing rules.
 	read func() (ruleset, error)
 
@@ -47,7 +48,7 @@ type Guard struct {
 
 // New makes a Guard that continues from what an earlier one left on the node. inbound selects whether packets from
 // remote pods that bypass the device are dropped on entry. Its routes are in table.
-func New(inbound bool, table routing.Table) *Guard {
+func New(inbound bool, table kernel.RoutingTable) *Guard {
 	return &Guard{inbound: inbound, table: table, read: readRuleset, remotes: remotes{}, removed: map[string]bool{}}
 }
 
@@ -149,7 +150,7 @@ func (g *Guard) apply(cluster string, change func(remotes)) (bool, error) {
 }
 
 // routes adds missing unreachable routes with the rules that lead packets to them, and deletes those that are no
-// longer desired. Routes of another table, left by an earlier version, are deleted once the new ones exist.
+// longer desired. Routes of another table, of an agent with another configuration, are deleted once the new ones exist.
 func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 	have, strays, err := g.unreachableRoutes()
 	if err != nil {
@@ -164,7 +165,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 	}
 	ruled := map[int]bool{}
 	for _, p := range wanted {
-		if family := routing.Family(p); !ruled[family] {
+		if family := kernel.Family(p); !ruled[family] {
 			ruled[family] = true
 			added, err := g.table.Rule(family)
 			changed, failed = changed || added, append(failed, err)
@@ -179,7 +180,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 		failed = append(failed, g.deleteUnreachable(p))
 	}
 	if len(gone) > 0 {
-		_, err := routing.DeleteUnusedRules()
+		_, err := kernel.DeleteUnusedRules()
 		failed = append(failed, err)
 	}
 	return changed, errors.Join(failed...)
@@ -235,7 +236,7 @@ func (g *Guard) Sweep() error {
 		failed = append(failed, r.Delete())
 	}
 	if len(gone)+len(strays) > 0 {
-		_, err := routing.DeleteUnusedRules()
+		_, err := kernel.DeleteUnusedRules()
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
@@ -295,6 +296,6 @@ func RemoveAll() ([]string, error) {
 		}
 		removed = append(removed, r.Name())
 	}
-	rules, err := routing.DeleteUnusedRules()
+	rules, err := kernel.DeleteUnusedRules()
 	return append(removed, rules...), errors.Join(failed, err)
 }

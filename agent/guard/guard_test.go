@@ -22,12 +22,12 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/testbed/capture"
-	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // must ends the test on an error.
@@ -115,7 +115,7 @@ func route(t *testing.T, subnet, device string) *netlink.Route {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(subnet)
 	must(t, err)
-	r := &netlink.Route{Dst: dst, LinkIndex: linkIndex(t, device), Table: routing.DefaultTable}
+	r := &netlink.Route{Dst: dst, LinkIndex: linkIndex(t, device), Table: kernel.DefaultTableID}
 	must(t, netlink.RouteAdd(r))
 	return r
 }
@@ -152,7 +152,7 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 func TestTunnels(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		here, err := net.ListenPacket("udp", ":7775")
 		must(t, err)
 		defer here.Close()
@@ -231,7 +231,7 @@ func TestTunnels(t *testing.T) {
 			t.Errorf("c3: %+v", got)
 		}
 		// A later agent reads them before its broker sends them, and they survive changes of another remote.
-		later := New(true, routing.Default())
+		later := New(true, kernel.DefaultRoutingTable())
 		set(t)(later.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
 		if arrives("203.0.113.1", "192.0.2.1") {
 			t.Error("a later agent has let a stranger's packet in")
@@ -278,7 +278,7 @@ func TestTunnels(t *testing.T) {
 func TestGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 
 		// Without a route into the device the packet is refused, and never reaches the rules.
@@ -343,7 +343,7 @@ func TestGuard(t *testing.T) {
 		}
 
 		// A restarted agent, to which no broker has sent c3, removes c2.
-		g = New(true, routing.Default())
+		g = New(true, kernel.DefaultRoutingTable())
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
 		}
@@ -389,7 +389,7 @@ func TestLongName(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		long := strings.Repeat("c", 55) + ".example"
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set(long, Remote{Device: naming.Device(long),
 			Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
 			Port:    65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
@@ -405,7 +405,7 @@ func TestLongName(t *testing.T) {
 				}
 			}
 		}
-		g = New(true, routing.Default())
+		g = New(true, kernel.DefaultRoutingTable())
 		if diff := cmp.Diff([]string{long}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
 		}
@@ -484,7 +484,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 		const byGood, byBad = "192.0.2.1", "192.0.2.5"
 		enters(byGood, "unguarded, by the device")
 		enters(byBad, "unguarded, by another")
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
 		eventually(t, "a packet that came in by another interface is counted",
@@ -494,7 +494,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 			t.Error("a packet with a remote pod's address comes in by another interface")
 		}
 		// Without guardInbound they pass.
-		g = New(false, routing.Default())
+		g = New(false, kernel.DefaultRoutingTable())
 		set(t)(g.Restore())
 		enters(byBad, "by another, which was not forbidden")
 		_, err = RemoveAll()
@@ -508,7 +508,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		leaked := w.watch(t)
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		route(t, "10.2.2.0/24", "good")
@@ -569,7 +569,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
@@ -662,10 +662,10 @@ func sleep(t *testing.T) {
 func TestNFTablesThatCannotBeRead(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
-		earlier := New(true, routing.Default())
+		earlier := New(true, kernel.DefaultRoutingTable())
 		set(t)(earlier.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		set(t)(earlier.Set("c4", Remote{Device: "wireguard.c4", Subnets: prefixes("10.4.0.0/16")}))
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		busy := errors.New("busy")
 		g.read = func() (ruleset, error) { return ruleset{}, busy }
 		if changed, err := g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}); !changed ||
@@ -693,17 +693,17 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// TestRoutesOfAnEarlierVersionAreReplaced: routes of an earlier version in the main table are removed after the new
-// ones exist.
+// TestRoutesOfAnEarlierVersionAreReplaced: routes of an agent with another table, in the main one, are removed after
+// the new ones exist.
 func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		for _, prefix := range []string{"10.2.0.0/16", "fd00:2::/48"} {
-			r := New(true, routing.Default()).unreachableRoute(netip.MustParsePrefix(prefix))
+			r := New(true, kernel.DefaultRoutingTable()).unreachableRoute(netip.MustParsePrefix(prefix))
 			r.Table = 0
 			must(t, netlink.RouteAdd(r))
 		}
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 		have, strays, err := g.unreachableRoutes()
 		must(t, err)
@@ -717,7 +717,7 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 		}
 		set(t)(g.Remove("c2"))
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			if ruled, err := routing.Default().Ruled(family); ruled || err != nil {
+			if ruled, err := kernel.DefaultRoutingTable().Ruled(family); ruled || err != nil {
 				t.Errorf("a rule for nothing: %v, %v", ruled, err)
 			}
 		}
@@ -726,7 +726,7 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		g := New(true, routing.Default())
+		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		conn, err := nftables.New()
 		must(t, err)

@@ -3,7 +3,7 @@ package guard
 import (
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // unreachableMetric is the metric of the unreachable routes: larger than that of routes into devices, which is 0 or,
@@ -17,7 +17,7 @@ import (
 const unreachableMetric = 1 << 16
 
 // unreachableRoutes returns the prefixes of the agent's unreachable routes, and those routes of other tables.
-func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []routing.Route, err error) {
+func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []kernel.Route, err error) {
 	all, err := allUnreachableRoutes()
 	for _, r := range all {
 		if r.Table == g.table.ID {
@@ -30,9 +30,9 @@ func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []routing.R
 }
 
 // allUnreachableRoutes returns the agent's unreachable routes of every table.
-func allUnreachableRoutes() (all []routing.Route, err error) {
-	err = routing.Table{}.Each(routing.Filter{Protocol: routing.Protocol, Type: unix.RTN_UNREACHABLE},
-		func(r routing.Route) {
+func allUnreachableRoutes() (all []kernel.Route, err error) {
+	err = kernel.RoutingTable{}.Each(kernel.RouteFilter{Protocol: kernel.RouteProtocol, Type: unix.RTN_UNREACHABLE},
+		func(r kernel.Route) {
 			if r.Metric == unreachableMetric {
 				all = append(all, r)
 			}
@@ -58,8 +58,8 @@ func (g *Guard) deleteUnreachable(prefix netip.Prefix) error {
 
 func (g *Guard) unreachableRoute(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{
-		Dst: routing.IPNet(prefix), Table: g.table.ID,
-		Type: unix.RTN_UNREACHABLE, Protocol: routing.Protocol, Priority: unreachableMetric,
+		Dst: kernel.IPNet(prefix), Table: g.table.ID,
+		Type: unix.RTN_UNREACHABLE, Protocol: kernel.RouteProtocol, Priority: unreachableMetric,
 	}
 }
 

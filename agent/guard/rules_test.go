@@ -9,9 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var prefixes = testkit.Prefixes
@@ -105,7 +105,7 @@ func TestMask(t *testing.T) {
 // TestAdopt: a remote that was set or removed before the rules of an earlier Guard could be read is not replaced by
 // them.
 func TestAdopt(t *testing.T) {
-	g := New(true, routing.Table{})
+	g := New(true, kernel.RoutingTable{})
 	g.remotes["c2"], g.removed["c3"] = Remote{Closed: true}, true
 	g.adopt(remotes{"c2": {}, "c3": {}, "c4": {}})
 	if got := slices.Sorted(maps.Keys(g.remotes)); !slices.Equal(got, []string{"c2", "c4"}) || !g.remotes["c2"].Closed ||

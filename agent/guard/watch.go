@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/netevents"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // Watch calls changed when something of the table was deleted or replaced, such as by "nft flush ruleset", or when
@@ -20,10 +20,10 @@ func Watch(ctx context.Context, changed func()) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	source := netevents.Source{
+	source := kernel.EventSource{
 		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: watchFilter(),
 	}
-	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
+	return kernel.FollowEvents(ctx, source, func(messages []syscall.NetlinkMessage) {
 		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == tableName }) {
 			changed()
 		}
@@ -55,9 +55,9 @@ func watchFilter() []bpf.Instruction {
 		unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
 		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE, unix.NFT_MSG_NEWTABLE,
 	}
-	filter := []bpf.Instruction{netevents.Type}
+	filter := []bpf.Instruction{kernel.EventType}
 	for i, kind := range kinds {
-		filter = append(filter, netevents.Is(unix.NFNL_SUBSYS_NFTABLES<<8|kind, uint8(len(kinds)-i), 0))
+		filter = append(filter, kernel.IfEventType(unix.NFNL_SUBSYS_NFTABLES<<8|kind, uint8(len(kinds)-i), 0))
 	}
-	return append(filter, netevents.Drop, netevents.Take)
+	return append(filter, kernel.DropEvent, kernel.TakeEvent)
 }

@@ -2,7 +2,6 @@ package hostnet
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -18,10 +17,8 @@ import (
 // declared is what the node's own configuration states about the own cluster and the remotes: what bounds the broker
 // does not come from the broker.
 type declared struct {
-	// subnets is nil if there is no such file.
+	// subnets is nil if the configuration names no such file.
 	subnets *config.Subnets
-	// problem is why the current file cannot be used, and the previous one remains in use.
-	problem string
 }
 
 // remote returns what the file states about a remote. named is false if the file exists and does not name the remote;
@@ -31,59 +28,70 @@ func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
 		return nil, true
 	}
 	s, named := d.subnets.Remotes[cluster]
+	if !named {
+		s, named = d.subnets.Blocked[cluster]
+	}
 	return &plan.Remote{Pods: s.PodPrefixes, Nodes: s.NodePrefixes, Port: int(s.WireGuard.ListenPort)}, named
 }
 
 func (d *declared) problems() []string {
-	if d.problem == "" {
+	if d.subnets == nil {
 		return nil
 	}
-	return []string{d.problem}
+	return d.subnets.Problems
 }
 
-// LoadSubnets reads the subnets file at start. Its error must end the agent, which would have no bounds.
-func (m *Monitor) LoadSubnets() error {
+// known reports whether it is known which remotes to guard.
+func (d *declared) known() bool { return d.subnets == nil || d.subnets.Known }
+
+// LoadSubnets reads the subnets file at start. before is Declared of an earlier agent: what cannot be used of the file
+// has its form from there. No file ends the agent, which would leave the node without a guard.
+func (m *Monitor) LoadSubnets(before string) {
 	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
-		return nil
+		return
 	}
-	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
-	if err != nil {
-		return err
-	}
+	s := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster, config.ReadText(before, m.cfg.Cluster))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.declare(s)
-	return nil
+	m.publish()
 }
 
-// ReloadSubnets reads the subnets file again, if there is one, and reports whether it changed. A file that cannot be
-// used changes nothing.
+// Declared returns what is in use of the subnets file, for a later agent; empty if that is not known.
+func (m *Monitor) Declared() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.declared.subnets; s != nil && s.Known {
+		return s.Text()
+	}
+	return ""
+}
+
+// ReloadSubnets reads the subnets file again, if there is one, and reports whether it changed. An element that cannot
+// be used changes nothing.
 func (m *Monitor) ReloadSubnets() bool {
 	if !m.declares() {
 		return false
 	}
-	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
+	m.mu.Lock()
+	before := m.declared.subnets // only this goroutine sets it
+	m.mu.Unlock()
+	s := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster, before)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	problem := ""
-	if err == nil && s.Unnamed && !m.declared.subnets.Unnamed {
-		// A lost ConfigMap is no operator's order.
-		err = fmt.Errorf("subnetsFile %s names no remotes, and the file %s beside it is missing", m.cfg.SubnetsFile,
-			config.RemotesFile)
-	}
-	if err != nil {
-		problem = err.Error() + "; the previous one remains in use"
-	}
-	if problem != m.declared.problem {
-		m.declared.problem = problem
-		m.publish()
-	}
-	if err != nil || reflect.DeepEqual(s, m.declared.subnets) {
+	had := *before
+	had.Problems = s.Problems
+	if same := reflect.DeepEqual(s, &had); same {
+		m.declared.subnets = s
+		if !slices.Equal(s.Problems, before.Problems) {
+			m.publish()
+		}
 		return false
 	}
 	m.events.Emit(events.Event{Cluster: m.cfg.Cluster, Object: "subnets file", Action: "apply"}.
 		Info("subnets file has changed", "file", m.cfg.SubnetsFile, "remotes", slices.Sorted(maps.Keys(s.Remotes))))
 	m.declare(s)
+	m.publish()
 	return true
 }
 
@@ -91,9 +99,11 @@ func (m *Monitor) ReloadSubnets() bool {
 func (m *Monitor) declare(s *config.Subnets) {
 	m.declared.subnets = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
-	for name, r := range s.Remotes {
-		m.remotes[name] = &semaphorev1.GuardedRemote{
-			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes(),
+	for _, of := range []map[string]config.Remote{s.Blocked, s.Remotes} {
+		for name, r := range of {
+			m.remotes[name] = &semaphorev1.GuardedRemote{
+				Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes(),
+			}
 		}
 	}
 	m.node.Guarded = false
@@ -118,6 +128,18 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 			m.cfg.SubnetsFile)
 	}
 	return bounds, nil
+}
+
+// Blocked returns why no device may be set for a remote that is guarded nevertheless; nil if it may.
+func (m *Monitor) Blocked(cluster string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.declared.subnets; s != nil {
+		if _, blocked := s.Blocked[cluster]; blocked {
+			return errors.New("the subnets file names the remote in a form that cannot be used: " + m.cfg.SubnetsFile)
+		}
+	}
+	return nil
 }
 
 // Strictly returns the device that the broker desires, but strict unless the subnets file is permissive too.

@@ -8,18 +8,18 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // RestoreGuard sets the guard of an earlier agent, before this one does anything else. c is the state that it saved;
 // nil for none that can be used.
-func (m *Monitor) RestoreGuard(c *cache.Contents) {
+func (m *Monitor) RestoreGuard(c *stream.StateFile) {
 	if c != nil {
 		m.mu.Lock()
 		if m.declared.subnets == nil {
@@ -36,7 +36,7 @@ func (m *Monitor) RestoreGuard(c *cache.Contents) {
 	m.GuardRemotes()
 }
 
-// StreamBegins must be called before the first message of a stream: its broker has named no remotes yet.
+// StreamBegins takes the begin of a stream: its broker has named no remotes yet.
 func (m *Monitor) StreamBegins() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,7 +71,7 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	m.changed()
 }
 
-// Synced must be called at the end mark of a broker's state. If that broker sent no list of remotes, the list of an
+// Synced takes the end mark of a broker's state. If that broker sent no list of remotes, the list of an
 // earlier broker no longer counts.
 func (m *Monitor) Synced() {
 	m.mu.Lock()
@@ -97,7 +97,7 @@ func (m *Monitor) GuardRemotes() {
 	for _, cluster := range slices.Sorted(maps.Keys(remotes)) {
 		r := remotes[cluster]
 		ours, err := m.InterfaceIsOurs(cluster)
-		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: m.passes(r)}
+		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: m.mayPassInTheClear(r)}
 		bounds, unnamed := m.Within(bounds, cluster)
 		if unnamed != nil {
 			continue // it was just removed from the subnets file
@@ -112,7 +112,7 @@ func (m *Monitor) GuardRemotes() {
 		complete = complete && m.subnets[cluster] != nil // a device that could not be read is not guarded either
 	}
 	if complete {
-		m.node.Guarded = m.node.Heard
+		m.node.Guarded = m.node.Heard && m.declared.known()
 		m.board.PutNode(m.node)
 	} else {
 		m.work.Remotes = true
@@ -131,7 +131,7 @@ func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 		return true, err
 	}
 	name := naming.Device(cluster)
-	i := slices.IndexFunc(links, func(l wireguard.Link) bool { return l.Name == name })
+	i := slices.IndexFunc(links, func(l kernel.Link) bool { return l.Name == name })
 	if i < 0 || links[i].Alias == naming.DeviceAlias(cluster) {
 		return true, nil
 	}
@@ -166,7 +166,7 @@ func (m *Monitor) UnconfiguredGuards() []string {
 
 // RoutedSubnets returns the subnets of a remote that are routed or guarded, or were before this node booted: its device
 // may no longer exist.
-func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []netip.Prefix {
+func (m *Monitor) RoutedSubnets(cluster string, existing *kernel.Device) []netip.Prefix {
 	subnets := slices.Concat(m.guard.Subnets(cluster), m.kept[cluster])
 	if existing != nil {
 		subnets = append(subnets, existing.Routes...)

@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/agent/cache"
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -18,9 +18,8 @@ import (
 // guard, and neither does the broker alone: a subnet that this node guards is held until neither names it.
 
 // restoreHeld loads what an earlier agent guarded from its state file, or from the rules if the file has no list of
-// guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone. It must be
-// called before the first stream.
-func (m *Monitor) restoreHeld(c *cache.Contents) {
+// guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone.
+func (m *Monitor) restoreHeld(c *stream.StateFile) {
 	m.listed = map[string]*semaphorev1.GuardedRemote{}
 	if c != nil {
 		for _, r := range c.Guarded() {
@@ -149,23 +148,31 @@ func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds)
 	return m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours)
 }
 
-// passes reports whether packets of a remote without a desired device may leave in the clear. The subnets file alone
-// opens no guard: its writer would decide for the broker. On a node that has not guarded the remote yet, the file
-// decides until the broker has named its remotes: a new agent must not stop packets that are in the clear today.
-func (m *Monitor) passes(r *semaphorev1.GuardedRemote) bool {
+// mayPassInTheClear reports whether packets of a remote without a desired device may leave in the clear: the subnets
+// file and the broker must both open a guard, for the file's writer alone would decide for the broker. On a node that
+// has not guarded the remote yet, the file decides until the broker has named its remotes: a new agent must not stop
+// packets that are in the clear today.
+func (m *Monitor) mayPassInTheClear(r *semaphorev1.GuardedRemote) bool {
 	cluster := r.GetCluster()
 	guarded := len(m.guard.Subnets(cluster)) > 0
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if listed := m.listed[cluster]; m.declared.subnets != nil && (listed != nil || m.node.Heard) {
-		return r.GetPermissive() && listed.GetPermissive()
+	listed := m.listed[cluster]
+	switch {
+	case !r.GetPermissive():
+		return false
+	case m.declared.subnets == nil: // no file: the broker alone decides
+		return true
+	case listed != nil:
+		return listed.GetPermissive()
+	case m.node.Heard: // the broker named its remotes, and not this one
+		return false
 	}
-	held := guarded || m.kept[cluster] != nil
-	return r.GetPermissive() && (m.declared.subnets == nil || m.permissive[cluster] || !held)
+	return m.permissive[cluster] || !guarded && m.kept[cluster] == nil // no broker yet: stop nothing that flows
 }
 
-// Spoken must be called at the end mark of a broker's state, after the session has it: it decides about remotes that
-// the file does not name.
+// Spoken takes that the session has the whole of a broker's state: it decides about remotes that the file does not
+// name.
 func (m *Monitor) Spoken() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -190,9 +197,8 @@ func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool)
 			what = "names fewer podSubnets of remote " + cluster
 		}
 		line = fmt.Sprintf("the subnets file %s %s, and the broker has not said that %v is removed: the guard stays, and "+
-			"the "+
-			"device gets no changes outside of the file. Add it again: to the ConfigMap semaphore-remotes, which the exporter "+
-			"writes for RemoteClusters, or to semaphore-subnets. To remove the remote, remove it from the broker too",
+			"the device gets no changes outside of the file. Add it again: to the ConfigMap semaphore-remotes, which the "+
+			"exporter writes for RemoteClusters, or to semaphore-subnets. To remove the remote, remove it from the broker too",
 			m.cfg.SubnetsFile, what, subnets)
 	}
 	m.mu.Lock()

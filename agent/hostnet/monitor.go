@@ -3,11 +3,7 @@
 //
 // The Monitor owns that state under one lock, and never holds it while it calls the kernel. In: events of the kernel,
 // the broker's messages about the node, the subnets file. Out: bounds and sources for the devices' routes, and the
-// node's problems on the status.Board. It sets the guard, and nothing of a device. It must not import device, keys or
-// peers.
-//
-// Of the agent's packages it may import cache, desired, events, guard, plan, problem, schedule, session, status, sysctl
-// and wireguard.
+// node's problems on the status.Board. It sets the guard, and nothing of a device.
 package hostnet
 
 import (
@@ -21,12 +17,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/schedule"
-	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/sysctl"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -41,12 +35,12 @@ const (
 
 // Kernel is what the Monitor reads of the node.
 type Kernel interface {
-	Addresses() ([]wireguard.Address, error)
-	Device(name string) (*wireguard.Device, error)
+	Addresses() ([]kernel.Address, error)
+	Device(name string) (*kernel.Device, error)
 	Elsewhere(name string, subnets []netip.Prefix) (bool, error)
-	Foreign(wanted func(netip.Prefix) bool) ([]wireguard.Foreign, error)
-	Links() ([]wireguard.Link, error)
-	Settings(networks []sysctl.Network) (sysctl.Values, error)
+	Foreign(wanted func(netip.Prefix) bool) ([]kernel.Foreign, error)
+	Links() ([]kernel.Link, error)
+	Settings(networks []kernel.RoutedDevice) (kernel.Settings, error)
 }
 
 // Guard is the guard of the node. Clusters and Counts are safe for concurrent use; one goroutine calls the rest.
@@ -72,7 +66,7 @@ type Monitor struct {
 	cfg     *config.Agent
 	kernel  Kernel
 	guard   Guard
-	session *session.Session
+	session *stream.Session
 	board   *status.Board
 	events  *events.Sink
 	// changed requests a write of the state file.
@@ -86,7 +80,7 @@ type Monitor struct {
 	// checkedAt is when the node was last checked, and guardedAt when GuardRemotes last ran.
 	checkedAt, guardedAt time.Time
 	// addresses are the node's, as listed at addressesAt; stale means that they changed since.
-	addresses   []wireguard.Address
+	addresses   []kernel.Address
 	addressesAt time.Time
 	stale       bool
 	// podCIDRs are the node's own, as the broker last sent them; none for unknown. reserved are addresses in them that
@@ -118,10 +112,10 @@ type problems struct {
 
 // New returns the Monitor of a node. changed must not block.
 func New(
-	cfg *config.Agent, kernel Kernel, g Guard, s *session.Session, board *status.Board, sink *events.Sink, changed func(),
+	cfg *config.Agent, k Kernel, g Guard, s *stream.Session, board *status.Board, sink *events.Sink, changed func(),
 ) *Monitor {
 	return &Monitor{
-		cfg: cfg, kernel: kernel, guard: g, session: s, board: board, events: sink, changed: changed,
+		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
 		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
 		node: status.Node{LastClear: map[string]time.Time{}},
 	}
@@ -158,7 +152,7 @@ func (m *Monitor) GuardChanged() {
 
 // Changed handles an event of the kernel, which the agent itself may have caused. It returns the clusters whose device
 // must be checked, and whether there is anything to check.
-func (m *Monitor) Changed(e wireguard.Event) (heal []string, any bool) {
+func (m *Monitor) Changed(e kernel.Event) (heal []string, any bool) {
 	clusters := m.session.Clusters()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,7 +182,7 @@ func (m *Monitor) Take(now time.Time, full bool) Work {
 	case full:
 		m.stale = m.stale || now.Sub(m.addressesAt) >= maxAddressAge
 		due.Routes, due.Settings, due.Guard = true, true, true
-	case now.Sub(m.checkedAt) < schedule.HealGap:
+	case now.Sub(m.checkedAt) < plan.HealGap:
 		return due
 	default:
 		due.Routes, due.Settings, due.Guard = m.work.Routes, m.work.Settings, m.work.Guard
@@ -202,16 +196,16 @@ func (m *Monitor) Next() (next time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.work.Remotes {
-		next = m.guardedAt.Add(schedule.MinRetry)
+		next = m.guardedAt.Add(plan.MinRetry)
 	}
 	if m.work.checks() {
-		next = schedule.Earlier(next, m.checkedAt.Add(schedule.HealGap))
+		next = plan.Earlier(next, m.checkedAt.Add(plan.HealGap))
 	}
 	return next
 }
 
 // nodeAddresses returns the node's addresses, without those of Services.
-func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
+func (m *Monitor) nodeAddresses() ([]kernel.Address, error) {
 	m.mu.Lock()
 	have, listed := m.addresses, !m.stale && !m.addressesAt.IsZero()
 	m.stale = false
@@ -263,7 +257,7 @@ func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
 }
 
 // sources chooses the sources of routes from the node's addresses.
-func (m *Monitor) sources(addresses []wireguard.Address) plan.Sources {
+func (m *Monitor) sources(addresses []kernel.Address) plan.Sources {
 	clusters := slices.AppendSeq(m.session.Clusters(), maps.Keys(m.board.Get().Orphans))
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,9 +302,9 @@ func (m *Monitor) Check(work Work) {
 		shadows, err = m.shadows(subnets)
 		failed = append(failed, err)
 	}
-	var networks []sysctl.Network
+	var networks []kernel.RoutedDevice
 	for _, cluster := range slices.Sorted(maps.Keys(subnets)) {
-		networks = append(networks, sysctl.Network{
+		networks = append(networks, kernel.RoutedDevice{
 			Device: naming.Device(cluster), Subnets: subnets[cluster], Shadowed: len(shadows[cluster]) > 0,
 		})
 	}
@@ -334,7 +328,7 @@ func (m *Monitor) Check(work Work) {
 		m.node.Counts = counts
 	}
 	m.node.ClearPackets = clear
-	m.problems.shadows, m.problems.settings, m.problems.check = shadows, sysctl.Problems(values, networks), check
+	m.problems.shadows, m.problems.settings, m.problems.check = shadows, kernel.SettingProblems(values, networks), check
 	if work.Guard {
 		m.guarded(guarded)
 	}

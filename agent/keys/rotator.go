@@ -1,11 +1,11 @@
 // Package keys decides when the node's private keys are replaced, and replaces them in their files.
 //
-// The Rotator owns the key files, the schedule, and the orders of brokers and operators, under a lock that it never
+// The Rotator owns the key files, the Schedule, and the orders of brokers and operators, under a lock that it never
 // holds during a call to another package. In: orders (Order, Ask, SetUndelivered). Out: keys (Key, Replace) and
-// decisions (Due, Asked). It touches no device: package device sets a key on its device. It must not import the other
-// owners of the agent's state (device, hostnet, peers, session).
+// decisions (Due, Asked). It touches no device: package device sets a key on its device.
 //
-// Of the agent's packages it may import events, problem, rotation and wireguard.
+// The Schedule decides when a key is due: because an operator requested it, or because of its age. It has no clock, no
+// file and no device, and never waits: if a due key cannot be replaced yet, its caller asks again later.
 package keys
 
 import (
@@ -23,9 +23,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/problem"
-	"github.com/kube-semaphore/semaphore/agent/rotation"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -37,14 +35,14 @@ const maxWithin = 24 * time.Hour
 type Rotator struct {
 	own    string // the agent's cluster
 	dir    string
-	files  *wireguard.Keys
+	files  *kernel.Keys
 	events *events.Sink
 
 	mu sync.Mutex
 	// keys are the keys as they were last read, and failed why a due one was not replaced, by cluster.
-	keys     map[string]wireguard.StoredKey
+	keys     map[string]kernel.StoredKey
 	failed   map[string]string
-	schedule *rotation.Schedule
+	schedule *Schedule
 	// undelivered are the remotes that would not get a new key, and why; heard means that the broker of this stream has
 	// named them. waiting are the clusters whose due key waits for that.
 	undelivered map[string]string
@@ -64,7 +62,6 @@ type Request struct {
 	Done chan<- Result
 }
 
-// Result is the result of a Request.
 type Result struct {
 	Keys []*semaphorev1.RotatedKey
 	Err  error
@@ -73,8 +70,8 @@ type Result struct {
 // New returns the Rotator of an agent whose keys are in dir.
 func New(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
-		own: own, dir: dir, files: wireguard.NewKeys(dir), events: sink,
-		keys: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
+		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
+		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: NewSchedule(),
 		undelivered: map[string]string{}, waiting: map[string]string{},
 		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_key_rotations_total",
@@ -92,14 +89,13 @@ func New(own, dir string, sink *events.Sink) *Rotator {
 	}
 }
 
-// Collectors returns its metrics.
 func (r *Rotator) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{r.rotations, r.keyCreated, r.problems}
 }
 
 // Key returns the key that a device should have: that of its file. If the file may not survive a reboot, an existing
 // device keeps its key. maxAge is the maximal age of a key, 0 for any.
-func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.Device) (wgtypes.Key, error) {
+func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Device) (wgtypes.Key, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Of(device, existing)
 	if err != nil {
@@ -129,13 +125,13 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 }
 
 // Read returns the private key in the file of a device. The error is fs.ErrNotExist if there is none.
-func (r *Rotator) Read(device string) (wgtypes.Key, error) { return wireguard.ReadKey(r.dir, device) }
+func (r *Rotator) Read(device string) (wgtypes.Key, error) { return kernel.ReadKey(r.dir, device) }
 
 // Track creates the counter of a device that has a key.
 func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(cluster, naming.Device(cluster)) }
 
 // Stored returns the key of a cluster as it was last read or written, and whether it was.
-func (r *Rotator) Stored(cluster string) (wireguard.StoredKey, bool) {
+func (r *Rotator) Stored(cluster string) (kernel.StoredKey, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key, ok := r.keys[cluster]
@@ -171,7 +167,7 @@ func (r *Rotator) Forget(cluster string) {
 	r.rotations.DeleteLabelValues(cluster, device)
 }
 
-// StreamBegins must be called before the first message of a stream.
+// StreamBegins takes the begin of a stream: its broker has named no undelivered remotes yet.
 func (r *Rotator) StreamBegins() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +181,7 @@ func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
 	r.heard = true
 	r.undelivered = map[string]string{}
 	for _, remote := range m.GetRemotes() {
-		why := problem.Truncate(remote.GetReason())
+		why := events.TruncateProblem(remote.GetReason())
 		if why == "" {
 			why = "the broker does not say why"
 		}
@@ -193,8 +189,7 @@ func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
 	}
 }
 
-// Synced must be called at the end mark of a broker's state. A broker that has sent no list of undelivered remotes by
-// then has none.
+// Synced takes the end mark of a broker's state: one that has sent no list of undelivered remotes by then has none.
 func (r *Rotator) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -205,26 +200,36 @@ func (r *Rotator) Synced() {
 
 // Order schedules a rotation that a broker orders, of all clusters if the order names none.
 func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
-	at := time.Now()
-	if within := min(m.GetWithin().AsDuration(), maxWithin); within > 0 {
-		at = at.Add(rand.N(within))
-	}
 	clusters := []string{m.GetCluster()}
 	if m.GetCluster() == "" {
 		clusters = all
 	}
-	r.mu.Lock()
-	for _, cluster := range clusters {
-		r.schedule.Ask(cluster, at)
-		if m.GetForce() {
-			r.schedule.Force(cluster)
-		}
-	}
-	r.mu.Unlock()
+	at := r.ask(clusters, m.GetWithin().AsDuration(), m.GetForce())
 	r.events.Emit(events.Event{
 		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
 		Detail: "new key ordered for " + at.UTC().Format(time.RFC3339),
 	}.Info("the broker ordered a new key", "clusters", clusters, "at", at))
+}
+
+// Renew schedules new keys for clusters within a time. Like those that a broker orders, each waits until its remote
+// would get it.
+func (r *Rotator) Renew(clusters []string, within time.Duration) { r.ask(clusters, within, false) }
+
+// ask schedules new keys at a random time, and returns it.
+func (r *Rotator) ask(clusters []string, within time.Duration, force bool) (at time.Time) {
+	at = time.Now()
+	if within = min(within, maxWithin); within > 0 {
+		at = at.Add(rand.N(within))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, cluster := range clusters {
+		r.schedule.Ask(cluster, at)
+		if force {
+			r.schedule.Force(cluster)
+		}
+	}
+	return at
 }
 
 // Ask queues an operator's request for Asked.
@@ -297,12 +302,12 @@ func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
 
 // Replace creates a new key for a cluster and writes it to its file, before the device has it. An agent that ends in
 // between finds the new key in the file and sets it.
-func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
+func (r *Rotator) Replace(cluster string) (kernel.StoredKey, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Replace(device)
 	r.mu.Lock()
 	if err != nil {
-		r.failed[cluster] = problem.Truncate(err.Error())
+		r.failed[cluster] = events.TruncateProblem(err.Error())
 		r.schedule.Failed(cluster, time.Now())
 		r.mu.Unlock()
 		r.events.Emit(events.Device(cluster, "rotate-failed", err.Error()).
@@ -316,7 +321,7 @@ func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 }
 
 // Replaced records that the device has the key that Replace returned. scheduled means that maxAge is known.
-func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.Duration, scheduled bool) {
+func (r *Rotator) Replaced(cluster string, key kernel.StoredKey, maxAge time.Duration, scheduled bool) {
 	device, public := naming.Device(cluster), key.Private.PublicKey()
 	r.mu.Lock()
 	r.keys[cluster] = key

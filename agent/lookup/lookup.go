@@ -2,9 +2,7 @@
 // the session with the peer's node, and the size of the packets that the path to it carries.
 //
 // It reads the kernel, probes the path to the peer's node as package peers does, and asks kube-proxy of this node for
-// its health. It changes nothing, keeps nothing and judges nothing: internal/diagnose/path judges.
-//
-// Of the agent's packages it may import desired, mtu, peers, probe, talk and wireguard.
+// its health. It changes nothing, keeps nothing and judges nothing: ctl/explain judges.
 package lookup
 
 import (
@@ -23,12 +21,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/mtu"
-	"github.com/kube-semaphore/semaphore/agent/peers"
-	"github.com/kube-semaphore/semaphore/agent/probe"
-	"github.com/kube-semaphore/semaphore/agent/talk"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/paths"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -43,7 +39,7 @@ const proxyWithin = 2 * time.Second
 
 // Kernel is what Node reads of the node.
 type Kernel interface {
-	Device(name string) (*wireguard.Device, error)
+	Device(name string) (*kernel.Device, error)
 	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
@@ -57,7 +53,7 @@ type Desired interface {
 type Node struct {
 	Kernel  Kernel
 	Desired Desired
-	Peers   *peers.Monitor
+	Peers   *paths.Monitor
 	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem what is wrong with
 	// the device; zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
@@ -216,7 +212,7 @@ func wanted(want *desired.Network, to netip.Addr) *semaphorev1.PathPeer {
 }
 
 // holderOf returns the peer to which the kernel sends packets to an address (cryptokey routing, whitepaper, section 2).
-func holderOf(d *wireguard.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
+func holderOf(d *kernel.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
 	for i := range d.Peers {
 		for _, n := range d.Peers[i].AllowedIPs {
 			at, ok := netip.AddrFromSlice(n.IP)
@@ -243,14 +239,14 @@ func nodeOf(want *desired.Network, key wgtypes.Key) string {
 }
 
 // session returns the state of the session with a peer, as of now.
-func (n *Node) session(cluster string, want *desired.Network, d *wireguard.Device,
+func (n *Node) session(cluster string, want *desired.Network, d *kernel.Device,
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
 	out := &semaphorev1.PathSession{
 		LastHandshake: semaphorev1.Time(peer.LastHandshakeTime),
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
-	state, since, reason := n.Peers.Session(cluster, talk.Key(peer.PublicKey))
+	state, since, reason := n.Peers.Session(cluster, plan.PeerKey(peer.PublicKey))
 	out.State, out.SilentSince, out.Reason = semaphorev1.SessionStateOf(state), semaphorev1.Time(since), reason
 	return out
 }
@@ -268,8 +264,8 @@ func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
 		return out
 	}
 	at := peer.Endpoint.AddrPort()
-	r, err := probe.Measure(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
-		min(mtu.Least, needed), needed)
+	r, err := paths.MeasurePath(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
+		min(plan.LeastMTU, needed), needed)
 	if err != nil {
 		out.Problem = err.Error()
 		return out

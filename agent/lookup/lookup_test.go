@@ -11,12 +11,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/kerneltest"
-	"github.com/kube-semaphore/semaphore/agent/peers"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/paths"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/kerneltest"
 )
 
 // wants is the desired state of a broker.
@@ -35,7 +35,7 @@ func (w wants) Nodes(string, []wgtypes.Key) []string {
 // TestLookUp: the answer distinguishes, at each step of the path, what is desired from what the kernel has.
 func TestLookUp(t *testing.T) {
 	m1, stranger := wgtypes.Key{1}, wgtypes.Key{9}
-	kernel := &kerneltest.Node{}
+	host := &kerneltest.Node{}
 	want := wants{"c2": {
 		Device: &semaphorev1.Device{Cluster: "c2", PodSubnets: []string{"10.2.0.0/16"}},
 		Peers: map[string]*semaphorev1.Peer{
@@ -45,8 +45,9 @@ func TestLookUp(t *testing.T) {
 		},
 	}}
 	confirmed := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	n := &Node{Kernel: kernel, Desired: want,
-		Peers:     peers.New(kernel, want, events.New("c1"), func(string) {}, func() {}),
+	n := &Node{Kernel: host, Desired: want,
+		Peers: paths.New(host, want, events.New("c1"), func(string) {}, func() {},
+			func() string { return "" }),
 		Confirmed: func(string) time.Time { return confirmed }, Problem: func(string) string { return "port in use" },
 		Dropped: func() uint64 { return 7 }}
 	look := func(to string) *semaphorev1.LookUpPathResponse {
@@ -75,7 +76,7 @@ func TestLookUp(t *testing.T) {
 	}
 
 	_, prefix, _ := net.ParseCIDR("10.2.0.0/24")
-	kernel.Put(&wireguard.Device{Name: "wireguard.c2", Up: true, MTU: 1420, UnruledV4: true,
+	host.Put(&kernel.Device{Name: "wireguard.c2", Up: true, MTU: 1420, UnruledV4: true,
 		Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 		Peers: []wgtypes.Peer{{PublicKey: m1, AllowedIPs: []net.IPNet{*prefix}, TransmitBytes: 100, ReceiveBytes: 92,
 			LastHandshakeTime: time.Now()}}})
@@ -94,7 +95,7 @@ func TestLookUp(t *testing.T) {
 	if got = look("10.2.99.5"); got.GetCluster() != "c2" || got.GetWanted() != nil {
 		t.Errorf("a prefix of no peer: %v", got)
 	}
-	kernel.Change("wireguard.c2", func(d *wireguard.Device) { d.Peers[0].PublicKey = stranger })
+	host.Change("wireguard.c2", func(d *kernel.Device) { d.Peers[0].PublicKey = stranger })
 	if got = look("10.2.0.5"); got.GetPresent() == nil || got.GetPresent().GetNode() != "" {
 		t.Errorf("a peer that nobody wants: %v", got)
 	}

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -18,7 +18,7 @@ type Bounds struct {
 	// Local are the subnets of the own cluster.
 	Local []netip.Prefix
 	// Own are the addresses of this node, with the lengths of their subnets.
-	Own []wireguard.Address
+	Own []kernel.Address
 	// hosts caches hostsOf(Own) for the comparison with many endpoints.
 	hosts map[netip.Addr]host
 	// Remote is the remote in the node's own configuration; nil if there is none.
@@ -150,7 +150,7 @@ func (b Bounds) endpoint(at netip.AddrPort) error {
 type host struct{ what, on string }
 
 // hostsOf returns the addresses by which a node reaches itself, or all hosts on a link.
-func hostsOf(own []wireguard.Address) map[netip.Addr]host {
+func hostsOf(own []kernel.Address) map[netip.Addr]host {
 	hosts := make(map[netip.Addr]host, len(own))
 	for _, a := range own {
 		if all := broadcast(a.Prefix); all.IsValid() {

@@ -9,17 +9,17 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var prefixes = testkit.Prefixes
 
 // addresses parses the addresses of an interface.
-func addresses(texts ...string) []wireguard.Address {
-	var out []wireguard.Address
+func addresses(texts ...string) []kernel.Address {
+	var out []kernel.Address
 	for _, text := range texts {
 		out = append(out, address("eth0", text))
 	}
@@ -140,7 +140,7 @@ func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24",
 		"n3": "c 192.0.2.3:51820 172.17.3.0/24",
 	})
-	bounds := Bounds{Existing: prefixes("10.2.0.0/16"), Own: []wireguard.Address{
+	bounds := Bounds{Existing: prefixes("10.2.0.0/16"), Own: []kernel.Address{
 		address("docker0", "10.2.200.1/24"), address("virbr0", "172.17.0.1/24"), address("eth0", "192.0.2.9/24"),
 	}}
 	s := Network("c2", want, bounds, wgtypes.Key{1}, nil)

@@ -10,8 +10,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -254,10 +254,8 @@ func (p *AppliedPeers) contradictions() []string {
 	return lines
 }
 
-// Peers returns how many peers the device has.
 func (p *AppliedPeers) Peers() int { return len(p.keys.first) }
 
-// RefusedCount returns how many nodes are refused.
 func (p *AppliedPeers) RefusedCount() int { return len(p.refused) }
 
 // configs returns the complete configurations of all peers, by public key.
@@ -274,7 +272,7 @@ func (p *AppliedPeers) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 // steps. Periodic checks call it, which nearly always find no difference, so it allocates nothing except for peers
 // that contradict each other. device is the recorded one.
 func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, failed []netip.Prefix,
-	existing *wireguard.Device) bool {
+	existing *kernel.Device) bool {
 	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, existing.PrivateKey, existing)
 	if !s.Without(failed).Empty() || len(existing.Peers) != len(p.keys.first) {
 		return false

@@ -5,16 +5,18 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-
-	"github.com/kube-semaphore/semaphore/agent/talk"
 )
+
+// SessionLifetime is how long after a handshake packets can be sent: REJECT_AFTER_TIME of the WireGuard paper, section
+// 6.1.
+const SessionLifetime = 180 * time.Second
 
 // anyKeepalive triggers a handshake: WireGuard sends a packet immediately when a keepalive is enabled.
 const anyKeepalive = 25 * time.Second
 
 // Live reports whether packets may be in flight to or from a peer.
 func Live(p wgtypes.Peer, now time.Time) bool {
-	return now.Sub(p.LastHandshakeTime) < talk.SessionLifetime
+	return now.Sub(p.LastHandshakeTime) < SessionLifetime
 }
 
 // Replaces reports whether a configuration both sets and removes peers, as when a node has a new key.
@@ -22,6 +24,18 @@ func Replaces(cfg wgtypes.Config) bool {
 	removes := func(p wgtypes.PeerConfig) bool { return p.Remove }
 	return slices.ContainsFunc(cfg.Peers, removes) &&
 		slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
+}
+
+// BeginHandshakes returns the configuration that makes a device begin a handshake with peers, and leaves them as they
+// are otherwise. Their keepalive must be off.
+func BeginHandshakes(peers []wgtypes.Key) (cfg wgtypes.Config) {
+	on, off := anyKeepalive, time.Duration(0)
+	for _, key := range peers {
+		cfg.Peers = append(cfg.Peers,
+			wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, PersistentKeepaliveInterval: &on},
+			wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, PersistentKeepaliveInterval: &off})
+	}
+	return cfg
 }
 
 // TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer

@@ -6,7 +6,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -24,8 +24,7 @@ const (
 	Foreign
 )
 
-// OwnerOf returns the owner of an existing interface.
-func OwnerOf(cluster string, existing *wireguard.Device) Owner {
+func OwnerOf(cluster string, existing *kernel.Device) Owner {
 	alias := naming.DeviceAlias(cluster)
 	switch {
 	case existing.Name != naming.Device(cluster):
@@ -44,7 +43,7 @@ func OwnerOf(cluster string, existing *wireguard.Device) Owner {
 
 // CheckOwner refuses an existing interface that is not ours and may not become so. adopts means that it belongs to
 // semaphore-wireguard and is to be adopted.
-func CheckOwner(cluster string, existing *wireguard.Device, adopt bool) (adopts bool, err error) {
+func CheckOwner(cluster string, existing *kernel.Device, adopt bool) (adopts bool, err error) {
 	if existing == nil {
 		return false, nil
 	}

@@ -6,32 +6,32 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 func TestOwner(t *testing.T) {
 	const long, short = "exp-1-aws-eu-west-1", "wg.dff6e77ba9"
-	keyed := func(d wireguard.Device) wireguard.Device { d.PrivateKey = wgtypes.Key{1}; return d }
-	routed := func(d wireguard.Device) wireguard.Device { d.Routes = prefixes("10.2.0.0/16"); return d }
+	keyed := func(d kernel.Device) kernel.Device { d.PrivateKey = wgtypes.Key{1}; return d }
+	routed := func(d kernel.Device) kernel.Device { d.Routes = prefixes("10.2.0.0/16"); return d }
 	for _, c := range []struct {
 		name    string
 		cluster string
-		stands  wireguard.Device
+		stands  kernel.Device
 		want    Owner
 	}{
-		{"with our alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c2"}), Ours},
-		{"whose alias was taken off", "c2", routed(keyed(wireguard.Device{Name: "wireguard.c2"})), Ours},
-		{"whose alias was changed", "c2", routed(keyed(wireguard.Device{Name: "wireguard.c2", Alias: "mine"})), Ours},
-		{"that was begun", "c2", wireguard.Device{Name: "wireguard.c2"}, Ours},
-		{"that was begun, with a short name", long, wireguard.Device{Name: short}, Ours},
-		{"with a short name", long, keyed(wireguard.Device{Name: short, Alias: "wireguard." + long}), Ours},
-		{"as semaphore-wireguard makes it", "c2", keyed(wireguard.Device{Name: "wireguard.c2"}), Predecessor},
-		{"without a key, with a peer", "c2", wireguard.Device{Name: "wireguard.c2", Peers: make([]wgtypes.Peer, 1)},
+		{"with our alias", "c2", keyed(kernel.Device{Name: "wireguard.c2", Alias: "wireguard.c2"}), Ours},
+		{"whose alias was taken off", "c2", routed(keyed(kernel.Device{Name: "wireguard.c2"})), Ours},
+		{"whose alias was changed", "c2", routed(keyed(kernel.Device{Name: "wireguard.c2", Alias: "mine"})), Ours},
+		{"that was begun", "c2", kernel.Device{Name: "wireguard.c2"}, Ours},
+		{"that was begun, with a short name", long, kernel.Device{Name: short}, Ours},
+		{"with a short name", long, keyed(kernel.Device{Name: short, Alias: "wireguard." + long}), Ours},
+		{"as semaphore-wireguard makes it", "c2", keyed(kernel.Device{Name: "wireguard.c2"}), Predecessor},
+		{"without a key, with a peer", "c2", kernel.Device{Name: "wireguard.c2", Peers: make([]wgtypes.Peer, 1)},
 			Predecessor},
-		{"with a short name and no alias", long, keyed(wireguard.Device{Name: short}), Foreign},
-		{"with another alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "vpn"}), Foreign},
-		{"with another cluster's alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c3"}), Foreign},
-		{"with another name", "c2", wireguard.Device{Name: "eth0"}, Foreign},
+		{"with a short name and no alias", long, keyed(kernel.Device{Name: short}), Foreign},
+		{"with another alias", "c2", keyed(kernel.Device{Name: "wireguard.c2", Alias: "vpn"}), Foreign},
+		{"with another cluster's alias", "c2", keyed(kernel.Device{Name: "wireguard.c2", Alias: "wireguard.c3"}), Foreign},
+		{"with another name", "c2", kernel.Device{Name: "eth0"}, Foreign},
 	} {
 		if got := OwnerOf(c.cluster, &c.stands); got != c.want {
 			t.Errorf("a device %s is of owner %d; want %d", c.name, got, c.want)

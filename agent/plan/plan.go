@@ -1,10 +1,9 @@
 // Package plan decides what to change on a node: it compares the desired with the existing state, and returns the
-// smallest list of steps. It is pure.
+// smallest list of steps. It also decides which device is due, and when the next one is (Scheduler), and the MTU of a
+// device whose configuration names none (MTU). It is pure: no clock, no socket, no call of the kernel.
 //
 // It is also the agent's own last defense: whatever a broker requests, no step changes an interface that cannot be the
 // agent's, or routes what cannot be a remote pod subnet.
-//
-// Of the agent's packages it may import desired, mtu, routing, talk and wireguard.
 package plan
 
 import (
@@ -18,10 +17,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/mtu"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -91,18 +88,18 @@ func Cluster(name string) error {
 // deviceSteps plans everything of a device except its peers: interface, key, port and the routes to subnets. port is
 // the one in the node's own configuration, 0 for none. known is the existing device, or an empty one.
 func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key,
-	existing *wireguard.Device) (s Steps, known *wireguard.Device) {
+	existing *kernel.Device) (s Steps, known *kernel.Device) {
 	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
 	badMTU, badPort := device(want, port)
 	if badMTU != nil {
 		s.Refused = append(s.Refused, badMTU.Error())
 	}
 	if s.MTU == 0 || badMTU != nil {
-		s.MTU = mtu.Default
+		s.MTU = DefaultMTU
 	}
 	if existing == nil {
 		s.Create = true
-		existing = &wireguard.Device{Alias: s.Alias, MTU: s.MTU}
+		existing = &kernel.Device{Alias: s.Alias, MTU: s.MTU}
 	}
 	s.SetLink = !existing.Up || existing.Alias != s.Alias || existing.MTU != s.MTU
 
@@ -125,7 +122,7 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 
 // Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
 // passed Cluster.
-func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, existing *wireguard.Device) Steps {
+func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, existing *kernel.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
 	programmed := newAppliedPeers(want, bounds, subnets)
 	s, existing := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, existing)
@@ -194,7 +191,7 @@ func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refu
 	return subnets, refused, conflicts
 }
 
-func (s *Steps) routes(subnets []netip.Prefix, existing *wireguard.Device) {
+func (s *Steps) routes(subnets []netip.Prefix, existing *kernel.Device) {
 	wanted := map[netip.Prefix]bool{}
 	for _, prefix := range subnets {
 		wanted[prefix] = true
@@ -212,14 +209,13 @@ func (s *Steps) routes(subnets []netip.Prefix, existing *wireguard.Device) {
 }
 
 // withoutRule reports whether the rule is missing that leads packets to a route of an existing device.
-func withoutRule(existing *wireguard.Device, r netip.Prefix) bool {
+func withoutRule(existing *kernel.Device, r netip.Prefix) bool {
 	if r.Addr().Is6() {
 		return existing.UnruledV6
 	}
 	return existing.UnruledV4
 }
 
-// peer is a validated peer.
 type peer struct {
 	key      wgtypes.Key
 	endpoint netip.AddrPort
@@ -266,7 +262,7 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 		PersistentKeepaliveInterval: &keepalive,
 	}
 	for _, prefix := range p.prefixes {
-		c.AllowedIPs = append(c.AllowedIPs, *routing.IPNet(prefix))
+		c.AllowedIPs = append(c.AllowedIPs, *kernel.IPNet(prefix))
 	}
 	return c
 }

@@ -15,12 +15,11 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/mtu"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
 )
 
 // keyOf returns a public key for a letter.
@@ -52,13 +51,13 @@ func networkOf(subnets []string, peers map[string]string) *desired.Network {
 
 // carryOut returns the device after the steps, as the kernel would carry them out. It fails on a step that the kernel
 // would refuse.
-func carryOut(t testing.TB, d *wireguard.Device, s Steps) *wireguard.Device {
+func carryOut(t testing.TB, d *kernel.Device, s Steps) *kernel.Device {
 	t.Helper()
 	if s.Create {
 		if d != nil {
 			t.Fatal("makes a device that is there")
 		}
-		d = &wireguard.Device{Name: s.Name}
+		d = &kernel.Device{Name: s.Name}
 	}
 	out := *d
 	if s.Create || s.SetLink {
@@ -86,7 +85,7 @@ func carryOut(t testing.TB, d *wireguard.Device, s Steps) *wireguard.Device {
 	return &out
 }
 
-func configure(d *wireguard.Device, cfg wgtypes.Config) {
+func configure(d *kernel.Device, cfg wgtypes.Config) {
 	if cfg.PrivateKey != nil {
 		d.PrivateKey = *cfg.PrivateKey
 	}
@@ -122,7 +121,7 @@ func configure(d *wireguard.Device, cfg wgtypes.Config) {
 }
 
 // lines returns the peers and routes of a device as text.
-func lines(d *wireguard.Device) []string {
+func lines(d *kernel.Device) []string {
 	var out []string
 	for _, p := range d.Peers {
 		ips := sorted(p.AllowedIPs)
@@ -144,8 +143,8 @@ func TestNetwork(t *testing.T) {
 		"fd00:2::/48"}
 	standing := carryOut(t, nil, Network("c2", networkOf(subnets, peers), Bounds{}, private, nil))
 	for name, c := range map[string]struct {
-		stands *wireguard.Device
-		change func(*wireguard.Device)
+		stands *kernel.Device
+		change func(*kernel.Device)
 		want   *desired.Network
 		// set counts peers that are set or removed.
 		set              int
@@ -157,23 +156,23 @@ func TestNetwork(t *testing.T) {
 		"nothing exists": {want: networkOf(subnets, peers), set: 2, routes: 2, link: true, lines: whole},
 		"all exists":     {stands: standing, want: networkOf(subnets, peers), lines: whole},
 		"the port differs": {
-			stands: standing, change: func(d *wireguard.Device) { d.ListenPort = 1 }, want: networkOf(subnets, peers),
+			stands: standing, change: func(d *kernel.Device) { d.ListenPort = 1 }, want: networkOf(subnets, peers),
 			lines: whole,
 		},
 		"the key differs": {
-			stands: standing, change: func(d *wireguard.Device) { d.PrivateKey = wgtypes.Key{9} },
+			stands: standing, change: func(d *kernel.Device) { d.PrivateKey = wgtypes.Key{9} },
 			want: networkOf(subnets, peers), lines: whole,
 		},
 		"down, and its routes gone": {
-			stands: standing, change: func(d *wireguard.Device) { d.Up, d.Routes = false, nil }, want: networkOf(subnets, peers),
+			stands: standing, change: func(d *kernel.Device) { d.Up, d.Routes = false, nil }, want: networkOf(subnets, peers),
 			link: true, routes: 2, lines: whole,
 		},
 		"another MTU": {
-			stands: standing, change: func(d *wireguard.Device) { d.MTU = 1500 }, want: networkOf(subnets, peers), link: true,
+			stands: standing, change: func(d *kernel.Device) { d.MTU = 1500 }, want: networkOf(subnets, peers), link: true,
 			lines: whole,
 		},
 		"of semaphore-wireguard, without alias": {
-			stands: standing, change: func(d *wireguard.Device) { d.Alias = "" }, want: networkOf(subnets, peers), link: true,
+			stands: standing, change: func(d *kernel.Device) { d.Alias = "" }, want: networkOf(subnets, peers), link: true,
 			lines: whole,
 		},
 		"a peer more than wanted": {
@@ -181,7 +180,7 @@ func TestNetwork(t *testing.T) {
 			lines: []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
 		},
 		"an endpoint in the other form of IPv4": {
-			stands: standing, change: func(d *wireguard.Device) {
+			stands: standing, change: func(d *kernel.Device) {
 				d.Peers = slices.Clone(d.Peers)
 				d.Peers[0].Endpoint = &net.UDPAddr{IP: d.Peers[0].Endpoint.IP.To16(), Port: d.Peers[0].Endpoint.Port}
 			}, want: networkOf(subnets, peers), lines: whole,
@@ -299,7 +298,7 @@ func TestNetwork(t *testing.T) {
 
 func TestUnsetMTUIsDefault(t *testing.T) {
 	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{},
-		nil); s.MTU != mtu.Default {
+		nil); s.MTU != DefaultMTU {
 		t.Errorf("MTU %d", s.MTU)
 	}
 }
@@ -484,34 +483,34 @@ func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {
 	p := programmed(want, Bounds{})
 	for _, c := range []struct {
 		name string
-		do   func(*wireguard.Device)
+		do   func(*kernel.Device)
 	}{
-		{"", func(*wireguard.Device) {}},
-		{"is down", func(d *wireguard.Device) { d.Up = false }},
-		{"has another MTU", func(d *wireguard.Device) { d.MTU++ }},
-		{"has another alias", func(d *wireguard.Device) { d.Alias = "x" }},
-		{"has another port", func(d *wireguard.Device) { d.ListenPort++ }},
-		{"lacks its route", func(d *wireguard.Device) { d.Routes = nil }},
-		{"has its route where no packet finds it", func(d *wireguard.Device) { d.UnruledV4 = true }},
-		{"has its route of IPv6 where no packet finds it", func(d *wireguard.Device) { d.UnruledV6 = true }},
-		{"has another route", func(d *wireguard.Device) {
+		{"", func(*kernel.Device) {}},
+		{"is down", func(d *kernel.Device) { d.Up = false }},
+		{"has another MTU", func(d *kernel.Device) { d.MTU++ }},
+		{"has another alias", func(d *kernel.Device) { d.Alias = "x" }},
+		{"has another port", func(d *kernel.Device) { d.ListenPort++ }},
+		{"lacks its route", func(d *kernel.Device) { d.Routes = nil }},
+		{"has its route where no packet finds it", func(d *kernel.Device) { d.UnruledV4 = true }},
+		{"has its route of IPv6 where no packet finds it", func(d *kernel.Device) { d.UnruledV6 = true }},
+		{"has another route", func(d *kernel.Device) {
 			d.Routes = append(d.Routes,
 				netip.MustParsePrefix("10.9.0.0/16"))
 		}},
-		{"lacks a peer", func(d *wireguard.Device) { d.Peers = d.Peers[1:] }},
-		{"has another peer", func(d *wireguard.Device) {
+		{"lacks a peer", func(d *kernel.Device) { d.Peers = d.Peers[1:] }},
+		{"has another peer", func(d *kernel.Device) {
 			d.Peers = append(d.Peers,
 				wgtypes.Peer{PublicKey: wgtypes.Key{9}})
 		}},
-		{"has another peer instead", func(d *wireguard.Device) { d.Peers[0].PublicKey = wgtypes.Key{9} }},
-		{"has a peer elsewhere", func(d *wireguard.Device) { d.Peers[1].Endpoint.Port++ }},
-		{"has a peer nowhere", func(d *wireguard.Device) { d.Peers[1].Endpoint = nil }},
-		{"has a peer with another keepalive", func(d *wireguard.Device) { d.Peers[2].PersistentKeepaliveInterval = 0 }},
-		{"has a peer without its prefixes", func(d *wireguard.Device) { d.Peers[0].AllowedIPs = nil }},
-		{"has a peer with more prefixes", func(d *wireguard.Device) {
+		{"has another peer instead", func(d *kernel.Device) { d.Peers[0].PublicKey = wgtypes.Key{9} }},
+		{"has a peer elsewhere", func(d *kernel.Device) { d.Peers[1].Endpoint.Port++ }},
+		{"has a peer nowhere", func(d *kernel.Device) { d.Peers[1].Endpoint = nil }},
+		{"has a peer with another keepalive", func(d *kernel.Device) { d.Peers[2].PersistentKeepaliveInterval = 0 }},
+		{"has a peer without its prefixes", func(d *kernel.Device) { d.Peers[0].AllowedIPs = nil }},
+		{"has a peer with more prefixes", func(d *kernel.Device) {
 			d.Peers[1].AllowedIPs = append(d.Peers[1].AllowedIPs, *parseNet("10.9.0.0/16"))
 		}},
-		{"has a peer with another prefix", func(d *wireguard.Device) { d.Peers[2].AllowedIPs[0] = *parseNet("10.2.3.0/25") }},
+		{"has a peer with another prefix", func(d *kernel.Device) { d.Peers[2].AllowedIPs[0] = *parseNet("10.2.3.0/25") }},
 	} {
 		t.Run("which "+c.name, func(t *testing.T) {
 			stands := carryOut(t, nil, Network("c2", want, Bounds{}, key, nil))

@@ -7,12 +7,12 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // restoring reduces the steps to those that add to an existing device. An earlier agent saved the desired state, and
 // may have applied a newer one afterwards: nothing is removed or changed before the broker has sent its state.
-func (s *Steps) restoring(existing *wireguard.Device) {
+func (s *Steps) restoring(existing *kernel.Device) {
 	s.MTU, s.SetLink, s.DeleteRoutes = existing.MTU, !existing.Up || existing.Alias != s.Alias, nil
 	if s.Config == nil {
 		return
@@ -32,13 +32,13 @@ func (s *Steps) restoring(existing *wireguard.Device) {
 	for _, p := range existing.Peers {
 		present[p.PublicKey] = true
 		for _, ip := range p.AllowedIPs {
-			prefix, _ := wireguard.PrefixOf(&ip)
+			prefix, _ := kernel.PrefixOf(&ip)
 			taken[prefix] = true
 		}
 	}
 	for _, p := range had.Peers {
 		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(ip net.IPNet) bool {
-			prefix, _ := wireguard.PrefixOf(&ip)
+			prefix, _ := kernel.PrefixOf(&ip)
 			return taken[prefix]
 		})
 		if !p.Remove && !present[p.PublicKey] && len(p.AllowedIPs) > 0 {

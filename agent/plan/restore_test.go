@@ -7,7 +7,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // TestF07RestoringOnlyAdds (F7): the restored state of an earlier agent adds what an existing device lacks, and removes
@@ -69,7 +69,7 @@ func TestF08RestoringMakesWhatIsNotThere(t *testing.T) {
 	want.Restored = true
 	shell := *full
 	shell.Up, shell.PrivateKey, shell.ListenPort, shell.Peers, shell.Routes = false, wgtypes.Key{}, 40123, nil, nil
-	for name, stands := range map[string]*wireguard.Device{"nothing": nil, "a shell": &shell} {
+	for name, stands := range map[string]*kernel.Device{"nothing": nil, "a shell": &shell} {
 		s := Network("c2", want, Bounds{}, wgtypes.Key{9}, stands)
 		after := carryOut(t, stands, s)
 		if after.PrivateKey != full.PrivateKey || after.ListenPort != 51820 || after.MTU != 1380 || !after.Up ||

@@ -7,7 +7,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 )
 
 // WireGuard sends to the source of a peer's last authentic packet: a peer behind source NAT moves its endpoint without

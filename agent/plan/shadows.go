@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // Inside reports whether a route to prefix takes packets to a subnet from the route to that subnet: it is to the same
@@ -14,11 +14,11 @@ func Inside(prefix netip.Prefix, subnets []netip.Prefix) bool { return within(pr
 
 // Shadows describes the routes of other programs in the agent's table that lead packets for a device's subnets past
 // it. A route in place of the agent's is not included: AddRoute reports it.
-func Shadows(device string, subnets []netip.Prefix, others []wireguard.Foreign) []string {
+func Shadows(device string, subnets []netip.Prefix, others []kernel.Foreign) []string {
 	var lines []string
 	for _, r := range others {
 		in := slices.IndexFunc(subnets, func(s netip.Prefix) bool { return within(r.Prefix, []netip.Prefix{s}) })
-		if in < 0 || r.Prefix == subnets[in] && r.Metric >= wireguard.MetricOf(r.Prefix) {
+		if in < 0 || r.Prefix == subnets[in] && r.Metric >= kernel.MetricOf(r.Prefix) {
 			continue
 		}
 		lines = append(lines, fmt.Sprintf("route %s (%s) leads packets for %s past %s, where they are stopped: remove it",

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // Sources are the source addresses of the node's own packets to remote pods. A remote node accepts only sources within
@@ -45,8 +45,8 @@ type Source struct {
 
 // ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on their
 // order. problem is a sentence, empty for none.
-func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, problem string) {
-	var usable []wireguard.Address
+func ChooseSources(from Source, addresses []kernel.Address) (s Sources, problem string) {
+	var usable []kernel.Address
 	for _, a := range addresses {
 		if a.Usable && !slices.Contains(from.Devices, a.Interface) {
 			usable = append(usable, a)
@@ -58,7 +58,7 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 	case "auto":
 	default:
 		addr, err := netip.ParseAddr(from.Setting)
-		there := err == nil && slices.ContainsFunc(usable, func(a wireguard.Address) bool { return a.Prefix.Addr() == addr })
+		there := err == nil && slices.ContainsFunc(usable, func(a kernel.Address) bool { return a.Prefix.Addr() == addr })
 		switch {
 		case !there:
 			return Sources{Known: true},
@@ -72,14 +72,14 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 		return Sources{}, ""
 	}
 	among := func(at netip.Addr) bool { return within(netip.PrefixFrom(at, at.BitLen()), from.PodPrefixes) }
-	rank := func(a wireguard.Address) int {
+	rank := func(a kernel.Address) int {
 		if i := slices.Index(preferred, a.Interface); i >= 0 {
 			return i
 		}
 		return len(preferred)
 	}
-	usable = slices.DeleteFunc(usable, func(a wireguard.Address) bool { return !among(a.Prefix.Addr()) })
-	slices.SortFunc(usable, func(a, b wireguard.Address) int {
+	usable = slices.DeleteFunc(usable, func(a kernel.Address) bool { return !among(a.Prefix.Addr()) })
+	slices.SortFunc(usable, func(a, b kernel.Address) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.Prefix.Addr().Compare(b.Prefix.Addr()))
 	})
 	s.Known = true
@@ -104,7 +104,7 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 // SetSources adds to the steps the sources of routes, and the addresses of the device: kube-proxy masquerades with the
 // address of the outgoing device. A device that receives packets before routes lead into it, as that of a permissive
 // remote does, always has an IPv4 address: the placeholder if it has no other.
-func (s *Steps) SetSources(sources Sources, existing *wireguard.Device, early bool) {
+func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool) {
 	s.Sources = sources
 	var has, wanted []netip.Addr
 	if existing != nil {
@@ -112,7 +112,7 @@ func (s *Steps) SetSources(sources Sources, existing *wireguard.Device, early bo
 	}
 	if !sources.Known {
 		if early && !slices.ContainsFunc(has, netip.Addr.Is4) {
-			s.AddAddresses = []netip.Addr{wireguard.Placeholder}
+			s.AddAddresses = []netip.Addr{kernel.Placeholder}
 		}
 		return
 	}
@@ -129,8 +129,8 @@ func (s *Steps) SetSources(sources Sources, existing *wireguard.Device, early bo
 		}
 	}
 	// Once it exists it remains until another replaces it: with the last address the kernel deletes the routes.
-	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.Contains(has, wireguard.Placeholder)) {
-		wanted = append(wanted, wireguard.Placeholder)
+	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.Contains(has, kernel.Placeholder)) {
+		wanted = append(wanted, kernel.Placeholder)
 	}
 	missing := func(of, in []netip.Addr) []netip.Addr {
 		return slices.DeleteFunc(slices.Clone(of), func(at netip.Addr) bool { return slices.Contains(in, at) })

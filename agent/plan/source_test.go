@@ -9,11 +9,11 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
-func address(iface, prefix string) wireguard.Address {
-	return wireguard.Address{Interface: iface, Prefix: netip.MustParsePrefix(prefix), Usable: true}
+func address(iface, prefix string) kernel.Address {
+	return kernel.Address{Interface: iface, Prefix: netip.MustParsePrefix(prefix), Usable: true}
 }
 
 func TestChooseSources(t *testing.T) {
@@ -23,43 +23,43 @@ func TestChooseSources(t *testing.T) {
 	for name, c := range map[string]struct {
 		setting   string
 		own       []netip.Prefix
-		addresses []wireguard.Address
+		addresses []kernel.Address
 		reserved  string
 		want      string // IPv4, IPv6; "unknown"
 		problem   bool
 	}{
-		"none is known": {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "",
+		"none is known": {"auto", nil, []kernel.Address{address("tunl0", "10.1.7.1/32")}, "",
 			"unknown", false},
-		"none is there": {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"),
+		"none is there": {"auto", own, []kernel.Address{address("eth0", "192.0.2.1/24"),
 			address("eth0", "10.1.8.1/24")}, "", "- -", false},
-		"Calico's tunnels": {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"),
+		"Calico's tunnels": {"auto", own, []kernel.Address{address("eth0", "10.1.7.1/24"),
 			address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "", "10.1.7.9 fd00:1:7::9", false},
 		"the bridge's": {"auto", own,
-			[]wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "", "10.1.7.2 -", false},
+			[]kernel.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "", "10.1.7.2 -", false},
 		"the lowest of others": {"auto", own,
-			[]wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "",
+			[]kernel.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "",
 			"10.1.7.9 -", false},
-		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "",
+		"one that is not to be had": {"auto", own, []kernel.Address{unusable, address("x", "fd00:1:7::2/128")}, "",
 			"- fd00:1:7::2", false},
-		"a subnet around ours": {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "", "10.1.7.5 -", false},
-		"off":                  {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", false},
-		"reserved": {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24")},
+		"a subnet around ours": {"auto", own, []kernel.Address{address("x", "10.1.7.5/16")}, "", "10.1.7.5 -", false},
+		"off":                  {"none", own, []kernel.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", false},
+		"reserved": {"auto", own, []kernel.Address{address("eth0", "192.0.2.1/24")},
 			"10.1.7.1 fd00:1:7::1", "10.1.7.1 fd00:1:7::1", false},
-		"one and a reserved one": {"auto", own, []wireguard.Address{address("tunl0", "10.1.7.9/32")},
+		"one and a reserved one": {"auto", own, []kernel.Address{address("tunl0", "10.1.7.9/32")},
 			"10.1.7.1 fd00:1:7::1", "10.1.7.9 fd00:1:7::1", false},
 		"reserved elsewhere": {"auto", own, nil, "10.1.8.1", "- -", false},
-		"its own device's": {"auto", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "10.1.7.1",
+		"its own device's": {"auto", own, []kernel.Address{address("wireguard.c2", "10.1.7.9/32")}, "10.1.7.1",
 			"10.1.7.1 -", false},
-		"Calico's WireGuard": {"auto", own, []wireguard.Address{address("wireguard.cali", "10.1.7.9/32")}, "10.1.7.1",
+		"Calico's WireGuard": {"auto", own, []kernel.Address{address("wireguard.cali", "10.1.7.9/32")}, "10.1.7.1",
 			"10.1.7.9 -", false},
 		"none of what is reserved": {"none", own, nil, "10.1.7.1", "- -", false},
-		"named, of its own device": {"10.1.7.9", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "",
+		"named, of its own device": {"10.1.7.9", own, []kernel.Address{address("wireguard.c2", "10.1.7.9/32")}, "",
 			"- -", true},
-		"named": {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "",
+		"named": {"192.0.2.1", nil, []kernel.Address{address("eth0", "192.0.2.1/24")}, "",
 			"192.0.2.1 -", false},
-		"named, IPv6": {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "",
+		"named, IPv6": {"fd00::1", nil, []kernel.Address{address("eth0", "fd00::1/64")}, "",
 			"- fd00::1", false},
-		"named, and not there": {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "",
+		"named, and not there": {"192.0.2.9", own, []kernel.Address{address("tunl0", "10.1.7.1/32")}, "",
 			"- -", true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -93,12 +93,12 @@ func TestSetSources(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.1.7.1"), netip.MustParseAddr("fd00:1:7::1")
 	sources := Sources{Known: true, V4: v4, V6: v6}
 	routes := prefixes("10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48")
-	stands := func(of map[netip.Prefix]netip.Addr) *wireguard.Device {
-		return &wireguard.Device{Routes: routes, Sources: of}
+	stands := func(of map[netip.Prefix]netip.Addr) *kernel.Device {
+		return &kernel.Device{Routes: routes, Sources: of}
 	}
 	for name, c := range map[string]struct {
 		sources Sources
-		stands  *wireguard.Device
+		stands  *kernel.Device
 		gone    []netip.Prefix
 		want    []netip.Prefix
 	}{
@@ -232,11 +232,11 @@ func TestShadows(t *testing.T) {
 		"fd00:3::/64 0":      false,
 	} {
 		prefix, metric, _ := strings.Cut(text, " ")
-		r := wireguard.Foreign{Prefix: netip.MustParsePrefix(prefix), Text: "via 192.0.2.9 proto bird"}
+		r := kernel.Foreign{Prefix: netip.MustParsePrefix(prefix), Text: "via 192.0.2.9 proto bird"}
 		for _, digit := range metric {
 			r.Metric = 10*r.Metric + int(digit-'0')
 		}
-		got := Shadows("wireguard.c2", subnets, []wireguard.Foreign{r})
+		got := Shadows("wireguard.c2", subnets, []kernel.Foreign{r})
 		if (len(got) == 1) != want || want &&
 			!strings.Contains(got[0], prefix+" (via 192.0.2.9 proto bird) leads packets for ") {
 			t.Errorf("%s: %q; reported: %v", text, got, want)

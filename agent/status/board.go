@@ -2,10 +2,9 @@
 // person.
 //
 // The Board owns immutable views that the parts put there. Reports, metrics, readiness and status are functions of a
-// View and of the session's View. The package must not import the parts whose views it holds, except for their plain
-// values: device, hostnet and keys put views, and are never called.
-//
-// Of the agent's packages it may import guard, problem, session and wireguard.
+// View and of the stream's View. The metrics of WireGuard devices are made from devices that the caller of
+// DeviceFamilies read; those of semaphore-wireguard keep their names and labels, so that its users' dashboards still
+// work.
 package status
 
 import (
@@ -94,7 +93,6 @@ type Board struct {
 	view View
 }
 
-// Get returns the newest view.
 func (b *Board) Get() View {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -15,7 +15,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// Package devicemetrics has those of the devices.
+// DeviceFamilies has those of the devices.
 var (
 	connectedDesc = desc("semaphore_agent_connected", "1 while attached to the broker.")
 	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds",
@@ -57,7 +57,7 @@ var (
 // Metrics is the collector of the Board and of the session.
 type Metrics struct {
 	Board   *Board
-	Session *session.Session
+	Session *stream.Session
 	// Counts reads the guard's counters.
 	Counts func() (map[string]guard.Count, error)
 }

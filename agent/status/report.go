@@ -12,10 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/problem"
-	"github.com/kube-semaphore/semaphore/agent/session"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -30,7 +29,7 @@ const (
 )
 
 // orphan returns the report of an orphan. It is no problem before the broker has sent its complete state.
-func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceReport {
+func (v View) orphan(cluster string, stream stream.View) *semaphorev1.DeviceReport {
 	r := v.Orphans[cluster]
 	if r.GetProblem() == "" && stream.Current {
 		r = proto.CloneOf(r)
@@ -41,7 +40,7 @@ func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceRep
 
 // Report returns the agent's report to the broker. peers adds the state of a desired device's peers.
 func Report(
-	v View, stream session.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport,
+	v View, stream stream.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport,
 ) *semaphorev1.AgentReport {
 	r := &semaphorev1.AgentReport{Problems: v.Node.Problems(), ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded,
 		ServiceTraffic: v.Traffic}
@@ -64,7 +63,7 @@ func Report(
 			r.Devices = append(r.Devices, v.orphan(cluster, stream))
 		}
 	}
-	r.Findings = verdict.Messages(finding.Merge(v.findings(stream)))
+	r.Findings = finding.Messages(finding.Merge(v.findings(stream)))
 	r.Findings = r.Findings[:min(len(r.Findings), maxFindings)]
 	shorten(r)
 	return r
@@ -74,7 +73,7 @@ func Report(
 const maxFindings = 16
 
 // findings returns what is wrong with the node and its devices, except what follows from the fields of a status.
-func (v View) findings(stream session.View) []finding.Finding {
+func (v View) findings(stream stream.View) []finding.Finding {
 	found := slices.Clone(v.Node.Findings)
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
@@ -110,7 +109,7 @@ func (d Device) failed(cluster string) (found []finding.Finding) {
 }
 
 // Found returns the findings of an agent's status, except what follows from its fields.
-func (v View) Found(stream session.View) []finding.Finding {
+func (v View) Found(stream stream.View) []finding.Finding {
 	found := v.findings(stream)
 	if err := Ready(v, stream); err != nil {
 		found = append(found, finding.New(finding.NotReady, "", 1, err.Error()))
@@ -125,7 +124,7 @@ func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.Devic
 	r.Permissive, r.ClearOut, r.ClearIn, r.PeersClear = true, counts.PassedOut, counts.PassedIn, uint32(max(0, c.Peers))
 	r.LastClear = semaphorev1.Time(v.Node.LastClear[r.GetCluster()])
 	if c.Hold != "" {
-		r.Problem = problem.With(r.GetProblem(), errors.New(c.Hold))
+		r.Problem = events.AddProblem(r.GetProblem(), errors.New(c.Hold))
 	}
 	return r
 }
@@ -151,7 +150,7 @@ func shorten(r *semaphorev1.AgentReport) {
 
 // Ready returns nil once the node is as the broker, or the state of an earlier agent, desires, and while nothing fails.
 // It stays nil without a broker: the kernel keeps working.
-func Ready(v View, stream session.View) error {
+func Ready(v View, stream stream.View) error {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
 		if f := d.Failure; f != nil && !f.Partial {
@@ -178,7 +177,7 @@ func Ready(v View, stream session.View) error {
 
 // Remarks returns what a ready agent reports about itself: the age of a desired state that no broker confirms, and
 // problems of devices.
-func Remarks(v View, stream session.View, now time.Time) string {
+func Remarks(v View, stream stream.View, now time.Time) string {
 	var remarks []string
 	for _, r := range stream.Remotes {
 		if r.ConfirmedAt.Before(now) {
@@ -195,7 +194,7 @@ func Remarks(v View, stream session.View, now time.Time) string {
 }
 
 // Devices returns the names of the desired devices and of the orphans.
-func Devices(v View, stream session.View) []string {
+func Devices(v View, stream stream.View) []string {
 	names := map[string]bool{}
 	for _, r := range stream.Remotes {
 		names[r.Device()] = true
@@ -208,7 +207,7 @@ func Devices(v View, stream session.View) []string {
 
 // Status returns the agent's status for DebugService, except what the kernel has: AddKernel adds that. paths returns
 // the status of the paths of a desired device.
-func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
+func Status(v View, stream stream.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil}
 	// Desired devices, devices that could not be removed, and orphans.
@@ -230,7 +229,7 @@ func Status(v View, stream session.View, paths func(cluster string) *semaphorev1
 	return s
 }
 
-func (v View) device(cluster string, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
+func (v View) device(cluster string, stream stream.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.DeviceStatus {
 	d := &semaphorev1.DeviceStatus{
 		Cluster: cluster, Interface: naming.Device(cluster), AdoptedFrom: v.Devices[cluster].AdoptedFrom,
@@ -249,7 +248,7 @@ func (v View) device(cluster string, stream session.View, paths func(cluster str
 }
 
 // AddKernel adds what the kernel has to a status. It returns the devices that cannot be read.
-func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wireguard.Device, error),
+func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*kernel.Device, error),
 ) (found []finding.Finding) {
 	unreadable := func(d *semaphorev1.DeviceStatus, why string) {
 		d.Problem = strings.TrimPrefix(d.Problem+"; "+why, "; ")
@@ -269,7 +268,7 @@ func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wiregu
 	return found
 }
 
-func addDevice(d *semaphorev1.DeviceStatus, is *wireguard.Device) {
+func addDevice(d *semaphorev1.DeviceStatus, is *kernel.Device) {
 	d.Backend, d.PublicKey = semaphorev1.BackendOf(is.Backend), is.PublicKey.String()
 	d.ListenPort, d.Mtu = uint32(is.ListenPort), uint32(is.MTU)
 	d.PeersPresent = uint32(len(is.Peers))
@@ -298,7 +297,7 @@ func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 }
 
 // Link returns the status of the stream to the broker of a cluster.
-func Link(stream session.View, cluster, address string) *semaphorev1.LinkStatus {
+func Link(stream stream.View, cluster, address string) *semaphorev1.LinkStatus {
 	link := &semaphorev1.LinkStatus{
 		Cluster: cluster, Address: address, Connected: stream.Attached,
 		Since: timestamppb.New(stream.Since), LastError: stream.LastError,

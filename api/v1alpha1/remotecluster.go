@@ -100,6 +100,13 @@ type RemoteClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self != 'gl' && !self.startsWith('gl-')",message="servicePrefix: names of global services begin with \"gl\": use another"
 	ServicePrefix string `json:"servicePrefix,omitempty"`
 
+	// SourceID is the UID of the remote cluster's namespace kube-system. The broker refuses the exporter of a cluster with
+	// another one. If absent, the first cluster that connects stands: set it to let a cluster in that was built again.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$')",message="sourceID: use what kubectl get namespace kube-system -o jsonpath={.metadata.uid} prints in the remote cluster"
+	SourceID string `json:"sourceID,omitempty"`
+
 	// Encryption decides about packets to and from the remote cluster's pods that are not encrypted. strict drops them.
 	// permissive passes and counts them: use it while you turn encryption on or off. clear passes them and encrypts none:
 	// use it before you remove encryption. The broker's configuration has the default.
@@ -120,6 +127,12 @@ type RemoteClusterSpec struct {
 	Export *Export `json:"export,omitempty"`
 }
 
+// BrokerAddress is host:port of a listener for exporters.
+//
+// +kubebuilder:validation:MaxLength=260
+// +kubebuilder:validation:XValidation:rule="self.matches('^([^:\\\\[\\\\]/ ]+|\\\\[[0-9a-fA-F:.]+\\\\]):([1-9][0-9]{0,4})$') && int(self.matches('^.*:[0-9]{1,5}$') ? self.substring(self.lastIndexOf(':') + 1) : '0') <= 65535",messageExpression="'\"' + self + '\": use host:port, such as broker.example.org:8443 or [fd00:2::1]:8443'"
+type BrokerAddress string
+
 // Broker is the broker to which this cluster exports.
 type Broker struct {
 	// Address is host:port of the listener for exporters.
@@ -127,6 +140,13 @@ type Broker struct {
 	// +kubebuilder:validation:MaxLength=260
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([^:\\\\[\\\\]/ ]+|\\\\[[0-9a-fA-F:.]+\\\\]):([1-9][0-9]{0,4})$') && int(self.matches('^.*:[0-9]{1,5}$') ? self.substring(self.lastIndexOf(':') + 1) : '0') <= 65535",messageExpression="'\"' + self + '\": use host:port, such as broker.example.org:8443 or [fd00:2::1]:8443'"
 	Address string `json:"address"`
+
+	// OtherAddresses lead to the same broker. The exporter tries them in turn when one does not answer, so that no
+	// single node of the remote cluster matters.
+	// +optional
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=set
+	OtherAddresses []BrokerAddress `json:"otherAddresses,omitempty"`
 }
 
 // AddressFamily is a family of IP addresses.
@@ -307,6 +327,11 @@ type RemoteClusterStatus struct {
 	// MTU is the smallest, in bytes, that a node's device for the remote cluster has; absent until a node reports it.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
+
+	// SourceID is the UID of the namespace kube-system of the cluster that stands for the remote; absent until it
+	// connects.
+	// +optional
+	SourceID string `json:"sourceID,omitempty"`
 
 	// LastHeard is the time of the last message from the remote cluster's exporter, as of the last change of this status.
 	// +optional

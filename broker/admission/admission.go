@@ -4,8 +4,6 @@
 // It is pure: it takes an object and a configuration, and returns the accepted object and the refusals. Rules that
 // concern several objects (two nodes with one key, two sets with one name) belong to the plans, which decide them by
 // the state alone.
-//
-// It may import no other package of the broker.
 package admission
 
 import (

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHostileText: the reason of a refusal that quotes another cluster is one bounded line of printable, valid text.

@@ -147,7 +147,7 @@ func exported(m *semaphorev1.MultiClusterExport) string {
 			switch {
 			case n > naming.MaxExported || size > naming.MaxExportedBytes:
 				return fmt.Sprintf("%s exceed the limit of %d with %d bytes", what, naming.MaxExported, naming.MaxExportedBytes)
-			case naming.ReservedExport(key):
+			case naming.Reserved(key):
 				return fmt.Sprintf("%s: key %.100q is reserved", what, key)
 			case i > 0 && at(i-1).GetKey() >= key:
 				return fmt.Sprintf("%s: %.100q is not sorted: each key must occur once, in order", what, key)

@@ -14,10 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestClusterID: a cluster without the About API, or without the ClusterProperty, has no problem; one that it knows by
@@ -64,20 +65,24 @@ func TestClusterID(t *testing.T) {
 	})
 	id("other")
 	for cluster, want := range map[string]string{"c1": `is "other", and this cluster is "c1" here`, "other": ""} {
+		var requests kubetest.Requests
+		counted := rest.CopyConfig(cfg)
+		counted.Wrap(requests.Wrap)
+		client, err := mcs.New(counted, "test")
+		testkit.Must(t, err)
 		m := NewMCS(client, slog.Default())
+		m.aboutEvery = 10 * time.Millisecond
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
 		go func() { done <- m.CompareID(ctx, cluster) }()
-		if want == "" {
-			time.Sleep(2 * time.Second) // longer than a request takes
-		} else {
-			testkit.Eventually(t, time.Minute, "the problem", func() error {
-				if got := m.AboutProblem(); !strings.Contains(got, want) {
-					return fmt.Errorf("it is %q", got)
-				}
-				return nil
-			})
-		}
+		asked := 0 // ten requests are several questions: the answers to the first ones have been heeded
+		testkit.Eventually(t, time.Minute, "the problem", func() error {
+			asked += len(requests.Take())
+			if got := m.AboutProblem(); asked < 10 || !strings.Contains(got, want) {
+				return fmt.Errorf("it is %q after %d requests", got, asked)
+			}
+			return nil
+		})
 		cancel()
 		<-done
 		if got := m.AboutProblem(); !strings.Contains(got, want) || want == "" && got != "" {

@@ -19,13 +19,12 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // handover is a cluster with what semaphore-service-mirror left, and all that takes it over.
@@ -40,9 +39,7 @@ type handover struct {
 	ofService *Objects[*corev1.Service]
 	ofSlice   *Objects[*discoveryv1.EndpointSlice]
 	leftovers *migrate.Leftovers
-	// written and ofEndpoints are of the Endpoints, where the broker writes some.
-	written     *wanted[*endpoints.Endpoints]
-	ofEndpoints *Objects[*endpoints.Endpoints]
+	adoption  *migrate.Services
 
 	mu        sync.Mutex
 	completed map[string]bool
@@ -163,107 +160,12 @@ func TestHandover(t *testing.T) {
 			t.Errorf("%s was touched", name)
 		}
 	}
-}
 
-// Where the broker writes Endpoints it takes over those that the tool left, once its slices are there, and they are
-// never empty.
-func TestHandoverOfEndpoints(t *testing.T) {
-	cfg := kubetest.Start(t)
-	h := &handover{
-		t: t, admin: kubernetes.NewForConfigOrDie(cfg), completed: map[string]bool{},
-		endpoints: dynamic.NewForConfigOrDie(cfg).
-			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
-			Namespace("mirrors"),
-	}
-	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	kubetest.StartControllers(t, cfg, "endpoints-controller", "endpointslice-mirroring-controller")
-	const echo, old = "c2-shop-73736d-echo", "c2-shop-73736d-old"
-	h.theirs(echo, "c2", "10.2.0.1")
-	h.theirs(old, "c2", "10.2.0.9")
-	h.written, _ = desired[*endpoints.Endpoints]()
-	list := func(address string) *endpoints.Endpoints {
-		o := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: echo, Namespace: "mirrors", Labels: map[string]string{
-			naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: "c2", naming.LabelMirrored: "true",
-			naming.LabelMirrorPrefixSync: "c2", endpoints.SkipMirror: "true",
-		}}}
-		o.Subsets = []endpoints.Subset{{Addresses: []endpoints.Address{{IP: address}},
-			Ports: []endpoints.Port{{Name: "web", Port: 80, Protocol: "TCP"}}}}
-		return o
-	}
-	api := h.admin.CoreV1().Endpoints("mirrors")
-	theirs, err := api.Get(t.Context(), echo, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	// Without the setting they are somebody else's.
-	meta := metadata.NewForConfigOrDie(cfg)
-	stop, ended := h.start(nil, nil, meta)
-	h.written.set(list("10.2.0.2"))
-	h.ofEndpoints.Wake(echo)
-	eventually(t, "what to do is reported", func() (bool, string) {
-		said := strings.Join(finding.Texts(h.ofEndpoints.Findings()), "\n")
-		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
-	})
-	<-ended
-	stop()
-	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil ||
-		now.ResourceVersion != theirs.ResourceVersion {
-		t.Fatalf("touched: %v, %v", now, err)
-	}
-
-	// With it they wait for the slices, and nothing is said of a name that is taken.
-	stop, ended = h.start([]string{config.ServiceMirror}, nil, meta)
-	defer stop()
-	watcher, err := api.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + echo})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watcher.Stop()
-	h.want(echo, "c2", "none.such.address")
-	h.tell("c2")
-	eventually(t, "they wait for ours", h.says("not all EndpointSlices that replace it are written"))
-	if said := finding.Texts(h.ofEndpoints.Findings()); len(said) > 0 {
-		t.Errorf("said %q", said)
-	}
-	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil ||
-		now.ResourceVersion != theirs.ResourceVersion {
-		t.Fatalf("touched: %v, %v", now, err)
-	}
-	h.want(echo, "c2", "10.2.0.2")
-	eventually(t, "they are ours", func() (bool, string) {
-		o, err := api.Get(t.Context(), echo, metav1.GetOptions{})
-		return err == nil && o.UID == theirs.UID && o.Labels[endpoints.SkipMirror] == "true" &&
-			o.Labels[naming.LabelManagedBy] == naming.ManagedByBroker &&
-			len(o.Subsets) == 1 && o.Subsets[0].Addresses[0].IP == "10.2.0.2", fmt.Sprint(o, err)
-	})
-	eventually(t, "those of a Service that is gone are gone", func() (bool, string) {
-		names := h.endpointsLeft()
-		return !slices.Contains(names, old), fmt.Sprint(names)
-	})
-	eventually(t, "Kubernetes has taken away the slices that it made of them", func() (bool, string) {
-		all, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(t.Context(),
-			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + echo})
-		return err == nil && len(all.Items) == 1 && all.Items[0].Name == echo+"-1", fmt.Sprint(all, err)
-	})
-	<-ended
-	for {
-		select {
-		case event, open := <-watcher.ResultChan():
-			if !open {
-				return
-			}
-			o, ok := event.Object.(*endpoints.Endpoints)
-			if !ok || event.Type == watch.Deleted || len(o.Subsets) != 1 || len(o.Subsets[0].Addresses) != 1 {
-				t.Errorf("%s %v", event.Type, event.Object)
-			}
-			continue
-		default:
-		}
-		return
+	// The remote c9 is added: what is there of it becomes ours, too.
+	h.adoption.Follow([]config.Remote{{Name: "c2", ServicePrefix: "c2"}, {Name: "c9", ServicePrefix: "c9"}})
+	h.ofService.AdoptAll(t.Context())
+	if s := h.service("c9-shop-73736d-echo"); s.Labels[naming.LabelSourceCluster] != "c9" {
+		t.Errorf("after c9 was added its Service has the labels %v", s.Labels)
 	}
 }
 
@@ -327,6 +229,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		h.services, _ = desired[*corev1.Service]()
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
 	}
+	h.adoption = adoption
 	h.ofService = AdoptingServices(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
 	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
 	h.leftovers = migrate.NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice,
@@ -336,13 +239,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 			return h.completed[cluster]
 		}, local)
 	ended = make(chan struct{})
-	var stops []func()
-	if h.written != nil {
-		h.ofEndpoints = Endpoints(h.admin, "mirrors", adoption, desiredOf(h.written), opts)
-		h.leftovers.KeepEndpoints(h.admin, "mirrors")
-		stops = append(stops, testkit.Run(h.t, h.ofEndpoints.Run))
-	}
-	stops = append(stops, testkit.Run(h.t, h.ofService.Run), testkit.Run(h.t, h.ofSlice.Run),
+	stops := []func(){testkit.Run(h.t, h.ofService.Run), testkit.Run(h.t, h.ofSlice.Run),
 		testkit.Run(h.t, func(ctx context.Context) error {
 			err := h.leftovers.Run(ctx)
 			close(ended)
@@ -351,7 +248,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 			}
 			<-ctx.Done()
 			return ctx.Err()
-		}))
+		})}
 	return func() {
 		for _, stop := range stops {
 			stop()

@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -105,7 +104,8 @@ func (c *Calico) ListSets(ctx context.Context, options metav1.ListOptions) (runt
 	if err != nil {
 		return nil, err
 	}
-	return cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx, options)
+	return cache.ToListerWatcherWithContext(client.GlobalNetworkSets().Follow("", &kube.Unread{})).ListWithContext(ctx,
+		options)
 }
 
 // unserved records that the cluster does not serve the types under the client's group. Discovery starts again.
@@ -123,9 +123,9 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 func Sets(
 	calico *Calico, adoption *migrate.Sets, desired writes.Desired[*calicov3.GlobalNetworkSet], options Options,
 ) *Objects[*calicov3.GlobalNetworkSet] {
-	k := setKind(kinds.GlobalNetworkSet, &calicov3.GlobalNetworkSet{},
+	k := setKind(writes.GlobalNetworkSet, &calicov3.GlobalNetworkSet{},
 		func(s *calicov3.GlobalNetworkSet) (*metav1.ObjectMeta, *[]string) { return &s.ObjectMeta, &s.Spec.Nets })
-	k.connect = connectCalico(calico, adoption,
+	k.connect = connectCalico(calico, adoption, k.unread,
 		func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
 			return c.GlobalNetworkSets()
 		})
@@ -135,14 +135,15 @@ func Sets(
 // NetworkSets keeps the sets in namespaces. Their names are NAMESPACE/NAME.
 func NetworkSets(calico *Calico, desired writes.Desired[*calicov3.NetworkSet],
 	options Options) *Objects[*calicov3.NetworkSet] {
-	k := setKind(kinds.NetworkSet, &calicov3.NetworkSet{},
+	k := setKind(writes.NetworkSet, &calicov3.NetworkSet{},
 		func(s *calicov3.NetworkSet) (*metav1.ObjectMeta, *[]string) { return &s.ObjectMeta, &s.Spec.Nets })
-	k.everywhere, k.connect = true, connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets)
+	k.everywhere, k.connect = true, connectCalico(calico, nil, k.unread, (*kube.CalicoClient).NetworkSets)
 	return newObjects(k, desired, options)
 }
 
 // setKind is how sets of either type are compared and merged; parts is where one has its metadata and its addresses.
-func setKind[T writes.Object](name kinds.Kind, example T, parts func(T) (*metav1.ObjectMeta, *[]string)) kind[T] {
+func setKind[T writes.Object](name writes.ObjectKind, example T, parts func(T) (*metav1.ObjectMeta,
+	*[]string)) kind[T] {
 	return kind[T]{
 		Kind: writes.Kind[T]{
 			Name:  name,
@@ -156,8 +157,15 @@ func setKind[T writes.Object](name kinds.Kind, example T, parts func(T) (*metav1
 				return out
 			},
 			Equal: func(a, b T) bool { return equality.Semantic.DeepEqual(a, b) },
+			Empty: func(have T) T {
+				out := have.DeepCopyObject().(T)
+				_, nets := parts(out)
+				*nets = []string{}
+				return out
+			},
 		},
 		example: example,
+		unread:  &kube.Unread{},
 	}
 }
 
@@ -174,9 +182,11 @@ func mergeSetMeta(have, want *metav1.ObjectMeta) {
 // Pools writes the disabled IPPools for the remotes' pod subnets. If somebody else's pool already has such a subnet,
 // under any name, the broker creates none: with two pools of one subnet it is undefined which of them Calico uses.
 func Pools(calico *Calico, desired writes.Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
+	unread := &kube.Unread{}
 	return newObjects(kind[*calicov3.IPPool]{
+		unread: unread,
 		Kind: writes.Kind[*calicov3.IPPool]{
-			Name: kinds.IPPool,
+			Name: writes.IPPool,
 			Merge: func(have, want *calicov3.IPPool) *calicov3.IPPool {
 				out := have.DeepCopy()
 				mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -193,10 +203,11 @@ func Pools(calico *Calico, desired writes.Desired[*calicov3.IPPool], options Opt
 		example: &calicov3.IPPool{},
 		connect: func(ctx context.Context) (connection[*calicov3.IPPool], error) {
 			var pools kube.CalicoResource[*calicov3.IPPool]
-			out, err := connectCalico(calico, nil, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.IPPool] {
-				pools = c.IPPools()
-				return pools
-			})(ctx)
+			out, err := connectCalico(calico, nil, unread,
+				func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.IPPool] {
+					pools = c.IPPools()
+					return pools
+				})(ctx)
 			if err == nil {
 				out.blocked = func(ctx context.Context, want *calicov3.IPPool) error { return foreignPool(ctx, pools, want) }
 			}
@@ -211,7 +222,9 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 	if err != nil {
 		return fmt.Errorf("ippool %s: spec.cidr: %w", want.Name, err)
 	}
-	list, err := cache.ToListerWatcherWithContext(pools.ListWatch("")).ListWithContext(ctx, metav1.ListOptions{})
+	// Calico cannot read a pool that this cannot read, either.
+	list, err := cache.ToListerWatcherWithContext(pools.Follow("", &kube.Unread{})).ListWithContext(ctx,
+		metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("looking for other IPPools that have %s: %w", subnet, err)
 	}
@@ -221,7 +234,7 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 		if err != nil || writes.Ours(&p) || !has.Overlaps(subnet) {
 			continue
 		}
-		return writes.NotOurs{Kind: kinds.IPPool, Name: p.Name, Hint: fmt.Sprintf(
+		return writes.NotOurs{Kind: writes.IPPool, Name: p.Name, Hint: fmt.Sprintf(
 			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it "+
 				"yourself that it is disabled, without natOutgoing and with disableBGPExport",
 			has, subnet, want.Labels[naming.LabelSourceCluster])}
@@ -236,7 +249,8 @@ type calicoClient[T kube.CalicoObject] struct {
 
 // connectCalico connects to one of Calico's types, after it has labeled the objects to adopt.
 func connectCalico[T kube.CalicoObject](
-	calico *Calico, adoption *migrate.Sets, of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T],
+	calico *Calico, adoption *migrate.Sets, unread *kube.Unread,
+	of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T],
 ) func(context.Context) (connection[T], error) {
 	return func(ctx context.Context) (connection[T], error) {
 		c, err := calico.connect(ctx)
@@ -248,7 +262,8 @@ func connectCalico[T kube.CalicoObject](
 		adopter.All(ctx)
 		out := connection[T]{
 			client:    calicoClient[T]{in},
-			listWatch: in("").ListWatch(writes.Owned),
+			listWatch: in("").Follow(writes.Owned, unread),
+			adoptAll:  adopter.All,
 			adopt:     adopter.One,
 			unserved:  func() { calico.unserved(c) },
 		}

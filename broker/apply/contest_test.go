@@ -25,12 +25,12 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/events"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestInterference has others change what the broker wrote, on a real apiserver.
@@ -43,7 +43,7 @@ func TestInterference(t *testing.T) {
 	}
 	client, requests := counted(cfg)
 	opts := options(t)
-	opts.Events = events.New(admin, "mirrors", nil, prometheus.NewRegistry(),
+	opts.Events = report.NewEvents(admin, "mirrors", nil, prometheus.NewRegistry(),
 		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	testkit.Run(t, opts.Events.Run)
 	w, d := desired[*corev1.Service]()
@@ -193,7 +193,7 @@ func TestInterference(t *testing.T) {
 	})
 	t.Run("a controller that insists", func(t *testing.T) {
 		fight{
-			kind: kinds.Service, name: "fought", field: "spec.sessionAffinity",
+			kind: writes.Service, name: "fought", field: "spec.sessionAffinity",
 			edit: `{"spec":{"sessionAffinity":"ClientIP"}}`,
 			restored: func(object map[string]any) bool {
 				affinity, _, _ := unstructured.NestedString(object, "spec", "sessionAffinity")
@@ -223,7 +223,7 @@ func TestInterference(t *testing.T) {
 			return strings.Contains(fmt.Sprint(endpoints), "["+address+"]")
 		}
 		fight{
-			kind: kinds.EndpointSlice, name: "insisted", field: "endpoints",
+			kind: writes.EndpointSlice, name: "insisted", field: "endpoints",
 			edit:     `{"endpoints":[{"addresses":["10.2.0.9"]}]}`,
 			restored: func(object map[string]any) bool { return has(object, "10.2.0.1") },
 			long:     2 * time.Second,
@@ -248,7 +248,7 @@ func TestInterference(t *testing.T) {
 		defer testkit.Run(t, o.Run)()
 		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
 		fight{
-			kind: kinds.GlobalNetworkSet, name: "insisted", field: "spec.nets",
+			kind: writes.GlobalNetworkSet, name: "insisted", field: "spec.nets",
 			edit: `{"spec":{"nets":["10.2.0.1/32","10.2.0.9/32"]}}`,
 			restored: func(object map[string]any) bool {
 				nets, _, _ := unstructured.NestedStringSlice(object, "spec", "nets")
@@ -350,7 +350,7 @@ func TestInterference(t *testing.T) {
 
 // fight is a controller, kyverno, that changes an object again each time that the broker restores it.
 type fight struct {
-	kind kinds.Kind
+	kind writes.ObjectKind
 	// name is the object's; edit, a merge patch, changes field.
 	name, edit, field string
 	// restored says that an object is as the broker wrote it.

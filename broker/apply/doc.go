@@ -6,7 +6,6 @@
 // events. Its output are requests to the apiserver, Events and records. A writes.Machine decides what is sent, and
 // when.
 //
-// It decides nothing about clusters, names or contents, and may not import an engine or a stream.
-//
-// Of the broker's packages it may import apply/writes, endpoints, events, informers, kinds, migrate and propagation.
+// It also watches for other parts what they need of the own cluster: namespaces, and the pods of agents. It decides
+// nothing about clusters, names or contents.
 package apply

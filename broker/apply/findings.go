@@ -51,5 +51,15 @@ func (o *Objects[T]) Findings() (found []finding.Finding) {
 		of[0].Lines = append(contests[:finding.Shown],
 			fmt.Sprintf("%d more objects of type %s are changed by others", more, o.kind.Name))
 	}
+	leaving := o.machine.Leaving(time.Now())
+	left := finding.Lines(finding.Leaving, "", leaving)
+	if more := len(leaving) - finding.Shown; more > 0 {
+		left[0].Lines = append(leaving[:finding.Shown:finding.Shown],
+			fmt.Sprintf("%d more objects of type %s are deleted and kept by finalizers", more, o.kind.Name))
+	}
+	of = append(of, left...)
+	if o.kind.unread != nil {
+		of = append(of, finding.Lines(finding.Unreadable, "", o.kind.unread.Lines())...)
+	}
 	return append(found, of...)
 }

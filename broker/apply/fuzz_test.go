@@ -11,7 +11,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -41,7 +40,7 @@ func FuzzExistingMetadata(f *testing.F) {
 	meta := metav1.ObjectMeta{Name: "s", Labels: labels(naming.LabelSetManagedBy, naming.DefaultLabelDomain+"/name"),
 		Annotations: map[string]string{naming.AnnotationSourceName: "web"}}
 	set := &calicov3.GlobalNetworkSet{ObjectMeta: meta, Spec: calicov3.GlobalNetworkSetSpec{Nets: []string{"10.2.0.1/32"}}}
-	sets := setKind(kinds.GlobalNetworkSet, &calicov3.GlobalNetworkSet{},
+	sets := setKind(writes.GlobalNetworkSet, &calicov3.GlobalNetworkSet{},
 		func(s *calicov3.GlobalNetworkSet) (*metav1.ObjectMeta, *[]string) { return &s.ObjectMeta, &s.Spec.Nets })
 	imported := &mcsv1beta1.ServiceImport{ObjectMeta: *meta.DeepCopy()}
 	imported.Labels["a"], imported.Annotations[naming.AnnotationCopiedLabels] = "copied", "a"

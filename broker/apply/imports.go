@@ -17,7 +17,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -28,10 +27,9 @@ type MCS struct {
 	client *mcs.Client
 	// problem is why the API is not served, and about how the About API contradicts the cluster's name.
 	problem, about *kube.Problem
+	// aboutEvery is the time between two reads of the About API, whose value rarely changes.
+	aboutEvery time.Duration
 }
-
-// aboutInterval is the time between two reads of the About API, whose value rarely changes.
-const aboutInterval = time.Minute
 
 // CompareID compares the cluster's ID in the About API with its name in the configuration, until ctx ends: other
 // implementations and people use that ID. A cluster without an ID is valid.
@@ -50,7 +48,7 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, naming.ClusterLabel(cluster))
 		}
 		m.about.Set(text)
-		if err := kube.Sleep(ctx, aboutInterval); err != nil {
+		if err := kube.Sleep(ctx, m.aboutEvery); err != nil {
 			return err
 		}
 	}
@@ -61,7 +59,7 @@ func (m *MCS) AboutProblem() string { return m.about.Text() }
 
 // NewMCS returns an MCS without a request.
 func NewMCS(client *mcs.Client, log *slog.Logger) *MCS {
-	return &MCS{client: client, problem: kube.NewProblem(log), about: kube.NewProblem(log)}
+	return &MCS{client: client, problem: kube.NewProblem(log), about: kube.NewProblem(log), aboutEvery: time.Minute}
 }
 
 // Problem returns why the API is not served; empty while it is, and before the first request.
@@ -114,25 +112,33 @@ func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
 // are NAMESPACE/NAME.
 func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 	options Options) *Objects[*mcsv1beta1.ServiceImport] {
-	imports, lacks := api.client.Imports(), &dropped{}
+	imports, lacks, unread := api.client.Imports(), &dropped{}, &kube.Unread{}
 	return newObjects(kind[*mcsv1beta1.ServiceImport]{
 		Kind: writes.Kind[*mcsv1beta1.ServiceImport]{
-			Name:  kinds.ServiceImport,
+			Name:  writes.ServiceImport,
 			Paced: true,
 			Merge: mergeImport,
 			Equal: func(a, b *mcsv1beta1.ServiceImport) bool {
 				return equality.Semantic.DeepEqual(lacks.without(a), lacks.without(b))
 			},
+			// The addresses are those of its Service, which is gone by then and whose addresses another one may get.
+			Empty: func(have *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
+				out := have.DeepCopy()
+				out.Spec.IPs, out.Status.Clusters = nil, nil
+				return out
+			},
 		},
 		example:    imports.Example(),
 		everywhere: true,
+		unread:     unread,
 		connect: func(ctx context.Context) (connection[*mcsv1beta1.ServiceImport], error) {
 			if err := api.connect(ctx); err != nil {
 				return connection[*mcsv1beta1.ServiceImport]{}, err
 			}
 			return connection[*mcsv1beta1.ServiceImport]{
-				client: importClient{imports, api.asked, lacks}, listWatch: api.noted(imports.ListWatch(writes.Owned)),
-				unserved: func() {},
+				client:    importClient{imports, api.asked, lacks},
+				listWatch: api.noted(imports.Follow(writes.Owned, unread)),
+				unserved:  func() {},
 			}, nil
 		},
 	}, desired, options)
@@ -142,9 +148,7 @@ func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 func mergeImport(have, want *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
 	out := have.DeepCopy()
 	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedAnnotations], ",") {
-		if !naming.ReservedExport(key) {
-			delete(out.Annotations, key)
-		}
+		delete(out.Annotations, key)
 	}
 	delete(out.Annotations, naming.AnnotationCopiedAnnotations)
 	dropCopied(&out.ObjectMeta)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -18,9 +17,9 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/mcstest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/mcstest"
 )
 
 // TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when
@@ -139,9 +138,19 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 		return len(i.Spec.IPs) == 1 && len(i.Status.Clusters) == 1
 	})
 	first := have.UID
-	time.Sleep(3 * time.Second) // longer than events of writes take
-	if n := writes.Load(); n > 2 {
-		t.Errorf("%d writes of one import and its status", n)
+	// The events of its writes come before those of an import that is wanted later.
+	w.mu.Lock()
+	last := w.objects["default/echo"].DeepCopy()
+	last.Name = "last"
+	w.objects["default/last"] = last
+	w.mu.Unlock()
+	o.Wake("default/last")
+	eventually(t, "a later import", func() (bool, string) {
+		i, err := client.Imports().Get(ctx, "default", "last")
+		return err == nil && len(i.Status.Clusters) == 1, fmt.Sprint(i, err)
+	})
+	if n := writes.Load(); n > 4 {
+		t.Errorf("%d writes of two imports and their status", n)
 	}
 	_, err = definitions.Apply(ctx, crds, false)
 	testkit.Must(t, err)

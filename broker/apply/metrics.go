@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/kinds"
-	"github.com/kube-semaphore/semaphore/broker/propagation"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
@@ -15,7 +15,7 @@ type Metrics struct {
 	// Loops are the metrics of the queues.
 	Loops *reconcile.Metrics
 	// Propagation is the time from a change in a remote to its write here, by remote and name of the written type.
-	Propagation *propagation.Tracker
+	Propagation *report.Tracker
 
 	reg         prometheus.Registerer
 	writes      *prometheus.CounterVec
@@ -28,7 +28,7 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Loops:       reconcile.NewMetrics("semaphore_broker", reg),
-		Propagation: propagation.New(reg),
+		Propagation: report.NewTracker(reg),
 		reg:         reg,
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_writes_total",
@@ -55,7 +55,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 // count registers how many objects of a kind are desired and how many exist.
-func (m *Metrics) count(kind kinds.Kind, desired, present func() int) {
+func (m *Metrics) count(kind writes.ObjectKind, desired, present func() int) {
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "semaphore_broker_" + name, Help: help, ConstLabels: prometheus.Labels{"kind": string(kind)},
@@ -67,11 +67,17 @@ func (m *Metrics) count(kind kinds.Kind, desired, present func() int) {
 	)
 }
 
+// Forget deletes the series of a remote that is no longer configured.
+func (m *Metrics) Forget(cluster string) {
+	m.delayed.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
+	m.Propagation.Forget(cluster)
+}
+
 // Write counts a write.
-func (m *Metrics) Write(kind kinds.Kind, op, result string) {
+func (m *Metrics) Write(kind writes.ObjectKind, op, result string) {
 	m.writes.WithLabelValues(string(kind), op, result).Inc()
 }
 
-func (m *Metrics) propagated(cluster string, kind kinds.Kind, d time.Duration) {
+func (m *Metrics) propagated(cluster string, kind writes.ObjectKind, d time.Duration) {
 	m.Propagation.Observe(cluster, kind, d)
 }

@@ -9,12 +9,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/events"
-	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -39,9 +40,10 @@ type connection[T writes.Object] struct {
 	blocked func(context.Context, T) error
 	// unserved, if not nil, is called when the cluster no longer serves the type under this group.
 	unserved func()
+	// adoptAll, if not nil, adopts what exists. It was called before the objects are listed.
+	adoptAll func(ctx context.Context)
 	// adopt, if not nil, adopts an existing object with the name of a desired one, and returns the object in its new
-	// state. ok is false if the object must not be adopted; hint then says what the operator can do. writes.ErrLater
-	// means that another part adopts it.
+	// state. ok is false if the object must not be adopted; hint then says what the operator can do.
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
@@ -54,13 +56,16 @@ type kind[T writes.Object] struct {
 	example T
 	// everywhere is set for objects in several namespaces: their names are NAMESPACE/NAME.
 	everywhere bool
+	// unread gets the objects that somebody else changed so that they cannot be read; nil for Kubernetes' own types,
+	// which the apiserver stores as it reads them.
+	unread *kube.Unread
 }
 
 // Options are the options that all loops share.
 type Options struct {
 	Metrics  *Metrics
 	Recorder *debug.Recorder
-	Events   *events.Events
+	Events   *report.Events
 	Log      *slog.Logger
 	Workers  int
 	// Budgets limit the writes of each remote; nil for no limit.
@@ -68,8 +73,8 @@ type Options struct {
 }
 
 // Informers are the options of informers.
-func (o Options) Informers() informers.Options {
-	return informers.Options{Errors: o.Metrics.watchErrors, Log: o.Log}
+func (o Options) Informers() InformerOptions {
+	return InformerOptions{Errors: o.Metrics.watchErrors, Log: o.Log}
 }
 
 // Objects reconciles the objects of one type: it drives a writes.Machine with an informer and a client.
@@ -78,7 +83,7 @@ type Objects[T writes.Object] struct {
 	desired writes.Desired[T]
 	options Options
 	loop    *reconcile.Loop[string]
-	store   informers.Store[T]
+	store   Store[T]
 	machine *writes.Machine[T]
 	synced  atomic.Bool
 
@@ -93,6 +98,14 @@ type Objects[T writes.Object] struct {
 func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options Options) *Objects[T] {
 	o := &Objects[T]{kind: k, desired: desired, options: options}
 	o.store.KeyOf = o.keyOf
+	if k.unread != nil {
+		k.unread.Earlier = func(metadata kube.Object) (kube.Object, bool) {
+			have, there := o.store.Get(o.nameOf(metadata))
+			object, ok := any(have).(kube.Object)
+			return object, there && ok
+		}
+		k.unread.Changed = func(bad *kube.Unreadable) { options.Log.Warn("an object cannot be read", "error", bad) }
+	}
 	o.machine = writes.New(k.Kind, &o.store, options.Budgets)
 	o.loop = reconcile.New(string(k.Name), o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
@@ -116,6 +129,14 @@ func (o *Objects[T]) WakeOwned(cluster string) {
 	names, _ := o.Owned(cluster)
 	for _, name := range names {
 		o.loop.Enqueue(name)
+	}
+}
+
+// Observe passes all objects that came from cluster to Desired.Observed again.
+func (o *Objects[T]) Observe(cluster string) {
+	names, _ := o.Owned(cluster)
+	for _, name := range names {
+		o.observe(name)
 	}
 }
 
@@ -184,7 +205,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	o.reset(informer.GetStore())
 	o.connMu.Unlock()
 
-	following, stop := informers.Follow(ended, informer)
+	following, stop := Follow(ended, informer)
 	defer stop()
 	if cache.WaitForCacheSync(following.Done(), informer.HasSynced) {
 		o.begin(before)
@@ -197,6 +218,16 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 		connection.unserved()
 	}
 	return ctx.Err()
+}
+
+// AdoptAll adopts the existing objects that may be adopted now, as at the start.
+func (o *Objects[T]) AdoptAll(ctx context.Context) {
+	o.connMu.RLock()
+	adopt := o.adoptAll
+	o.connMu.RUnlock()
+	if adopt != nil {
+		adopt(ctx)
+	}
 }
 
 // begin queues all objects that exist, that existed before, and that are desired.
@@ -219,7 +250,7 @@ func (o *Objects[T]) begin(before []T) {
 }
 
 func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
-	return informers.Watch[T]{
+	return Watch[T]{
 		Kind: o.kind.Name, ListWatch: listWatch, Example: o.kind.example,
 		Reduce: writes.Reduce[T],
 		Saw: func(_, object T, gone bool) {
@@ -243,7 +274,7 @@ func (o *Objects[T]) reset(store cache.Store) {
 }
 
 // nameOf returns the name of an object in this loop.
-func (o *Objects[T]) nameOf(object T) string {
+func (o *Objects[T]) nameOf(object metav1.Object) string {
 	if o.kind.everywhere {
 		return writes.KeyOf(object)
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -17,9 +19,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/informers"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -31,7 +32,7 @@ func Services(
 	lacking := &lacking{refused: map[string]bool{}}
 	return newObjects(kind[*corev1.Service]{
 		Kind: writes.Kind[*corev1.Service]{
-			Name:  kinds.Service,
+			Name:  writes.Service,
 			Paced: true,
 			Merge: func(have, want *corev1.Service) *corev1.Service { return mergeService(have, lacking.without(want)) },
 			Equal: func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
@@ -41,12 +42,13 @@ func Services(
 				return (have.Spec.ClusterIP == corev1.ClusterIPNone) != (want.Spec.ClusterIP == corev1.ClusterIPNone) ||
 					len(families) == 1 && len(have.Spec.IPFamilies) == 2 && have.Spec.IPFamilies[0] != families[0]
 			},
+			Recreate: func(gone, want *corev1.Service) *corev1.Service { return withAddresses(lacking.without(want), gone) },
 		},
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: func(context.Context) (connection[*corev1.Service], error) {
 			return connection[*corev1.Service]{
 				client:    serviceClient{native[*corev1.Service]{api}, lacking},
-				listWatch: informers.ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
+				listWatch: ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
 			}, nil
 		},
 	}, desired, options)
@@ -110,6 +112,36 @@ type serviceClient struct {
 }
 
 func (c serviceClient) Create(ctx context.Context, s *corev1.Service) (*corev1.Service, error) {
+	out, err := c.create(ctx, s)
+	if s.Spec.ClusterIP == "" || s.Spec.ClusterIP == corev1.ClusterIPNone {
+		return out, err
+	}
+	// The Service was deleted. The apiserver frees its addresses after it has reported the deletion.
+	for wait := freedAfter; addressesRefused(err) && wait <= maxFreed; wait *= 2 {
+		if have, failed := c.native.Get(ctx, s); failed == nil { // it had only lost its label
+			return nil, apierrors.NewAlreadyExists(corev1.Resource("services"), have.Name)
+		}
+		if kube.Sleep(ctx, wait) != nil {
+			return out, err
+		}
+		out, err = c.create(ctx, s)
+	}
+	// Another Service has them, or a policy lets the broker choose none (deploy/broker/object-writes.yaml).
+	if addressesRefused(err) || err != nil && strings.Contains(err.Error(), addressesPolicy) {
+		out, err = c.create(ctx, withoutAddresses(s))
+	}
+	return out, err
+}
+
+// addressesPolicy ends the name of the policy that judges which cluster IPs the broker may choose; an overlay may put a
+// prefix before it.
+const addressesPolicy = "semaphore-service-addresses'"
+
+// The waits for the addresses of a deleted Service double from freedAfter to maxFreed, 630 ms together.
+const freedAfter, maxFreed = 10 * time.Millisecond, 320 * time.Millisecond
+
+// create creates a Service without the values that the cluster does not support.
+func (c serviceClient) create(ctx context.Context, s *corev1.Service) (*corev1.Service, error) {
 	out, err := c.native.Create(ctx, c.without(s))
 	for range 2 {
 		if err == nil || !c.learn(err, c.without(s)) {
@@ -118,6 +150,43 @@ func (c serviceClient) Create(ctx context.Context, s *corev1.Service) (*corev1.S
 		out, err = c.native.Create(ctx, c.without(s))
 	}
 	return out, err
+}
+
+// addressesRefused reports whether the apiserver does not assign the ClusterIPs that a Service asks for.
+func addressesRefused(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsInvalid(err) && errors.As(err, &status) && status.Status().Details != nil &&
+		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+			return strings.HasPrefix(c.Field, "spec.clusterIP")
+		})
+}
+
+// withAddresses returns a Service with the ClusterIPs of one that was deleted, as far as their families are desired.
+func withAddresses(s, gone *corev1.Service) *corev1.Service {
+	ips, families := gone.Spec.ClusterIPs, gone.Spec.IPFamilies
+	if s.Spec.ClusterIP != "" || len(ips) == 0 || len(ips) != len(families) || ips[0] == corev1.ClusterIPNone {
+		return s
+	}
+	if len(s.Spec.IPFamilies) == 1 {
+		at := slices.Index(families, s.Spec.IPFamilies[0])
+		if at < 0 {
+			return s
+		}
+		ips, families = ips[at:at+1], families[at:at+1]
+	}
+	out := s.DeepCopy()
+	out.Spec.ClusterIP, out.Spec.ClusterIPs, out.Spec.IPFamilies = ips[0], slices.Clone(ips), slices.Clone(families)
+	return out
+}
+
+// withoutAddresses returns a Service for which the apiserver chooses the ClusterIPs.
+func withoutAddresses(s *corev1.Service) *corev1.Service {
+	out := s.DeepCopy()
+	out.Spec.ClusterIP, out.Spec.ClusterIPs = "", nil
+	if ptr.Deref(out.Spec.IPFamilyPolicy, "") != corev1.IPFamilyPolicySingleStack {
+		out.Spec.IPFamilies = nil
+	}
+	return out
 }
 
 func (c serviceClient) Update(ctx context.Context, s *corev1.Service) (*corev1.Service, error) {
@@ -152,13 +221,11 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	return out
 }
 
-// dropCopied removes the labels copied from the source; the desired ones are added with the other labels. A user may
-// have edited the annotation that lists the copied labels, so a label that no source can set is never removed.
+// dropCopied removes the labels copied from the source; the desired ones are added with the other labels, as are the
+// broker's own. It also removes those that are reserved now and were copied before they were.
 func dropCopied(have *metav1.ObjectMeta) {
 	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedLabels], ",") {
-		if !naming.ReservedLabel(key) {
-			delete(have.Labels, key)
-		}
+		delete(have.Labels, key)
 	}
 	delete(have.Annotations, naming.AnnotationCopiedLabels)
 }
@@ -177,8 +244,8 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 	}
 }
 
-// AdoptingServices is Services that also adopts those of another tool: all that exist at its start, and later those
-// with the name of a desired one.
+// AdoptingServices is Services that also adopts those of another tool: all that exist at its start and when AdoptAll is
+// called, and later those with the name of a desired one.
 func AdoptingServices(
 	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*corev1.Service],
 	options Options,
@@ -190,7 +257,7 @@ func AdoptingServices(
 		out, err := connect(ctx)
 		if err == nil {
 			adopter.All(ctx)
-			out.adopt = adopter.One
+			out.adoptAll, out.adopt = adopter.All, adopter.One
 		}
 		return out, err
 	}
@@ -203,10 +270,10 @@ func EndpointSlices(
 ) *Objects[*discoveryv1.EndpointSlice] {
 	api := kube.DiscoveryV1().EndpointSlices(namespace)
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
-		Kind:    sliceKind(kinds.EndpointSlice),
+		Kind:    sliceKind(writes.EndpointSlice),
 		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: connect[*discoveryv1.EndpointSlice](api,
-			informers.ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned})),
+			ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned})),
 	}, desired, options)
 }
 
@@ -215,13 +282,13 @@ func ImportSlices(
 	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
-		Kind:       sliceKind(kinds.ImportSlice),
+		Kind:       sliceKind(writes.ImportSlice),
 		example:    &discoveryv1.EndpointSlice{},
 		everywhere: true,
 		connect: func(context.Context) (connection[*discoveryv1.EndpointSlice], error) {
 			return connection[*discoveryv1.EndpointSlice]{
 				client: slicesEverywhere{kube},
-				listWatch: informers.ListWatch(kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
+				listWatch: ListWatch(kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
 					metav1.ListOptions{LabelSelector: writes.OwnedImportSlices}),
 			}, nil
 		},
@@ -255,13 +322,14 @@ func (c slicesEverywhere) Delete(ctx context.Context, o *discoveryv1.EndpointSli
 }
 
 // sliceKind returns how slices are compared and merged.
-func sliceKind(name kinds.Kind) writes.Kind[*discoveryv1.EndpointSlice] {
+func sliceKind(name writes.ObjectKind) writes.Kind[*discoveryv1.EndpointSlice] {
 	return writes.Kind[*discoveryv1.EndpointSlice]{
 		Name:   name,
 		Paced:  true,
 		Urgent: leaves,
 		Merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			out := have.DeepCopy()
+			delete(out.Annotations, naming.AnnotationUnusedEndpoints) // set only while some are not in use
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
 			out.Endpoints, out.Ports = want.Endpoints, want.Ports
 			return out
@@ -269,6 +337,11 @@ func sliceKind(name kinds.Kind) writes.Kind[*discoveryv1.EndpointSlice] {
 		Equal: func(a, b *discoveryv1.EndpointSlice) bool { return equality.Semantic.DeepEqual(a, b) },
 		Replace: func(have, want *discoveryv1.EndpointSlice) bool {
 			return have.AddressType != want.AddressType // immutable
+		},
+		Empty: func(have *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+			out := have.DeepCopy()
+			out.Endpoints = nil
+			return out
 		},
 	}
 }

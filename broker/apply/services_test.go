@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -56,5 +57,15 @@ func TestMergeService(t *testing.T) {
 	}
 	if again.Annotations[corev1.AnnotationTopologyMode] != "Auto" {
 		t.Error("of a mirror the annotation is somebody else's")
+	}
+}
+
+// A slice whose endpoints are in use again lists none that are not, and an annotation of somebody else stays.
+func TestMergeSliceForgetsUnusedEndpoints(t *testing.T) {
+	have := slice("s", "c2", "IPv4", "10.2.0.1")
+	have.Annotations = map[string]string{naming.AnnotationUnusedEndpoints: "10.2.0.1", "other": "stays"}
+	out := sliceKind(writes.EndpointSlice).Merge(have, slice("s", "c2", "IPv4", "10.2.0.1"))
+	if d := cmp.Diff(map[string]string{"other": "stays"}, out.Annotations); d != "" {
+		t.Errorf("-want +got:\n%s", d)
 	}
 }

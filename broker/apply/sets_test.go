@@ -26,15 +26,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/events"
-	"github.com/kube-semaphore/semaphore/broker/informers"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 var v3 = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
@@ -250,7 +249,7 @@ func TestAdoption(t *testing.T) {
 	}
 	adoption := func(from ...string) *migrate.Sets {
 		return &migrate.Sets{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"},
-			Events: events.New(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
+			Events: report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
 				slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
@@ -373,7 +372,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	for name := range managers {
 		want(name, "10.2.0.2/32")
 	}
-	events := events.New(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
+	events := report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
 		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	o := Sets(quickCalico(cfg),
 		&migrate.Sets{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain},
@@ -424,7 +423,7 @@ func TestNetworkSets(t *testing.T) {
 	var mu sync.Mutex
 	var known []string
 	there := map[string]bool{}
-	namespaces := informers.NewNamespaces(admin,
+	namespaces := NewNamespaces(admin,
 		func(names []string) {
 			mu.Lock()
 			defer mu.Unlock()

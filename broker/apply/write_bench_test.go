@@ -19,7 +19,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // BenchmarkWrite is one change of an object as it is written, by an update under a precondition, beside the same by

@@ -10,8 +10,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
-	"github.com/kube-semaphore/semaphore/internal/testkit/browser"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/browser"
 )
 
 // TestInABrowser: in Chromium the page shows what semaphorectl status joins of the same answer; a tunnel that the

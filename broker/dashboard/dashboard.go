@@ -7,8 +7,6 @@
 //
 // Its cost is bounded: the state is read once for all readers, with a tenth of one core at most, and only while there
 // is a reader, except for the lag every ten seconds. A slow reader loses states, and delays no other.
-//
-// Of the broker's packages it may import mirror.
 package dashboard
 
 import (

@@ -25,10 +25,10 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 func TestMain(m *testing.M) {
@@ -55,7 +55,7 @@ func broker(remotes ...string) *semaphorev1.GetStatusResponse {
 }
 
 func judged(s *semaphorev1.GetStatusResponse) *semaphorev1.GetStatusResponse {
-	verdict.Judge(s)
+	finding.Judge(s)
 	return s
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/picture"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -145,14 +144,14 @@ func (s *Server) refresh(now time.Time) {
 
 // viewOf returns what follows from a status alone, and its drawing. The tables beside the drawing have the links and
 // findings.
-func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *picture.Picture) {
+func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *mesh.Picture) {
 	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})
 	v := &View{At: now.UTC(), Standby: status.GetStandby(), Leader: finding.Clean(status.GetLeader()), Mesh: m,
 		More: map[string]int{}, LinkStates: []string{}}
-	p := picture.Of(m)
+	p := mesh.PictureOf(m)
 	p.Links, p.MoreLinks, p.Findings, p.MoreFindings, p.Traffic, p.MoreTraffic = nil, 0, nil, 0, nil, 0
 
-	stateOf := picture.StateOf(m)
+	stateOf := mesh.StateOf(m)
 	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })
 	v.More["links"], v.More["pairs"] = cutTo(&m.Links, maxLinks), cutTo(&m.Pairs, maxPairs)
 	v.More["traffic"] = m.MoreTraffic
@@ -162,7 +161,8 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *pictu
 	for _, l := range m.Links {
 		v.LinkStates = append(v.LinkStates, stateOf(l).String())
 	}
-	nodes := slices.Clone(status.GetNodes())
+	nodes := slices.DeleteFunc(slices.Clone(status.GetNodes()),
+		func(n *semaphorev1.NodeStatus) bool { return n.GetWithoutEncryption() != "" })
 	slices.SortStableFunc(nodes, func(a, b *semaphorev1.NodeStatus) int {
 		switch {
 		case a.GetAttached() == b.GetAttached():

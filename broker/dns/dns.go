@@ -2,11 +2,10 @@
 // resolve for the remotes that are in effect.
 //
 // It owns the text of these blocks, in the place where semaphorectl put them first: the marked section of the Corefile,
-// or the file of their own that the Corefile imports. It never adds them to a CoreDNS without, never removes all of
-// them, and never touches another byte (docs/adr/0040-coredns.md). internal/coredns decides the text. CoreDNS reads the
-// change by its plugin reload, which the blocks have.
-//
-// It may import no other package of the broker.
+// or the file of their own that the Corefile imports. It never adds them to a CoreDNS where semaphorectl did not, never
+// removes all of them, and never touches another byte (docs/adr/0040-coredns.md). If somebody removed them, it restores
+// them where it may, and reports it where it may only read. internal/coredns decides the text. CoreDNS reads the change
+// by its plugin reload, which the blocks have.
 package dns
 
 import (
@@ -50,20 +49,25 @@ const (
 // Keeper keeps the blocks current.
 type Keeper struct {
 	maps            corev1client.ConfigMapInterface
+	marks           corev1client.ConfigMapInterface
 	mirrorNamespace string
-	imports         bool
-	log             *slog.Logger
-	problem         *kube.Problem
-	changed         chan struct{}
+	// manages is set if the keeper may write; otherwise it only reads, and reports lost blocks.
+	manages bool
+	imports bool
+	log     *slog.Logger
+	problem *kube.Problem
+	changed chan struct{}
 
 	mu      sync.Mutex
 	remotes []coredns.Remote
+	lost    bool
 }
 
-// New returns the keeper of the blocks for the remotes of a configuration.
+// New returns the keeper of the blocks for the remotes of a configuration. Without manageCoreDNS it writes nothing.
 func New(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *Keeper {
 	k := &Keeper{
-		maps: client.CoreV1().ConfigMaps(namespace), mirrorNamespace: cfg.MirrorNamespace, imports: cfg.MCS.Enabled,
+		maps: client.CoreV1().ConfigMaps(namespace), marks: client.CoreV1().ConfigMaps(cfg.MirrorNamespace),
+		mirrorNamespace: cfg.MirrorNamespace, manages: cfg.ManageCoreDNS, imports: cfg.MCS.Enabled,
 		log: log, problem: kube.NewProblem(log), changed: make(chan struct{}, 1),
 	}
 	k.Follow(cfg.Remotes)
@@ -89,7 +93,13 @@ func (k *Keeper) Follow(remotes []config.Remote) {
 
 // Findings returns why the blocks are not current.
 func (k *Keeper) Findings() []finding.Finding {
-	return finding.Line(finding.CoreDNSNotCurrent, "", k.problem.Text())
+	k.mu.Lock()
+	code := finding.CoreDNSNotCurrent
+	if k.lost {
+		code = finding.CoreDNSLost
+	}
+	k.mu.Unlock()
+	return finding.Line(code, "", k.problem.Text())
 }
 
 // Run keeps the blocks current until ctx ends.
@@ -103,6 +113,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			text = "server blocks of CoreDNS: " + err.Error()
 		}
+		k.mu.Lock()
+		k.lost = errors.Is(err, errLost)
+		k.mu.Unlock()
 		k.problem.Set(text)
 		timer.Reset(checkInterval)
 		select {
@@ -117,35 +130,54 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// keep compares the blocks with the remotes, and writes a difference.
+// keep compares the blocks with the remotes, and writes a difference. Without the right to write it only
+// reports blocks that semaphorectl added and that are gone.
 func (k *Keeper) keep(ctx context.Context) error {
+	added, unknown := k.added(ctx)
+	if !k.manages && !added {
+		return unknown
+	}
+	missing := errNotWired
+	switch {
+	case added:
+		missing = errLost
+	case unknown != nil:
+		missing = unknown
+	}
 	main, err := k.maps.Get(ctx, corefile, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("ConfigMap %s/%s: %w", namespace, corefile, err)
 	}
 	text := main.Data["Corefile"]
-	if has, found := coredns.Section(text); found {
+	pattern, imports := coredns.Import(text)
+	has, found := coredns.Section(text)
+	switch {
+	case found && !k.manages:
+		return nil
+	case found || added && k.manages && !imports: // there, or to be restored
 		blocks, err := k.blocks(text, has, coredns.WithSection(text, ""))
 		if err != nil {
 			return err
 		}
 		return k.write(ctx, main, "Corefile", coredns.WithSection(text, blocks))
 	}
-	pattern, imports := coredns.Import(text)
 	if !imports {
-		return errNotWired
+		return missing
 	}
 	custom, err := k.maps.Get(ctx, imported, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return errNotWired
+	if apierrors.IsNotFound(err) { // RBAC knows no right to create an object of that name alone
+		return missing
 	}
 	if err != nil {
 		return fmt.Errorf("ConfigMap %s/%s: %w", namespace, imported, err)
 	}
 	file := coredns.FileOf(pattern)
-	has, found := custom.Data[file]
-	if !found {
-		return errNotWired
+	has, found = custom.Data[file]
+	switch {
+	case found && !k.manages:
+		return nil
+	case !found && !(added && k.manages):
+		return missing
 	}
 	blocks, err := k.blocks(text, has, append(coredns.Others(custom.Data, pattern), text)...)
 	if err != nil {
@@ -154,7 +186,24 @@ func (k *Keeper) keep(ctx context.Context) error {
 	return k.write(ctx, custom, file, blocks)
 }
 
-var errNotWired = errors.New("there are none yet, and only semaphorectl adds them: semaphorectl install --dns")
+// added reports whether semaphorectl says that it added blocks.
+func (k *Keeper) added(ctx context.Context) (bool, error) {
+	_, err := k.marks.Get(ctx, naming.ConfigMapDNS, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("ConfigMap %s/%s, which says whether there should be any: %w", k.mirrorNamespace,
+			naming.ConfigMapDNS, err)
+	}
+	return true, nil
+}
+
+var (
+	errNotWired = errors.New("there are none yet, and only semaphorectl adds them: semaphorectl install --dns")
+	errLost     = errors.New("somebody removed them: no name of a remote Service resolves; semaphorectl link --dns adds " +
+		"them again, and after semaphorectl install --dns the broker does")
+)
 
 // blocks returns the current blocks. has are the existing ones, and outside the blocks of others.
 func (k *Keeper) blocks(corefile, has string, outside ...string) (string, error) {
@@ -177,8 +226,11 @@ func (k *Keeper) blocks(corefile, has string, outside ...string) (string, error)
 
 // write writes a text under a key of a ConfigMap, unless it is there or somebody has changed the ConfigMap meanwhile.
 func (k *Keeper) write(ctx context.Context, object *corev1.ConfigMap, key, text string) error {
-	if object.Data[key] == text {
+	if was, there := object.Data[key]; there && was == text {
 		return nil
+	}
+	if object.Data == nil {
+		object.Data = map[string]string{}
 	}
 	object.Data[key] = text
 	_, err := k.maps.Update(ctx, object, metav1.UpdateOptions{FieldManager: naming.ManagedByBroker})

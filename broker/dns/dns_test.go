@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -24,9 +25,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // The tests run in a network namespace of their own, so that no port is anybody else's.
@@ -72,23 +75,19 @@ func shipped[T any](t *testing.T, file string, n int) *T {
 // policy must not depend on. It returns the configuration for a client of the account.
 func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	t.Helper()
-	const account = "system:serviceaccount:semaphore:semaphore-broker"
 	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
-	role := shipped[rbacv1.ClusterRole](t, "rbac.yaml", 0)
-	_, err := admin.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
-	must(t, err)
-	binding := shipped[rbacv1.ClusterRoleBinding](t, "rbac.yaml", 1)
-	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: account}}
-	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})
-	must(t, err)
+	// Those of the component, and what every broker with the feature services has.
+	limited := kubetest.Grant(t, cfg, "semaphore-broker", "../../deploy/features/dns/rbac.yaml",
+		"../../deploy/features/services/broker/rbac.yaml")
 	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
 		Verbs: []string{"create", "delete"}}
-	_, err = admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+	_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Rules: []rbacv1.PolicyRule{more}}, metav1.CreateOptions{})
 	must(t, err)
 	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "more"}, Subjects: binding.Subjects,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}}, metav1.CreateOptions{})
+		ObjectMeta: metav1.ObjectMeta{Name: "more"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: limited.Impersonate.UserName}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}}, metav1.CreateOptions{})
 	must(t, err)
 	registration := admin.AdmissionregistrationV1()
 	_, err = registration.ValidatingAdmissionPolicies().Create(ctx,
@@ -97,8 +96,6 @@ func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	_, err = registration.ValidatingAdmissionPolicyBindings().Create(ctx,
 		shipped[admissionv1.ValidatingAdmissionPolicyBinding](t, "writes.yaml", 1), metav1.CreateOptions{})
 	must(t, err)
-	limited := rest.CopyConfig(cfg)
-	limited.Impersonate.UserName = account
 	return limited
 }
 
@@ -149,7 +146,8 @@ func TestKeeper(t *testing.T) {
 		must(t, err)
 	}
 	create("coredns", map[string]string{"Corefile": before, "NodeHosts": "172.18.1.7 n1"})
-	k := New(client, &config.Broker{MirrorNamespace: "semaphore", Remotes: remotes("c3", "c2")}, slog.Default())
+	k := New(client, &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
+		Remotes: remotes("c3", "c2")}, slog.Default())
 	testkit.Eventually(t, time.Minute, "the rights are in force",
 		testkit.State(func() (bool, string) { err := k.keep(ctx); return errors.Is(err, errNotWired), errText(err) }))
 	if got := text("coredns", "Corefile"); got != before {
@@ -188,7 +186,7 @@ func TestKeeper(t *testing.T) {
 		})
 	})
 	var logged bytes.Buffer
-	k = New(kubernetes.NewForConfigOrDie(limited), &config.Broker{MirrorNamespace: "semaphore",
+	k = New(kubernetes.NewForConfigOrDie(limited), &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
 		Remotes: remotes("c2", "c3")}, slog.New(slog.NewTextHandler(&logged, nil)))
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -242,6 +240,108 @@ func TestKeeper(t *testing.T) {
 	if text("coredns", "Corefile") != imports {
 		t.Error("the Corefile was changed")
 	}
+}
+
+// TestLostBlocks: blocks that semaphorectl added and somebody removed are an error, and restored where the broker may:
+// a reset of the Corefile, as by an add-on manager, differs from a CoreDNS that was never wired.
+func TestLostBlocks(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
+	client := kubernetes.NewForConfigOrDie(grant(t, cfg))
+	files, marks := admin.CoreV1().ConfigMaps("kube-system"), admin.CoreV1().ConfigMaps("semaphore")
+	set := func(name string, data map[string]string) {
+		t.Helper()
+		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}
+		_, err := files.Update(ctx, m, metav1.UpdateOptions{})
+		if err != nil {
+			_, err = files.Create(ctx, m, metav1.CreateOptions{})
+		}
+		must(t, err)
+	}
+	is := func(name, key, want string) {
+		t.Helper()
+		m, err := files.Get(ctx, name, metav1.GetOptions{})
+		must(t, err)
+		if m.Data[key] != want {
+			t.Errorf("%s has\n%s\nwant\n%s", name, m.Data[key], want)
+		}
+	}
+	cfgOf := &config.Broker{MirrorNamespace: "semaphore", Remotes: remotes("c2", "c3")}
+	looks := New(client, cfgOf, slog.Default())
+	managing := *cfgOf
+	managing.ManageCoreDNS = true
+	manages := New(client, &managing, slog.Default())
+	set("coredns", map[string]string{"Corefile": before})
+	testkit.Eventually(t, time.Minute, "the rights are in force",
+		testkit.State(func() (bool, string) {
+			err := manages.keep(ctx)
+			return errors.Is(err, errNotWired) && looks.keep(ctx) == nil, errText(err)
+		}))
+	testkit.Eventually(t, time.Minute, "the policy is in force", testkit.State(func() (bool, string) {
+		err := write(ctx, client, "coredns", func(d map[string]string) { d["Corefile"] = "" })
+		return err != nil && strings.Contains(err.Error(), "semaphore-dns-writes"), errText(err)
+	}))
+
+	_, err := marks.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: naming.ConfigMapDNS}},
+		metav1.CreateOptions{})
+	must(t, err)
+	if err := looks.keep(ctx); !errors.Is(err, errLost) {
+		t.Errorf("lost: %v", err)
+	}
+	is("coredns", "Corefile", before)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- looks.Run(running) }()
+	testkit.Eventually(t, time.Minute, "the loss is reported", testkit.State(func() (bool, string) {
+		found := looks.Findings()
+		return len(found) == 1 && found[0].Code == finding.CoreDNSLost && found[0].Code.Level() == finding.Error,
+			fmt.Sprint(found)
+	}))
+	stop()
+	<-ended
+	for name, edit := range map[string]func(map[string]string){
+		"text before": func(d map[string]string) {
+			d["Corefile"] = "# x\n" + coredns.WithSection(d["Corefile"], section("c2"))
+		},
+		"text after": func(d map[string]string) {
+			d["Corefile"] = coredns.WithSection(d["Corefile"], section("c2")) + "# x\n"
+		},
+		"two": func(d map[string]string) {
+			d["Corefile"] = coredns.WithSection(d["Corefile"], section("c2")) + coredns.WithSection("", section("c3"))
+		},
+	} {
+		if err := write(ctx, client, "coredns", edit); err == nil || !strings.Contains(err.Error(), "between its marks") {
+			t.Errorf("restored with %s: %v", name, err)
+		}
+	}
+	must(t, manages.keep(ctx))
+	is("coredns", "Corefile", coredns.WithSection(before, section("c2", "c3")))
+	must(t, looks.keep(ctx))
+
+	// In a file of its own.
+	const imports = before + "import /etc/coredns/custom/*.server\n"
+	set("coredns", map[string]string{"Corefile": imports})
+	for _, k := range []*Keeper{looks, manages} {
+		if err := k.keep(ctx); !errors.Is(err, errLost) {
+			t.Errorf("without the ConfigMap: %v", err)
+		}
+	}
+	set("coredns-custom", nil)
+	if err := looks.keep(ctx); !errors.Is(err, errLost) {
+		t.Errorf("without the file: %v", err)
+	}
+	must(t, manages.keep(ctx))
+	is("coredns-custom", "semaphore.server", section("c2", "c3"))
+	must(t, looks.keep(ctx))
+
+	// Who deletes the mark ends it.
+	must(t, marks.Delete(ctx, naming.ConfigMapDNS, metav1.DeleteOptions{}))
+	set("coredns", map[string]string{"Corefile": before})
+	must(t, looks.keep(ctx))
+	if err := manages.keep(ctx); !errors.Is(err, errNotWired) {
+		t.Errorf("without the mark: %v", err)
+	}
+	is("coredns", "Corefile", before)
 }
 
 // write makes a change as a dry run.

@@ -2,9 +2,9 @@ package federation
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"reflect"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,46 +23,32 @@ type Engines struct {
 	Outcomes    func(cluster string) []*semaphorev1.Outcome
 }
 
-// engines are the current ones.
-type engines struct {
-	Engines
-	// replaced is closed when other engines replace them.
-	replaced chan struct{}
-}
-
-// errReplaced ends the wait for room in engines that were replaced.
-var errReplaced = errors.New("other engines replaced these")
-
 // Why a change of the remotes ends a stream.
 var (
 	errRemoved = status.Error(codes.PermissionDenied, "this cluster no longer imports from yours")
 	errChanged = status.Error(codes.Aborted, "the configuration for your cluster has changed here: begin another stream")
 )
 
-// Follow passes what these remotes export to other engines from now on. Streams of unchanged remotes continue; the
-// engines begin with everything held of them. A changed remote begins with nothing held, and a removed one is refused.
-func (s *Server) Follow(remotes []config.Remote, own *config.Remote, to Engines) {
-	replaced := s.engines
-	s.engines = &engines{Engines: to, replaced: make(chan struct{})}
-	s.follow(remotes, own)
-	if replaced != nil {
-		close(replaced.replaced)
-	}
+// Begin accepts these remotes, and passes what they export to engines from now on. New calls it with those of its
+// options; a leader, which has none there, when it knows its remotes.
+func (s *Server) Begin(remotes []config.Remote, own *config.Remote, to Engines) {
+	s.engines = &to
+	s.Change(remotes, own)
 }
 
-// Change passes what these remotes export to the same engines. The engines must know a remote before it is added here,
-// and receive nothing more of a remote once Change has returned without it. It must not be called together with Follow.
-func (s *Server) Change(remotes []config.Remote, own *config.Remote) { s.follow(remotes, own) }
-
-func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
-	next := s.engines
+// Change replaces the remotes. Streams of unchanged remotes continue. A remote with other bounds keeps what these allow
+// of its objects, and its exporter begins another stream. A new remote begins with nothing held, and a removed one is
+// refused. The engines must know a remote as it is now before Change is called, and receive nothing more of a removed
+// one once Change has returned. Calls must not overlap.
+func (s *Server) Change(remotes []config.Remote, own *config.Remote) {
 	was, links := s.all(), map[string]*link{}
 	add := func(remote config.Remote, kinds []semaphorev1.Kind, admit replica.Admit) {
-		if l, ok := was[remote.Name]; ok && l.goesOn(remote, s.options.Brake, admit, next) {
+		if l, ok := was[remote.Name]; ok {
+			s.change(l, remote, admit)
 			links[remote.Name] = l
 			return
 		}
-		links[remote.Name] = s.newLink(remote, kinds, admit, next)
+		links[remote.Name] = s.newLink(remote, kinds, admit)
 	}
 	for i := range remotes {
 		add(remotes[i], semaphorev1.Kinds, Admission(remotes, i, s.options.Local))
@@ -73,12 +59,8 @@ func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
 	}
 	s.links.Store(&links)
 	for cluster, l := range was {
-		switch links[cluster] {
-		case l:
-		case nil:
+		if links[cluster] == nil {
 			l.remove(errRemoved)
-		default:
-			l.remove(errChanged)
 		}
 	}
 }
@@ -94,32 +76,29 @@ func Admission(remotes []config.Remote, of int, local []netip.Prefix) replica.Ad
 	return admission.New(&remotes[of], local, others...).Check
 }
 
-// goesOn reports whether a link of before can serve a remote as it is now. If so the engines have all that it holds.
-func (l *link) goesOn(remote config.Remote, brake config.Brake, admit replica.Admit, to *engines) bool {
+// change makes a link serve its remote as it is now.
+func (s *Server) change(l *link, remote config.Remote, admit replica.Admit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !SameAdmission(l.remote, remote) {
-		return false
-	}
 	if l.remote.Limits != remote.Limits {
 		l.limit(remote.Limits)
 	}
+	was := l.remote
 	l.remote = remote
-	l.replica.SetAdmit(admit)
-	l.replica.SetLimits(remote.Limits, brake)
-	if l.to != to {
-		l.to = to
-		for _, r := range l.replica.Held() {
-			to.Sink.Take(l.cluster, r)
-		}
+	l.replica.SetLimits(remote.Limits, s.options.Brake)
+	if SameAdmission(was, remote) {
+		l.replica.SetAdmit(admit)
+		return
 	}
-	return true
+	s.deliver(l, l.replica.Judge(time.Now(), admit))
+	if l.current != nil {
+		l.current.stop(errChanged)
+	}
 }
 
 // SameAdmission reports whether the same objects are accepted from both remotes, limits aside.
 func SameAdmission(a, b config.Remote) bool {
-	return reflect.DeepEqual(a.PodPrefixes, b.PodPrefixes) && reflect.DeepEqual(a.NodePrefixes, b.NodePrefixes) &&
-		a.WireGuard.AddressFamily == b.WireGuard.AddressFamily && a.ServicePrefix == b.ServicePrefix
+	return reflect.DeepEqual(a.PodPrefixes, b.PodPrefixes) && reflect.DeepEqual(a.NodePrefixes, b.NodePrefixes)
 }
 
 // remove ends the link permanently: its streams have no effect any more.

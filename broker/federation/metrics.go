@@ -60,6 +60,16 @@ func (m *Metrics) change(cluster string, c replica.Change) {
 	m.changesTotal.WithLabelValues(cluster, semaphorev1.KindName(c.Key.Kind), op).Inc()
 }
 
+// Forget deletes the series of a remote that is no longer configured.
+func (m *Metrics) Forget(cluster string) {
+	if m == nil {
+		return
+	}
+	for _, v := range []*prometheus.CounterVec{m.refusedTotal, m.changesTotal, m.limitedTotal} {
+		v.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
+	}
+}
+
 func (m *Metrics) limited(cluster, limit string) {
 	if m != nil {
 		m.limitedTotal.WithLabelValues(cluster, limit).Inc()

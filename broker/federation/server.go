@@ -4,11 +4,10 @@
 //
 // Remotes share nothing here: a slow, hostile or failed remote costs the others nothing. The package knows neither
 // Kubernetes nor the consumers of the changes.
-//
-// Of the broker's packages it may import admission and replica.
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,10 +97,11 @@ type Server struct {
 	options Options
 	// links are by cluster. The map is replaced as a whole, and never modified.
 	links atomic.Pointer[map[string]*link]
-	// engines are the current ones. Only Follow and Change use the field.
-	engines *engines
+	// engines receive what is held of the remotes.
+	engines *Engines
 
 	deliveries deliveries
+	sources    sources
 }
 
 // all returns the links by cluster. The map is never modified.
@@ -110,14 +110,14 @@ func (s *Server) all() map[string]*link { return *s.links.Load() }
 // link is the state of one cluster over all its streams.
 type link struct {
 	cluster string
-	// remote is the configuration that the link was created for.
+	// remote is the configuration; only Change uses it.
 	remote config.Remote
 	// kinds are the kinds that are accepted from the cluster.
 	kinds   []semaphorev1.Kind
 	mu      sync.Mutex
 	replica *replica.Replica
 	// to receives the changes; nil once the remote is removed.
-	to      *engines
+	to      *Engines
 	current *stream
 	// changes and bytes limit the rate of changes, and streams how often a stream is opened.
 	changes, bytes, streams *rate.Limiter
@@ -139,6 +139,11 @@ type link struct {
 	loggedRefusal string
 	// address and software belong to the current or last stream.
 	address, software string
+	// refusedSource is the UID of the last cluster that was refused because another one stands, refusedAt and refusedFrom
+	// are when and from where its exporter last tried.
+	refusedSource string
+	refusedAt     time.Time
+	refusedFrom   string
 }
 
 // stream is one Publish call.
@@ -166,7 +171,7 @@ func (st *stream) stop(why error) {
 func New(options Options) *Server {
 	s := &Server{options: options}
 	s.links.Store(&map[string]*link{})
-	s.Follow(options.Remotes, options.Own, Engines{Sink: options.Sink, WaitForRoom: options.WaitForRoom,
+	s.Begin(options.Remotes, options.Own, Engines{Sink: options.Sink, WaitForRoom: options.WaitForRoom,
 		ResyncDue: options.ResyncDue, Outcomes: options.Outcomes})
 	if options.Metrics != nil {
 		options.Metrics.links(s)
@@ -175,11 +180,11 @@ func New(options Options) *Server {
 }
 
 // newLink makes the link of a remote, of which nothing is held yet.
-func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit replica.Admit, to *engines) *link {
+func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit replica.Admit) *link {
 	l := &link{
 		cluster: remote.Name,
 		remote:  remote,
-		to:      to,
+		to:      s.engines,
 		kinds:   kinds,
 		replica: replica.New(remote.Name, s.options.Cluster, program.Version, admit),
 		since:   time.Now(),
@@ -447,8 +452,6 @@ func (s *Server) waitForRoom(ctx context.Context, l *link, st *stream, waits fun
 			select {
 			case <-st.ended:
 				cancel(st.reason)
-			case <-to.replaced:
-				cancel(errReplaced)
 			case <-ctx.Done():
 			}
 		}()
@@ -460,8 +463,6 @@ func (s *Server) waitForRoom(ctx context.Context, l *link, st *stream, waits fun
 		return nil
 	case sent != nil:
 		return sent
-	case context.Cause(ctx) == errReplaced:
-		return nil // other engines receive the message
 	case context.Cause(ctx) == st.reason && st.reason != nil:
 		return st.reason
 	}
@@ -489,7 +490,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to == nil {
-		return nil, errChanged // the next stream finds the remote as it is now
+		return nil, errRemoved
 	}
 	if st.closed || st.session.Hello() != nil && !st.session.Current() {
 		return nil, errSuperseded
@@ -500,6 +501,11 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 		return nil, err
 	}
 	now := time.Now()
+	if hello := m.GetHello(); hello != nil {
+		if err := s.checkSource(l, st, hello, now); err != nil {
+			return nil, err
+		}
+	}
 	result, err := st.session.Receive(now, m)
 	if errors.Is(err, replica.ErrSuperseded) {
 		return nil, errSuperseded
@@ -565,6 +571,9 @@ func (s *Server) streamOpened(l *link, st *stream, now time.Time) {
 	l.current, l.since, l.lastError, l.loggedRefusal = st, now, "", ""
 	l.isConnected.Store(true)
 	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
+	if uid := uidOf(st.session.Hello().GetSourceId()); uid != "" && l.cluster != s.options.Cluster {
+		s.sources.learn(l.cluster, uid)
+	}
 	if line := s.labelDomainsProblem(l); line != "" && s.options.Warn != nil {
 		s.options.Warn(finding.LabelDomainsDiffer, line)
 	}
@@ -719,6 +728,11 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	}
 	defer l.mu.Unlock()
 	v := &view{status: l.status(), omitted: l.omitted()}
+	v.status.SourceId = s.sources.of(l.cluster)
+	second := s.secondSource(l, time.Now())
+	if second != "" {
+		v.status.RefusedSourceId = cmp.Or(l.refusedSource, "unknown")
+	}
 	refused := l.replica.Refused()
 	if len(refused) > 0 {
 		v.refused = fmt.Sprintf("%s %s", refused[0].Code, refused[0].Key)
@@ -729,6 +743,7 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 			v.findings = append(v.findings, finding.Detail(finding.HeldBack, l.cluster, []string{line})...)
 		}
 	}
+	v.findings = append(v.findings, finding.Line(finding.SourceRefused, l.cluster, second)...)
 	v.findings = append(v.findings, finding.Line(finding.LabelDomainsDiffer, l.cluster, s.labelDomainsProblem(l))...)
 	v.findings = append(v.findings, finding.Line(finding.OutcomesOmitted, l.cluster, l.omittedProblem())...)
 	l.view.Store(v)

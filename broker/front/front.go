@@ -3,8 +3,6 @@
 // only one receives calls. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
 //
 // It knows the apiserver, and the Lease through a function. It does not know what the broker does.
-//
-// It may import no other package of the broker.
 package front
 
 import (

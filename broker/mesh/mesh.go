@@ -9,8 +9,6 @@
 //
 // A changed node costs only what it touches: itself, and nodes with which it shares a key, an address or a CIDR. The
 // tests show that the outcome equals deciding everything from the beginning.
-//
-// Of the broker's packages it may import problem.
 package mesh
 
 import (

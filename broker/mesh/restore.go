@@ -35,6 +35,21 @@ func (p *Plan) Restore(cluster string, peers map[string]*semaphorev1.Node) {
 	}
 }
 
+// JudgeRestored drops the restored peers of a remote for which admitted is false.
+func (p *Plan) JudgeRestored(cluster string, admitted func(node string, state *semaphorev1.Node) bool) {
+	i := p.index(cluster)
+	if i < 0 {
+		return
+	}
+	r := p.remotes[i]
+	for _, node := range slices.Sorted(maps.Keys(r.restored.nodes)) {
+		if sent := r.restored.nodes[node]; !admitted(node, r.nodes[node]) {
+			delete(r.restored.nodes, node)
+			p.setNode(i, node, sent)
+		}
+	}
+}
+
 // retains reports whether a node keeps its restored state until NodesComplete decides, although the remote sent a
 // different one.
 func (r *restored) retains(node string, state *semaphorev1.Node) bool {

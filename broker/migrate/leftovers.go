@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -32,9 +31,8 @@ const (
 )
 
 // Leftovers removes what remains of adopted Services: the Endpoints that semaphore-service-mirror wrote, which
-// Kubernetes mirrors to EndpointSlices (or adopts them, if the broker writes Endpoints), and its EndpointSlices of
-// global services. It removes each once all successors known to be desired are written; until then both carry traffic.
-// When nothing remains, it ends.
+// Kubernetes mirrors to EndpointSlices, and its EndpointSlices of global services. It removes each once all successors
+// known to be desired are written; until then both carry traffic. When nothing remains, it ends.
 type Leftovers struct {
 	adoption *Services
 	services writtenServices
@@ -44,9 +42,7 @@ type Leftovers struct {
 	// local are the own cluster's subnets, whose endpoints no remote exports.
 	local []netip.Prefix
 	// Endpoints are read as metadata: the rest does not matter.
-	endpoints metadata.ResourceInterface
-	// keep, if not nil, adopts them instead of removing them: set if the broker writes Endpoints.
-	keep           typedcorev1.EndpointsInterface
+	endpoints      metadata.ResourceInterface
 	endpointSlices typeddiscoveryv1.EndpointSliceInterface
 	kube           typedcorev1.ServiceInterface
 
@@ -83,12 +79,6 @@ func NewLeftovers(
 	}
 }
 
-// KeepEndpoints makes Run adopt Endpoints instead of removing them. Call it before Run. Pass a kube client that logs no
-// warnings (kube.Quiet).
-func (l *Leftovers) KeepEndpoints(kube kubernetes.Interface, namespace string) {
-	l.keep = kube.CoreV1().Endpoints(namespace)
-}
-
 // Run removes leftovers until none remains, or ctx ends.
 func (l *Leftovers) Run(ctx context.Context) error {
 	if !slices.Contains(l.adoption.From, config.ServiceMirror) {
@@ -118,7 +108,7 @@ func (l *Leftovers) Run(ctx context.Context) error {
 
 // leftover is one object that may have to be removed.
 type leftover struct {
-	kind          kinds.Kind
+	kind          writes.ObjectKind
 	name, service string
 	addresses     []netip.Addr
 	remove        func(context.Context) error
@@ -169,11 +159,8 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 		if _, ok := l.adoption.remote(e.Labels[naming.LabelMirrorPrefixSync]); !ok {
 			continue // of no configured remote
 		}
-		all = append(all, leftover{kind: kinds.Endpoints, name: e.Name, service: e.Name,
+		all = append(all, leftover{kind: writes.Endpoints, name: e.Name, service: e.Name,
 			remove: func(ctx context.Context) error {
-				if service, ours := l.services.Newest(e.Name); ours && l.keep != nil {
-					return takeEndpoints(ctx, l.keep, e.Name, service.Labels[naming.LabelSourceCluster])
-				}
 				return l.endpoints.Delete(ctx, e.Name, writes.DeletePreconditions(&e.ObjectMeta))
 			}})
 	}
@@ -184,7 +171,7 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 	}
 	for i := range theirs.Items {
 		s := &theirs.Items[i]
-		it := leftover{kind: kinds.EndpointSlice, name: s.Name, service: s.Labels[discoveryv1.LabelServiceName]}
+		it := leftover{kind: writes.EndpointSlice, name: s.Name, service: s.Labels[discoveryv1.LabelServiceName]}
 		it.remove = func(ctx context.Context) error {
 			return l.endpointSlices.Delete(ctx, s.Name, writes.DeletePreconditions(&s.ObjectMeta))
 		}
@@ -240,7 +227,7 @@ func (l *Leftovers) needed(ctx context.Context, it leftover, unwritten map[strin
 	for _, a := range it.addresses {
 		if slices.ContainsFunc(l.local, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			return "it has endpoints of this cluster, which no exporter sends to the broker: set globalServices.podSubnets, " +
-				"and name this cluster's broker in brokers of its exporter", nil
+				"and name this cluster's broker in localBroker of its exporter", nil
 		}
 	}
 	return "", nil

@@ -14,7 +14,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -28,14 +28,14 @@ type Services struct {
 	From []string
 	// Remotes are the clusters whose mirrors they may be, by the prefix of the names; Follow replaces them.
 	Remotes map[string]string
-	Events  *events.Events
+	Events  *report.Events
 	Log     *slog.Logger
 
 	mu sync.Mutex
 }
 
 // NewServices returns the selection that a broker is configured with.
-func NewServices(cfg *config.Broker, events *events.Events, log *slog.Logger) *Services {
+func NewServices(cfg *config.Broker, events *report.Events, log *slog.Logger) *Services {
 	a := &Services{From: cfg.Services.AdoptFrom, Events: events, Log: log}
 	a.Follow(cfg.Remotes)
 	return a

@@ -3,8 +3,6 @@
 //
 // It decides which objects of those tools are adopted. Inputs are objects that have the name of desired ones or are
 // left over; outputs are relabelled objects and deletions. The engines decide what they become.
-//
-// Of the broker's packages it may import apply/writes, endpoints, events and kinds.
 package migrate
 
 import (
@@ -22,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -40,7 +38,7 @@ type Sets struct {
 	LabelDomains []string
 	// Remotes are the clusters that the sets may come from; Follow replaces them.
 	Remotes []string
-	Events  *events.Events
+	Events  *report.Events
 
 	mu sync.Mutex
 }
@@ -77,7 +75,10 @@ func (a Adopter[T]) All(ctx context.Context) {
 		return
 	}
 	left, regained := 0, 0
-	list := cache.ToListerWatcherWithContext(a.In("").ListWatch("")).ListWithContext
+	unread := &kube.Unread{Changed: func(bad *kube.Unreadable) {
+		a.Log.Warn("an object cannot be read; it is not adopted", "error", bad)
+	}}
+	list := cache.ToListerWatcherWithContext(a.In("").Follow("", unread)).ListWithContext
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		have := object.(T)
 		hidden := a.HidesMetadata && kube.CopyCalicoMetadata(have)

@@ -39,44 +39,37 @@ func (w *work) markClusterDirty(cluster string) {
 func (t *target) goneClusters() []string {
 	var all []string
 	for _, cluster := range t.offeringClusters() {
-		if before, _ := t.wasGone(cluster); t.plan.gone[cluster] || t.plan.presenceUnknown[cluster] && before {
+		if t.plan.gone[cluster] || t.plan.presenceUnknown[cluster] && t.wasGone(cluster) {
 			all = append(all, cluster)
 		}
 	}
 	return all
 }
 
-// wasGone reports whether the broker that wrote the Service considered the cluster gone. known is false if an earlier
-// release wrote the Service without that annotation.
-func (t *target) wasGone(cluster string) (gone, known bool) {
+// wasGone reports whether the broker that wrote the Service considered the cluster gone.
+func (t *target) wasGone(cluster string) bool {
 	s := t.existing()
-	if s == nil {
-		return false, false
-	}
-	text, known := s.Annotations[naming.AnnotationGoneClusters]
-	return slices.Contains(strings.Split(text, ","), cluster), known
+	return s != nil && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGoneClusters], ","), cluster)
 }
 
 // treatedAsGone reports whether the cluster counts as gone. While its presence is unknown the previous broker's
-// result counts: the Service's annotation, and that all ready endpoints were masked. Masked endpoints alone prove
-// nothing, as a cluster that is not needed is masked, too; for a Service without the annotation nothing else is
-// known.
+// result counts: the Service's annotation, and that no ready endpoint was in use. Unused endpoints alone prove
+// nothing, as those of a cluster that is not needed are unused, too.
 func (h *clusterEndpoints) treatedAsGone() bool {
 	p := h.target.plan
 	if !p.presenceUnknown[h.cluster] || p.gone[h.cluster] {
 		return p.gone[h.cluster]
 	}
-	gone, known := h.target.wasGone(h.cluster)
-	return h.wasMasked && !h.wasUsed && (gone || !known)
+	return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)
 }
 
-// recordPreviousUse records whether the previous broker used or masked an adopted endpoint. Drained endpoints were
-// masked anyway.
-func (h *clusterEndpoints) recordPreviousUse(m *member) {
+// recordPreviousUse records whether the previous broker used an adopted endpoint. Of a drained endpoint, and of one to
+// which no tunnel leads, that says nothing.
+func (h *clusterEndpoints) recordPreviousUse(m *member, wasUnused bool) {
 	switch {
-	case m.existing == nil || m.drained || !m.ready():
-	case isMasked(m.existing.Conditions):
-		h.wasMasked = true
+	case !m.usable() || !m.ready():
+	case wasUnused:
+		h.wasUnused = true
 	default:
 		h.wasUsed = true
 	}

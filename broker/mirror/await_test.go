@@ -5,9 +5,8 @@ import (
 
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -108,19 +107,6 @@ func TestAwaitUsesAnUnusedClusterThatWasNotGone(t *testing.T) {
 	}
 }
 
-// A Service that an earlier release wrote does not say who was gone: who was unused is taken for it.
-func TestAwaitAfterAnEarlierRelease(t *testing.T) {
-	c := blank(t, "globalServices: {rules: [{whenGone: withdraw}]}")
-	c.apply("c2", offers("10.2.0.1")...)
-	c.apply("c3", offers("10.4.0.1")...)
-	c.heard("c2", "c2-a", "c3")
-	c.follow(c.SetGone("c2", true, c.now))
-	delete(c.services[shared].Annotations, naming.AnnotationGoneClusters)
-	c = c.restartedAwaiting("globalServices: {rules: [{whenGone: withdraw}]}")
-	c.apply("c3", offers("10.4.0.1?")...)
-	c.is("nothing else is ready", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1?")
-}
-
 // restartedAwaiting is restarted, of a broker that finds out whether its remotes are there.
 func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	n := before(c.t, more...)
@@ -163,7 +149,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
-	all := drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}})
+	all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
 	c.follow(c.SetDrains(all, c.now))
 	c.is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	n := before(t)
@@ -181,6 +167,6 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	if wrote := n.wrote(); len(wrote) > 0 {
 		t.Errorf("%q was written", wrote)
 	}
-	n.follow(n.SetDrains(drain.Set{}, n.now))
+	n.follow(n.SetDrains(choice.Drains{}, n.now))
 	n.is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 }

@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
 )
 
 // big is a plan that holds 100,000 endpoints of c2, in services of a size, whose source has 100 in a slice.
@@ -17,7 +15,7 @@ func big(tb testing.TB, size int, service *semaphorev1.Service, more ...string) 
 	slice func(service, slice int, ready int) []replica.Change) {
 	const all, inSlice = 100_000, 100
 	cfg := configured(tb, more...)
-	p = New(cfg)
+	p = New(cfg, nil)
 	p.Begin(began)
 	slice = func(service, slice, ready int) []replica.Change {
 		s := &semaphorev1.EndpointSlice{Service: fmt.Sprintf("s%d", service), AddressType: "IPv4",
@@ -104,7 +102,7 @@ func BenchmarkBegin(b *testing.B) {
 		c.apply("c2", svc("shop", name, mirrored()), slc("shop", name+"-x", endpoints(name, addresses)))
 	}
 	for b.Loop() {
-		p := New(configured(b))
+		p := New(configured(b), nil)
 		for name, s := range c.services {
 			p.ObserveService(name, s, began)
 		}
@@ -114,55 +112,5 @@ func BenchmarkBegin(b *testing.B) {
 		if n := len(p.Begin(began).Services); n != 1000 {
 			b.Fatal(n)
 		}
-	}
-}
-
-// BenchmarkImportSlices is what the EndpointSlices beside ServiceImports cost, for 1,000 exports of 100 endpoints each:
-// what the plan holds, and all slices made once, as after the start of a broker. The floor is the same without them.
-func BenchmarkImportSlices(b *testing.B) {
-	const exports, endpoints = 1_000, 100_000.0
-	type cost struct{ held, size, bytes, allocs, ns float64 }
-	var without cost
-	for i, beside := range []config.ImportSlices{config.NoImportSlices, config.AllImportSlices} {
-		b.Run(string(beside), func(b *testing.B) {
-			var before, after runtime.MemStats
-			runtime.GC()
-			runtime.ReadMemStats(&before)
-			p, _ := big(b, 100, exported(), taken, "mcs: {enabled: true, endpointSlices: "+string(beside)+"}")
-			p.SetNamespaces([]string{"shop"})
-			runtime.GC()
-			runtime.ReadMemStats(&after)
-			now := cost{held: float64(after.HeapAlloc-before.HeapAlloc) / endpoints}
-			var slices, size int
-			runtime.ReadMemStats(&before)
-			began := time.Now()
-			for b.Loop() {
-				slices, size = 0, 0
-				for name := range p.slices {
-					s, _, _ := p.Slice(name)
-					slices, size = slices+1, size+s.Size()
-				}
-				for _, name := range p.ImportSlices() {
-					s, _ := p.ImportSlice(name)
-					slices, size = slices+1, size+s.Size()
-				}
-			}
-			runtime.ReadMemStats(&after)
-			made := endpoints * float64(b.N)
-			now.ns = float64(time.Since(began).Nanoseconds()) / made
-			now.bytes = float64(after.TotalAlloc-before.TotalAlloc) / made
-			now.allocs = float64(after.Mallocs-before.Mallocs) / made
-			now.size = float64(size) / endpoints
-			if i == 0 {
-				without = now
-			}
-			figure.Report(b, "slices/export", float64(slices)/exports).AtMost(float64(1 + i))
-			figure.Report(b, "held-B/endpoint", now.held).Floor(without.held).AtMostTimesFloor(1.05)
-			figure.Report(b, "written-B/endpoint", now.size).Floor(without.size).AtMostTimesFloor(2.1)
-			figure.Report(b, "B/endpoint", now.bytes).Floor(without.bytes).AtMostTimesFloor(2.1)
-			figure.Report(b, "allocs/endpoint", now.allocs).Floor(without.allocs).AtMostTimesFloor(2.1)
-			figure.Report(b, "ns/endpoint", now.ns).Floor(without.ns).AtMostTimesFloor(3)
-			figure.WithoutTime(b)
-		})
 	}
 }

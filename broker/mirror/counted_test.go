@@ -44,7 +44,7 @@ func (h *history) recount(t *testing.T, when string) {
 			for g, b := range share.groups {
 				for _, s := range b.slices {
 					for i := range s.members {
-						if m := &s.members[i]; m.ready() && !m.drained && g.serves(target.served) {
+						if m := &s.members[i]; m.ready() && !m.drained && g.Serves(target.served) {
 							want[b.family]++
 						}
 					}
@@ -54,9 +54,11 @@ func (h *history) recount(t *testing.T, when string) {
 				t.Fatalf("%s: of %s %v endpoints in %s are ready, not %v", when, cluster, share.families, name, want)
 			}
 		}
-		if want := namesakes(target); !maps.EqualFunc(want, target.hostnames.duplicates,
-			maps.Equal[map[string]bool, map[string]bool]) {
-			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hostnames.duplicates, want)
+		want := namesakes(target)
+		for _, cluster := range h.clusters {
+			if got := target.hostnames.Of(cluster); !maps.Equal(got, want[cluster]) {
+				t.Fatalf("%s: hostnames that are there twice in %s of %s: %v, not %v", when, name, cluster, got, want[cluster])
+			}
 		}
 	}
 	for name := range h.Plan.slices {

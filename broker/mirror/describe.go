@@ -51,14 +51,14 @@ func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
 	for _, t := range p.selectTargets(targets) {
 		of := t.of
-		d := Described{Service: t.name, Global: t.shared(), Imported: t.imported(), Headless: t.shape.headless, Due: t.due}
+		d := Described{Service: t.name, Global: t.shared(), Imported: t.derived(), Headless: t.shape.headless, Due: t.due}
 		if d.Global {
 			of = t.sourceName()
 			s := t.settings()
 			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, s.MinReady, s.WhenGone
 		}
-		if d.Imported {
-			d.Conflict = t.conflict().Message
+		if t.merged != nil {
+			d.Conflict = t.merged.Conflict.Message
 		}
 		for _, cluster := range p.clusters {
 			h := t.perCluster[cluster]

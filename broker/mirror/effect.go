@@ -3,7 +3,7 @@ package mirror
 import (
 	"net/netip"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
@@ -18,8 +18,8 @@ type Affected struct {
 }
 
 // Affected returns the Services, of targets or of all, that a drain affects or would affect, sorted by name.
-func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
-	set := drain.NewSet(d)
+func (p *Plan) Affected(d choice.Drain, targets ...string) []Affected {
+	set := choice.NewDrains(d)
 	var out []Affected
 	for _, t := range p.selectTargets(targets) {
 		a := Affected{Service: t.name}
@@ -33,10 +33,10 @@ func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
 				case !m.ready():
 				case covered:
 					a.Covered++
-					if !m.drained && !h.unused {
+					if h.inUse(m) {
 						a.Used++
 					}
-				case !m.drained && !withdrawn:
+				case m.usable() && !withdrawn:
 					a.Left++
 				}
 			})
@@ -57,10 +57,10 @@ type Drained struct {
 
 // Drained returns the effect of each drain on targets, or on all. An endpoint counts for the first drain that covers
 // it.
-func (p *Plan) Drained(targets ...string) map[drain.Target]Drained {
-	out := map[drain.Target]Drained{}
+func (p *Plan) Drained(targets ...string) map[choice.Target]Drained {
+	out := map[choice.Target]Drained{}
 	for _, t := range p.selectTargets(targets) {
-		of := map[drain.Target]bool{}
+		of := map[choice.Target]bool{}
 		for cluster, h := range t.perCluster {
 			h.each(func(m *member, address netip.Addr) {
 				if !m.drained || !m.ready() {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -21,12 +21,12 @@ func TestAffected(t *testing.T) {
 	c.apply("c3", offers("10.4.0.1 10.4.0.2")...)
 	c.heard("c2", "c2-a", "c3")
 	c.is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
-	node := drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"},
+	node := choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
-	of := func(cluster, namespace, service string) drain.Drain {
-		return drain.Drain{Target: drain.Target{Cluster: cluster, Namespace: namespace, Service: service}}
+	of := func(cluster, namespace, service string) choice.Drain {
+		return choice.Drain{Target: choice.Target{Cluster: cluster, Namespace: namespace, Service: service}}
 	}
-	affects := func(what string, d drain.Drain, want string) {
+	affects := func(what string, d choice.Drain, want string) {
 		t.Helper()
 		if got := fmt.Sprint(c.Affected(d)); got != want {
 			t.Errorf("%s: %s affects %s, not %s", what, d, got, want)
@@ -44,10 +44,10 @@ func TestAffected(t *testing.T) {
 	if got := fmt.Sprint(c.Drained()); got != "map[]" {
 		t.Errorf("nothing is drained: %s", got)
 	}
-	c.follow(c.SetDrains(drain.NewSet(node), c.now))
+	c.follow(c.SetDrains(choice.NewDrains(node), c.now))
 	affects("what is not used already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
 	affects("what is left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 1 0} {gl-shop-73736d-echo 2 1 2}]")
-	c.follow(c.SetDrains(drain.NewSet(node, of("c3", "", "")), c.now))
+	c.follow(c.SetDrains(choice.NewDrains(node, of("c3", "", "")), c.now))
 	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
 		t.Errorf("drained: %s", got)
 	}
@@ -57,7 +57,7 @@ func TestAffected(t *testing.T) {
 // two clusters: what is decided, and not what is written.
 func BenchmarkDrain(b *testing.B) {
 	for _, services := range []int{1000, 5000} {
-		p := New(configured(b))
+		p := New(configured(b), nil)
 		p.Begin(began)
 		for i := range services {
 			for n, cluster := range []string{"c2", "c3"} {
@@ -71,13 +71,13 @@ func BenchmarkDrain(b *testing.B) {
 				}, began)
 			}
 		}
-		all := drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}})
+		all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
 		b.Run(fmt.Sprint("drain/", services), func(b *testing.B) {
 			for b.Loop() {
 				if n := len(p.SetDrains(all, began).Slices); n != services {
 					b.Fatal(n)
 				}
-				p.SetDrains(drain.Set{}, began)
+				p.SetDrains(choice.Drains{}, began)
 			}
 		})
 		b.Run(fmt.Sprint("gone/", services), func(b *testing.B) {

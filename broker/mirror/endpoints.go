@@ -8,6 +8,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -20,15 +22,15 @@ type clusterEndpoints struct {
 	// of is the source service. source is what the cluster exports for it; nil while the target does not use it.
 	of     ref
 	source *source
-	// filter leaves out ports of the endpoints; nil for none.
-	filter portFilter
+	// ports are those that the target has of the endpoints; nil for all.
+	ports replica.Ports
 	// unused means that the target does not use these endpoints at present.
 	unused bool
-	// wasUsed and wasMasked record whether the previous broker used adopted endpoints, or masked them.
-	wasUsed, wasMasked bool
+	// wasUsed and wasUnused record whether the previous broker used ready endpoints that were adopted, or did not.
+	wasUsed, wasUnused bool
 	// sliceOf maps each endpoint to its slice.
-	sliceOf map[key]*slice
-	groups  map[group]*sliceGroup
+	sliceOf map[replica.EndpointKey]*slice
+	groups  map[replica.PortGroup]*sliceGroup
 	// families are the ready endpoints that serve all ports of the target, IPv4 and IPv6.
 	families [2]int
 	// number is a lower bound of the free slice numbers.
@@ -40,7 +42,7 @@ type sliceGroup struct {
 	slices []*slice
 	// open is a lower bound of the index of the first slice with room.
 	open int
-	// ready endpoints that are not drained.
+	// ready endpoints that are usable.
 	ready int
 	// family is the index in clusterEndpoints.families. serves is true if the endpoints serve all ports of the
 	// target.
@@ -52,9 +54,9 @@ type sliceGroup struct {
 type slice struct {
 	name  string
 	owner *clusterEndpoints
-	group
+	replica.PortGroup
 	members []member
-	// number is the number in its name; 0 if an earlier version chose the name.
+	// number is the number in its name; 0 if it has none.
 	number int
 }
 
@@ -62,18 +64,25 @@ type slice struct {
 type member struct {
 	address string
 	// exported is the endpoint as the cluster exports it. It is nil while the endpoint is unconfirmed; then existing
-	// is set.
+	// is set: the endpoint in the slice that exists, as if it were in use.
 	exported *semaphorev1.Endpoint
 	existing *discoveryv1.Endpoint
-	// drained means that a drain covers the endpoint.
-	drained bool
+	// drained means that a drain covers the endpoint, and unreached that no tunnel leads to it.
+	drained, unreached bool
 }
+
+// usable reports whether the endpoint can be used, if it is ready.
+func (m *member) usable() bool { return !m.drained && !m.unreached }
+
+// inUse reports whether the Service sends traffic to an endpoint as far as this cluster decides; the endpoint may be
+// not ready nevertheless.
+func (h *clusterEndpoints) inUse(m *member) bool { return !h.unused && m.usable() }
 
 func (m *member) ready() bool {
 	if m.exported != nil {
-		return isReady(m.exported)
+		return replica.IsReady(m.exported)
 	}
-	return ptr.Deref(unmask(m.existing.Conditions).Ready, true)
+	return ptr.Deref(m.existing.Conditions.Ready, true)
 }
 
 // all returns the slices of all groups.
@@ -90,7 +99,7 @@ func (s *slice) find(address string) int {
 
 // count adds (by = 1) or removes (by = -1) an endpoint from the counters.
 func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
-	if m.ready() && !m.drained {
+	if m.ready() && m.usable() {
 		b.ready += by
 		if b.serves {
 			h.families[b.family] += by
@@ -98,21 +107,22 @@ func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
 	}
 }
 
-// ready is the number of usable endpoints: ready, not drained, and serving all ports of the target. A pod with an
-// address of each family counts once.
+// ready is the number of usable endpoints: ready, not drained, reached, and serving all ports of the target. A pod
+// with an address of each family counts once.
 func (h *clusterEndpoints) ready() int { return max(h.families[0], h.families[1]) }
 
 // upsert adds an endpoint to a slice, or updates it in the slice that holds it.
-func (w *work) upsert(h *clusterEndpoints, k key, m member) {
-	m.address = k.address
-	m.drained = w.isDrained(h, k.address)
+func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
+	m.address = k.Address
+	m.drained = w.isDrained(h, k.Address)
+	m.unreached = w.isUnreached(h, k.Address)
 	if s := h.sliceOf[k]; s != nil {
-		old := &s.members[s.find(k.address)]
-		b := h.groups[k.group]
+		old := &s.members[s.find(k.Address)]
+		b := h.groups[k.PortGroup]
 		h.count(b, old, -1)
 		h.count(b, &m, +1)
 		w.updateHostname(h, old.exported, m.exported)
-		if old.ready() != m.ready() || old.drained != m.drained {
+		if old.ready() != m.ready() || old.usable() != m.usable() {
 			w.markDirty(h.target)
 		}
 		if !old.same(&m) {
@@ -121,16 +131,16 @@ func (w *work) upsert(h *clusterEndpoints, k key, m member) {
 		*old = m
 		return
 	}
-	s := w.sliceWithRoom(h, k.group)
+	s := w.sliceWithRoom(h, k.PortGroup)
 	w.appendTo(s, k, m)
 }
 
 // appendTo adds an endpoint to a slice that has room.
-func (w *work) appendTo(s *slice, k key, m member) {
+func (w *work) appendTo(s *slice, k replica.EndpointKey, m member) {
 	h := s.owner
 	s.members = append(s.members, m)
 	h.sliceOf[k] = s
-	h.count(h.groups[k.group], &m, +1)
+	h.count(h.groups[k.PortGroup], &m, +1)
 	w.updateHostname(h, nil, m.exported)
 	w.markDirty(h.target)
 	w.touchSlice(s)
@@ -139,16 +149,16 @@ func (w *work) appendTo(s *slice, k key, m member) {
 // same reports whether both result in the same object.
 func (m *member) same(o *member) bool {
 	if m.exported == nil || o.exported == nil {
-		return m.exported == o.exported && m.existing == o.existing && m.drained == o.drained
+		return m.exported == o.exported && m.existing == o.existing && m.usable() == o.usable()
 	}
 	a, b := m.exported, o.exported
-	return m.drained == o.drained && a.GetHostname() == b.GetHostname() &&
+	return m.usable() == o.usable() && a.GetHostname() == b.GetHostname() &&
 		slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
 		ptr.Equal(a.Ready, b.Ready) && ptr.Equal(a.Serving, b.Serving) && ptr.Equal(a.Terminating, b.Terminating)
 }
 
 // sliceWithRoom returns the first slice of a group that has room, or a new one.
-func (w *work) sliceWithRoom(h *clusterEndpoints, g group) *slice {
+func (w *work) sliceWithRoom(h *clusterEndpoints, g replica.PortGroup) *slice {
 	b := h.groupFor(g)
 	for ; b.open < len(b.slices); b.open++ {
 		if len(b.slices[b.open].members) < w.max {
@@ -167,15 +177,15 @@ func (w *work) sliceWithRoom(h *clusterEndpoints, g group) *slice {
 
 // serves reports whether endpoints of a group serve all ports that they must serve to count as ready: all of a global
 // service, and of a derived Service those that their own cluster has.
-func (h *clusterEndpoints) serves(g group) bool {
-	return h.target.imported() || g.serves(h.target.served)
+func (h *clusterEndpoints) serves(g replica.PortGroup) bool {
+	return h.target.derived() || g.Serves(h.target.served)
 }
 
-func (h *clusterEndpoints) groupFor(g group) *sliceGroup {
+func (h *clusterEndpoints) groupFor(g replica.PortGroup) *sliceGroup {
 	b := h.groups[g]
 	if b == nil {
 		b = &sliceGroup{serves: h.serves(g)}
-		if g.family() == discoveryv1.AddressTypeIPv6 {
+		if g.Family() == discoveryv1.AddressTypeIPv6 {
 			b.family = 1
 		}
 		h.groups[g] = b
@@ -183,8 +193,8 @@ func (h *clusterEndpoints) groupFor(g group) *sliceGroup {
 	return b
 }
 
-func (w *work) newSlice(h *clusterEndpoints, g group, name string, number int) *slice {
-	s := &slice{name: name, owner: h, group: g, number: number}
+func (w *work) newSlice(h *clusterEndpoints, g replica.PortGroup, name string, number int) *slice {
+	s := &slice{name: name, owner: h, PortGroup: g, number: number}
 	b := h.groupFor(g)
 	b.slices = append(b.slices, s)
 	w.slices[name] = s
@@ -193,13 +203,13 @@ func (w *work) newSlice(h *clusterEndpoints, g group, name string, number int) *
 }
 
 // remove removes an endpoint from its slice, and the slice if it is then empty.
-func (w *work) remove(h *clusterEndpoints, k key) {
+func (w *work) remove(h *clusterEndpoints, k replica.EndpointKey) {
 	s := h.sliceOf[k]
 	if s == nil {
 		return
 	}
-	b := h.groups[k.group]
-	i := s.find(k.address)
+	b := h.groups[k.PortGroup]
+	i := s.find(k.Address)
 	h.count(b, &s.members[i], -1)
 	w.updateHostname(h, s.members[i].exported, nil)
 	s.members = slices.Delete(s.members, i, i+1)
@@ -216,7 +226,7 @@ func (w *work) remove(h *clusterEndpoints, k key) {
 		h.number = min(h.number, s.number)
 	}
 	if b.slices = slices.Delete(b.slices, at, at+1); len(b.slices) == 0 {
-		delete(h.groups, k.group)
+		delete(h.groups, k.PortGroup)
 	}
 }
 
@@ -232,32 +242,35 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 	if h.source == nil && len(h.sliceOf) == 0 {
 		h.of = ref{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
 	}
-	g := groupOfExisting(o)
+	g := replica.GroupOfSlice(o)
 	s := w.slices[name]
-	if s != nil && (s.owner != h || s.group != g) {
+	if s != nil && (s.owner != h || s.PortGroup != g) {
 		if s.owner != h || slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil }) {
 			return
 		}
 		// An earlier broker reused the name after the endpoints in s were withdrawn.
 		for _, m := range slices.Clone(s.members) {
-			w.remove(h, key{s.group, m.address})
+			w.remove(h, replica.EndpointKey{PortGroup: s.PortGroup, Address: m.address})
 		}
 		s = nil
 	}
+	unused := choice.UnusedIn(o)
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
 		if len(e.Addresses) == 0 || !w.inPodSubnets(cluster, e.Addresses) {
 			continue
 		}
-		k := key{g, e.Addresses[0]}
+		k := replica.EndpointKey{PortGroup: g, Address: e.Addresses[0]}
 		if h.sliceOf[k] != nil {
 			continue
 		}
-		m := member{address: k.address, existing: e, drained: w.isDrained(h, k.address)}
-		h.recordPreviousUse(&m)
+		used, wasUnused := choice.AsIfUsed(e, unused)
+		m := member{address: k.Address, existing: used, drained: w.isDrained(h, k.Address),
+			unreached: w.isUnreached(h, k.Address)}
+		h.recordPreviousUse(&m, wasUnused)
 		if h.source != nil {
-			if sent, ok := h.exported(k); ok {
-				m.exported, m.existing = sent.endpoint, nil
+			if sent := h.source.Get(k, h.ports); sent != nil {
+				m.exported, m.existing = sent, nil
 			}
 		}
 		if s == nil {
@@ -282,19 +295,11 @@ func (p *Plan) inPodSubnets(cluster string, addresses []string) bool {
 
 // placeAll adds all endpoints of the source to slices.
 func (w *work) placeAll(h *clusterEndpoints) {
-	all := make([]key, 0, len(h.source.endpoints))
-	for k := range h.source.endpoints {
-		if k, ok := h.shown(k); ok {
-			all = append(all, k)
-		}
-	}
-	slices.SortFunc(all, func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.text.Value(), b.text.Value()))
+	all := slices.SortedFunc(h.source.Keys(h.ports), func(a, b replica.EndpointKey) int {
+		return cmp.Or(cmp.Compare(a.Address, b.Address), a.Compare(b.PortGroup))
 	})
 	for _, k := range slices.Compact(all) {
-		if st, ok := h.exported(k); ok {
-			w.upsert(h, k, member{exported: st.endpoint})
-		}
+		w.upsert(h, k, member{exported: h.source.Get(k, h.ports)})
 	}
 }
 
@@ -328,11 +333,11 @@ func (w *work) attach(h *clusterEndpoints, s *source) {
 }
 
 // keys returns the endpoints for which a predicate is true.
-func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []key) {
+func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []replica.EndpointKey) {
 	for _, s := range h.all() {
 		for i := range s.members {
 			if holds(&s.members[i]) {
-				keys = append(keys, key{s.group, s.members[i].address})
+				keys = append(keys, replica.EndpointKey{PortGroup: s.PortGroup, Address: s.members[i].address})
 			}
 		}
 	}
@@ -352,17 +357,27 @@ func (w *work) isDrained(h *clusterEndpoints, address string) bool {
 	return covered
 }
 
-// updateDrains evaluates the drains for the endpoints of a slice.
-func (w *work) updateDrains(s *slice) {
-	b := s.owner.groups[s.group]
+// isUnreached reports whether no tunnel leads to an endpoint.
+func (w *work) isUnreached(h *clusterEndpoints, address string) bool {
+	set := w.reach[h.cluster]
+	if set == nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(address)
+	return err == nil && !set.Has(ip)
+}
+
+// updateUsable evaluates drains and tunnels for the endpoints of a slice.
+func (w *work) updateUsable(s *slice) {
+	b := s.owner.groups[s.PortGroup]
 	for i := range s.members {
 		m := &s.members[i]
-		covered := w.isDrained(s.owner, m.address)
-		if covered == m.drained {
+		covered, unreached := w.isDrained(s.owner, m.address), w.isUnreached(s.owner, m.address)
+		if covered == m.drained && unreached == m.unreached {
 			continue
 		}
 		s.owner.count(b, m, -1)
-		m.drained = covered
+		m.drained, m.unreached = covered, unreached
 		s.owner.count(b, m, +1)
 		w.markDirty(s.owner.target)
 		w.touchSlice(s)

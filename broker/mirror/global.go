@@ -2,17 +2,17 @@ package mirror
 
 import (
 	"cmp"
-	"container/heap"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
+	"sort"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/prefer"
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -29,8 +29,11 @@ const topologyAuto = "Auto"
 // a global service. It is nil while the authoritative cluster is not complete; then the existing Service does not
 // change.
 func (t *target) authoritative() *semaphorev1.Service {
-	if t.imported() {
-		return t.merged
+	if t.derived() {
+		if t.merged == nil {
+			return nil
+		}
+		return t.merged.Service
 	}
 	if !t.shared() {
 		if h := t.perCluster[t.of.cluster]; h != nil && h.source != nil {
@@ -57,14 +60,14 @@ func (t *target) updateServedPorts() {
 		return
 	}
 	t.servedBy = [2]any{authoritative, existing}
-	now := map[portName]int{}
+	now := map[replica.PortName]int{}
 	if authoritative != nil {
 		for _, p := range authoritative.GetPorts() {
-			now[portName{p.GetName(), p.GetProtocol()}] = len(now)
+			now[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = len(now)
 		}
 	} else if existing != nil {
 		for _, p := range existing.Spec.Ports {
-			now[portName{p.Name, string(p.Protocol)}] = len(now)
+			now[replica.PortName{Name: p.Name, Protocol: string(p.Protocol)}] = len(now)
 		}
 	}
 	if t.served != nil && maps.EqualFunc(t.served, now, func(int, int) bool { return true }) {
@@ -81,14 +84,26 @@ func (t *target) updateServedPorts() {
 	}
 }
 
-// offeredBefore reports whether a cluster that is not complete was part of the global service before.
-func (t *target) offeredBefore(cluster string) bool {
-	if t.imported() {
-		return t.exportedBefore(cluster)
-	}
+// clustersBefore returns the clusters of the Service as the previous broker wrote it, in its order.
+func (t *target) clustersBefore() []string {
 	s := t.existing()
-	return s != nil && !t.plan.complete[cluster] &&
-		slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
+	if s == nil {
+		return nil
+	}
+	return strings.Split(s.Annotations[t.clustersAnnotation()], ",")
+}
+
+// clustersAnnotation is the annotation of a Service of several clusters that lists these.
+func (t *target) clustersAnnotation() string {
+	if t.derived() {
+		return naming.AnnotationExportingClusters
+	}
+	return naming.AnnotationGlobalClusters
+}
+
+// offeredBefore reports whether a cluster that is not complete was part of the Service before.
+func (t *target) offeredBefore(cluster string) bool {
+	return !t.plan.complete[cluster] && slices.Contains(t.clustersBefore(), cluster)
 }
 
 // offeringClusters returns the clusters of a global service, including those of the existing Service that are not
@@ -103,8 +118,8 @@ func (t *target) offeringClusters() []string {
 	return all
 }
 
-// rule returns the operator's rule for a global service; nil for none.
-func (p *Plan) rule(of ref) *config.GlobalRule {
+// operators returns the operator's rule for a global service; nil for none.
+func (p *Plan) operators(of ref) *config.GlobalRule {
 	for i := range p.global.Rules {
 		if r := &p.global.Rules[i]; r.Matches(of.namespace, of.name) {
 			return r
@@ -113,17 +128,15 @@ func (p *Plan) rule(of ref) *config.GlobalRule {
 	return nil
 }
 
-// offer returns the source that a cluster contributes to a global service; nil for none, or if a rule excludes the
-// cluster.
-func (p *Plan) offer(cluster string, r ref) *source {
+// offers reports whether a cluster contributes to a Service of several clusters; false if a rule excludes it.
+func (p *Plan) offers(cluster string, r ref) bool {
 	s := p.sources[ref{cluster, r.namespace, r.name}]
-	if s == nil || !s.service.GetGlobal() {
-		return nil
+	if s == nil || r.cluster == "" && !s.service.GetGlobal() ||
+		r.cluster == clusterSet && s.service.GetMultiCluster() == nil {
+		return false
 	}
-	if rule := p.rule(r); rule != nil && !rule.Takes(cluster) {
-		return nil
-	}
-	return s
+	rule := p.operators(r)
+	return rule == nil || rule.Takes(cluster)
 }
 
 // sourceName returns the namespace and name of a global service in its clusters.
@@ -136,56 +149,45 @@ func (t *target) sourceName() ref {
 
 // hints reports whether local-first is implemented by topology hints rather than by an order of clusters.
 func (w *work) hints(t *target, s *semaphorev1.Service) bool {
-	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.rule(t.sourceName()) == nil
+	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.operators(t.sourceName()) == nil
 }
 
 // settings returns the settings of a global service: those of the operator's rule, else of the authoritative source.
-func (t *target) settings() prefer.Settings {
-	s := t.rawSettings()
-	s.MinReady, s.WhenGone = max(1, s.MinReady), cmp.Or(s.WhenGone, config.Demote)
-	return s
+func (t *target) settings() choice.Settings {
+	return t.rawSettings().Complete()
 }
 
-func (t *target) rawSettings() prefer.Settings {
-	if r := t.plan.rule(t.sourceName()); r != nil {
-		return prefer.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
+func (t *target) rawSettings() choice.Settings {
+	if r := t.plan.operators(t.sourceName()); r != nil {
+		return choice.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
 	}
 	if service := t.authoritative(); service != nil {
-		g := service.GetGlobalSettings()
-		out := prefer.Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()),
-			WhenGone: config.WhenGone(semaphorev1.WhenGoneName(g.GetWhenGone()))}
-		if g.GetLocalFirst() && !t.shape.hints {
+		out := choice.SettingsOf(service.GetGlobalSettings())
+		if service.GetGlobalSettings().GetLocalFirst() && !t.shape.hints {
 			out.Prefer = append([]string{t.plan.own},
 				slices.DeleteFunc(slices.Clone(out.Prefer), func(c string) bool { return c == t.plan.own })...)
 		}
 		return out
 	}
-	s := t.existing() // as the previous broker wrote it
-	if s == nil {
-		return prefer.Settings{}
+	if s := t.existing(); s != nil {
+		return choice.SettingsIn(s.Annotations) // as the previous broker wrote it
 	}
-	out := prefer.Settings{WhenGone: config.WhenGone(s.Annotations[naming.AnnotationWhenGone])}
-	if text := s.Annotations[naming.AnnotationPreferClusters]; text != "" {
-		out.Prefer = strings.Split(text, ",")
-	}
-	if n, err := strconv.Atoi(s.Annotations[naming.AnnotationMinReady]); err == nil {
-		out.MinReady = n
-	}
-	return out
+	return choice.Settings{}
 }
 
 func (w *work) choose(t *target, now time.Time) {
 	delete(w.waiting, t)
+	before := t.due
 	t.due = time.Time{}
 	if w.targets[t.name] != t {
 		return
 	}
-	var offers []prefer.Offer
+	var offers []choice.Offer
 	if t.shared() {
 		t.updateServedPorts()
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
-				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.treatedAsGone()})
+				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.treatedAsGone()})
 			}
 		}
 	}
@@ -200,7 +202,11 @@ func (w *work) choose(t *target, now time.Time) {
 	if again > 0 {
 		t.due = now.Add(again)
 		w.waiting[t] = true
-		heap.Push(&w.dues, due{t.due, t})
+		if !t.due.Equal(before) {
+			// Behind those of the same time; all wait equally long, so that it is nearly always the last.
+			i := sort.Search(len(w.dues), func(i int) bool { return w.dues[i].at.After(t.due) })
+			w.dues = slices.Insert(w.dues, i, due{t.due, t})
+		}
 		w.touchAny(t) // the loop then asks Slice, which returns due
 	}
 }
@@ -224,10 +230,10 @@ func (w *work) touchAny(t *target) {
 func (t *target) updateDifferences() {
 	t.differences = nil
 	decides := t.authoritative()
-	if decides == nil || !t.shared() || t.imported() {
+	if decides == nil || !t.shared() || t.derived() {
 		return
 	}
-	ruled := t.plan.rule(t.of) != nil
+	ruled := t.plan.operators(t.of) != nil
 	for _, cluster := range t.plan.clusters {
 		h := t.perCluster[cluster]
 		if h == nil || h.source == nil || h.source.service == decides {
@@ -250,7 +256,7 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 			out = append(out, fmt.Sprintf("%s %s, not %s", what, cmp.Or(a, "none"), cmp.Or(b, "none")))
 		}
 	}
-	is("ports", portsText(s), portsText(decides))
+	is("ports", PortsText(s), PortsText(decides))
 	is("headless", s.GetHeadless(), decides.GetHeadless())
 	is("publishNotReadyAddresses", s.GetPublishNotReadyAddresses(), decides.GetPublishNotReadyAddresses())
 	is("session affinity", affinityText(s), affinityText(decides))
@@ -274,8 +280,8 @@ func affinityText(s *semaphorev1.Service) string {
 	return fmt.Sprintf("%s (%d s)", corev1.ServiceAffinityClientIP, s.GetClientIpAffinitySeconds())
 }
 
-// portsText sorts the ports by name: their order in a Service has no meaning.
-func portsText(s *semaphorev1.Service) string {
+// PortsText lists the ports of a Service by name: their order has no meaning.
+func PortsText(s *semaphorev1.Service) string {
 	var all []string
 	for _, p := range s.GetPorts() {
 		text := fmt.Sprintf("%d/%s", p.GetPort(), p.GetProtocol())

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -151,7 +151,7 @@ func TestTerminatingReadyEndpointsCanBeUnused(t *testing.T) {
 	s.Endpoints[0].Terminating = ptr.To(true)
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", s))
 	p.is("as the source says", echo, "c2-1: 10.2.0.1~")
-	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}}), p.now))
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
 	p.is("drained", echo, "c2-1: 10.2.0.1-")
 }
 
@@ -305,7 +305,7 @@ func TestDrains(t *testing.T) {
 	p.follow(p.Due(p.now))
 	p.is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
 	p.wrote()
-	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"},
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
 		Prefixes: prefixes("10.2.0.2/31")}), p.now))
 	p.is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
 	p.is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
@@ -315,9 +315,9 @@ func TestDrains(t *testing.T) {
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.9")))
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
 	p.is("it comes, continues, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
-	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}}), p.now))
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Namespace: "shop", Service: "echo"}}), p.now))
 	p.is("the service of all clusters", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.9-")
-	p.follow(p.SetDrains(drain.Set{}, p.now))
+	p.follow(p.SetDrains(choice.Drains{}, p.now))
 	p.is("none", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.9")
 }
 
@@ -427,7 +427,7 @@ func TestDescribe(t *testing.T) {
 	p = p.restarted(taken)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
 	p.follow(p.SetGone("c3", true, p.now))
-	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}}), p.now))
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
 	want := []Described{
 		{Service: echo, Namespace: "shop", Name: "echo",
 			Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true,

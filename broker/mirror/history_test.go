@@ -14,8 +14,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -27,7 +29,7 @@ type history struct {
 	// said is the newest of each object, by cluster and key.
 	said   map[string]map[replica.Key]replica.Change
 	goners map[string]bool
-	drains drain.Set
+	drains choice.Drains
 }
 
 var historic = map[string]string{"c1": "10.1.0.", "c2": "10.2.0.", "c2-a": "10.3.0.", "c3": "10.4.0."}
@@ -86,18 +88,30 @@ func (h *history) randomSlice(cluster string) *semaphorev1.EndpointSlice {
 	return s
 }
 
+// randomRemotes are the remotes in any order, some with other prefixes: those of others, too.
+func (h *history) randomRemotes() []config.Remote {
+	all := slices.Clone(configured(h.t, h.more).Remotes)
+	h.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for i := range all {
+		if h.rng.IntN(3) == 0 {
+			all[i].ServicePrefix = pick(h, "c2", "four", "three")
+		}
+	}
+	return all
+}
+
 // step has something happen.
 func (h *history) step() {
 	cluster := pick(h, slices.Sorted(maps.Keys(historic))...)
-	switch h.rng.IntN(12) {
+	switch h.rng.IntN(13) {
 	case 0:
 		h.goners[cluster] = !h.goners[cluster] && cluster != "c1"
 		h.follow(h.SetGone(cluster, h.goners[cluster], h.now))
 		return
 	case 1:
-		h.drains = pick(h, drain.Set{}, drain.NewSet(drain.Drain{Target: drain.Target{Cluster: cluster}}),
-			drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}},
-				drain.Drain{Target: drain.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
+		h.drains = pick(h, choice.Drains{}, choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: cluster}}),
+			choice.NewDrains(choice.Drain{Target: choice.Target{Namespace: "shop", Service: "echo"}},
+				choice.Drain{Target: choice.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
 		h.follow(h.SetDrains(h.drains, h.now))
 		return
 	case 2:
@@ -113,6 +127,9 @@ func (h *history) step() {
 		if !h.Begun() {
 			h.follow(h.Begin(h.now))
 		}
+		return
+	case 5:
+		h.follow(h.Follow(h.randomRemotes(), h.now))
 		return
 	}
 	var changes []replica.Change
@@ -154,6 +171,8 @@ func (h *history) contents(c *cluster) (out []string, wrong []string) {
 		if n := len(s.Endpoints); n == 0 || n > c.max {
 			wrong = append(wrong, fmt.Sprintf("%s has %d endpoints", name, n))
 		}
+		unused, annotations := choice.UnusedIn(s), maps.Clone(s.Annotations)
+		delete(annotations, naming.AnnotationUnusedEndpoints)
 		for _, e := range s.Endpoints {
 			at := fmt.Sprint(s.Labels, s.Ports, s.AddressType, e.Addresses)
 			if seen[at] {
@@ -164,8 +183,8 @@ func (h *history) contents(c *cluster) (out []string, wrong []string) {
 			if e.Hints != nil {
 				hints = fmt.Sprint(e.Hints.ForZones)
 			}
-			out = append(out, fmt.Sprint(s.Labels, s.Annotations, s.AddressType, ports(s), e.Addresses, conditions(e.Conditions),
-				ptr.Deref(e.Hostname, ""), hints))
+			out = append(out, fmt.Sprint(s.Labels, annotations, s.AddressType, ports(s), e.Addresses, conditions(e.Conditions),
+				unused[e.Addresses[0]], ptr.Deref(e.Hostname, ""), hints))
 		}
 	}
 	slices.Sort(out)
@@ -195,6 +214,7 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			}
 		}
 		h.follow(h.Begin(h.now))
+		h.follow(h.Follow(configured(t, h.more).Remotes, h.now))
 		h.heard("c1", "c2", "c2-a", "c3")
 		h.look()
 		now, _ := h.contents(h.cluster)
@@ -274,10 +294,8 @@ func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 			s.Service = "free"
 			h.apply(cluster, slc("shop", pick(h, "s1", "s2"), proto.Clone(s).(*semaphorev1.EndpointSlice)))
 			for name, s := range h.slices {
-				for _, e := range s.Endpoints {
-					if isMasked(e.Conditions) {
-						t.Fatalf("seed %d: %s masks %v", seed, name, e)
-					}
+				if unused := s.Annotations[naming.AnnotationUnusedEndpoints]; unused != "" {
+					t.Fatalf("seed %d: %s does not use %s", seed, name, unused)
 				}
 			}
 		}

@@ -13,11 +13,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 var (
@@ -28,7 +30,7 @@ var (
 // configured is the configuration of c1 with more of it, such as "slices: {maxEndpoints: 3}".
 func configured(t testing.TB, more ...string) *config.Broker {
 	t.Helper()
-	cfg, err := config.Parse[config.Broker]([]byte(`
+	cfg, err := described.Broker([]byte(`
 cluster: c1
 features: [services]
 localSubnets: [10.1.0.0/16]
@@ -68,7 +70,7 @@ func blank(t testing.TB, more ...string) *cluster {
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, more ...string) *cluster {
-	return &cluster{Plan: New(configured(t, more...)), t: t, now: began, services: map[string]*corev1.Service{},
+	return &cluster{Plan: New(configured(t, more...), nil), t: t, now: began, services: map[string]*corev1.Service{},
 		slices: map[string]*discoveryv1.EndpointSlice{}}
 }
 
@@ -124,8 +126,7 @@ func (c *cluster) look() {
 }
 
 func both(a, b Touches) Touches {
-	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...),
-		append(a.Endpoints, b.Endpoints...), append(a.Imports, b.Imports...), append(a.ImportSlices, b.ImportSlices...)}
+	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...)}
 }
 
 func (c *cluster) writeService(name string) Touches {
@@ -198,10 +199,11 @@ func (c *cluster) text(service string) string {
 			continue
 		}
 		line := strings.TrimPrefix(name, service+"-") + ":"
+		unused := choice.UnusedIn(s)
 		for _, e := range s.Endpoints {
 			line += " " + strings.Join(e.Addresses, "+")
 			switch {
-			case isMasked(e.Conditions):
+			case unused[e.Addresses[0]]:
 				line += "-"
 			case ptr.Deref(e.Conditions.Terminating, false):
 				line += "~"
@@ -323,7 +325,8 @@ func TestService(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := blank(t)
 			touches := p.apply("c3", svc("shop", "echo", c.in))
-			if !slices.Equal(touches.Services, []Touched{{"three-shop-73736d-echo", "c3", observed}}) {
+			if !slices.Equal(touches.Services,
+				[]Touched{{Name: "three-shop-73736d-echo", Cluster: "c3", ObservedAt: observed}}) {
 				t.Errorf("touches %v", touches)
 			}
 			s, ok := p.Service("three-shop-73736d-echo")
@@ -413,7 +416,8 @@ func TestSlice(t *testing.T) {
 					Serving: ptr.To(true), Terminating: ptr.To(false)}, Hostname: hostname},
 				{Addresses: []string{"10.2.1.6"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false),
 					Serving: ptr.To(true), Terminating: ptr.To(true)}},
-				{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
+				{Addresses: []string{"10.2.1.7", "10.2.1.8"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true),
+					Serving: ptr.To(true), Terminating: ptr.To(false)}},
 			}
 			if d := diff(want, s.Endpoints); d != "" {
 				t.Error(d)

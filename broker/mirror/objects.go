@@ -3,7 +3,6 @@ package mirror
 import (
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -89,15 +89,12 @@ func (p *Plan) copyLabels(source *semaphorev1.Service, out *metav1.ObjectMeta) {
 // describe annotates a global Service with its clusters and settings, for people and for a broker that starts while a
 // cluster cannot be reached.
 func (p *Plan) describe(t *target, out *corev1.Service) {
-	s := t.settings()
-	if t.imported() {
-		out.Annotations[naming.AnnotationExportingClusters] = strings.Join(t.order, ",")
-	} else {
-		out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offeringClusters(), ",")
+	clusters := t.offeringClusters()
+	if t.derived() {
+		clusters = t.merged.Order
 	}
-	out.Annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
-	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
-	out.Annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
+	out.Annotations[t.clustersAnnotation()] = strings.Join(clusters, ",")
+	t.settings().Annotate(out.Annotations)
 	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.goneClusters(), ",")
 	if t.shape.hints {
 		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 needs it
@@ -114,8 +111,8 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 	h, t := s.owner, s.owner.target
 	out = &discoveryv1.EndpointSlice{
 		ObjectMeta:  p.meta(t, h.cluster, h.of),
-		AddressType: s.family(),
-		Ports:       s.ports(),
+		AddressType: s.Family(),
+		Ports:       s.EndpointPorts(),
 		Endpoints:   make([]discoveryv1.Endpoint, 0, len(s.members)),
 	}
 	out.Name = name
@@ -125,14 +122,21 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 		out.Labels[corev1.IsHeadlessService] = ""
 	}
 	hints := p.hinted(h)
+	var unused []string
 	for i := range s.members {
 		m := &s.members[i]
 		e := m.endpoint(t.shape.headless)
 		e.Hints = hints
-		if h.unused || m.drained {
-			e.Conditions = mask(e.Conditions)
+		if !h.inUse(m) {
+			e.Conditions = choice.NotInUse(e.Conditions)
+			if m.ready() {
+				unused = append(unused, m.address)
+			}
 		}
 		out.Endpoints = append(out.Endpoints, e)
+	}
+	if len(unused) > 0 {
+		out.Annotations[naming.AnnotationUnusedEndpoints] = strings.Join(unused, ",")
 	}
 	return out, t.due, true
 }
@@ -156,44 +160,13 @@ func (p *Plan) hinted(h *clusterEndpoints) *discoveryv1.EndpointHints {
 // endpoint returns the endpoint as if it were in use.
 func (m *member) endpoint(headless bool) discoveryv1.Endpoint {
 	if m.exported == nil {
-		out := *m.existing
-		out.Conditions = unmask(out.Conditions)
-		return out
+		return *m.existing
 	}
-	out := discoveryv1.Endpoint{
-		Addresses: m.exported.GetAddresses(),
-		Conditions: discoveryv1.EndpointConditions{Ready: m.exported.Ready, Serving: m.exported.Serving,
-			Terminating: m.exported.Terminating},
-	}
-	if isMasked(out.Conditions) {
-		// this condition has no meaning for an endpoint that is neither ready nor terminating
-		out.Conditions.Serving = ptr.To(false)
-	}
+	out := discoveryv1.Endpoint{Addresses: m.exported.GetAddresses(), Conditions: choice.ExportedConditions(m.exported)}
 	if headless {
 		out.Hostname = optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
 	}
 	return out
-}
-
-// mask returns the conditions of an endpoint that is not in use. No exported endpoint has this combination (see
-// endpoint), so a new broker recognizes masked endpoints from the existing slices alone.
-func mask(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
-	if !ptr.Deref(c.Ready, true) {
-		return c
-	}
-	return discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(false)}
-}
-
-func isMasked(c discoveryv1.EndpointConditions) bool {
-	return !ptr.Deref(c.Ready, true) && ptr.Deref(c.Serving, false) && !ptr.Deref(c.Terminating, true)
-}
-
-// unmask reverts mask.
-func unmask(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
-	if isMasked(c) {
-		c.Ready = ptr.To(true)
-	}
-	return c
 }
 
 // owner is the cluster that a Service belongs to; empty for one of several clusters.
@@ -219,7 +192,7 @@ func (p *Plan) meta(t *target, cluster string, of ref) metav1.ObjectMeta {
 		},
 	}
 	switch {
-	case t.imported():
+	case t.derived():
 		out.Labels[naming.LabelImported] = "true"
 	case t.shared():
 		out.Labels[naming.LabelGlobal] = "true"

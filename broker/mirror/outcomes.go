@@ -54,39 +54,10 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 				Reason: reason})
 		}
 	}
-	if cluster == p.own {
-		out = p.conflicts(out)
-	}
 	slices.SortStableFunc(out, func(a, b Outcome) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Code, b.Code))
 	})
 	return slices.CompactFunc(out, func(a, b Outcome) bool { return a.Namespace == b.Namespace && a.Name == b.Name })
-}
-
-// conflicts adds the conflicts of the own cluster's exports to the outcomes, of which a service may have several.
-func (p *Plan) conflicts(out []Outcome) []Outcome {
-	of := map[ref][]int{}
-	for i, o := range out {
-		r := ref{namespace: o.Namespace, name: o.Name}
-		of[r] = append(of[r], i)
-	}
-	for name, t := range p.targets {
-		if t.of.cluster != clusterSet || p.export(p.own, t.of) == nil {
-			continue
-		}
-		c := p.targets[name].conflict()
-		if len(c.Reasons) == 0 {
-			continue
-		}
-		known := of[ref{namespace: t.of.namespace, name: t.of.name}]
-		for _, i := range known {
-			out[i].Conflict = c
-		}
-		if len(known) == 0 {
-			out = append(out, Outcome{Namespace: t.of.namespace, Name: t.of.name, Code: finding.OutcomeConflict, Conflict: c})
-		}
-	}
-	return out
 }
 
 // tooLongReason names the Services whose names would be too long.

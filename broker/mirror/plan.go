@@ -1,26 +1,23 @@
 // Package mirror decides which Services and EndpointSlices should exist in the own cluster for services of other
 // clusters: a mirror for each service that a remote exports as a mirror, a global service for each name that one or
-// more clusters export as global, and a derived Service with a ServiceImport for each name that one or more clusters
-// export by a ServiceExport.
+// more clusters export as global, and, by a rule of another package, a derived Service for each name that one or more
+// clusters export by a ServiceExport.
 //
 // The package is pure. Its inputs are changes of replicas and the objects that exist in the own cluster. Its outputs
 // are the names of objects whose desired state may have changed and, on request, the desired object of a name. It has
 // no clock: callers pass the time.
 //
 //	source            what a cluster exports for one service: each endpoint once, in whatever exported slice it is
-//	target            a Service of semaphore; a mirror has one source, a global service one per cluster
+//	target            a Service of semaphore; a mirror has one source, others one per cluster
 //	clusterEndpoints  the endpoints of one cluster in a target, in slices that semaphore names
 //
 // If two sources claim the same Service name, the first by cluster, namespace and name wins, independent of history;
 // the other becomes a problem. The slice of an endpoint depends on the slices that exist (docs/adr/0009-services.md);
 // everything else depends only on the current inputs.
-//
-// Of the broker's packages it may import claim, drain, endpoints, prefer, problem and replica.
 package mirror
 
 import (
 	"cmp"
-	"container/heap"
 	"iter"
 	"maps"
 	"net/netip"
@@ -30,9 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/claim"
-	"github.com/kube-semaphore/semaphore/broker/drain"
-	"github.com/kube-semaphore/semaphore/broker/prefer"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -60,17 +55,12 @@ type Plan struct {
 	subnets  map[string][]netip.Prefix // of the cluster's pods
 	max      int                       // endpoints per slice
 	labels   config.LabelKeys          // labels of the source that its mirror has, too
-	// legacy enables Endpoints beside the slices.
-	legacy bool
-	global *config.GlobalServices
-	// mcs are the settings of imports; nothing is imported into deniedNamespaces. ordered is true once it is known in
-	// which order an earlier broker observed the exports. namespaces are those of the own cluster, nil while unknown.
-	// denied are the exports that are not imported, by the name of their Service.
-	mcs              *config.BrokerMCS
-	deniedNamespaces []string
-	ordered          bool
-	namespaces       map[string]bool
-	denied           map[string]ref
+	global   *config.GlobalServices
+	// rule decides derived Services; nil for none. ordered is true once it is known in which order an earlier broker
+	// observed the exports. denied are the exports for which nothing is derived, by the name of their Service.
+	rule    Rule
+	ordered bool
+	denied  map[string]ref
 	// exportCounts counts, by cluster, the Services that ServiceExports export.
 	exportCounts map[string]int
 
@@ -78,7 +68,7 @@ type Plan struct {
 	// exportedSlices are the EndpointSlices in the replicas.
 	exportedSlices map[ref]*semaphorev1.EndpointSlice
 	// claims decide which service owns which Service name.
-	claims *claim.Table[ref]
+	claims *problem.Claims[ref]
 	// tooLong are the claimants of names that exceed maxServiceName.
 	tooLong  map[string][]ref
 	problems problem.Set
@@ -95,22 +85,22 @@ type Plan struct {
 	existing map[string]*corev1.Service
 	// serviceOf are their names by ClusterIP.
 	serviceOf map[netip.Addr]string
-	// addressed is when the derived Services of imports were first observed with their present IPs.
-	addressed map[string]time.Time
 	// complete are the clusters whose snapshots are complete: what they do not export is removed.
 	complete map[string]bool
 
 	gone map[string]bool
 	// presenceUnknown are clusters for which it is not yet known whether they are gone.
 	presenceUnknown map[string]bool
-	drains          drain.Set
+	drains          choice.Drains
 	drained         bool // whether there are any drains
-	chooser         *prefer.Chooser
+	// reach are the addresses to which tunnels lead, by cluster; nil for all.
+	reach   map[string]*choice.Reachable
+	chooser *choice.Chooser
 	// dirty are targets that must choose again which clusters they use. waiting are targets that do so when time
 	// passes.
 	dirty, waiting map[*target]bool
-	// dues is a heap of the times at which targets choose again. It may hold outdated entries.
-	dues dues
+	// dues are the times at which targets choose again, in order. Some may be outdated.
+	dues []due
 }
 
 // Touched is the name of an object whose desired state may have changed.
@@ -119,19 +109,18 @@ type Touched struct {
 	// Cluster is the source of the change, and ObservedAt when its exporter saw it; empty and zero if unknown.
 	Cluster    string
 	ObservedAt time.Time
+	// Service is that of a slice, and Namespace that of the services which it is made from.
+	Service, Namespace string
 }
 
 // Touches are the objects whose desired state may have changed.
 type Touches struct {
 	Services, Slices []Touched
-	// Endpoints are the Endpoints objects beside the slices, where they are enabled.
-	Endpoints []Touched
-	// Imports are ServiceImports, NAMESPACE/NAME, and ImportSlices the EndpointSlices beside them.
-	Imports, ImportSlices []Touched
 }
 
-// New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin.
-func New(cfg *config.Broker) *Plan {
+// New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin. rule decides
+// derived Services; nil if there are none.
+func New(cfg *config.Broker, rule Rule) *Plan {
 	p := &Plan{
 		namespace:       cfg.MirrorNamespace,
 		own:             cfg.Cluster,
@@ -139,14 +128,13 @@ func New(cfg *config.Broker) *Plan {
 		subnets:         map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
 		max:             cfg.Slices.MaxEndpoints,
 		labels:          cfg.Services.Labels,
-		legacy:          cfg.Services.Endpoints,
 		global:          &cfg.GlobalServices,
-		mcs:             &cfg.MCS,
+		rule:            rule,
 		denied:          map[string]ref{},
 		exportCounts:    map[string]int{},
 		sources:         map[ref]*source{},
 		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
-		claims:          claim.New(ref.compare),
+		claims:          problem.NewClaims(ref.compare),
 		tooLong:         map[string][]ref{},
 		targets:         map[string]*target{},
 		slices:          map[string]*slice{},
@@ -154,15 +142,13 @@ func New(cfg *config.Broker) *Plan {
 		seen:            map[string]*discoveryv1.EndpointSlice{},
 		existing:        map[string]*corev1.Service{},
 		serviceOf:       map[netip.Addr]string{},
-		addressed:       map[string]time.Time{},
 		complete:        map[string]bool{},
 		gone:            map[string]bool{},
-		presenceUnknown: map[string]bool{},
-		chooser:         prefer.New(cfg.GlobalServices.Settle.Duration),
-		dirty:           map[*target]bool{},
-		waiting:         map[*target]bool{},
+		presenceUnknown: map[string]bool{}, reach: map[string]*choice.Reachable{},
+		chooser: choice.NewChooser(cfg.GlobalServices.Settle.Duration),
+		dirty:   map[*target]bool{},
+		waiting: map[*target]bool{},
 	}
-	p.deniedNamespaces = []string{cfg.MirrorNamespace, cfg.Agents.Namespace}
 	p.configure(cfg.Remotes)
 	return p
 }
@@ -180,7 +166,8 @@ func (p *Plan) configure(remotes []config.Remote) {
 }
 
 // Follow replaces the configured remotes. A new remote begins without exports, the exports of a missing one are
-// withdrawn, and the others continue. Those that remain must have the same order, prefixes and subnets as before.
+// withdrawn, and the others continue: with another prefix, the mirrors of a remote get other names; and what existing
+// slices have outside of its present subnets is no endpoint of it.
 func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 	w := p.work("")
 	for _, cluster := range p.clusters {
@@ -188,8 +175,64 @@ func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 			w.removeCluster(cluster)
 		}
 	}
+	order, prefixes, subnets := p.clusters, maps.Clone(p.prefixes), maps.Clone(p.subnets)
 	p.configure(remotes)
+	for _, r := range remotes {
+		if prefix, had := prefixes[r.Name]; had && prefix != r.ServicePrefix {
+			w.renameMirrors(r.Name, prefix)
+		}
+		if was, had := subnets[r.Name]; had && !slices.Equal(was, r.PodPrefixes) {
+			w.removeOutside(r.Name)
+		}
+	}
+	if !sameOrder(order, p.clusters) { // which cluster decides on a global service may be another one
+		for _, name := range sorted(p.targets) {
+			p.targets[name].hostnames.Decide(w.clusters)
+			w.problemsDirty[name] = true
+			w.rebindSources(name)
+		}
+	}
 	return w.finish(now)
+}
+
+// sameOrder reports whether the names that are in both lists have the same order in them.
+func sameOrder(a, b []string) bool {
+	only := func(list, in []string) []string {
+		return slices.DeleteFunc(slices.Clone(list), func(name string) bool { return !slices.Contains(in, name) })
+	}
+	return slices.Equal(only(a, b), only(b, a))
+}
+
+// renameMirrors gives the mirrors of a cluster, which had a prefix until now, the names with its present one.
+func (w *work) renameMirrors(cluster, was string) {
+	for _, r := range slices.SortedFunc(maps.Keys(w.sources), ref.compare) {
+		if r.cluster != cluster {
+			continue
+		}
+		before, now := naming.Mirror(was, r.namespace, r.name), naming.Mirror(w.prefixes[cluster], r.namespace, r.name)
+		w.setClaim(before, r, false)
+		w.setClaim(now, r, w.sources[r].service.GetMirror())
+		w.rebindSources(before)
+		w.rebindSources(now)
+	}
+}
+
+// removeOutside removes the unconfirmed endpoints of a cluster that are outside of its subnets.
+func (w *work) removeOutside(cluster string) {
+	for _, name := range sorted(w.targets) {
+		h := w.targets[name].perCluster[cluster]
+		if h == nil {
+			continue
+		}
+		for _, k := range h.keys(func(m *member) bool { return m.exported == nil }) {
+			s := h.sliceOf[k]
+			if m := s.members[s.find(k.Address)]; !w.inPodSubnets(cluster, m.existing.Addresses) {
+				w.touchService(name)
+				w.remove(h, k)
+			}
+		}
+		w.collect(h.target, cluster)
+	}
 }
 
 // removeCluster withdraws all exports of a cluster, and drops its state.
@@ -222,6 +265,7 @@ func (w *work) removeCluster(cluster string) {
 	delete(w.complete, cluster)
 	delete(w.gone, cluster)
 	delete(w.presenceUnknown, cluster)
+	delete(w.reach, cluster)
 }
 
 // Apply applies changes of one cluster's replica. It ignores other kinds.
@@ -262,19 +306,13 @@ func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.
 
 // ObserveService records an existing Service of semaphore; nil if none of that name exists.
 func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
-	begins, family := p.existing[name] == nil && o != nil, p.family(name)
-	ips := clusterIPs(p.existing[name])
+	begins, ips := p.existing[name] == nil && o != nil, clusterIPs(p.existing[name])
 	if p.existing[name] = o; o == nil {
 		delete(p.existing, name)
 	}
 	w := p.work("")
-	if begins || family != p.family(name) {
-		w.touchEndpoints(name)
-	}
 	if !slices.Equal(ips, clusterIPs(o)) {
 		p.indexAddresses(name, ips, clusterIPs(o))
-		p.noteAddresses(name, o, now)
-		w.touchImport(name)
 	}
 	if t := p.targets[name]; t != nil && begins {
 		for _, h := range t.perCluster { // their writes wait for the Service
@@ -325,7 +363,7 @@ func (p *Plan) Begin(now time.Time) Touches {
 	w := p.work("")
 	p.ordered = true
 	for _, name := range sorted(p.targets) { // before endpoints are placed: it decides on their ports
-		if p.targets[name].imported() {
+		if p.targets[name].derived() {
 			w.rebindSources(name)
 		}
 	}
@@ -389,13 +427,40 @@ func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
 }
 
 // SetDrains replaces the drains.
-func (p *Plan) SetDrains(all drain.Set, now time.Time) Touches {
+func (p *Plan) SetDrains(all choice.Drains, now time.Time) Touches {
 	p.drains, p.drained = all, len(all.All()) > 0
 	w := p.work("")
 	for _, name := range sorted(p.slices) {
-		w.updateDrains(p.slices[name])
+		w.updateUsable(p.slices[name])
 	}
 	return w.finish(now)
+}
+
+// SetReach sets to which addresses of a cluster tunnels lead; nil for all. Endpoints at others are not used.
+func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) Touches {
+	p.reach[cluster] = set
+	w := p.work(cluster)
+	for _, name := range sorted(p.slices) {
+		if s := p.slices[name]; s.owner.cluster == cluster {
+			w.updateUsable(s)
+		}
+	}
+	return w.finish(now)
+}
+
+// Unreached returns the ready endpoints of a cluster, in targets or in all, to which no tunnel leads.
+func (p *Plan) Unreached(cluster string, targets ...string) map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for _, t := range p.selectTargets(targets) {
+		if h := t.perCluster[cluster]; h != nil {
+			h.each(func(m *member, address netip.Addr) {
+				if m.unreached && m.ready() {
+					out[address] = true
+				}
+			})
+		}
+	}
+	return out
 }
 
 // Next returns the time at which Due must be called; zero for never.
@@ -404,7 +469,7 @@ func (p *Plan) Next() time.Time {
 		if first := p.dues[0]; first.target.due.Equal(first.at) && p.waiting[first.target] {
 			return first.at
 		}
-		heap.Pop(&p.dues) // outdated: the target chose again in the meantime
+		p.popDue() // outdated: the target chose again in the meantime
 	}
 	return time.Time{}
 }
@@ -415,35 +480,27 @@ type due struct {
 	target *target
 }
 
-// dues is a heap, ordered by time.
-type dues []due
-
-// Len implements heap.Interface.
-func (d dues) Len() int { return len(d) }
-
-// Less implements heap.Interface.
-func (d dues) Less(i, j int) bool { return d[i].at.Before(d[j].at) }
-
-// Swap implements heap.Interface.
-func (d dues) Swap(i, j int) { d[i], d[j] = d[j], d[i] }
-
-// Push implements heap.Interface.
-func (d *dues) Push(x any) { *d = append(*d, x.(due)) }
-
-// Pop implements heap.Interface.
-func (d *dues) Pop() any {
-	last := (*d)[len(*d)-1]
-	*d = (*d)[:len(*d)-1]
-	return last
+// popDue removes the first time, and returns its target.
+func (p *Plan) popDue() (t *target) {
+	t, p.dues[0].target = p.dues[0].target, nil
+	p.dues = p.dues[1:]
+	return t
 }
 
 // Due makes the targets whose time has come choose again.
 func (p *Plan) Due(now time.Time) Touches {
 	w := p.work("")
 	for at := p.Next(); !at.IsZero() && !now.Before(at); at = p.Next() {
-		w.markDirty(heap.Pop(&p.dues).(due).target)
+		w.markDirty(p.popDue())
 	}
 	return w.finish(now)
+}
+
+// EachSlice calls do for each desired slice, with its Service and the namespace of the services that it is made from.
+func (p *Plan) EachSlice(do func(name, service, namespace string, headless bool)) {
+	for name, s := range p.slices {
+		do(name, s.owner.target.name, s.owner.of.namespace, s.owner.target.shape.headless)
+	}
 }
 
 // Names returns the names of all desired Services and slices.
@@ -525,7 +582,7 @@ type work struct {
 }
 
 type touchedName struct {
-	// 's' for a Service, 'l' for a slice, 'e' for Endpoints, 'i' for a ServiceImport
+	// 's' for a Service, 'l' for a slice
 	kind byte
 	name string
 }
@@ -538,48 +595,16 @@ func (p *Plan) work(cluster string) *work {
 func (w *work) touchService(name string) {
 	if key := (touchedName{'s', name}); !w.touched[key] {
 		w.touched[key] = true
-		w.touches.Services = append(w.touches.Services, Touched{name, w.cluster, w.observedAt})
-	}
-	w.touchEndpoints(name)
-	w.touchImport(name)
-}
-
-// touchImport touches the ServiceImport that leads to a Service.
-func (w *work) touchImport(service string) {
-	s := w.existing[service]
-	switch t := w.targets[service]; {
-	case t != nil && t.of.cluster == clusterSet:
-		w.touchImportOf(t.of)
-	case s != nil && s.Labels[naming.LabelImported] == "true":
-		w.touchImportOf(ref{clusterSet, s.Annotations[naming.AnnotationSourceNamespace],
-			s.Annotations[naming.AnnotationSourceName]})
-	}
-}
-
-func (w *work) touchImportOf(of ref) {
-	name := of.namespace + "/" + of.name
-	if key := (touchedName{'i', name}); !w.touched[key] {
-		w.touched[key] = true
-		w.touches.Imports = append(w.touches.Imports, Touched{name, w.cluster, w.observedAt})
-	}
-}
-
-func (w *work) touchEndpoints(service string) {
-	if key := (touchedName{'e', service}); w.legacy && !w.touched[key] {
-		w.touched[key] = true
-		w.touches.Endpoints = append(w.touches.Endpoints, Touched{service, w.cluster, w.observedAt})
+		w.touches.Services = append(w.touches.Services, Touched{Name: name, Cluster: w.cluster, ObservedAt: w.observedAt})
 	}
 }
 
 func (w *work) touchSlice(s *slice) {
 	if key := (touchedName{'l', s.name}); !w.touched[key] {
 		w.touched[key] = true
-		w.touches.Slices = append(w.touches.Slices, Touched{s.name, w.cluster, w.observedAt})
-		if name, ok := w.importSlice(s); ok {
-			w.touches.ImportSlices = append(w.touches.ImportSlices, Touched{name, w.cluster, w.observedAt})
-		}
+		w.touches.Slices = append(w.touches.Slices,
+			Touched{s.name, w.cluster, w.observedAt, s.owner.target.name, s.owner.of.namespace})
 	}
-	w.touchEndpoints(s.owner.target.name)
 }
 
 func (w *work) touchSlices(h *clusterEndpoints) {
@@ -602,8 +627,6 @@ func (w *work) finish(now time.Time) Touches {
 	}
 	// The order depends only on the input.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(w.touches.ImportSlices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(w.touches.Endpoints, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	return w.touches
 }

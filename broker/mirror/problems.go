@@ -20,7 +20,9 @@ func (p *Plan) Problems() *problem.Set { return &p.problems }
 // problemsOf determines the problems of the services that claim a name.
 func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 	out = append(p.tooLongProblems(name), p.nameTakenProblems(name)...)
-	out = append(out, p.importProblems(name)...)
+	if p.rule != nil {
+		out = append(out, p.derivedProblems(name)...)
+	}
 	if t := p.targets[name]; t != nil && t.shared() {
 		out = append(out, p.globalProblems(t)...)
 	}
@@ -35,19 +37,15 @@ func problemOf(r ref, reason, code finding.Code, format string, args ...any) pro
 	}
 }
 
-// exportedAs returns the exported services that a claim is made for: a global service concerns all clusters that
-// export it.
+// exportedAs returns the exported services that a claim is made for: all clusters that offer it, unless it is a
+// mirror's.
 func (p *Plan) exportedAs(r ref) (all []ref) {
 	if !r.shared() {
 		return []ref{r}
 	}
 	for _, cluster := range p.clusters {
-		s := p.offer(cluster, r)
-		if r.cluster == clusterSet {
-			s = p.export(cluster, r)
-		}
-		if s != nil {
-			all = append(all, s.ref)
+		if p.offers(cluster, r) {
+			all = append(all, ref{cluster, r.namespace, r.name})
 		}
 	}
 	return all
@@ -101,21 +99,16 @@ func (p *Plan) nameTakenProblems(name string) (out []problem.Problem) {
 	return out
 }
 
-// importProblems returns the problems of exports of one name: what the operator denies, and in what they differ.
-func (p *Plan) importProblems(name string) (out []problem.Problem) {
+// derivedProblems returns the problems of exports of one name: what the operator denies, and in what they differ.
+func (p *Plan) derivedProblems(name string) (out []problem.Problem) {
 	if r, denied := p.denied[name]; denied {
 		for _, of := range p.exportedAs(r) {
-			out = append(out, problemOf(of, finding.NotMirrored, finding.Denied,
-				"is not imported: mcs.denyNamespaces denies its namespace"))
+			out = append(out, problemOf(of, finding.NotMirrored, finding.Denied, "%s", p.rule.Denied(r.namespace)))
 		}
 	}
-	t := p.targets[name]
-	if t == nil || !t.imported() {
-		return out
-	}
-	if c := t.conflict(); len(c.Reasons) > 0 {
-		out = append(out, problemOf(ref{t.order[0], t.of.namespace, t.of.name}, finding.GlobalServiceDiffers,
-			finding.Conflict, "is exported by several clusters: %s", c.Message))
+	if t := p.targets[name]; t != nil && t.merged != nil && len(t.merged.Conflict.Reasons) > 0 {
+		out = append(out, problemOf(ref{t.merged.Order[0], t.of.namespace, t.of.name}, finding.GlobalServiceDiffers,
+			finding.Conflict, "is exported by several clusters: %s", t.merged.Conflict.Message))
 	}
 	return out
 }
@@ -129,7 +122,7 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 				"has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(),
 				strings.Join(differs, "; ")))
 		}
-		if twice := t.hostnames.duplicates[cluster]; t.shape.headless && len(twice) > 0 {
+		if twice := t.hostnames.Of(cluster); t.shape.headless && len(twice) > 0 {
 			out = append(out, problemOf(of, finding.GlobalServiceDiffers, finding.Hostname, "has in the global service %s a "+
 				"pod of the hostname %s (%d such), as another cluster has: the name stands for both",
 				t.name, first(twice), len(twice)))
@@ -158,64 +151,18 @@ func (t *target) authoritativeCluster() string {
 	return ""
 }
 
-// hostnames counts the hostnames of the endpoints of a target.
-type hostnames struct {
-	counts map[clusterHostname]int
-	// clusters is the number of clusters that have a hostname.
-	clusters map[string]int
-	// duplicates are the hostnames of a cluster that an earlier cluster has, too.
-	duplicates map[string]map[string]bool
-}
-
-type clusterHostname struct{ hostname, cluster string }
-
 // updateHostname records a change of an endpoint; nil for none.
 func (w *work) updateHostname(h *clusterEndpoints, was, is *semaphorev1.Endpoint) {
 	if was.GetHostname() == is.GetHostname() {
 		return
 	}
-	w.countHostname(h, was.GetHostname(), -1)
-	w.countHostname(h, is.GetHostname(), +1)
-}
-
-func (w *work) countHostname(h *clusterEndpoints, hostname string, by int) {
-	if hostname == "" {
-		return
-	}
-	t, of := h.target, clusterHostname{hostname, h.cluster}
-	if t.hostnames.counts == nil {
-		t.hostnames = hostnames{map[clusterHostname]int{}, map[string]int{}, map[string]map[string]bool{}}
-	}
-	before := t.hostnames.counts[of]
-	t.hostnames.counts[of] += by
-	if now := before + by; now == 0 {
-		delete(t.hostnames.counts, of)
-	} else if before != 0 {
-		return
-	}
-	if t.hostnames.clusters[hostname] += by; t.hostnames.clusters[hostname] == 0 {
-		delete(t.hostnames.clusters, hostname)
-	}
-	if by > 0 && t.hostnames.clusters[hostname] < 2 || by < 0 && t.hostnames.clusters[hostname] < 1 {
-		return // no other cluster has it
-	}
-	w.problemsDirty[t.name] = true
-	one := false
-	for _, cluster := range w.clusters {
-		has := t.hostnames.counts[clusterHostname{hostname, cluster}] > 0
-		twice := t.hostnames.duplicates[cluster]
-		switch {
-		case has && one && twice == nil:
-			t.hostnames.duplicates[cluster] = map[string]bool{hostname: true}
-		case has && one:
-			twice[hostname] = true
-		default:
-			if delete(twice, hostname); len(twice) == 0 {
-				delete(t.hostnames.duplicates, cluster)
-			}
+	count := func(hostname string, by int) {
+		if hostname != "" && h.target.hostnames.Count(hostname, h.cluster, by, w.clusters) {
+			w.problemsDirty[h.target.name] = true
 		}
-		one = one || has
 	}
+	count(was.GetHostname(), -1)
+	count(is.GetHostname(), +1)
 }
 
 // unclaim removes a claimant of a name that is too long.

@@ -13,8 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 var onlyLabels = []string{"app.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by",
@@ -146,7 +146,7 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 			t.Errorf("%v: problems %v", order, all)
 		}
 	}
-	_, err := config.Parse[config.Broker]([]byte(`
+	_, err := described.Broker([]byte(`
 cluster: c1
 features: [services]
 localSubnets: [10.1.0.0/16]

@@ -10,7 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -47,54 +47,57 @@ func TestShapes(t *testing.T) {
 		"none": {},
 		"a slice without ports": {headless: true,
 			slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
-			want:   []string{"IPv4 []", "10.2.0.1 - - -"}},
+			want:   []string{"IPv4 []", "10.2.0.1 true true false"}},
 		"a slice without endpoints": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web}}},
 		"an endpoint without addresses": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{at(), at("10.2.0.1")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false"}},
 		"conditions": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{
 				is(nil, nil, nil, "10.2.0.1"), is(yes, nil, nil, "10.2.0.2"), is(no, nil, nil, "10.2.0.3"),
 				is(yes, yes, no, "10.2.0.4"), is(no, no, no, "10.2.0.5"),
 				is(no, yes, yes, "10.2.0.6"), is(no, no, yes, "10.2.0.7"), is(yes, no, no, "10.2.0.8"),
 				is(yes, yes, yes, "10.2.0.9")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "10.2.0.2 true - -", "10.2.0.3 false - -",
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false", "10.2.0.2 true true false",
+				"10.2.0.3 false false false",
 				"10.2.0.4 true true false", "10.2.0.5 false false false",
-				"10.2.0.6 false true true", "10.2.0.7 false false true", "10.2.0.8 true false false", "10.2.0.9 true true true"}},
+				"10.2.0.6 false true true", "10.2.0.7 false false true", "10.2.0.8 true true false", "10.2.0.9 true true true"}},
 		"what would say that it is not used here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{is(no, yes, no, "10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 false false false"}},
 		"several addresses of one endpoint": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2", "10.2.0.1")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.2+10.2.0.1 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.2+10.2.0.1 true true false"}},
 		"a port without a name, one number with two protocols": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4",
 			Ports:     []*semaphorev1.Port{port("dns", "UDP", 53), port("", "TCP", 53)},
 			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
-			want: []string{"IPv4 [/TCP/53 dns/UDP/53]", "10.2.0.1 - - -"}},
+			want: []string{"IPv4 [/TCP/53 dns/UDP/53]", "10.2.0.1 true true false"}},
 		"appProtocol": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4",
 			Ports:     []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}},
 			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
-			want: []string{"IPv4 [web/TCP/80(kubernetes.io/h2c)]", "10.2.0.1 - - -"}},
+			want: []string{"IPv4 [web/TCP/80(kubernetes.io/h2c)]", "10.2.0.1 true true false"}},
 		"two families": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
 			{AddressType: "IPv6", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("fd02::1")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv6 [web/TCP/8080]", "fd02::1 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false", "IPv6 [web/TCP/8080]", "fd02::1 true true false"}},
 		"one name, two numbers, as in a rollout that changes the port": {slices: []*semaphorev1.EndpointSlice{
 			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
 			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("web", "TCP", 9090)},
 				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv4 [web/TCP/9090]", "10.2.0.2 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false", "IPv4 [web/TCP/9090]",
+				"10.2.0.2 true true false"}},
 		"one address, ports in two slices": {slices: []*semaphorev1.EndpointSlice{
 			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
 			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("metrics", "TCP", 9090)},
 				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
-			want: []string{"IPv4 [metrics/TCP/9090]", "10.2.0.1 - - -", "IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+			want: []string{"IPv4 [metrics/TCP/9090]", "10.2.0.1 true true false", "IPv4 [web/TCP/8080]",
+				"10.2.0.1 true true false"}},
 		"ports in another order": {slices: []*semaphorev1.EndpointSlice{
 			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("a", "TCP", 1), port("b", "TCP", 2)},
 				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
 			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("b", "TCP", 2), port("a", "TCP", 1)},
 				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
-			want: []string{"IPv4 [a/TCP/1 b/TCP/2]", "10.2.0.1 - - -", "10.2.0.2 - - -"}},
+			want: []string{"IPv4 [a/TCP/1 b/TCP/2]", "10.2.0.1 true true false", "10.2.0.2 true true false"}},
 		"one endpoint twice: the one that is ready": {slices: []*semaphorev1.EndpointSlice{
 			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, yes, "10.2.0.1"),
 				is(yes, yes, no, "10.2.0.1"), is(no, no, no, "10.2.0.2")}},
@@ -103,10 +106,10 @@ func TestShapes(t *testing.T) {
 		"hostnames of a headless service": {headless: true,
 			slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
 				{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0", Zone: "z"}, {Addresses: []string{"10.2.0.2"}}}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - - echo-0", "10.2.0.2 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false echo-0", "10.2.0.2 true true false"}},
 		"hostnames of another service": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0"}}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := blank(t)
@@ -208,7 +211,7 @@ func TestExistingSlicesKeepTheirEndpoints(t *testing.T) {
 	p := blank(t, "slices: {maxEndpoints: 3}")
 	p.apply("c2", svc("shop", "echo", mirrored()),
 		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
-	// As an earlier version would have called them, and with places that are not those of a first start.
+	// With a name without a number, and with places that are not those of a first start.
 	swap := p.slices[echo+"-c2-2"]
 	swap.Name, swap.Endpoints[0].Addresses = echo+"-bffb91c3ac", []string{"10.2.0.2"}
 	first := p.slices[echo+"-c2-1"]
@@ -242,7 +245,7 @@ func TestExistingSlicesCountUntilTheClusterIsComplete(t *testing.T) {
 	if got := n.wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
-	n.follow(n.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Namespace: "shop",
+	n.follow(n.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2", Namespace: "shop",
 		Service: "echo"}}), n.now))
 	n.is("a drain, and c2 is silent", echo, "c2-1: 10.2.0.1- 10.2.0.2? 10.2.0.3~")
 	n = n.restarted()

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-semaphore/semaphore/broker/problem"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -22,15 +24,12 @@ type target struct {
 	shape      shape
 	// differences lists, by cluster, which settings of a source differ from the target.
 	differences map[string][]string
-	hostnames   hostnames
-	// Of a Service that is derived from ServiceExports: the clusters that export it, the first of which decides; the
-	// Service that follows, nil while it is not known; and the ports that the endpoints of a cluster have in it.
-	order   []string
-	merged  *semaphorev1.Service
-	filters map[string]portFilter
+	hostnames   problem.Duplicates
+	// merged is what the rule decided of a derived Service; nil for another one, and before Begin.
+	merged *Merged
 	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
 	// from.
-	served   map[portName]int
+	served   map[replica.PortName]int
 	servedBy [2]any
 	// due is the time at which the target chooses again which clusters it uses; zero for never.
 	due time.Time
@@ -39,12 +38,11 @@ type target struct {
 // shape is what all slices of a target share.
 type shape struct{ headless, hints bool }
 
-// shared reports whether the target has the endpoints of several clusters: a global service, or one that is derived
-// from ServiceExports.
+// shared reports whether the target has the endpoints of several clusters: a global or a derived one.
 func (t *target) shared() bool {
 	if t.of.name == "" {
 		s := t.existing()
-		return s != nil && s.Labels[naming.LabelGlobal] == "true" || t.imported()
+		return s != nil && s.Labels[naming.LabelGlobal] == "true" || t.derived()
 	}
 	return t.of.shared()
 }
@@ -69,8 +67,8 @@ func (w *work) target(name string) *target {
 func (t *target) endpointsOf(cluster string) *clusterEndpoints {
 	h := t.perCluster[cluster]
 	if h == nil {
-		h = &clusterEndpoints{target: t, cluster: cluster, sliceOf: map[key]*slice{},
-			groups: map[group]*sliceGroup{}, number: 1}
+		h = &clusterEndpoints{target: t, cluster: cluster, sliceOf: map[replica.EndpointKey]*slice{},
+			groups: map[replica.PortGroup]*sliceGroup{}, number: 1}
 		t.perCluster[cluster] = h
 	}
 	return h
@@ -112,21 +110,33 @@ func (w *work) setService(r ref, s *semaphorev1.Service) {
 	}
 	source.service = s
 	names := []string{naming.Global(r.namespace, r.name)}
-	w.setClaim(names[0], ref{"", r.namespace, r.name}, slices.ContainsFunc(w.clusters, func(cluster string) bool {
-		return w.offer(cluster, r) != nil
-	}))
+	w.claimShared(names[0], ref{"", r.namespace, r.name})
 	if prefix, remote := w.prefixes[r.cluster]; remote {
 		mirror := naming.Mirror(prefix, r.namespace, r.name)
 		names = append(names, mirror)
 		w.setClaim(mirror, r, s.GetMirror())
 	}
-	if w.mcs.Enabled {
-		names = append(names, w.setImport(r))
+	if w.rule != nil {
+		derived := naming.Import(r.namespace, r.name)
+		names = append(names, derived)
+		w.claimShared(derived, ref{clusterSet, r.namespace, r.name})
 	}
 	for _, name := range names {
 		w.rebindSources(name)
 	}
 	w.collectSource(source)
+}
+
+// claimShared adds or removes the claim of what clusters offer together to a name.
+func (w *work) claimShared(name string, of ref) {
+	offered := slices.ContainsFunc(w.clusters, func(cluster string) bool { return w.offers(cluster, of) })
+	if of.cluster == clusterSet && w.rule.Denied(of.namespace) != "" {
+		if delete(w.denied, name); offered {
+			w.denied[name] = of
+		}
+		offered = false
+	}
+	w.setClaim(name, of, offered)
 }
 
 // setClaim adds or removes the claim of a service to a name.
@@ -148,20 +158,9 @@ func (w *work) setClaim(name string, claimant ref, wanted bool) {
 func (w *work) rebindSources(name string) {
 	of, claimed := w.claims.Winner(name)
 	wanted := map[string]*source{}
-	switch {
-	case claimed && of.cluster == clusterSet:
-		for _, cluster := range w.clusters {
-			if s := w.export(cluster, of); s != nil {
-				wanted[cluster] = s
-			}
-		}
-	case claimed && of.cluster != "":
-		wanted[of.cluster] = w.sources[of]
-	case claimed:
-		for _, cluster := range w.clusters {
-			if s := w.offer(cluster, of); s != nil {
-				wanted[cluster] = s
-			}
+	if claimed {
+		for _, r := range w.exportedAs(of) {
+			wanted[r.cluster] = w.sources[r]
 		}
 	}
 	t := w.targets[name]
@@ -171,25 +170,25 @@ func (w *work) rebindSources(name string) {
 		}
 		t = w.target(name)
 	}
-	if t.of.cluster == clusterSet {
-		w.touchImportOf(t.of)
-	}
 	if t.of = of; !claimed {
 		t.of = ref{}
 	}
-	if t.imported() {
-		t.updateImport(wanted)
+	var ports map[string]replica.Ports
+	if !t.derived() {
+		t.merged = nil
+	} else if w.merge(t, wanted); t.merged != nil {
+		ports = t.merged.Ports
 	}
 	w.touchService(name)
 	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
 		h := t.perCluster[cluster]
-		if h.source != nil && (h.source != wanted[cluster] || !h.filter.same(t.filters[cluster])) {
+		if h.source != nil && (h.source != wanted[cluster] || !h.ports.Equal(ports[cluster])) {
 			w.detach(h)
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(wanted)) {
 		if h := t.endpointsOf(cluster); h.source == nil && !t.waitsFor(cluster) {
-			h.filter = t.filters[cluster]
+			h.ports = ports[cluster]
 			w.attach(h, wanted[cluster])
 		}
 	}
@@ -253,11 +252,21 @@ func serviceOf(r ref, s *semaphorev1.EndpointSlice) ref {
 	return ref{r.cluster, r.namespace, s.GetService()}
 }
 
+// source is what a cluster exports for one service.
+type source struct {
+	ref
+	replica.Endpoints
+	// service is nil while only its slices are known.
+	service *semaphorev1.Service
+	// users are the targets that use the endpoints.
+	users []*clusterEndpoints
+}
+
 // source returns the source of a service and creates it if necessary.
 func (w *work) source(r ref) *source {
 	s := w.sources[r]
 	if s == nil {
-		s = &source{ref: r, endpoints: map[key]exportedEndpoint{}, groups: map[group]int{}}
+		s = &source{ref: r, Endpoints: replica.NewEndpoints()}
 		w.sources[r] = s
 	}
 	return s
@@ -266,7 +275,7 @@ func (w *work) source(r ref) *source {
 // replaceSlice records the endpoints that a slice changes. flush evaluates them after the whole message: an endpoint
 // that moves from one slice of its source to another is not withdrawn.
 func (w *work) replaceSlice(s *source, slice string, old, now *semaphorev1.EndpointSlice) {
-	s.replaceSlice(slice, old, now, func(k key) {
+	s.Replace(slice, old, now, func(k replica.EndpointKey) {
 		if of := (endpointRef{s, k}); !w.isPending[of] {
 			w.isPending[of] = true
 			w.pending = append(w.pending, pendingEndpoint{of, w.observedAt})
@@ -277,14 +286,14 @@ func (w *work) replaceSlice(s *source, slice string, old, now *semaphorev1.Endpo
 
 // collectSource deletes a source of which nothing is known.
 func (w *work) collectSource(s *source) {
-	if s.service == nil && len(s.endpoints) == 0 {
+	if s.service == nil && s.Len() == 0 {
 		delete(w.sources, s.ref)
 	}
 }
 
 type endpointRef struct {
 	source *source
-	key    key
+	key    replica.EndpointKey
 }
 
 type pendingEndpoint struct {
@@ -295,26 +304,25 @@ type pendingEndpoint struct {
 // flush removes withdrawn endpoints and then adds or updates the others, so that new endpoints find the room of
 // removed ones.
 func (w *work) flush() {
-	each := func(do func(h *clusterEndpoints, k key, st exportedEndpoint, there bool)) {
+	each := func(do func(h *clusterEndpoints, k replica.EndpointKey, e *semaphorev1.Endpoint)) {
 		for _, u := range w.pending {
 			w.observedAt = u.observedAt
 			for _, h := range u.source.users {
-				if k, ok := h.shown(u.key); ok {
-					st, there := h.exported(k)
-					do(h, k, st, there)
+				if k, ok := u.key.Only(h.ports); ok {
+					do(h, k, u.source.Get(k, h.ports))
 				}
 			}
 		}
 	}
 	if w.begun {
-		each(func(h *clusterEndpoints, k key, _ exportedEndpoint, there bool) {
-			if !there {
+		each(func(h *clusterEndpoints, k replica.EndpointKey, e *semaphorev1.Endpoint) {
+			if e == nil {
 				w.remove(h, k)
 			}
 		})
-		each(func(h *clusterEndpoints, k key, st exportedEndpoint, there bool) {
-			if there {
-				w.upsert(h, k, member{exported: st.endpoint})
+		each(func(h *clusterEndpoints, k replica.EndpointKey, e *semaphorev1.Endpoint) {
+			if e != nil {
+				w.upsert(h, k, member{exported: e})
 			}
 		})
 	}

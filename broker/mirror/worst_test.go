@@ -2,12 +2,11 @@ package mirror
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
 )
 
 // worst is a plan with the costliest Service that the limits allow: a headless global one of 100 ports, whose 10,000
@@ -80,39 +79,5 @@ func BenchmarkWorstSwitch(b *testing.B) {
 		c := service(0)
 		c.New.GetService().Global = n%2 == 0
 		p.Apply("c2", []replica.Change{c}, p.now)
-	}
-}
-
-// BenchmarkWorstExport is a ServiceExport with as many annotations as are taken, of 16 KiB in all, that changes one of
-// them, among as many as the limits allow. Each has 100 ports.
-func BenchmarkWorstExport(b *testing.B) {
-	p := blank(b, taken, imports)
-	change := func(i, version int) replica.Change {
-		s := &semaphorev1.Service{MultiCluster: &semaphorev1.MultiClusterExport{}}
-		for n := range 100 {
-			s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", n), Protocol: "TCP", Port: int32(1 + n)})
-		}
-		for n := range 64 {
-			s.MultiCluster.Annotations = append(s.MultiCluster.Annotations, &semaphorev1.Annotation{
-				Key: fmt.Sprintf("example.org/a%02d", n), Value: strings.Repeat(fmt.Sprint(version%2), 230)})
-		}
-		return svc("shop", fmt.Sprint("export-", i), s)
-	}
-	for i := range 1000 {
-		p.Apply("c2", []replica.Change{change(i, 0)}, p.now)
-	}
-	b.ReportAllocs()
-	defer figure.Of(b, "B/op").AtMost(215_000)
-	defer figure.Of(b, "allocs/op").AtMost(1_550)
-	n := 0
-	for b.Loop() {
-		n++
-		touched := p.Apply("c2", []replica.Change{change(n%1000, n/1000+1)}, p.now)
-		for _, t := range touched.Services {
-			p.Service(t.Name)
-		}
-		for _, t := range touched.Imports {
-			p.Import(t.Name)
-		}
 	}
 }

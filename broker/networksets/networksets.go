@@ -5,8 +5,6 @@
 // existing namespaces. It passes names that may have to change to the loops that write, which request the desired
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
-//
-// Of the broker's packages it may import apply/writes, holders, kinds, policy, problem, queue and retain.
 package networksets
 
 import (
@@ -20,12 +18,9 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/holders"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
-	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -45,18 +40,18 @@ type Engine struct {
 	kinds []*kind
 	names []string // of the remotes, sorted
 	// holders remembers which pod had which address.
-	holders *holders.Memory
+	holders *policy.Holders
 }
 
 // kind has the sets of all remotes as objects of one kind.
 type kind struct {
-	objects    kinds.Kind
+	objects    writes.ObjectKind
 	namespaced bool
 	plan       *policy.Plan
 	problems   problem.Board
 	loop       writes.Loop
 	// guards decide whether existing objects of each remote are retained.
-	guards map[string]*retain.Guard
+	guards map[string]*writes.Retention
 	// namespacesUnknown is true until the existing namespaces are known.
 	namespacesUnknown bool
 }
@@ -64,18 +59,18 @@ type kind struct {
 // New makes an engine without sets. now is the clock: time.Now except in a simulation.
 func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: queue.New(nil, kindMember),
-		holders: holders.New(holders.Room, now())}
-	add := func(objects kinds.Kind, namespaced bool) {
+		holders: policy.NewHolders(policy.Room, now())}
+	add := func(objects writes.ObjectKind, namespaced bool) {
 		k := &kind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
-			guards: map[string]*retain.Guard{},
+			guards: map[string]*writes.Retention{},
 			plan: policy.New(cfg.Remotes, policy.Options{
 				LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
 			})}
 		e.kinds = append(e.kinds, k)
 	}
-	add(kinds.GlobalNetworkSet, false)
+	add(writes.GlobalNetworkSet, false)
 	if cfg.Sets.Namespaced {
-		add(kinds.NetworkSet, true)
+		add(writes.NetworkSet, true)
 		policy.Join(e.kinds[0].plan, e.kinds[1].plan)
 	}
 	e.configure(cfg.Remotes)
@@ -90,21 +85,34 @@ func (e *Engine) configure(remotes []config.Remote) {
 	}
 	slices.Sort(e.names)
 	for _, k := range e.kinds {
-		maps.DeleteFunc(k.guards, func(name string, _ *retain.Guard) bool { return !slices.Contains(e.names, name) })
+		maps.DeleteFunc(k.guards, func(name string, _ *writes.Retention) bool { return !slices.Contains(e.names, name) })
 		for _, name := range e.names {
 			if k.guards[name] == nil {
-				k.guards[name] = retain.New(name, k.objects, e.brake, kindMember)
+				k.guards[name] = writes.NewRetention(name, k.objects, e.brake, kindMember)
 			}
 		}
 	}
 }
 
-// Follow replaces the configured remotes. The sets of those that remain continue, a new remote begins without sets, and
-// the objects of a missing one are deleted. The names of sets must not depend on the difference: see policy.Longer.
+// Follow replaces the configured remotes. The sets of those that remain continue, under other names if these depend on
+// the difference. A new remote begins without sets, and the objects of a missing one are deleted.
 func (e *Engine) Follow(remotes []config.Remote) {
+	was := e.follow(remotes)
+	for _, r := range remotes {
+		if slices.Contains(was, r.Name) {
+			continue
+		}
+		for _, k := range e.kinds { // a remote of that name may have left objects
+			k.loop.Observe(r.Name)
+		}
+	}
+}
+
+// follow is Follow without the objects of the added remotes. It returns the names of the remotes before.
+func (e *Engine) follow(remotes []config.Remote) (was []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	was := e.names
+	was = e.names
 	e.configure(remotes)
 	for _, k := range e.kinds {
 		for _, t := range k.plan.Follow(remotes) {
@@ -118,6 +126,7 @@ func (e *Engine) Follow(remotes []config.Remote) {
 			}
 		}
 	}
+	return was
 }
 
 // Remind repeats the warnings about problems for which there was no room.
@@ -125,14 +134,6 @@ func (e *Engine) Remind() {
 	for _, k := range e.kinds {
 		k.problems.Remind(e.warn)
 	}
-}
-
-// Leftovers reports whether objects of a cluster exist, or something of it is queued.
-func (e *Engine) Leftovers(cluster string) bool {
-	return e.queue.Holds(cluster) || slices.ContainsFunc(e.kinds, func(k *kind) bool {
-		names, _ := k.loop.Owned(cluster) // those that are not known yet are observed like all others
-		return len(names) > 0
-	})
 }
 
 // Bind sets the loops that write GlobalNetworkSets and, if enabled, NetworkSets, which are made with the engine's
@@ -382,11 +383,11 @@ func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*s
 // Holders returns the holders of an address, newest first, and the time from which the list is complete.
 func (e *Engine) Holders(address netip.Addr) ([]*semaphorev1.Holder, time.Time) {
 	sets := e.Sets(&semaphorev1.ListSetsRequest{Address: address.String()}, address)
-	var now []holders.Holder
+	var now []policy.Holder
 	for _, s := range sets {
 		for _, pod := range s.GetPods() {
 			if slices.Contains(pod.GetIps(), address.String()) {
-				now = append(now, holders.Holder{Cluster: s.GetCluster(), Namespace: s.GetNamespace(), Pod: pod.GetName(),
+				now = append(now, policy.Holder{Cluster: s.GetCluster(), Namespace: s.GetNamespace(), Pod: pod.GetName(),
 					UID: pod.GetUid(), Set: s.GetName()})
 			}
 		}

@@ -1,9 +1,9 @@
-// Package nodes watches the nodes of the own cluster, and writes on them what their agents report.
+// Package nodes watches the nodes of the own cluster, and writes on them what their agents report. It computes the
+// prefixes from which the pods of a node get their IPs, the Calico pools of remote pod subnets, and on which nodes an
+// agent is expected.
 //
 // It owns the annotations of tunnels and the removal of the broker's taint. Inputs are the informer's nodes and agents'
-// reports; outputs are merge patches, and nodes for other parts. It may not import an engine or a stream.
-//
-// Of the broker's packages it may import apply, apply/writes, informers and kinds.
+// reports; outputs are merge patches, and nodes for other parts.
 package nodes
 
 import (
@@ -28,8 +28,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/informers"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -51,17 +49,18 @@ type Nodes struct {
 	options apply.Options
 	loop    *reconcile.Loop[string]
 	synced  atomic.Bool
-	store   informers.Store[*corev1.Node]
+	store   apply.Store[*corev1.Node]
 	belief  *writes.Belief[*corev1.Node]
+	local   []netip.Prefix
 
 	mu       sync.Mutex
 	families map[string]config.Family
-	reports  map[string]report
+	reports  map[string]agentReport
 	gone     func(types.UID)
 	seen     func(node *corev1.Node, gone bool)
 }
 
-type report struct {
+type agentReport struct {
 	uid     types.UID
 	tunnels map[string]Tunnel
 	// guarded is true if the node guards the pod subnets of all remotes.
@@ -69,12 +68,13 @@ type report struct {
 }
 
 // New returns Nodes. families are the address families of the endpoints, by remote cluster; a remote without an entry
-// has any. gone is called with the UID of each deleted node.
-func New(kube kubernetes.Interface, families map[string]config.Family, gone func(types.UID),
+// has any. local are the own cluster's subnets. gone is called with the UID of each deleted node.
+func New(kube kubernetes.Interface, families map[string]config.Family, local []netip.Prefix, gone func(types.UID),
 	options apply.Options) *Nodes {
-	n := &Nodes{kube: kube, families: families, options: options, reports: map[string]report{}, gone: gone}
+	n := &Nodes{kube: kube, families: families, local: local, options: options, reports: map[string]agentReport{},
+		gone: gone}
 	n.belief = writes.NewBelief(&n.store)
-	n.loop = reconcile.New(string(kinds.Node), n.reconcile, reconcile.Options{
+	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
 		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
 	})
 	return n
@@ -86,18 +86,27 @@ func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
-// Follow replaces the families of New. Those of remaining remotes must not change.
+// Follow replaces the families of New.
 func (n *Nodes) Follow(families map[string]config.Family) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	was, reported := n.families, slices.Collect(maps.Keys(n.reports))
 	n.families = families
+	n.mu.Unlock()
+	for cluster, family := range families {
+		if before, had := was[cluster]; had && before != family {
+			for _, node := range reported {
+				n.loop.Enqueue(node)
+			}
+			return
+		}
+	}
 }
 
 // Report records what the agent of a node reports of all its devices, by remote cluster.
 func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
 	n.mu.Lock()
 	was, ok := n.reports[node]
-	n.reports[node] = report{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
+	n.reports[node] = agentReport{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
 	n.mu.Unlock()
 	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
 		n.loop.Enqueue(node)
@@ -134,6 +143,9 @@ func (n *Nodes) newest(name string) (*corev1.Node, bool) {
 	return n.belief.Get(time.Now(), name)
 }
 
+// Node returns a node, reduced to the fields in use.
+func (n *Nodes) Node(name string) (*corev1.Node, bool) { return n.newest(name) }
+
 // Names returns the names of the nodes.
 func (n *Nodes) Names() []string {
 	return n.store.Keys()
@@ -153,15 +165,15 @@ func (n *Nodes) Findings() []finding.Finding {
 
 // Run watches and writes until ctx ends.
 func (n *Nodes) Run(ctx context.Context) error {
-	informer, err := informers.Watch[*corev1.Node]{
-		Kind: kinds.Node, ListWatch: informers.ListWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}),
+	informer, err := apply.Watch[*corev1.Node]{
+		Kind: writes.Node, ListWatch: apply.ListWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}),
 		Example: &corev1.Node{}, Reduce: reduceNode, Saw: n.saw,
 	}.Informer(n.options.Informers())
 	if err != nil {
 		return err
 	}
 	n.store.Set(informer.GetStore())
-	ctx, stop := informers.Follow(ctx, informer)
+	ctx, stop := apply.Follow(ctx, informer)
 	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return ctx.Err()
@@ -199,6 +211,7 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, ResourceVersion: node.ResourceVersion,
+			Labels: node.Labels,
 		},
 		Spec: corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
@@ -254,24 +267,29 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	return annotated
 }
 
-func isOurTaint(t corev1.Taint) bool { return t.Key == naming.TaintAgentNotReady }
+func isOurTaint(t corev1.Taint) bool { return naming.IsAgentTaint(t.Key) }
 
-// untaint removes only the taint that keeps pods off a node until its agent guards it.
+// untaint removes only the taints that keep pods off a node until its agent guards it.
 func (n *Nodes) untaint(ctx context.Context, name string) error {
 	node, ok := n.newest(name) // the version with the annotations just written
 	if !ok {
 		return nil
 	}
+	at := slices.IndexFunc(node.Spec.Taints, isOurTaint)
+	if at < 0 {
+		return nil
+	}
 	rest := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isOurTaint)
 	return n.patch(ctx, node, map[string]any{"spec": map[string]any{"taints": rest}}, "untaint",
-		"the agent guards the pod subnets of all remotes: without the taint "+naming.TaintAgentNotReady)
+		"the agent guards the pod subnets of all remotes: without the taint "+
+			node.Spec.Taints[at].Key)
 }
 
-func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r report) error {
+func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r agentReport) error {
 	n.mu.Lock()
 	families := n.families
 	n.mu.Unlock()
-	wanted, missing := annotations(node, r.tunnels, families)
+	wanted, missing := annotations(node, r.tunnels, families, n.local)
 	changed := map[string]string{}
 	for key, value := range wanted {
 		if node.Annotations[key] != value {
@@ -281,9 +299,14 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 	if len(changed) == 0 {
 		return missing
 	}
+	detail := fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))
+	if line := moved(node, changed); line != "" {
+		detail += "; " + line
+		n.options.Log.Warn(line)
+		n.options.Events.Warn("", finding.EndpointMoved, line)
+	}
 	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": changed}},
-		"annotate",
-		fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))))
+		"annotate", detail))
 }
 
 // patch changes the fields of a node that a merge patch names, if the node is still the known one.
@@ -306,19 +329,19 @@ func (n *Nodes) patch(ctx context.Context, node *corev1.Node, what map[string]an
 	out, err := n.kube.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case err == nil:
-		n.options.Metrics.Write(kinds.Node, "patch", "ok")
+		n.options.Metrics.Write(writes.Node, "patch", "ok")
 		n.belief.Wrote(time.Now(), node.Name, reduceNode(out))
 		n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action, Detail: detail})
 		return nil
 	case ctx.Err() != nil:
 		return err
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		n.options.Metrics.Write(kinds.Node, "patch", "conflict")
+		n.options.Metrics.Write(writes.Node, "patch", "conflict")
 		n.belief.Forget(node.Name)
 		n.loop.EnqueueAfter(node.Name, writes.AfterConflict)
 		return nil
 	}
-	n.options.Metrics.Write(kinds.Node, "patch", "error")
+	n.options.Metrics.Write(writes.Node, "patch", "error")
 	n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action + "-failed", Detail: err.Error()})
 	return fmt.Errorf("%s the node: %w", action, err)
 }

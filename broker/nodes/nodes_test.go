@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -16,12 +17,12 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/applytest"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/applytest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // counted is a client whose requests are counted.
@@ -60,7 +61,8 @@ func TestNodeAnnotations(t *testing.T) {
 	var mu sync.Mutex
 	var gone []types.UID
 	opts, _ := applytest.Options()
-	o := New(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
+	o := New(client, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
+		func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
 	podCIDRs := map[string][]string{}
 	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
 	testkit.Run(t, o.Run)
@@ -108,6 +110,49 @@ func TestNodeAnnotations(t *testing.T) {
 			t.Errorf("requests %v", got)
 		}
 	})
+	t.Run("the order of the InternalIPs changes", func(t *testing.T) {
+		at := func(addresses ...string) {
+			t.Helper()
+			n, err := api.Get(ctx, "n1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.Status.Addresses = nil
+			for _, a := range addresses {
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+			}
+			if _, err := api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			applytest.Eventually(t, "the order is known", func() (bool, string) {
+				known, ok := o.newest("n1")
+				if !ok || len(known.Status.Addresses) != len(addresses) {
+					return false, fmt.Sprint(known)
+				}
+				return known.Status.Addresses[0].Address == addresses[0], fmt.Sprint(known.Status.Addresses)
+			})
+		}
+		endpoint := func() string { return annotations("n1")["c2.wireguard.semaphore.uw.io/endpoint"] }
+		at("172.18.1.99", "172.18.1.11")
+		at("10.99.0.1", "172.18.1.99", "172.18.1.11")
+		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51999}})
+		applytest.Eventually(t, "its next write", func() (bool, string) {
+			return strings.HasSuffix(endpoint(), ":51999"), endpoint()
+		})
+		if got := endpoint(); got != "172.18.1.11:51999" {
+			t.Errorf("the endpoint is %s: it stays while it is an address of the node", got)
+		}
+		at("10.99.0.1", "172.18.1.99")
+		applytest.Eventually(t, "an address inside the subnets follows", func() (bool, string) {
+			return endpoint() == "172.18.1.99:51999", endpoint()
+		})
+		at("172.18.1.11")
+		o.Report("n1", n1.UID, tunnels)
+		applytest.Eventually(t, "the earlier address", func() (bool, string) {
+			return endpoint() == "172.18.1.11:51820", endpoint()
+		})
+		requests.Take()
+	})
 	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
 		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
 		applytest.Eventually(t, "the key is new", func() (bool, string) {
@@ -132,6 +177,7 @@ func TestNodeAnnotations(t *testing.T) {
 	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
 		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
 			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},
+			{"key":"startup-taint.cluster-autoscaler.kubernetes.io/semaphore-agent-not-ready","effect":"NoSchedule"},
 			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
 		for _, name := range []string{"n1", "lost"} {
 			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
@@ -149,7 +195,7 @@ func TestNodeAnnotations(t *testing.T) {
 			}
 			return keys
 		}
-		if got := taints("n1"); len(got) != 3 {
+		if got := taints("n1"); len(got) != 4 {
 			t.Fatalf("before the agent has said that the node is guarded: %q", got)
 		}
 		o.Guarded("n1", "another")
@@ -204,7 +250,7 @@ func TestStaleWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	opts, registry := applytest.Options()
-	n := New(admin, nil, nil, opts)
+	n := New(admin, nil, nil, nil, opts)
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	n.store.Set(store)
 	if err := store.Add(reduceNode(node)); err != nil {

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -33,7 +33,7 @@ func (c *Server) Drain(ctx context.Context, req *semaphorev1.DrainRequest) (*sem
 		return nil, status.Errorf(codes.InvalidArgument, "by: %d bytes; use %d or less", len(req.GetBy()), maxBy)
 	}
 	out := &semaphorev1.DrainResponse{}
-	is := drain.Drain{Target: target, By: req.GetBy(), Since: time.Now().UTC().Truncate(time.Second)}
+	is := choice.Drain{Target: target, By: req.GetBy(), Since: time.Now().UTC().Truncate(time.Second)}
 	if lasts := req.GetLasts(); lasts != nil {
 		// Times are stored in whole seconds, and rounded up.
 		is.Until = is.Since.Add(lasts.AsDuration() + time.Second - 1).Truncate(time.Second)
@@ -86,9 +86,9 @@ func (c *Server) Undrain(ctx context.Context, req *semaphorev1.UndrainRequest) (
 }
 
 // drainer returns the current broker, and the target of a request, if it can be drained.
-func (c *Server) drainer(t *semaphorev1.DrainTarget) (*Broker, drain.Target, error) {
+func (c *Server) drainer(t *semaphorev1.DrainTarget) (*Broker, choice.Target, error) {
 	w := c.leading.Load()
-	target := drain.Target{Cluster: t.GetCluster(), Namespace: t.GetNamespace(), Service: t.GetService(),
+	target := choice.Target{Cluster: t.GetCluster(), Namespace: t.GetNamespace(), Service: t.GetService(),
 		Node: t.GetNode()}
 	switch {
 	case w == nil:
@@ -105,7 +105,7 @@ func (c *Server) drainer(t *semaphorev1.DrainTarget) (*Broker, drain.Target, err
 }
 
 // prefixes returns the subnets of a node's pods: those given, or those that are known.
-func (w *Broker) prefixes(target drain.Target, given []string) ([]netip.Prefix, error) {
+func (w *Broker) prefixes(target choice.Target, given []string) ([]netip.Prefix, error) {
 	cluster := func(r config.Remote) bool { return r.Name == target.Cluster }
 	if target.Cluster != "" && target.Cluster != w.Cluster && !slices.ContainsFunc(w.Remotes, cluster) {
 		return nil, status.Errorf(codes.NotFound, "%q is neither this cluster nor a configured remote", target.Cluster)
@@ -123,7 +123,7 @@ func (w *Broker) prefixes(target drain.Target, given []string) ([]netip.Prefix, 
 	}
 	var out []netip.Prefix
 	for i, text := range given {
-		prefix, err := drain.ParsePrefix(text)
+		prefix, err := choice.ParsePrefix(text)
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "prefixes[%d]: %v", i, err)
 		}
@@ -132,7 +132,7 @@ func (w *Broker) prefixes(target drain.Target, given []string) ([]netip.Prefix, 
 	return out, nil
 }
 
-func drainStatus(d drain.Drain) *semaphorev1.DrainStatus {
+func drainStatus(d choice.Drain) *semaphorev1.DrainStatus {
 	out := &semaphorev1.DrainStatus{
 		Target: &semaphorev1.DrainTarget{Cluster: d.Cluster, Namespace: d.Namespace, Service: d.Service,
 			Node: d.Node}, By: d.By,
@@ -149,7 +149,7 @@ func drainStatus(d drain.Drain) *semaphorev1.DrainStatus {
 const maxNamed = 5
 
 // warnings returns what the operator should know about a drain.
-func warnings(d drain.Drain, affected []mirror.Affected) []string {
+func warnings(d choice.Drain, affected []mirror.Affected) []string {
 	if len(affected) == 0 {
 		return []string{fmt.Sprintf("no service here has endpoints of %s", d)}
 	}

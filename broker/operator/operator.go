@@ -1,11 +1,8 @@
 // Package operator answers the calls of operators and semaphorectl that change what the broker does: it releases
-// brakes, requests new keys, drains endpoints, and lists policy sets.
+// brakes, requests new keys, drains endpoints, and lists policy sets. It also removes from a cluster what the broker
+// wrote.
 //
-// Its only state is the current broker. Inputs are calls; outputs are calls of the parts concerned. It may not import
-// the wiring (package broker).
-//
-// Of the broker's packages it may import drain, drains, federation, holders, mirror, nodenet, nodes, peering, replica
-// and services.
+// Its only state is the current broker. Inputs are calls; outputs are calls of the parts concerned.
 package operator
 
 import (
@@ -18,12 +15,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/services"
+	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -45,11 +41,11 @@ type Broker struct {
 	Release func(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 	// Services and Drains are nil when services are off.
 	Services *services.Engine
-	Drains   *drains.Store
+	Drains   *stored.Drains
 	// Peering, Nodes and Networks are nil when encryption is off.
 	Peering  *peering.Server
 	Nodes    *nodes.Nodes
-	Networks *nodenet.Networks
+	Networks *nodes.Networks
 }
 
 // New returns the server of a standby.

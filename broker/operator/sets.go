@@ -9,42 +9,32 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/broker/holders"
+	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Holders serves the holders of an address to semaphorectl. leads returns the error of a call that only the
-// leader can answer; nil while this replica leads.
-func Holders(
-	leads func() error, list func(netip.Addr) ([]*semaphorev1.Holder, time.Time),
-) debug.Holders {
+// Holders serves the holders of an address to semaphorectl.
+func Holders(list func(netip.Addr) ([]*semaphorev1.Holder, time.Time)) debug.Holders {
 	return func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-		if err := leads(); err != nil {
-			return nil, err
-		}
 		address, err := netip.ParseAddr(req.GetAddress())
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "address: %v", err)
 		}
 		all, since := list(address.Unmap())
 		if req.GetAt() != nil {
-			all = holders.At(all, req.GetAt().AsTime())
+			all = policy.At(all, req.GetAt().AsTime())
 		}
 		return &semaphorev1.ListHoldersResponse{Holders: all, Since: timestamppb.New(since)}, nil
 	}
 }
 
-// Sets serves the policy sets to semaphorectl. leads is as in Holders, and links returns the status of the
-// remotes' streams.
+// Sets serves the policy sets to semaphorectl. links returns the status of the remotes' streams.
 func Sets(
-	leads func() error, list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
+	list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
 	links func() []*semaphorev1.LinkStatus,
 ) debug.Sets {
 	return func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
-		if err := leads(); err != nil {
-			return nil, err
-		}
 		var address netip.Addr
 		if text := req.GetAddress(); text != "" {
 			var err error

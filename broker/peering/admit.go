@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -57,6 +58,11 @@ const (
 	admissionTimeout = 30 * time.Second
 	// reviewTimeout is how long the apiserver may take for one review.
 	reviewTimeout = 10 * time.Second
+	// A source may fail failureBurst times in a row to be admitted, and then once every failureInterval, as each attempt
+	// costs the apiserver a review. maxSources bounds the sources that are remembered.
+	failureBurst    = 20
+	failureInterval = 5 * time.Second
+	maxSources      = 4096
 )
 
 // Admission admits agents: each proves its node by a projected token of its ServiceAccount.
@@ -69,14 +75,14 @@ type Admission struct {
 	review func(ctx context.Context, token string) (Agent, error)
 
 	admissions, renewals *semaphore.Weighted
-	failures             *failures
+	failures             *conns.Failures
 }
 
 func newAdmission(o Options) *Admission {
 	a := &Admission{
 		kube: o.Kube, agents: o.Agents, nodes: o.Nodes, refuse: o.Metrics.refused,
 		admissions: semaphore.NewWeighted(maxAdmissions), renewals: semaphore.NewWeighted(maxRenewals),
-		failures: newFailures(time.Now),
+		failures: conns.NewFailures(failureBurst, failureInterval, maxSources),
 	}
 	a.review = a.reviewToken
 	return a
@@ -116,9 +122,13 @@ func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 func (a *Admission) admit(ctx context.Context, from string) (admitted, error) {
 	wait, cancel := context.WithTimeout(ctx, admissionTimeout)
 	defer cancel()
-	end, err := a.failures.acquire(wait, from)
-	if err != nil {
-		return admitted{}, err
+	end, err := a.failures.Acquire(wait, from)
+	switch {
+	case errors.Is(err, conns.ErrTooOften):
+		return admitted{}, status.Errorf(codes.ResourceExhausted,
+			"%s was refused too often: the broker reviews one attempt every %s", from, failureInterval)
+	case err != nil:
+		return admitted{}, status.Error(codes.Unavailable, "too many tokens are to be reviewed now")
 	}
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {

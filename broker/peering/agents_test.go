@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agent is the other end of a session: agent/desired, and a node that follows what is dirty.
+// agent is the other end of a session: agent/stream/desired, and a node that follows what is dirty.
 type agent struct {
 	state   *desired.State
 	session *Session

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -22,7 +21,7 @@ type entry = journal.Entry[key, *record]
 // all agents.
 type record struct {
 	change *semaphorev1.PeeringChange // a Device or a Peer, with no revision
-	digest digest.Digest
+	digest journal.Digest
 	// A record is the value of the entry that put it, and of the entry that deleted it, if any.
 	put, deleted encoded
 }

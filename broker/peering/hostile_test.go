@@ -3,8 +3,8 @@ package peering
 import (
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHostileText: what an agent reports becomes bounded lines of printable, valid text.

@@ -78,7 +78,7 @@ func (m *Metrics) streams(s *Server) {
 			Name: "semaphore_broker_agents_behind", Help: "Changes that the slowest attached agent has not applied.",
 		}, func() float64 {
 			most := uint64(0)
-			for _, n := range s.Status(nil) {
+			for _, n := range s.Status(nil, nil) {
 				most = max(most, n.GetBehind())
 			}
 			return float64(most)

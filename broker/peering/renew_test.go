@@ -255,7 +255,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 		if err, over := within(maxStreamAge/2-5*time.Minute, ended); over {
 			t.Fatalf("ended with %v", err)
 		}
-		problems := fmt.Sprint(s.Status(nil)[0].GetProblems())
+		problems := fmt.Sprint(s.Status(nil, expected)[0].GetProblems())
 		if !strings.Contains(problems, "connection refused") {
 			t.Errorf("the status has %s", problems)
 		}
@@ -263,8 +263,8 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			t.Errorf("a newcomer: %v", err)
 		}
 		r.set(identity)
-		if err, over := within(2*reviewRetry, ended); over || len(s.Status(nil)[0].GetProblems()) > 0 {
-			t.Errorf("ended with %v; status %v", err, s.Status(nil))
+		if err, over := within(2*reviewRetry, ended); over || len(s.Status(nil, expected)[0].GetProblems()) > 0 {
+			t.Errorf("ended with %v; status %v", err, s.Status(nil, expected))
 		}
 	})
 	run("that hangs", func(t *testing.T, s *Server, r *reviewer) {
@@ -273,7 +273,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 		r.takes = 24 * time.Hour
 		r.mu.Unlock()
 		r.set(identity)
-		if err, over := within(time.Hour, ended); over || len(s.Status(nil)[0].GetProblems()) == 0 {
+		if err, over := within(time.Hour, ended); over || len(s.Status(nil, expected)[0].GetProblems()) == 0 {
 			t.Errorf("ended with %v", err)
 		}
 		s.NodeDeleted("n1-uid")
@@ -381,11 +381,11 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		}
 		r.set(identity)
 		for i := range 10 * maxSources { // from anywhere
-			if end, err := s.failures.acquire(t.Context(), fmt.Sprint(i)); err == nil {
+			if end, err := s.failures.Acquire(t.Context(), fmt.Sprint(i)); err == nil {
 				end(true)
 			}
 		}
-		if n := s.failures.sources.Len(); n != maxSources {
+		if n := s.failures.Sources(); n != maxSources {
 			t.Errorf("%d sources are remembered", n)
 		}
 	})

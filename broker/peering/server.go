@@ -6,8 +6,6 @@
 // when it catches up. Nothing of a remote is sent before its nodes are complete.
 //
 // State and Session are the protocol without I/O; Server does the I/O, and Admission authenticates agents.
-//
-// Of the broker's packages it may import kinds, mesh, nodes, problem and propagation.
 package peering
 
 import (
@@ -30,15 +28,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
-	"github.com/kube-semaphore/semaphore/broker/propagation"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -73,9 +69,7 @@ type Options struct {
 	State   *State
 	Metrics *Metrics
 	// Propagation records how long changes took until a node applied them; may be nil.
-	Propagation *propagation.Tracker
-	// Tracer records spans of changes that agents acknowledge; nil for none.
-	Tracer *tracing.Tracer
+	Propagation *report.Tracker
 	// Recorder and Log record which agents attach and detach.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
@@ -101,10 +95,10 @@ type Server struct {
 
 	attached map[types.UID]*attachment // by UID of the node
 	// undelivered is the message to each agent with the remotes that do not receive what is published; nil for none.
-	undelivered *semaphorev1.Undelivered
+	undelivered *semaphorev1.AttachResponse
 	reasons     map[string]string
-	// closelyAt is when agents last received an order to watch their peers closely.
-	closelyAt time.Time
+	// closely and probe are the last orders to watch peers closely, and to probe those of remotes.
+	closely, probe order
 	// perNode are the open streams of each node, oldest first, attached or not.
 	perNode map[types.UID][]*attachment
 	// endedPods are the pods that ended recently, as long as one may be between its admission and its stream.
@@ -287,27 +281,25 @@ func (s *Server) trackOpen(a *attachment) (closed func()) {
 
 // NetworkChanged sends a node's pod network to its agent if it has changed.
 func (s *Server) NetworkChanged(node string) {
-	uid, ok := s.options.Nodes.UID(node)
-	if !ok {
-		return
-	}
-	s.mu.Lock()
-	a := s.attached[uid]
-	s.mu.Unlock()
-	if a != nil {
+	if a := s.ofNode(node); a != nil {
 		s.readNetwork(a)
 	}
 }
 
-// KnowsNetwork reports whether the agent of a node is attached and was sent the node's current pod network.
-func (s *Server) KnowsNetwork(node string) bool {
-	uid, ok := s.options.Nodes.UID(node)
+// ofNode returns the attached agent of a node; nil for none.
+func (s *Server) ofNode(name string) *attachment {
+	uid, ok := s.options.Nodes.UID(name)
 	if !ok {
-		return false
+		return nil
 	}
 	s.mu.Lock()
-	a := s.attached[uid]
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	return s.attached[uid]
+}
+
+// KnowsNetwork reports whether the agent of a node is attached and was sent the node's current pod network.
+func (s *Server) KnowsNetwork(node string) bool {
+	a := s.ofNode(node)
 	if a == nil {
 		return false
 	}
@@ -340,9 +332,11 @@ func (s *Server) attach(a *attachment) {
 		a.stop(errPodEnded)
 		return
 	}
-	a.mu.Lock()
-	a.session.setUndelivered(undelivered)
-	a.mu.Unlock()
+	if undelivered != nil {
+		a.mu.Lock()
+		a.session.notify(ofUndelivered, undelivered)
+		a.mu.Unlock()
+	}
 	if older != nil {
 		older.stop(status.Error(codes.Aborted, "a newer stream of this node replaced this one"))
 	}
@@ -402,8 +396,7 @@ func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev
 			s.attach(a) // before the report that follows is attributed to an older stream
 		}
 		for _, p := range received.Propagated {
-			s.options.Propagation.Observe(p.Cluster, kinds.Node, time.Since(p.ObservedAt))
-			s.options.Tracer.Programmed(a.agent.Node, p.Cluster, p.ObservedAt)
+			s.options.Propagation.Observe(p.Cluster, writes.Node, time.Since(p.ObservedAt))
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
@@ -462,12 +455,20 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 	}
 }
 
-// Status returns the status of the agent on each of the given nodes, and on any other node that has one.
-func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
+// Status returns the status of the agent on each of the given nodes, and on any other node that has one. exempt returns
+// why no agent is expected on a node; empty if one is.
+func (s *Server) Status(nodes []string, exempt func(node string) string) []*semaphorev1.NodeStatus {
 	attached := s.attachments()
 	byNode := map[string]*semaphorev1.NodeStatus{}
+	has := s.byNode()
 	for _, name := range nodes {
+		if has[name] != nil {
+			continue
+		}
 		byNode[name] = &semaphorev1.NodeStatus{Node: name, Problems: []string{"no agent is attached"}}
+		if why := exempt(name); why != "" {
+			byNode[name] = &semaphorev1.NodeStatus{Node: name, WithoutEncryption: why}
+		}
 	}
 	for _, a := range attached {
 		out := &semaphorev1.NodeStatus{
@@ -516,12 +517,8 @@ func (s *Server) Findings() []finding.Finding {
 		if unreviewed != "" {
 			found = append(found, finding.New(finding.TokenUnreviewed, "", 1, before+unreviewed))
 		}
-		switch {
-		case report == nil:
-		case len(report.Findings) == 0 && len(report.Problems) > 0:
-			found = append(found, finding.New(finding.Uncoded, "", len(report.Problems), before+report.Problems[0]))
-		default:
-			found = append(found, verdict.Findings(report.Findings, before)...)
+		if report != nil {
+			found = append(found, finding.Findings(report.Findings, before)...)
 		}
 	}
 	return found

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/nodes"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -43,11 +43,8 @@ type Session struct {
 	configured map[string]bool
 	// network is the pod network of the node, nil if unknown; networkSent is the last one that was sent.
 	network, networkSent *semaphorev1.NodeNetwork
-	// guard is sent before any change, and again when the remotes change; nil if there is none to send.
-	guard *semaphorev1.Guard
-	// undelivered are the remotes that do not receive what is published, and undeliveredSent is the last message sent;
-	// nil for none.
-	undelivered, undeliveredSent *semaphorev1.Undelivered
+	// notices wait to be sent, before any change; nil for none.
+	notices [numberOfNotices]*semaphorev1.AttachResponse
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -58,7 +55,7 @@ type Session struct {
 	snapshot  []*entry
 	unchanged []*semaphorev1.Unchanged
 	// held are the digests of what the agent has of remotes of which nothing was sent yet.
-	held map[string]digest.Digest
+	held map[string]journal.Digest
 	// skip are the updates whose content the agent has.
 	skip map[string]span
 	// synced means that an end mark was sent; syncedClusters are the clusters that it named.
@@ -72,8 +69,6 @@ type Session struct {
 	reported []string
 	// rotations are the orders to rotate that wait to be sent.
 	rotations []*semaphorev1.RotateKey
-	// closely is an order that is not sent yet; nil for none.
-	closely *semaphorev1.WatchClosely
 	// changed is closed once the state differs from what was last read. current means that all of that was sent, and
 	// knownClusters are the complete clusters then.
 	changed       <-chan struct{}
@@ -136,7 +131,7 @@ type Report struct {
 func (s *State) Open(cluster, node string, configured map[string]bool) *Session {
 	return &Session{
 		state: s, cluster: cluster, node: node, configured: configured,
-		held: map[string]digest.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
+		held: map[string]journal.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
 	}
 }
 
@@ -150,7 +145,10 @@ func (s *Session) setNetwork(network *semaphorev1.NodeNetwork) {
 // Configure replaces the remotes of Open, and their guard. Neither argument may be modified afterwards. A device that
 // the agent reported for a missing remote is removed.
 func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard) {
-	s.configured, s.guard = configured, guard
+	s.configured = configured
+	if guard != nil {
+		s.notify(ofGuard, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}})
+	}
 	maps.DeleteFunc(s.deleted, func(cluster string, _ bool) bool { return configured[cluster] })
 	s.foreign = slices.DeleteFunc(s.foreign, func(cluster string) bool { return configured[cluster] })
 	s.deleteForeign()
@@ -167,12 +165,20 @@ func (s *Session) deleteForeign() {
 	}
 }
 
-// setUndelivered sets the remotes that do not receive what is published, nil for none; Next sends it if it changed.
-// The message must not be modified.
-func (s *Session) setUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
+// notice is what a message is about that concerns the node or all remotes, and not a change. They are sent in order.
+type notice int
 
-// watchClosely queues an order to the agent, which older agents ignore. The message must not be modified.
-func (s *Session) watchClosely(m *semaphorev1.WatchClosely) { s.closely = m }
+const (
+	ofGuard notice = iota
+	ofUndelivered
+	ofClosely
+	ofProbe
+	numberOfNotices
+)
+
+// notify has a message sent in place of an earlier one about the same that is not sent yet. Older agents ignore what
+// they do not know. The message must not be modified.
+func (s *Session) notify(about notice, m *semaphorev1.AttachResponse) { s.notices[about] = m }
 
 // sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
 func (s *Session) sameNetwork() bool {
@@ -238,7 +244,7 @@ func (s *Session) handleHello(hello *semaphorev1.AgentHello) error {
 	s.hello = hello
 	for _, h := range hello.GetHeld() {
 		// An invalid digest belongs to a later protocol version; without it the agent receives everything.
-		if d, ok := digest.Parse(h.GetDigest()); ok && s.configured[h.GetCluster()] {
+		if d, ok := journal.ParseDigest(h.GetDigest()); ok && s.configured[h.GetCluster()] {
 			s.held[h.GetCluster()] = d
 		}
 	}
@@ -353,23 +359,13 @@ func (s *Session) Next() (*Frame, error) {
 
 // nextOfNode returns the next message that concerns the node or all remotes, and not a change; nil for none.
 func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
-	switch {
-	case s.guard != nil:
-		m := s.guard
-		s.guard = nil
-		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}
-	case s.undelivered != s.undeliveredSent:
-		m := s.undelivered
-		s.undeliveredSent = m
-		if m == nil {
-			m = &semaphorev1.Undelivered{}
+	for about, m := range s.notices {
+		if m != nil {
+			s.notices[about] = nil
+			return m
 		}
-		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}
-	case s.closely != nil:
-		m := s.closely
-		s.closely = nil
-		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_WatchClosely{WatchClosely: m}}
-	case s.network != s.networkSent && !s.sameNetwork():
+	}
+	if s.network != s.networkSent && !s.sameNetwork() {
 		s.networkSent = s.network
 		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}
 	}

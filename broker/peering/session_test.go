@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -174,9 +174,9 @@ func TestManyForeignDevicesAreBounded(t *testing.T) {
 
 // digestOf is what an agent that holds a mesh says.
 func digestOf(cluster string, m mesh.Changes) *semaphorev1.HeldCluster {
-	d := digest.Of(m.Device)
+	d := journal.DigestOf(m.Device)
 	for _, p := range m.Peers {
-		d.Add(digest.Of(p))
+		d.Add(journal.DigestOf(p))
 	}
 	return &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()}
 }

@@ -163,7 +163,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 		t.Errorf("a change takes %s to the others beside one who reads nothing, and %s without", median(beside),
 			median(alone))
 	}
-	if p := s.Status(nil); len(p) != len(with.seen)+1 {
+	if p := s.Status(nil, expected); len(p) != len(with.seen)+1 {
 		t.Errorf("%d attached", len(p))
 	}
 	// It reads again.

@@ -12,10 +12,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -57,7 +57,7 @@ type State struct {
 // remoteState is what agents receive of one remote.
 type remoteState struct {
 	// digest is the digest of the device and the peers.
-	digest digest.Digest
+	digest journal.Digest
 	// first is the first update of the remote.
 	first span
 	// history are the last updates, in order.
@@ -65,7 +65,7 @@ type remoteState struct {
 }
 
 // hadDigest reports whether a digest was that of the remote at a revision, as far as that is remembered.
-func (t *remoteState) hadDigest(revision uint64, d digest.Digest) bool {
+func (t *remoteState) hadDigest(revision uint64, d journal.Digest) bool {
 	i, found := slices.BinarySearchFunc(t.history, revision,
 		func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
 	if !found {
@@ -81,7 +81,7 @@ func (t *remoteState) hadDigest(revision uint64, d digest.Digest) bool {
 // update.
 type span struct {
 	after, upTo uint64
-	digest      digest.Digest
+	digest      journal.Digest
 }
 
 // NewState makes an empty state with its own epoch.
@@ -198,7 +198,7 @@ func (s *State) put(t *remoteState, k key, change *semaphorev1.PeeringChange, ob
 	if was, ok := s.journal.Get(k); ok {
 		t.digest.Remove(was.digest)
 	}
-	r := &record{change: change, digest: digest.Of(object)}
+	r := &record{change: change, digest: journal.DigestOf(object)}
 	t.digest.Add(r.digest)
 	s.journal.Put(k, r, observedAt)
 }
@@ -211,10 +211,10 @@ func (s *State) remove(t *remoteState, k key, observedAt time.Time) {
 }
 
 // Digests returns the digest of each complete remote, and a channel that is closed when something changes.
-func (s *State) Digests() (map[string]digest.Digest, <-chan struct{}) {
+func (s *State) Digests() (map[string]journal.Digest, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[string]digest.Digest, len(s.remotes))
+	out := make(map[string]journal.Digest, len(s.remotes))
 	for cluster, t := range s.remotes {
 		out[cluster] = t.digest
 	}
@@ -235,6 +235,24 @@ func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 			b.GetKey().GetNode())
 	})
 	return peers
+}
+
+// Published returns the peers of a remote with the revisions of their last changes; complete is false before the
+// remote's nodes are known.
+func (s *State) Published(cluster string) (peers []choice.Peer, complete bool) {
+	s.mu.Lock()
+	_, complete = s.remotes[cluster]
+	s.mu.Unlock()
+	if !complete {
+		return nil, false
+	}
+	entries, _ := s.journal.Snapshot()
+	for _, e := range entries {
+		if p := e.Value.change.GetPeer(); e.Key.cluster == cluster && p != nil {
+			peers = append(peers, choice.Peer{Node: e.Key.node, AllowedIPs: p.GetAllowedIps(), Revision: e.Revision})
+		}
+	}
+	return peers, true
 }
 
 // Findings returns the peers that are not sent to agents, by cluster.

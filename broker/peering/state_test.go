@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
 )
 
 // meshOf is all that leads to a cluster; nodes are "NAME CIDR".

@@ -29,10 +29,12 @@ const (
 // handshakeStats are the handshakes of one node with the nodes of one remote, as its agent reports them.
 type handshakeStats struct {
 	talking, silent uint32
-	mtu             uint32
-	newest          time.Time
-	peers           []*semaphorev1.SilentPeer
-	clear           clearTraffic
+	// total are all peers, and unanswered those that were probed and did not answer.
+	total, unanswered uint32
+	mtu               uint32
+	newest            time.Time
+	peers             []*semaphorev1.SilentPeer
+	clear             clearTraffic
 	// sent and received are bytes per second.
 	sent, received uint64
 }
@@ -49,7 +51,8 @@ type clearTraffic struct {
 func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
 	t := handshakeStats{talking: d.GetPeersTalking(), silent: d.GetPeersSilent(), mtu: min(d.GetMtu(), maxMTU),
 		sent: min(d.GetSentPerSecond(), maxRate), received: min(d.GetReceivedPerSecond(), maxRate)}
-	if t.talking+t.silent+d.GetPeersIdle() == 0 && d.GetPeers() > 0 && !d.GetPermissive() {
+	t.total, t.unanswered = t.talking+t.silent+d.GetPeersIdle(), d.GetPeersUnanswered()
+	if t.total == 0 && d.GetPeers() > 0 && !d.GetPermissive() {
 		return t, false
 	}
 	if d.GetPermissive() {
@@ -73,6 +76,10 @@ func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
 	return t, true
 }
 
+// leastProbed is how many peers a node must have probed in vain, if it has as many: one remote node that is down says
+// nothing about the others.
+const leastProbed = 3
+
 // maxMTU is the largest possible MTU of a device.
 const maxMTU = 65535
 
@@ -85,6 +92,9 @@ type Tunnels struct {
 	// within talkingFor, a session of less than 180 s with at least one node of the remote. Silent is the number of
 	// those that get no answer from at least one.
 	Nodes, Talking, Silent int
+	// Unanswered is the number of those without a session that probed some nodes of the remote, as ProbePeers orders, and
+	// got no answer from any.
+	Unanswered int
 	// MTU is the smallest of the devices in bytes; 0 if none reports it.
 	MTU int
 	// SilentPairs is the number of pairs of nodes without an answer.
@@ -120,6 +130,9 @@ func (s *Server) Tunnels() map[string]Tunnels {
 			}
 			if t.silent > 0 {
 				all.Silent++
+			}
+			if t.talking == 0 && t.total > 0 && t.unanswered >= min(leastProbed, t.total) {
+				all.Unanswered++
 			}
 			all.SilentPairs += int(t.silent)
 			all.Sent += t.sent
@@ -200,12 +213,12 @@ func (r *Report) count() {
 }
 
 // Overview adds to a status only what its findings need: those of the nodes that have no agent, and the number of
-// silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on.
-func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
+// silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on. exempt is as for Status.
+func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string, exempt func(node string) string) {
 	attached := s.byNode()
 	for _, name := range nodes {
 		if attached[name] == nil {
-			out.Nodes = append(out.Nodes, &semaphorev1.NodeStatus{Node: name})
+			out.Nodes = append(out.Nodes, &semaphorev1.NodeStatus{Node: name, WithoutEncryption: exempt(name)})
 		}
 	}
 	in := map[string]bool{}
@@ -235,6 +248,16 @@ func (s *Server) byNode() map[string]*attachment {
 		all[a.agent.Node] = a
 	}
 	return all
+}
+
+// Applied returns the revisions of the state that the attached agents have applied.
+func (s *Server) Applied() (revisions []uint64) {
+	for _, a := range s.attachments() {
+		a.mu.Lock()
+		revisions = append(revisions, a.session.Applied())
+		a.mu.Unlock()
+	}
+	return revisions
 }
 
 // eachReport calls f with the last report of every attached agent, and the time of the report.

@@ -1,5 +1,5 @@
 // Package policy decides which GlobalNetworkSets or NetworkSets should exist in the own cluster, and with which IPs:
-// one object for each set of each remote, or several for a set with many IPs.
+// one object for each set of each remote, or several for a set with many IPs. It remembers which pods had an IP before.
 //
 // The package is pure. Its inputs are changes of replicas and the objects that exist. Its outputs are the names of
 // objects whose desired state may have changed and, on request, the object to write under a name.
@@ -16,8 +16,6 @@
 //
 // Observed returns the objects that waited for the reported one. After a restart of the broker the former owner of an
 // existing IP is unknown; the plan then assumes another pod.
-//
-// Of the broker's packages it may import claim, problem and replica.
 package policy
 
 import (
@@ -31,7 +29,6 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/claim"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -101,7 +98,7 @@ type Plan struct {
 	// namespaces are those of the own cluster; only with Options.Namespaced.
 	namespaces map[string]bool
 	// preferred are the claims to names. fallback are the claims to the second name of the sets that lost the first.
-	preferred, fallback *claim.Table[setRef]
+	preferred, fallback *problem.Claims[setRef]
 	problems            problem.Set
 	// joined are the plans that write the same sets as objects of other kinds.
 	joined []*Plan
@@ -166,18 +163,17 @@ func New(remotes []config.Remote, options Options) *Plan {
 	p := &Plan{
 		options:    options,
 		remotes:    map[string]*remote{},
-		longer:     map[string][]string{},
 		sets:       map[setRef]*members{},
 		namespaces: map[string]bool{},
-		preferred:  claim.New(setRef.compare),
-		fallback:   claim.New(setRef.compare),
+		preferred:  problem.NewClaims(setRef.compare),
+		fallback:   problem.NewClaims(setRef.compare),
 	}
 	p.configure(remotes)
 	return p
 }
 
 func (p *Plan) configure(remotes []config.Remote) {
-	clear(p.longer)
+	p.longer = map[string][]string{}
 	for _, r := range remotes {
 		if p.remotes[r.Name] == nil {
 			p.remotes[r.Name] = &remote{
@@ -189,15 +185,15 @@ func (p *Plan) configure(remotes []config.Remote) {
 				inFlightByObject: map[string][]netip.Addr{},
 			}
 		}
-		if longer := Longer(r.Name, remotes); len(longer) > 0 {
+		if longer := longerThan(r.Name, remotes); len(longer) > 0 {
 			p.longer[r.Name] = longer
 		}
 	}
 }
 
-// Longer returns the remotes whose labels begin with the label of a remote and a dash: the names of that remote's sets
-// depend on them.
-func Longer(name string, remotes []config.Remote) (longer []string) {
+// longerThan returns the remotes whose labels begin with the label of a remote and a dash: the names of that remote's
+// sets depend on them.
+func longerThan(name string, remotes []config.Remote) (longer []string) {
 	for _, other := range remotes {
 		if other.Name != name && naming.InSetsOf(name, naming.ClusterLabel(other.Name)) {
 			longer = append(longer, other.Name)
@@ -207,7 +203,7 @@ func Longer(name string, remotes []config.Remote) (longer []string) {
 }
 
 // Follow replaces the configured remotes. A new remote begins without pods, the pods of a missing one are withdrawn,
-// and the others continue. Longer must be the same as before for each that remains.
+// and the others continue. Their sets get other names where that depends on the remotes.
 func (p *Plan) Follow(remotes []config.Remote) []Touched {
 	var touched []Touched
 	for _, cluster := range slices.Sorted(maps.Keys(p.remotes)) {
@@ -223,7 +219,42 @@ func (p *Plan) Follow(remotes []config.Remote) []Touched {
 		}
 		delete(p.remotes, cluster)
 	}
-	p.configure(remotes)
+	return append(touched, p.rename(func() { p.configure(remotes) })...)
+}
+
+// rename calls change, and gives the sets whose names depend on it the names that they have then.
+func (p *Plan) rename(change func()) (touched []Touched) {
+	was := p.longer
+	change()
+	is := p.longer
+	if maps.EqualFunc(was, is, slices.Equal) {
+		return nil
+	}
+	names := map[setRef][2]string{}
+	for set := range p.sets {
+		names[set] = [2]string{p.preferredName(set), p.fallbackName(set)}
+	}
+	p.longer = was
+	var renamed []setRef
+	for set, now := range names {
+		if now != [2]string{p.preferredName(set), p.fallbackName(set)} {
+			renamed = append(renamed, set)
+		}
+	}
+	slices.SortFunc(renamed, setRef.compare)
+	all := map[string]bool{}
+	for _, set := range renamed {
+		p.touchParts(set, all)
+		p.updateClaim(set, p.preferred.Remove, all)
+	}
+	p.longer = is
+	for _, set := range renamed {
+		p.updateClaim(set, p.preferred.Add, all)
+		p.reassignParts(set, all)
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		touched = append(touched, Touched{Name: name})
+	}
 	return touched
 }
 
@@ -534,7 +565,7 @@ func (p *Plan) problemsOf(set setRef) []problem.Problem {
 
 // contenders returns the sets that claim a name, as the preferred one or as the fallback.
 func (p *Plan) contenders(name string) (all []setRef) {
-	for _, table := range []*claim.Table[setRef]{p.preferred, p.fallback} {
+	for _, table := range []*problem.Claims[setRef]{p.preferred, p.fallback} {
 		if winner, ok := table.Winner(name); ok {
 			all = append(append(all, winner), table.Losers(name)...)
 		}

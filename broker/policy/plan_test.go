@@ -321,6 +321,52 @@ func noNameIsOfTwo(t *testing.T, clusters []string) {
 	}
 }
 
+// TestNamesFollowTheRemotes: a remote c2-eu that comes beside c2 has the names that begin with c2-eu. The sets of c2
+// that had such names get others, and have their IPs at each moment; no other set is touched. When c2-eu goes they get
+// their names back.
+func TestNamesFollowTheRemotes(t *testing.T) {
+	remotes := []config.Remote{{Name: "c2"}, {Name: "c3"}}
+	options := Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 2}
+	k := newCluster(t, New(remotes, options))
+	exports := pods("eu/a u1 web 10.2.0.1", "eu/b u2 web 10.2.0.2", "eu/c u3 web 10.2.0.3", "shop/d u4 web 10.2.0.4")
+	k.settle(touchedNames(k.p.Apply("c2", exports))...)
+	before := k.show()
+	follow := func(remotes ...config.Remote) {
+		t.Helper()
+		names := touchedNames(k.p.Follow(remotes))
+		if len(names) == 0 || slices.Contains(names, "c2-shop-web") {
+			t.Errorf("touched %v", names)
+		}
+		for n := 0; len(names) > 0; n++ {
+			if n > 1000 {
+				t.Fatalf("does not settle: %v", names)
+			}
+			names = append(names[1:], k.reconcile(names[0])...)
+			for _, ip := range []string{"10.2.0.1/32", "10.2.0.2/32", "10.2.0.3/32"} {
+				if !strings.Contains(k.show(), ip) {
+					t.Errorf("%s is in no set: %s", ip, k.show())
+				}
+			}
+		}
+	}
+	wider := append(slices.Clone(remotes), config.Remote{Name: "c2-eu"})
+	follow(wider...)
+	for name := range k.sets {
+		if naming.InSetsOf("c2-eu", name) {
+			t.Errorf("c2 has the set %s beside c2-eu", name)
+		}
+	}
+	fresh := newCluster(t, New(wider, options))
+	fresh.settle(touchedNames(fresh.p.Apply("c2", exports))...)
+	if got, want := k.show(), fresh.show(); got != want {
+		t.Errorf("c2-eu came: %s, and a plan that begins with it has %s", got, want)
+	}
+	follow(remotes...)
+	if got := k.show(); got != before {
+		t.Errorf("c2-eu has gone: %s, and before it came %s", got, before)
+	}
+}
+
 // A set that loses its plain name has its IPs under the new name before the old object is given away.
 func TestNamePassesWithoutAGap(t *testing.T) {
 	p := plan()

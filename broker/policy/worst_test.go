@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/bench/figure"
 )
 
 // largest is a plan with a set of as many pods as the shipped limits allow a remote. ip returns the address of each.

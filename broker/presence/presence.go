@@ -1,10 +1,8 @@
-// Package presence decides which remote clusters are gone: those whose exporter is stale and with whose nodes no own
-// node has a WireGuard session. One sign alone may be a broken connection.
+// Package presence decides which remote clusters are gone: those whose exporter is stale, and whose nodes do not answer
+// own nodes that try. One sign alone may be a broken connection, and tunnels that nobody uses are no sign.
 //
 // It evaluates both signals every second and reports changes. It knows neither streams nor services: its callers
 // provide the signals and act on the changes.
-//
-// It may import no other package of the broker.
 package presence
 
 import (
@@ -27,6 +25,9 @@ const (
 	// pauseThreshold is the delay of a poll from which on the process counts as paused, so that it could not receive
 	// messages.
 	pauseThreshold = 5 * time.Second
+	// probeAfter is the silence of an exporter after which agents probe the cluster's nodes: a heartbeat is late. The
+	// answers, or their absence, are known some 15 s later.
+	probeAfter = 7 * time.Second
 	// agentsGrace is how long agents may take to attach and report to a broker that has just started.
 	agentsGrace = 30 * time.Second
 )
@@ -36,8 +37,8 @@ type Signals struct {
 	// LastHeard is when its exporter last sent a message; zero for never.
 	LastHeard time.Time
 	// Agents is the number of agents that report on the cluster's nodes; Talking of them have a session with at least
-	// one.
-	Agents, Talking int
+	// one, and Unanswered of them have none, tried and got no answer.
+	Agents, Talking, Unanswered int
 }
 
 // Verdict on a cluster.
@@ -53,12 +54,13 @@ const (
 )
 
 // decide returns the verdict that follows was. silent is the time without a message, or without a running process.
-// Either signal suffices for Here; agents that detached are no signal.
+// Either signal suffices for Here; agents that detached, or that did not try, are no signal. More than half of the
+// agents must have tried in vain: a few nodes may have lost the network themselves.
 func decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	switch {
 	case s.Talking > 0 || !s.LastHeard.IsZero() && silent < silentAfter:
 		return Here
-	case was == Gone || silent >= silentAfter && s.Agents > 0:
+	case was == Gone || silent >= silentAfter && 2*s.Unanswered > s.Agents:
 		return Gone
 	case was == Unknown && s.LastHeard.IsZero() && silent < silentAfter+agentsGrace:
 		return Unknown
@@ -74,6 +76,9 @@ type Options struct {
 	SilentAfter time.Duration
 	// Read returns the current signals by cluster.
 	Read func() map[string]Signals
+	// Probe makes agents try whether nodes of clusters answer; it is called at each poll while their exporters are
+	// silent.
+	Probe func(clusters []string)
 	// OnChange is called for each cluster once its verdict is known, and then for every change.
 	OnChange func(cluster string, gone bool)
 	// Warn notifies operators with a reason and a sentence. If it is not accepted, it is repeated at the next poll.
@@ -150,12 +155,16 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 		w.polledSince = now
 	}
 	w.lastPoll = now
+	var silent []string
 	for _, name := range w.options.Clusters {
 		c := w.clusters[name]
 		c.Signals = signals[name]
 		c.silentSince = c.LastHeard
 		if w.polledSince.After(c.silentSince) {
 			c.silentSince = w.polledSince
+		}
+		if now.Sub(c.silentSince) >= probeAfter {
+			silent = append(silent, name)
 		}
 		verdict, was := decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter), c.verdict
 		if verdict != was {
@@ -179,6 +188,9 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 			c.untold = warning{}
 		}
 	}
+	if len(silent) > 0 {
+		w.options.Probe(silent)
+	}
 }
 
 // sign returns why a cluster is not gone.
@@ -198,7 +210,8 @@ func (w *Watch) problem(name string) string {
 	}
 	agents := "no node reports on sessions with its nodes"
 	if c.Agents > 0 {
-		agents = fmt.Sprintf("none of the %d nodes that report has a session with its nodes", c.Agents)
+		agents = fmt.Sprintf("none of the %d nodes that report has a session with its nodes, and %d of them tried in vain "+
+			"to begin one", c.Agents, c.Unanswered)
 	}
 	return fmt.Sprintf("cluster %s is gone since %s: %s, and %s; its endpoints in global services are kept, demoted or "+
 		"withdrawn as configured, and mirrors remain unchanged",
@@ -218,7 +231,7 @@ func (w *Watch) Findings() (found []finding.Finding) {
 }
 
 var goneDesc = prometheus.NewDesc("semaphore_broker_cluster_gone",
-	"1 while a remote cluster is gone: its exporter is stale, and no own node has a session with its nodes.",
+	"1 while a remote cluster is gone: its exporter is stale, and its nodes do not answer own nodes that try.",
 	[]string{"cluster"}, nil)
 
 // Describe implements prometheus.Collector.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +22,12 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 const after = 30 * time.Second
 
 func TestDecide(t *testing.T) {
-	heard := func(agents, talking int) Signals { return Signals{noon, agents, talking} }
-	unheard := func(agents, talking int) Signals { return Signals{time.Time{}, agents, talking} }
+	heard := func(agents, talking int, unanswered ...int) Signals {
+		return Signals{noon, agents, talking, slices.Max(append(unanswered, 0))}
+	}
+	unheard := func(agents, talking int, unanswered ...int) Signals {
+		return Signals{time.Time{}, agents, talking, slices.Max(append(unanswered, 0))}
+	}
 	for _, c := range []struct {
 		name   string
 		was    Verdict
@@ -32,20 +37,26 @@ func TestDecide(t *testing.T) {
 	}{
 		{"all is well", Here, heard(3, 3), 0, Here},
 		{"the stream is silent", Here, heard(3, 1), time.Hour, Here},
-		{"the tunnels are silent", Here, heard(3, 0), after - 1, Here},
-		{"both are", Here, heard(3, 0), after, Gone},
+		{"the tunnels are silent", Here, heard(3, 0, 3), after - 1, Here},
+		{"both are", Here, heard(3, 0, 3), after, Gone},
+		{"the tunnels are idle, and nobody tried", Here, heard(3, 0), 24 * time.Hour, Here},
+		{"one of three tried in vain", Here, heard(3, 0, 1), 24 * time.Hour, Here},
+		{"two of three tried in vain", Here, heard(3, 0, 2), after, Gone},
+		{"half tried in vain", Here, heard(4, 0, 2), 24 * time.Hour, Here},
+		{"all but one tried in vain, and that one was answered", Here, heard(3, 1, 2), 24 * time.Hour, Here},
 		{"the stream is back", Gone, heard(3, 0), 0, Here},
-		{"a tunnel is back", Gone, heard(3, 1), time.Hour, Here},
+		{"a tunnel is back", Gone, heard(3, 1, 2), time.Hour, Here},
 		{"nothing is back, and the agents went too", Gone, heard(0, 0), time.Hour, Gone},
 		{"there are no agents", Here, heard(0, 0), time.Hour, Here},
 		{"just started", Unknown, unheard(0, 0), 0, Unknown},
-		{"just started, and there are agents", Unknown, unheard(3, 0), after - 1, Unknown},
+		{"just started, and there are agents", Unknown, unheard(3, 0, 3), after - 1, Unknown},
 		{"just started, and one agent talks", Unknown, unheard(3, 1), 0, Here},
 		{"just started, and it is heard", Unknown, heard(0, 0), 0, Here},
-		{"never heard, and agents say so too", Unknown, unheard(3, 0), after, Gone},
+		{"never heard, and agents say so too", Unknown, unheard(3, 0, 3), after, Gone},
+		{"never heard, and the agents have yet to try", Unknown, unheard(3, 0), after, Unknown},
 		{"never heard, and the agents have yet to come", Unknown, unheard(0, 0), after + agentsGrace - 1, Unknown},
 		{"never heard, and no agents come", Unknown, unheard(0, 0), after + agentsGrace, Here},
-		{"no agents came until late", Here, unheard(1, 0), after + agentsGrace + 1, Gone},
+		{"no agents came until late", Here, unheard(1, 0, 1), after + agentsGrace + 1, Gone},
 	} {
 		if got := decide(c.was, c.is, c.silent, after); got != c.want {
 			t.Errorf("%s: %v; want %v", c.name, got, c.want)
@@ -84,6 +95,7 @@ type fixture struct {
 	*Watch
 	now              time.Time
 	reported, warned []string
+	probed           []string
 	// full says that no warning is accepted.
 	full bool
 }
@@ -91,7 +103,7 @@ type fixture struct {
 func newFixture(clusters ...string) *fixture {
 	f := &fixture{now: noon}
 	f.Watch = New(Options{
-		Clusters: clusters, SilentAfter: after,
+		Clusters: clusters, SilentAfter: after, Probe: func(clusters []string) { f.probed = clusters },
 		OnChange: func(cluster string, gone bool) { f.reported = append(f.reported, fmt.Sprint(cluster, " ", gone)) },
 		Warn: func(reason finding.Code, note string) bool {
 			if !f.full {
@@ -139,7 +151,7 @@ func equal(t *testing.T, what, got, want string) {
 func TestWarningsWithoutRoom(t *testing.T) {
 	f := newFixture("c2", "c3")
 	here := func(c2, c3 int) map[string]Signals {
-		return map[string]Signals{"c2": {noon, 3, c2}, "c3": {noon, 3, c3}}
+		return map[string]Signals{"c2": {noon, 3, c2, 3 - c2}, "c3": {noon, 3, c3, 3 - c3}}
 	}
 	f.run(time.Second, here(3, 3))
 	f.full = true
@@ -156,7 +168,7 @@ func TestWarningsWithoutRoom(t *testing.T) {
 func TestGoneAndBack(t *testing.T) {
 	f := newFixture("c2", "c3")
 	s := func(heard2 time.Duration, talking2 int) map[string]Signals {
-		return map[string]Signals{"c2": {noon.Add(heard2), 3, talking2}, "c3": {f.now, 3, 3}}
+		return map[string]Signals{"c2": {noon.Add(heard2), 3, talking2, 3 - talking2}, "c3": {f.now, 3, 3, 0}}
 	}
 	f.run(time.Second, s(0, 3))
 	f.run(100*time.Second, s(0, 3)) // the stream alone
@@ -167,7 +179,7 @@ func TestGoneAndBack(t *testing.T) {
 	equal(t, "metric", f.gone(t), "c2 1; c3 0")
 	if p := finding.Texts(f.Findings()); len(p) != 1 ||
 		!strings.HasPrefix(p[0], "cluster c2 is gone since 2026-01-02T12:01:41Z: ") ||
-		!strings.Contains(p[0], "none of the 3 nodes that report has a session") {
+		!strings.Contains(p[0], "none of the 3 nodes that report has a session with its nodes, and 3 of them tried in vain") {
 		t.Errorf("%q", p)
 	}
 	f.run(200*time.Second, s(0, 0))
@@ -184,7 +196,7 @@ func TestGoneAndBack(t *testing.T) {
 // A process that was stopped has heard no cluster, and reports none as gone before it has listened again.
 func TestAStoppedProcessReportsNoClusterGone(t *testing.T) {
 	f := newFixture("c2")
-	s := map[string]Signals{"c2": {noon, 3, 0}}
+	s := map[string]Signals{"c2": {noon, 3, 0, 3}}
 	f.run(10*time.Second, s)
 	f.now = f.now.Add(time.Hour)
 	f.evaluate(f.now, s)
@@ -202,13 +214,40 @@ func TestAStoppedProcessReportsNoClusterGone(t *testing.T) {
 // A broker that has just started says nothing of a cluster before that had the time to be heard.
 func TestStart(t *testing.T) {
 	f := newFixture("c2")
-	f.run(30*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
+	f.run(30*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0, 3}})
 	equal(t, "reported", strings.Join(f.reported, "; "), "")
-	f.run(31*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
+	f.run(31*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0, 3}})
 	equal(t, "reported", strings.Join(f.reported, "; "), "c2 true")
 	if p := finding.Texts(f.Findings()); len(p) != 1 ||
 		!strings.Contains(p[0], "its exporter has sent nothing since this broker started at 2026-01-02T12:00:01Z") {
 		t.Errorf("%q", p)
+	}
+}
+
+// Tunnels that nobody uses say nothing: agents are to try, from when the exporter is late until it is heard, and a
+// cluster whose nodes answer is here however long its exporter is silent.
+func TestIdleTunnelsAreProbed(t *testing.T) {
+	f := newFixture("c2", "c3")
+	s := func(answers bool) map[string]Signals {
+		c2 := Signals{LastHeard: noon, Agents: 3}
+		if answers {
+			c2.Talking = 1
+		}
+		return map[string]Signals{"c2": c2, "c3": {f.now, 3, 0, 0}}
+	}
+	for ; f.now.Before(noon.Add(24 * time.Hour)); f.now = f.now.Add(pollInterval) {
+		f.probed = nil
+		// One tunnel is used for some time, and idle for longer.
+		f.evaluate(f.now, s(f.now.Sub(noon)%time.Hour < 3*time.Minute))
+		if silent := f.now.Sub(noon); (silent >= probeAfter) != slices.Equal(f.probed, []string{"c2"}) {
+			t.Fatalf("after %s of silence, agents are to probe %v", silent, f.probed)
+		}
+	}
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 false; c3 false")
+	f.probed = nil
+	f.evaluate(f.now, map[string]Signals{"c2": {f.now, 3, 0, 0}, "c3": {f.now, 3, 0, 0}})
+	if f.probed != nil {
+		t.Errorf("%v is to be probed, which is heard", f.probed)
 	}
 }
 

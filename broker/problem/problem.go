@@ -1,10 +1,8 @@
 // Package problem stores the problems of the objects that each remote exports: those that began and ended since the
-// last call, and a summary of each remote. The size of a summary is bounded, whatever the remote exports. It is pure,
-// and imports internal/finding for codes.
+// last call, and a summary of each remote. The size of a summary is bounded, whatever the remote exports. Claims
+// decide which of several objects gets a name; the others have a problem. It is pure.
 //
 // A Set belongs to one plan and is not safe for concurrent use; a Summary is immutable.
-//
-// It may import no other package of the broker.
 package problem
 
 import (

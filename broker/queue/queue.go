@@ -4,8 +4,6 @@
 // A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it reads on.
 // An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that changes faster
 // than an engine can handle therefore delays itself, and others wait for one of its turns.
-//
-// Of the broker's packages it may import replica.
 package queue
 
 import (

@@ -1,11 +1,12 @@
 package replica
 
 import (
+	"hash/maphash"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -15,17 +16,17 @@ type contents struct {
 	refused map[Key]refused
 	// sentDigest is the digest of the objects in the form in which they were sent, before admission; count is their
 	// number.
-	sentDigest digest.Digest
+	sentDigest journal.Digest
 	count      int
 	// limit is the configured limit, and used the part of it that the accepted objects use. perGroup are the addresses
 	// of each Service or set.
 	limit    limit
 	used     need
 	perGroup map[groupName]int
-	// overLimit is how many refused objects exceed a limit. notRemembered is how many objects were refused beyond
+	// overLimit is how many refused objects exceed a limit. notRemembered are the objects that were refused beyond
 	// maxRefused; sentDigest lacks them.
 	overLimit     int
-	notRemembered int
+	notRemembered uncounted
 	// retained are the objects that the sender withdrew, emptied or had refused, and the brake keeps unchanged. They
 	// are a subset of objects.
 	retained map[Key]retention
@@ -39,7 +40,7 @@ type held struct {
 	object   *semaphorev1.Object
 	revision uint64
 	// sentDigest is the digest of the object as it was sent; object may be a part of it.
-	sentDigest digest.Digest
+	sentDigest journal.Digest
 }
 
 // retention is the state of an object that the brake keeps unchanged.
@@ -52,9 +53,48 @@ type retention struct {
 
 type refused struct {
 	Refused
-	sentDigest digest.Digest
+	sentDigest journal.Digest
 	// need is what the object would use of the limits, if it was refused because of one; nil for other reasons.
 	need *need
+}
+
+// uncounted is a set of keys by their hashes, which take little memory. Beyond maxUncounted it no longer knows how many
+// there are, until the next complete snapshot.
+type uncounted struct {
+	hashes map[uint64]struct{}
+	more   bool
+}
+
+// maxUncounted bounds the hashes of a kind.
+const maxUncounted = 100_000
+
+var seed = maphash.MakeSeed()
+
+func (u *uncounted) add(key Key) {
+	hash := maphash.Comparable(seed, key)
+	_, known := u.hashes[hash]
+	switch {
+	case known:
+	case len(u.hashes) >= maxUncounted:
+		u.more = true
+	case u.hashes == nil:
+		u.hashes = map[uint64]struct{}{hash: {}}
+	default:
+		u.hashes[hash] = struct{}{}
+	}
+}
+
+func (u *uncounted) remove(key Key) { delete(u.hashes, maphash.Comparable(seed, key)) }
+
+// any reports whether the set has a key.
+func (u *uncounted) any() bool { return u.more || len(u.hashes) > 0 }
+
+// count returns the number of keys, at most maxUncounted and one.
+func (u *uncounted) count() int {
+	if u.more {
+		return len(u.hashes) + 1
+	}
+	return len(u.hashes)
 }
 
 // maxRefused bounds the remembered refusals of a kind, and maxName the names in them, as refusals use memory too.
@@ -71,7 +111,7 @@ func newContents(l limit) contents {
 }
 
 // digestOf returns the digest of an object as it was sent; false if the sender did not send it.
-func (c *contents) digestOf(key Key) (digest.Digest, bool) {
+func (c *contents) digestOf(key Key) (journal.Digest, bool) {
 	w, back := c.retained[key]
 	if back && w.replacement != nil {
 		return w.replacement.sentDigest, true
@@ -86,6 +126,7 @@ func (c *contents) digestOf(key Key) (digest.Digest, bool) {
 // forget removes an object from what was sent. An accepted object remains.
 func (c *contents) forget(key Key) {
 	c.changed = true
+	c.notRemembered.remove(key)
 	if received, ok := c.digestOf(key); ok {
 		c.sentDigest.Remove(received)
 		c.count--
@@ -145,7 +186,7 @@ func (c *contents) refuse(key Key, r refused, held bool) {
 	case c.limit.unknown:
 		return
 	case !held && (len(c.refused) >= maxRefused || key.tooLong()):
-		c.notRemembered++
+		c.notRemembered.add(key)
 		return
 	case !held:
 		c.sentDigest.Add(r.sentDigest)

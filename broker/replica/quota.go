@@ -237,7 +237,7 @@ func (c *contents) roomForRefused() bool {
 }
 
 func (c *contents) computeRoom() bool {
-	if c.overLimit == 0 && c.notRemembered == 0 {
+	if c.overLimit == 0 && !c.notRemembered.any() {
 		return false
 	}
 	var all need
@@ -255,11 +255,11 @@ func (c *contents) computeRoom() bool {
 			all.add(n, 1)
 		}
 	}
-	if fits > 0 && c.notRemembered == 0 && c.overLimitReason(all) == "" {
+	if fits > 0 && !c.notRemembered.any() && c.overLimitReason(all) == "" {
 		return true
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
-	return (fits > 0 || c.notRemembered > 0) &&
+	return (fits > 0 || c.notRemembered.any()) &&
 		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) &&
 		free(c.limit.clusterIPs, c.used.clusterIPs) && free(c.limit.exports, c.used.exports) &&
 		free(c.limit.bytes, c.used.bytes)

@@ -339,7 +339,7 @@ func TestR05AskingAgainHasAnEnd(t *testing.T) {
 	var waits []time.Duration
 	at := now
 	for range 8 {
-		k.notRemembered, k.changed = 1, true // as if something were refused each time
+		k.notRemembered.more, k.changed = true, true // as if something were refused each time
 		var result Result
 		s.completeKind(at, kMember, k, 9, 0, &result)
 		s.phase = live
@@ -378,5 +378,40 @@ func TestR05RefusalsTakeLittleRoom(t *testing.T) {
 		if held.Kind == kMember {
 			t.Error("a digest that lacks what is not remembered is offered")
 		}
+	}
+}
+
+// The count of refused objects is exact beyond what is remembered: an object that is sent again counts once, and one
+// that is deleted does not count.
+func TestR05TheCountOfRefusedObjectsHasAnEnd(t *testing.T) {
+	r, s := limited(t, config.Limits{})
+	const n = 10_010
+	revision := uint64(0)
+	all := func(change func(revision uint64, name string) *semaphorev1.Change) {
+		var out []*semaphorev1.Change
+		for i := range n {
+			revision++
+			out = append(out, change(revision, fmt.Sprint("bad", i)))
+		}
+		must(t, s, changes(out...))
+	}
+	for range 3 {
+		all(func(revision uint64, name string) *semaphorev1.Change { return upsert(revision, kMember, name, "") })
+		if _, refused := r.Count(kMember); refused != n {
+			t.Errorf("%d are refused; want %d", refused, n)
+		}
+	}
+	all(func(revision uint64, name string) *semaphorev1.Change { return remove(revision, kMember, name) })
+	if _, refused := r.Count(kMember); refused != 0 || r.kind(kMember).notRemembered.any() {
+		t.Errorf("%d are refused after all were deleted", refused)
+	}
+	// Beyond what is counted it stays known that there are more.
+	var u uncounted
+	for i := range maxUncounted + 10 {
+		u.add(Key{Kind: kMember, Name: fmt.Sprint(i)})
+	}
+	u.remove(Key{Kind: kMember, Name: "0"})
+	if len(u.hashes) != maxUncounted-1 || u.count() != maxUncounted || !u.any() {
+		t.Errorf("%d are kept, %d are counted", len(u.hashes), u.count())
 	}
 }

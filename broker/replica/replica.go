@@ -6,8 +6,6 @@
 //
 // It fails static: a snapshot is staged and applied completely at its end mark, as a difference. Until then, and
 // whenever a stream ends, the accepted objects remain.
-//
-// Of the broker's packages it may import admission.
 package replica
 
 import (
@@ -21,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -202,10 +200,10 @@ func (r *Replica) SetLimits(limits config.Limits, brake config.Brake) {
 	}
 }
 
-// SetAdmit sets the admission of objects from now on.
+// SetAdmit sets the admission of objects from now on. It must accept the same of the held ones: see Judge.
 func (r *Replica) SetAdmit(admit Admit) { r.admit = admit }
 
-// Held returns all held objects for an engine that has none yet: a result for each complete kind.
+// Held returns all held objects: a result for each complete kind.
 func (r *Replica) Held() []Result {
 	var all []Result
 	for _, of := range semaphorev1.Kinds {
@@ -257,7 +255,7 @@ func (r *Replica) Complete(of semaphorev1.Kind) bool {
 // Count returns how many objects of a kind were accepted, and how many were refused completely or in part.
 func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
 	if k, ok := r.kinds[of]; ok {
-		return len(k.objects), len(k.refused) + k.notRemembered
+		return len(k.objects), len(k.refused) + k.notRemembered.count()
 	}
 	return 0, 0
 }
@@ -315,7 +313,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
-	received := held{taken, revision, digest.Of(o)}
+	received := held{taken, revision, journal.DigestOf(o)}
 	of := taken
 	switch {
 	case previous.object != nil && !isEmpty(previous.object) && (taken == nil || isEmpty(taken)) &&

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -226,7 +226,7 @@ func (s *Session) handleHello(h *semaphorev1.Hello, result *Result) error {
 	}
 	for _, of := range semaphorev1.Kinds {
 		// The digest lacks refused objects that are not remembered.
-		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && k.notRemembered == 0 && k.resync != resyncFully {
+		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && !k.notRemembered.any() && k.resync != resyncFully {
 			welcome.Held = append(welcome.Held, &semaphorev1.KindState{
 				Kind: of, Objects: uint64(k.count), Digest: k.sentDigest.Bytes(), SourceId: k.source.id,
 				SourceRevision: k.source.revision,
@@ -345,8 +345,8 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 		return err
 	}
 	k := s.replica.kind(m.GetKind())
-	sent, ok := digest.Parse(m.GetDigest())
-	if !ok || !k.complete || k.notRemembered > 0 || k.resync == resyncFully || sent != k.sentDigest ||
+	sent, ok := journal.ParseDigest(m.GetDigest())
+	if !ok || !k.complete || k.notRemembered.any() || k.resync == resyncFully || sent != k.sentDigest ||
 		m.GetObjects() != uint64(k.count) {
 		return violation("unchanged snapshot of %s with %d objects and digest %x: the broker has %d objects with digest %x",
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.sentDigest)
@@ -373,7 +373,7 @@ func (s *Session) completeKind(now time.Time, of semaphorev1.Kind, k *kind, revi
 	k.setPosition(s.hello.GetEpoch(), revision)
 	k.source.advance(s.hello.GetSourceId(), sourceRevision)
 	k.snapshotAt, k.resync = now, noResync
-	if k.overLimit == 0 && k.notRemembered == 0 {
+	if k.overLimit == 0 && !k.notRemembered.any() {
 		k.resyncInterval = 0
 	} else {
 		k.resyncInterval = min(max(minResyncInterval, 2*k.resyncInterval), maxResyncInterval)

@@ -7,16 +7,16 @@ import semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 func (e *Engine) Outcomes(cluster string, failing map[string]string) []*semaphorev1.Outcome {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
+	all := e.plan.Outcomes(cluster, failing)
+	if e.imported != nil {
+		all = e.imported.Outcomes(cluster, all)
+	}
 	var out []*semaphorev1.Outcome
-	for _, o := range e.plan.Outcomes(cluster, failing) {
-		m := &semaphorev1.Outcome{
+	for _, o := range all {
+		out = append(out, &semaphorev1.Outcome{
 			Key: &semaphorev1.ObjectKey{Kind: kindService, Namespace: o.Namespace, Name: o.Name}, Code: string(o.Code),
-			Reason: o.Reason, Conflict: o.Conflict.Message,
-		}
-		for _, reason := range o.Conflict.Reasons {
-			m.Conflicts = append(m.Conflicts, string(reason))
-		}
-		out = append(out, m)
+			Reason: o.Reason, Conflict: o.Conflict.Message, Conflicts: o.Conflict.Reasons,
+		})
 	}
 	return out
 }

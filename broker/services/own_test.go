@@ -9,9 +9,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 // Where the own exporter is taken, what came of the own cluster is gone only once that has been heard whole; of kinds
@@ -23,7 +23,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if taken {
 			text += `, "globalServices": {"podSubnets": ["10.1.0.0/16"]}`
 		}
-		cfg, err := config.Parse[config.Broker]([]byte(text + "}"))
+		cfg, err := described.Broker([]byte(text + "}"))
 		if err != nil {
 			t.Fatal(err)
 		}

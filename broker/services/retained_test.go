@@ -11,9 +11,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 // cluster is what is written in the own cluster, as a loop reports it.
@@ -21,13 +21,20 @@ type cluster struct {
 	names  []string
 	synced bool
 	woken  int
+	// observe, if not nil, reports what is there of a remote.
+	observe func(of string)
 }
 
 func (c *cluster) Mark(string, string, time.Time) {}
 func (c *cluster) Wake(string)                    {}
 func (c *cluster) WakeOwned(string)               { c.woken++ }
-func (c *cluster) WakeAll()                       { c.woken++ }
-func (c *cluster) Synced() bool                   { return c.synced }
+func (c *cluster) Observe(of string) {
+	if c.observe != nil {
+		c.observe(of)
+	}
+}
+func (c *cluster) WakeAll()     { c.woken++ }
+func (c *cluster) Synced() bool { return c.synced }
 func (c *cluster) Owned(of string) ([]string, bool) {
 	if of != "c2" {
 		return nil, c.synced
@@ -44,7 +51,7 @@ type fixture struct {
 
 func newFixture(t *testing.T, there int) *fixture {
 	t.Helper()
-	cfg, err := config.Parse[config.Broker](
+	cfg, err := described.Broker(
 		[]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
 		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]},
 			{"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`),

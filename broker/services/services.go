@@ -5,9 +5,6 @@
 // remotes, and drains. It passes names that may have to change to the loops that write, which request the desired
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
-//
-// Of the broker's packages it may import apply/writes, drain, endpoints, kinds, mirror, problem, queue, replica and
-// retain.
 package services
 
 import (
@@ -19,20 +16,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gaissmai/bart"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/drain"
-	"github.com/kube-semaphore/semaphore/broker/endpoints"
-	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/imports"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -56,18 +52,18 @@ type Engine struct {
 	now      func() time.Time
 	queue    *queue.Queue
 	problems problem.Board
-	// multiCluster is mcs.enabled.
-	multiCluster bool
 
-	mu      sync.RWMutex
-	plan    *mirror.Plan
-	remotes map[string]*remote
+	mu   sync.RWMutex
+	plan *mirror.Plan
+	// imported is the plan of ServiceImports; nil without mcs.enabled.
+	imported *imports.Plan
+	remotes  map[string]*remote
 	// names of the remotes, sorted.
 	names []string
 	// drains as operators wrote them.
-	drains drain.Set
-	// services and slices are the loops that write, nil before Bind; endpoints and imports are nil if none are written.
-	services, slices, endpoints, imports writes.Loop
+	drains choice.Drains
+	// services and slices are the loops that write, nil before Bind; imports is nil if none are written.
+	services, slices, imports writes.Loop
 	// importSlices writes the slices beside imports; nil if none are written.
 	importSlices writes.Loop
 }
@@ -76,7 +72,7 @@ type Engine struct {
 type remote struct {
 	name string
 	// services and slices decide whether existing objects of the remote are retained.
-	services, slices *retain.Guard
+	services, slices *writes.Retention
 	// nodes of the remote, for drains.
 	nodes map[string]*semaphorev1.Node
 }
@@ -85,21 +81,23 @@ type remote struct {
 func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{
 		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now, queue: queue.New(split, kindNode, kindService, kindSlice),
-		plan: mirror.New(cfg), remotes: map[string]*remote{}, multiCluster: cfg.MCS.Enabled,
+		remotes: map[string]*remote{},
 	}
+	e.plan, e.imported = imports.Plans(cfg)
 	e.configure(cfg.Remotes)
 	return e
 }
 
-// configure sets the configured remotes, and returns the names of the removed ones.
-func (e *Engine) configure(remotes []config.Remote) (removed []string) {
+// configure sets the configured remotes, and returns the names of the removed and of the added ones.
+func (e *Engine) configure(remotes []config.Remote) (removed, added []string) {
 	all := map[string]*remote{}
 	add := func(name string) {
 		if all[name] = e.remotes[name]; all[name] == nil {
+			added = append(added, name)
 			all[name] = &remote{
 				name:     name,
-				services: retain.New(name, kinds.Service, e.brake, kindService),
-				slices:   retain.New(name, kinds.EndpointSlice, e.brake, kindService, kindSlice),
+				services: writes.NewRetention(name, writes.Service, e.brake, kindService),
+				slices:   writes.NewRetention(name, writes.EndpointSlice, e.brake, kindService, kindSlice),
 				nodes:    map[string]*semaphorev1.Node{},
 			}
 		}
@@ -116,15 +114,23 @@ func (e *Engine) configure(remotes []config.Remote) (removed []string) {
 		}
 	}
 	e.remotes, e.names = all, slices.Sorted(maps.Keys(all))
-	return removed
+	return removed, added
 }
 
-// Follow replaces the configured remotes. The Services of those that remain continue, a new remote begins without any,
-// and the objects of a missing one are deleted. Those that remain must have the same order, prefixes and subnets.
+// Follow replaces the configured remotes. The Services of those that remain continue, with another prefix under other
+// names. A new remote begins without any, and the objects of a missing one are deleted.
 func (e *Engine) Follow(remotes []config.Remote) {
+	for _, name := range e.follow(remotes) { // a remote of that name may have left objects
+		e.services.Observe(name)
+		e.slices.Observe(name)
+	}
+}
+
+// follow is Follow without the objects of the added remotes, whose names it returns.
+func (e *Engine) follow(remotes []config.Remote) (added []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	removed := e.configure(remotes)
+	removed, added := e.configure(remotes)
 	e.mark(e.plan.Follow(remotes, e.now()))
 	e.drain() // of nodes that are missing now
 	e.evaluate()
@@ -136,32 +142,19 @@ func (e *Engine) Follow(remotes []config.Remote) {
 		e.services.WakeOwned("")
 		e.slices.WakeOwned("")
 	}
+	return added
 }
 
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 
-// Leftovers reports whether objects of a cluster exist, or something of it is queued.
-func (e *Engine) Leftovers(cluster string) bool {
-	owned := func(loop writes.Loop) bool {
-		names, _ := loop.Owned(cluster) // those that are not known yet are observed like all others
-		return len(names) > 0
-	}
-	return e.queue.Holds(cluster) || owned(e.services) || owned(e.slices)
-}
-
 // Bind sets the loops that write Services and slices, which are made with the engine's desired objects. It must be
 // called once, before anything runs.
 func (e *Engine) Bind(services, slices writes.Loop) { e.services, e.slices = services, slices }
 
-// BindEndpoints sets the loop that writes Endpoints, if they are desired. It must be called after Bind.
-func (e *Engine) BindEndpoints(endpoints writes.Loop) {
-	e.endpoints, e.services = endpoints, loops{e.services, endpoints}
-}
-
 // BindImports sets the loop that writes ServiceImports, if they are desired. It must be called after Bind.
-func (e *Engine) BindImports(imports writes.Loop) {
-	e.imports, e.services = imports, loops{e.services, imports}
+func (e *Engine) BindImports(loop writes.Loop) {
+	e.imports, e.services = loop, loops{e.services, loop}
 }
 
 // BindImportSlices sets the loop that writes the EndpointSlices beside ServiceImports, if they are desired. It must be
@@ -173,21 +166,21 @@ func (e *Engine) BindImportSlices(importSlices writes.Loop) {
 // SetNamespaces sets the namespaces of the own cluster: ServiceImports are written only into these.
 func (e *Engine) SetNamespaces(names []string) {
 	e.mu.Lock()
-	imports, importSlices := e.plan.SetNamespaces(names)
+	touched, importSlices := e.imported.SetNamespaces(names)
 	e.mu.Unlock()
-	e.wakeImports(imports, importSlices)
+	e.wakeImports(touched, importSlices)
 }
 
 // SetNamespace records whether a namespace exists.
 func (e *Engine) SetNamespace(name string, exists bool) {
 	e.mu.Lock()
-	imports, importSlices := e.plan.SetNamespace(name, exists)
+	touched, importSlices := e.imported.SetNamespace(name, exists)
 	e.mu.Unlock()
-	e.wakeImports(imports, importSlices)
+	e.wakeImports(touched, importSlices)
 }
 
-func (e *Engine) wakeImports(imports, importSlices []string) {
-	for _, name := range imports {
+func (e *Engine) wakeImports(touched, importSlices []string) {
+	for _, name := range touched {
 		e.imports.Wake(name)
 	}
 	if e.importSlices == nil {
@@ -198,8 +191,8 @@ func (e *Engine) wakeImports(imports, importSlices []string) {
 	}
 }
 
-// loops are a loop and a second one for objects that are created and deleted with those of the first: Endpoints and
-// ServiceImports with Services, and the slices beside ServiceImports with those of Services.
+// loops are a loop and a second one for objects that are created and deleted with those of the first: ServiceImports
+// with Services, and the slices beside ServiceImports with those of Services.
 type loops struct {
 	writes.Loop
 	with writes.Loop
@@ -311,23 +304,24 @@ func (e *Engine) mark(touches mirror.Touches) {
 	for _, t := range touches.Slices {
 		e.slices.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
+	if e.imported != nil {
+		e.markImports(e.imported.Touched(touches))
+	}
+	e.problems.Take(e.plan.Problems(), e.warn)
+	e.queue.Wake() // the next due time may have changed
+}
+
+func (e *Engine) markImports(touches imports.Touches) {
 	if e.imports != nil {
 		for _, t := range touches.Imports {
 			e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
 	}
 	if e.importSlices != nil {
-		for _, t := range touches.ImportSlices {
+		for _, t := range touches.Slices {
 			e.importSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
 	}
-	if e.endpoints != nil {
-		for _, t := range touches.Endpoints {
-			e.endpoints.Mark(t.Name, t.Cluster, t.ObservedAt)
-		}
-	}
-	e.problems.Take(e.plan.Problems(), e.warn)
-	e.queue.Wake() // the next due time may have changed
 }
 
 // SetGone sets whether a cluster is gone. Global services with other endpoints then use none of its endpoints, if so
@@ -347,7 +341,7 @@ func (e *Engine) MarkLivenessUnknown(clusters ...string) {
 }
 
 // SetDrains sets the drains.
-func (e *Engine) SetDrains(all drain.Set) {
+func (e *Engine) SetDrains(all choice.Drains) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.drains = all
@@ -370,6 +364,56 @@ func (e *Engine) drain() {
 	}), e.now()))
 }
 
+// SetReach sets to which addresses of a remote tunnels lead; nil for all.
+func (e *Engine) SetReach(cluster string, set *choice.Reachable) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.remotes[cluster] == nil {
+		return
+	}
+	e.mark(e.plan.SetReach(cluster, set, e.now()))
+}
+
+// Nodes returns how many nodes a remote exports.
+func (e *Engine) Nodes(cluster string) int {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if r := e.remotes[cluster]; r != nil {
+		return len(r.nodes)
+	}
+	return 0
+}
+
+// Unreached returns how many ready endpoints of a remote no tunnel leads to, by node; "" for those in no node's
+// subnets. keyless are the nodes among them without a public key.
+func (e *Engine) Unreached(cluster string) (nodes map[string]int, keyless map[string]bool) {
+	nodes, keyless = map[string]int{}, map[string]bool{}
+	addresses := map[netip.Addr]bool{}
+	e.inParts(func(targets []string) { maps.Copy(addresses, e.plan.Unreached(cluster, targets...)) })
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	r := e.remotes[cluster]
+	if r == nil || len(addresses) == 0 {
+		return nil, nil
+	}
+	var of bart.Table[string]
+	for name, node := range r.nodes {
+		for _, cidr := range node.GetPodCidrs() {
+			if prefix, err := netip.ParsePrefix(cidr); err == nil {
+				of.Insert(prefix.Masked(), name)
+			}
+		}
+	}
+	for address := range addresses {
+		name, _ := of.Lookup(address.Unmap())
+		nodes[name]++
+		if name != "" && len(r.nodes[name].GetWireguard().GetPublicKey()) == 0 {
+			keyless[name] = true
+		}
+	}
+	return nodes, keyless
+}
+
 // PodCIDRs returns the pod CIDRs that a remote exports for a node; none for an unknown node.
 func (e *Engine) PodCIDRs(cluster, node string) []string {
 	e.mu.RLock()
@@ -381,14 +425,14 @@ func (e *Engine) PodCIDRs(cluster, node string) []string {
 }
 
 // Affected returns the Services with endpoints that a drain covers, or would cover.
-func (e *Engine) Affected(d drain.Drain) (out []mirror.Affected) {
+func (e *Engine) Affected(d choice.Drain) (out []mirror.Affected) {
 	e.inParts(func(targets []string) { out = append(out, e.plan.Affected(d, targets...)...) })
 	return out
 }
 
 // Drained returns the effect of the active drains.
-func (e *Engine) Drained() map[drain.Target]mirror.Drained {
-	out := map[drain.Target]mirror.Drained{}
+func (e *Engine) Drained() map[choice.Target]mirror.Drained {
+	out := map[choice.Target]mirror.Drained{}
 	e.inParts(func(targets []string) {
 		for target, n := range e.plan.Drained(targets...) {
 			counts := out[target]
@@ -407,7 +451,7 @@ func (e *Engine) Services() (out []mirror.Described) {
 
 // MultiCluster counts exports, imports and conflicts; nil where the Multi-Cluster Services API is off.
 func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
-	if !e.multiCluster {
+	if e.imported == nil {
 		return nil
 	}
 	out := &semaphorev1.MultiClusterStatus{}
@@ -418,9 +462,7 @@ func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
 			out.Exports = append(out.Exports, &semaphorev1.ClusterExports{Cluster: name, Services: uint64(n)})
 		}
 	}
-	for range e.plan.AllImports() {
-		out.Imports++
-	}
+	out.Imports = uint64(e.imported.Count())
 	e.mu.RUnlock()
 	for _, name := range names { // a conflict is a problem of the cluster that decides
 		out.Conflicts += uint64(e.problems.Of(name).Counts[finding.Conflict])
@@ -499,32 +541,23 @@ func (e *Engine) serviceNames() []string {
 	return services
 }
 
-// answerOfService returns the answer for a Service, or for an object that exists with it. desired returns a zero
-// object with wanted if the desired object is not known yet.
-func answerOfService[T interface {
-	writes.Object
-	comparable
-}](e *Engine, name, owner string, desired func(name string) (object T, wanted bool)) writes.Answer[T] {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	unknown := writes.Answer[T]{Verdict: writes.Unknown}
-	if !e.plan.Begun() {
-		return unknown
-	}
-	object, wanted := desired(name)
-	if wanted && object == *new(T) || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
-		return unknown
-	}
-	return writes.Decide(object, wanted, owner, e.mayDelete)
-}
-
 // DesiredServices is the input of the loop of Services.
 func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 	return writes.Desired[*corev1.Service]{
 		Names:  e.serviceNames,
 		Synced: e.synced,
 		Want: func(name, owner string) writes.Answer[*corev1.Service] {
-			return answerOfService(e, name, owner, e.plan.Service)
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			unknown := writes.Answer[*corev1.Service]{Verdict: writes.Unknown}
+			if !e.plan.Begun() {
+				return unknown
+			}
+			service, wanted := e.plan.Service(name)
+			if wanted && service == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
+				return unknown
+			}
+			return writes.Decide(service, wanted, owner, e.mayDelete)
 		},
 		Observed: func(name string, service *corev1.Service, there bool) {
 			if !there {
@@ -533,6 +566,9 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			e.mark(e.plan.ObserveService(name, service, e.now()))
+			if e.imported != nil {
+				e.markImports(e.imported.ObserveService(name, service, e.now()))
+			}
 		},
 	}
 }
@@ -571,23 +607,13 @@ func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 	}
 }
 
-// DesiredEndpoints is the input of the loop of Endpoints, which exist with their Services.
-func (e *Engine) DesiredEndpoints() writes.Desired[*endpoints.Endpoints] {
-	return writes.Desired[*endpoints.Endpoints]{
-		Names: e.serviceNames,
-		Want: func(name, owner string) writes.Answer[*endpoints.Endpoints] {
-			return answerOfService(e, name, owner, e.plan.Endpoints)
-		},
-	}
-}
-
 // DesiredImports is the input of the loop of ServiceImports, whose names are NAMESPACE/NAME.
 func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 	return writes.Desired[*mcsv1beta1.ServiceImport]{
 		Names: func() []string {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
-			return e.plan.Imports()
+			return e.imported.Imports()
 		},
 		Want: func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
 			e.mu.RLock()
@@ -596,12 +622,12 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 			if !e.plan.Begun() {
 				return unknown
 			}
-			object, wanted := e.plan.Import(name)
-			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(mirror.DerivedService(name)) {
+			object, wanted := e.imported.Import(name)
+			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(imports.DerivedService(name)) {
 				return unknown
 			}
 			if wanted {
-				if unknown.Again = e.plan.ImportDue(name, e.now()); unknown.Again > 0 {
+				if unknown.Again = e.imported.ImportDue(name, e.now()); unknown.Again > 0 {
 					return unknown
 				}
 			}
@@ -616,14 +642,14 @@ func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice
 		Names: func() []string {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
-			return e.plan.ImportSlices()
+			return e.imported.ImportSlices()
 		},
 		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
 			slice, wanted := (*discoveryv1.EndpointSlice)(nil), true
 			if e.plan.Begun() {
-				slice, wanted = e.plan.ImportSlice(name)
+				slice, wanted = e.imported.ImportSlice(name)
 			}
 			if wanted && slice == nil {
 				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
@@ -671,7 +697,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	if r == nil {
 		return released
 	}
-	for kind, g := range map[semaphorev1.Kind]*retain.Guard{kindService: r.services, kindSlice: r.slices} {
+	for kind, g := range map[semaphorev1.Kind]*writes.Retention{kindService: r.services, kindSlice: r.slices} {
 		if len(kinds) == 0 || slices.Contains(kinds, kind) {
 			if n := g.Release(); n > 0 {
 				released[kind] = n
@@ -691,7 +717,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, name := range e.names {
-		for _, g := range []*retain.Guard{e.remotes[name].slices, e.remotes[name].services} {
+		for _, g := range []*writes.Retention{e.remotes[name].slices, e.remotes[name].services} {
 			found = append(found, finding.Line(finding.HeldBack, name, g.Problem())...)
 		}
 	}

@@ -2,8 +2,6 @@
 //
 // The Board receives the reports of agents, each with all counters of the agent, and stores the sums. Its size is
 // bounded by the number of the broker's Services, and for each node by the limit of a report.
-//
-// Of the broker's packages it may import none.
 package traffic
 
 import (

@@ -15,9 +15,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 // allowed are the allowed IPs of each peer, as agents receive them.
@@ -126,7 +126,7 @@ func TestConflicts(t *testing.T) {
 				if reversed && test.late != nil {
 					test.want, test.problem, test.of = test.late.want, test.late.problem, test.late.of
 				}
-				cfg, err := config.Parse[config.Broker]([]byte(`
+				cfg, err := described.Broker([]byte(`
 cluster: c1
 features: [encryption]
 localSubnets: [10.1.0.0/16]
@@ -216,7 +216,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 // TestPeersWaitForCompleteNodes: agents receive peers of a remote once a snapshot of its nodes was complete, and every
 // change after it immediately.
 func TestPeersWaitForCompleteNodes(t *testing.T) {
-	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
+	cfg, err := described.Broker([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
 		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,15 @@ func (e *Engine) Restore(peers map[string]map[string]*semaphorev1.Node) {
 	e.plan.Update()
 }
 
+// Judge drops the peers of a remote under the previous broker that the remote has not confirmed and that are no longer
+// admitted, as its bounds have changed.
+func (e *Engine) Judge(cluster string, admitted func(node string, state *semaphorev1.Node) bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.plan.JudgeRestored(cluster, admitted)
+	e.update("", nil)
+}
+
 // nodesComplete decides which restored peers remain after a complete snapshot of a remote's nodes lacks them.
 func (e *Engine) nodesComplete(cluster string) {
 	if e.plan.NodesComplete(cluster, e.brake, e.now()) {

@@ -4,8 +4,6 @@
 // Its input are changes of replicas, from a queue that serves the remotes in turn, and the own cluster's nodes. It
 // passes changes to the agents' streams, and reports problems. The engine owns its state, behind one lock that it holds
 // for a part of a message at a time.
-//
-// Of the broker's packages it may import mesh, problem, queue and replica.
 package tunnels
 
 import (
@@ -67,7 +65,7 @@ func namesOf(remotes []config.Remote) (names []string) {
 }
 
 // Follow replaces the configured remotes. The decisions about those that remain continue, a new remote begins without
-// nodes, and the device of a missing one is removed. The rules by which nodes are admitted must be the same as before.
+// nodes, and the device of a missing one is removed.
 func (e *Engine) Follow(remotes []config.Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -93,9 +91,6 @@ func (e *Engine) Queue() *queue.Queue { return e.queue }
 
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
-
-// Leftovers reports whether something of a cluster is queued.
-func (e *Engine) Leftovers(cluster string) bool { return e.queue.Holds(cluster) }
 
 // Run handles the queue until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {

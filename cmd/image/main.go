@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
-	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
 )
 
 func main() {

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/agent"
-	"github.com/kube-semaphore/semaphore/agent/routing"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
@@ -24,7 +23,7 @@ func main() {
 	cmd := program.Command(program.Part[config.Agent]{
 		Name:  "semaphore-agent",
 		Short: "keeps this node's WireGuard devices, peers and routes as its broker wants them",
-		Load:  config.Load[config.Agent],
+		Load:  agent.LoadConfig,
 		Run: func(ctx context.Context, cfg *config.Agent) error {
 			cfg.UserspaceSocket = carrier
 			return agent.Run(ctx, cfg)
@@ -79,8 +78,8 @@ func guardCommand() *cobra.Command {
 	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state",
 		"stateFile of the agent")
 	cmd.Flags().BoolVar(&options.Inbound, "inbound", true, "guardInbound of the agent")
-	cmd.Flags().IntVar(&options.Table.ID, "routing-table", routing.DefaultTable, "routing.table of the agent")
-	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", routing.DefaultPriority,
+	cmd.Flags().IntVar(&options.Table.ID, "routing-table", kernel.DefaultTableID, "routing.table of the agent")
+	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", kernel.DefaultRulePriority,
 		"routing.rulePriority of the agent")
 	return cmd
 }
@@ -114,7 +113,7 @@ func cleanAndWait(ctx context.Context, listen string, clean func() error) error 
 func userspaceCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
-		Use:    wireguard.UserspaceCommand + " (DEVICE MTU | --serve SOCKET)",
+		Use:    kernel.UserspaceCommand + " (DEVICE MTU | --serve SOCKET)",
 		Hidden: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if socket != "" {
@@ -124,13 +123,13 @@ func userspaceCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if socket != "" {
-				return wireguard.ServeUserspace(cmd.Context(), socket)
+				return kernel.ServeUserspace(cmd.Context(), socket)
 			}
 			mtu, err := strconv.Atoi(args[1])
 			if err != nil {
 				return fmt.Errorf("mtu %q: %w", args[1], err)
 			}
-			return wireguard.RunUserspace(cmd.Context(), args[0], mtu)
+			return kernel.RunUserspace(cmd.Context(), args[0], mtu)
 		},
 	}
 	cmd.Flags().StringVar(&socket, "serve", "", "start the processes of devices on request at this unix socket")

@@ -5,7 +5,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/broker"
-	"github.com/kube-semaphore/semaphore/broker/uninstall"
+	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
@@ -31,7 +31,7 @@ func main() {
 }
 
 func cleanup() *cobra.Command {
-	var o uninstall.Options
+	var o operator.Options
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove from the cluster all that the broker wrote (stop broker and agents first)",
@@ -41,7 +41,7 @@ func cleanup() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return uninstall.Run(cmd.Context(), cfg, o, cmd.OutOrStdout())
+			return operator.Run(cmd.Context(), cfg, o, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().BoolVar(&o.DryRun, "dry-run", false, "only report what would be removed")

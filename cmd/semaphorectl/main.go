@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"github.com/kube-semaphore/semaphore/internal/ctl"
+	"github.com/kube-semaphore/semaphore/ctl"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 

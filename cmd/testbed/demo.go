@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/kube-semaphore/semaphore/e2e"
-	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/test/e2e"
+	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
 func demoCommand() *cobra.Command {
@@ -83,7 +83,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 
 	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, CoreDNS; two nodes each with " +
 		"containerd, kubelet, kube-proxy and Calico (Felix, BIRD)")
-	tb, err := testbed.Up(life, testbed.Options{Progress: d.out})
+	programs, err := currentPrograms(life, d.repo, d.out)
+	if err != nil {
+		return err
+	}
+	tb, err := testbed.Up(life, testbed.Options{Progress: d.out, Programs: programs, Repository: d.repo})
 	if err != nil {
 		return err
 	}
@@ -186,7 +190,7 @@ is a shell in which plain kubectl reaches both clusters. There, try:
   kubectl --context c1 get nodes,pods -A -o wide
   kubectl --context c1 -n semaphore get services,endpointslices       # the mirrors of c2's Services
   kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl status
-  kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl debug watch --recent
+  kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl trace --watch --history
   kubectl --context c1 -n shop exec deploy/client -- curl -s http://echo.shop.svc.cluster.c2:8080
   kubectl --context c1 -n shop exec stranger -- curl -sm 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
   kubectl --context c2 get networkpolicies.crd.projectcalico.org -A

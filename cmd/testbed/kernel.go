@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/testbed/components"
-	"github.com/kube-semaphore/semaphore/testbed/machine"
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testbed/machine"
 )
 
 // slowness is the factor for test timeouts in the machine: emulation is five to ten times slower.
@@ -19,7 +19,7 @@ const slowness = 10
 func testKernelCommand() *cobra.Command {
 	builder := components.Builder{}
 	tests := machine.Tests{
-		Using: components.Module + "/agent/nodetest",
+		Using: components.Module + "/test/nodetest",
 		Env: []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness),
 			"SEMAPHORE_TEST_OWN_KERNEL=1", "CI=true"},
 	}
@@ -27,7 +27,7 @@ func testKernelCommand() *cobra.Command {
 		Use:   "test-kernel [PACKAGE[=REGEXP]...]",
 		Short: "run the agent's tests on WireGuard of a real kernel, in an emulated machine",
 		Long: `Builds the tests of packages (./agent/... if none are named) that need a node, those that import
-agent/nodetest, and runs them in an emulated machine with Debian's kernel, on the kernel's WireGuard. Of a package with
+test/nodetest, and runs them in an emulated machine with Debian's kernel, on the kernel's WireGuard. Of a package with
 a regular expression only the tests are run whose names match it.
 
 Where no such machine can be had that is said and is no failure, but for CI=true.`,
@@ -43,7 +43,7 @@ Where no such machine can be had that is said and is no failure, but for CI=true
 		builder.Progress = out
 		m, err := machine.New(cmd.Context(), &builder, out)
 		if errors.Is(err, machine.ErrUnavailable) && os.Getenv("CI") != "true" {
-			fmt.Fprintf(out, "SKIPPED, nothing was tested on a real kernel: %v\n", err)
+			fmt.Fprintf(out, "NOT TESTED: WireGuard of a real kernel: %v\n", err)
 			return nil
 		}
 		if err != nil {

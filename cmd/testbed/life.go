@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
 func upCommand() *cobra.Command {
@@ -48,6 +48,10 @@ func upCommand() *cobra.Command {
 
 func up(ctx context.Context, options testbed.Options) error {
 	out := options.Progress
+	var err error
+	if options.Programs, err = currentPrograms(ctx, options.Repository, out); err != nil {
+		return err
+	}
 	tb, err := testbed.Up(ctx, options)
 	if err != nil {
 		return err

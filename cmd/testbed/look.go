@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/spawn"
+	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
 )
 
 // withTestbed adds the flag that selects the testbed. Flags after the first argument belong to the program that is run.
@@ -153,7 +153,7 @@ func ctlCommand() *cobra.Command {
 		Long: `Runs semaphorectl inside the pod of a part, as kubectl exec does in a cluster of your own.
 
 PART is broker, exporter, or agent@NODE.`,
-		Example: "  testbed ctl c1 broker status\n  testbed ctl c2 agent@n1 debug watch",
+		Example: "  testbed ctl c1 broker status\n  testbed ctl c2 agent@n1 trace --watch",
 		Args:    cobra.MinimumNArgs(2),
 	}
 	id := withTestbed(cmd)

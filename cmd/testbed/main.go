@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/testbed/echo"
+	"github.com/kube-semaphore/semaphore/test/testbed/echo"
 )
 
 // ranError is the exit of a command that the user named. The command has printed its own error.

@@ -1,24 +1,28 @@
 package main
 
 import (
+	"time"
+
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/testbed/echo"
+	"github.com/kube-semaphore/semaphore/test/testbed/echo"
 )
 
 // The programs of the image "testbed".
 
 func echoCommand() *cobra.Command {
 	var listen string
+	var quiet time.Duration
 	cmd := &cobra.Command{
 		Use:   "echo",
 		Short: "in a pod: an HTTP server that says who answered and who asked",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return echo.Serve(cmd.Context(), listen)
+			return echo.Serve(cmd.Context(), listen, quiet)
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", ":8080", "address to listen on")
+	cmd.Flags().DurationVar(&quiet, "until-quiet", 0, "when terminated, serve until no request has come for this time")
 	return cmd
 }
 

@@ -1,4 +1,4 @@
-// Package crds embeds the CustomResourceDefinitions of semaphore, for code that applies them. It imports nothing.
+// Package crds embeds the CustomResourceDefinitions of semaphore, for code that applies them.
 package crds
 
 import _ "embed"

@@ -6,14 +6,14 @@ object by object.
 {{- $f := .Values.features -}}
 {{- $c := .Values.components -}}
 {{- $files := list "broker/deployment.yaml" "broker/disruption.yaml" "broker/service.yaml" "broker/serviceaccount.yaml" "broker/leader.yaml"
-  "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "broker/remotes.yaml" "exporter/remotes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
+  "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "broker/remotes.yaml" "broker/viewer.yaml" "exporter/remotes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
   "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" "exporter/source.yaml" -}}
 {{- if .Values.createNamespace }}{{ $files = append $files "namespace/namespace.yaml" }}{{ end -}}
 {{- if $f.encryption }}{{ $files = concat $files (list "agent/daemonset.yaml" "agent/service.yaml" "agent/serviceaccount.yaml") }}{{ end -}}
 {{- range $feature := list "encryption" "services" "policy" -}}
 {{- if index $f $feature }}{{ $files = concat $files (list (printf "features/%s/broker/rbac.yaml" $feature) (printf "features/%s/exporter/rbac.yaml" $feature)) }}{{ end -}}
 {{- end -}}
-{{- range $name, $file := dict "adoptServices" "adopt-services/rbac.yaml" "endpoints" "endpoints/rbac.yaml" "gke" "gke/quota.yaml" "ippools" "ippools/rbac.yaml" "networkPolicies"
+{{- range $name, $file := dict "adoptServices" "adopt-services/rbac.yaml" "gke" "gke/quota.yaml" "ippools" "ippools/rbac.yaml" "networkPolicies"
   "network-policies/policies.yaml" "networksets" "networksets/rbac.yaml" "tunnelAddresses" "tunnel-addresses/rbac.yaml" "monitors"
   "monitors/monitors.yaml" "alerts" "alerts/rules.yaml" -}}
 {{- if index $c $name }}{{ $files = append $files (printf "features/%s" $file) }}{{ end -}}

@@ -380,7 +380,7 @@ func TestOutsideNode(t *testing.T) {
 	slice := func(name string, at ...string) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
-				Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+				Labels: map[string]string{discoveryv1.LabelServiceName: "web", "mirror.semaphore.uw.io/mirror-service": "true"}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 		}
 		for _, text := range at {

@@ -2,9 +2,7 @@
 // journal that publishers read.
 //
 // It reduces an object to the fields that a receiver needs: a change to any other field makes no revision and sends
-// nothing. It is pure: it does no I/O, reads no clock and imports nothing of streams.
-//
-// It may import no other package of the exporter.
+// nothing. It is pure: it does no I/O and reads no clock.
 package catalog
 
 import (
@@ -62,7 +60,7 @@ type Rules struct {
 	// Own is the name of the own cluster. If Clusters contains it, its broker receives all global services and
 	// nothing else: a cluster has no tunnel to itself, and no mirrors or sets of its own objects.
 	Own string
-	// Clusters are the clusters with a broker to publish to.
+	// Clusters are the clusters with a broker to publish to, until SetRemotes.
 	Clusters []string
 	// Mirror and Global select the Services to export.
 	Mirror, Global labels.Selector
@@ -73,11 +71,6 @@ type Rules struct {
 	// LabelDomains are the domains of the labels that put a pod into a set. The first domain of which the pod has a
 	// label counts.
 	LabelDomains []string
-	// Export restricts the audience of Services and pods: the first rule that matches decides. Without a match the
-	// audience is every cluster.
-	Export []ExportRule
-	// Follows means that the clusters and their rules change: see SetRemotes.
-	Follows bool
 	// PodSubnets contain the IPs of the cluster's pods. If not empty, IPs outside them are not exported.
 	PodSubnets []netip.Prefix
 	// AllowedIPs selects the source of the prefixes that nodes export.
@@ -113,11 +106,9 @@ func (r Rules) Kinds() []semaphorev1.Kind {
 type Catalog struct {
 	rules   Rules
 	journal *Journal
-	// clusters have a broker, others are clusters without the own one, ruleAudiences are the clusters of each export
-	// rule.
-	clusters      universe
-	others        Audience
-	ruleAudiences []Audience
+	// clusters have a broker, others are clusters without the own one.
+	clusters universe
+	others   Audience
 	// own is the own cluster if it is one of clusters, else Nobody.
 	own Audience
 	// perCluster are the rules of single clusters.
@@ -178,11 +169,7 @@ func New(rules Rules) *Catalog {
 // setClusters sets the clusters that have a broker.
 func (c *Catalog) setClusters(clusters []string) {
 	c.clusters = slices.Sorted(slices.Values(clusters))
-	c.ruleAudiences, c.remotes, c.audienceOf, c.own = nil, nil, map[string]Audience{}, Nobody
-	for _, r := range c.rules.Export {
-		c.ruleAudiences = append(c.ruleAudiences,
-			c.clusters.filter(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
-	}
+	c.remotes, c.audienceOf, c.own = nil, map[string]Audience{}, Nobody
 	c.others = Everyone
 	for _, cluster := range clusters {
 		if cluster == c.rules.Own {
@@ -216,13 +203,6 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 
 // Journal returns the exported objects in the order of their revisions.
 func (c *Catalog) Journal() *Journal { return c.journal }
-
-// Clusters returns the clusters that have a broker, sorted.
-func (c *Catalog) Clusters() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.clusters)
-}
 
 // Rules returns the rules that the catalog was made with.
 func (c *Catalog) Rules() Rules { return c.rules }

@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -25,7 +24,7 @@ type Entry = journal.Entry[Key, Export]
 type Export struct {
 	Object *semaphorev1.Object
 	// Digest is the digest of Object alone.
-	Digest digest.Digest
+	Digest journal.Digest
 	// To are the clusters that receive the object.
 	To Audience
 	// withdrawn are the clusters that received the object before and may no longer; withdrawnAt is the revision at

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -42,6 +42,25 @@ func withRules(t testing.TB, edit func(*Rules)) *Catalog {
 	return New(rules)
 }
 
+// offering is a rule, with the clusters that it offers objects to; it withholds them from all others.
+type offering struct {
+	OfferRule
+	clusters []string
+}
+
+// offer sets the rules in a catalog.
+func offer(c *Catalog, rules []offering) *Catalog {
+	offers := map[string][]OfferRule{}
+	for _, cluster := range c.remotes {
+		for _, r := range rules {
+			r.Offers = slices.Contains(r.clusters, cluster)
+			offers[cluster] = append(offers[cluster], r.OfferRule)
+		}
+	}
+	c.SetRemotes(slices.Clone(c.clusters), offers, time.Now())
+	return c
+}
+
 func exportToAnnotation(value string) map[string]string {
 	return map[string]string{naming.AnnotationExportTo: value}
 }
@@ -64,14 +83,14 @@ func TestR26WhoSeesWhat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules := []ExportRule{
-		{Features: config.Features{config.Services}, Selector: payments, Clusters: []string{"c2"}},
-		{Namespaces: []string{"other"}, Clusters: []string{"c3"}},
-		{Features: config.Features{config.Policy}, Namespaces: []string{"shop"}, Selector: payments},
+	rules := []offering{
+		{OfferRule{Features: config.Features{config.Services}, Selector: payments}, []string{"c2"}},
+		{OfferRule{Namespaces: []string{"other"}}, []string{"c3"}},
+		{OfferRule{Features: config.Features{config.Policy}, Namespaces: []string{"shop"}, Selector: payments}, nil},
 	}
 	long := strings.Repeat("x", 100_000)
 	for name, test := range map[string]struct {
-		rules   []ExportRule
+		rules   []offering
 		labels  map[string]string
 		value   *string
 		service string // clusters that see the Service and its slice
@@ -102,13 +121,13 @@ func TestR26WhoSeesWhat(t *testing.T) {
 		"the annotation widens nothing": {rules: rules, labels: map[string]string{"team": "payments"},
 			value: ptr("c2,c3"), service: "c2"},
 		"the annotation misses the rule": {rules: rules, labels: map[string]string{"team": "payments"}, value: ptr("c3")},
-		"the first that matches decides": {rules: append([]ExportRule{{Clusters: []string{"c4"}}}, rules...),
+		"the first that matches decides": {rules: append([]offering{{clusters: []string{"c4"}}}, rules...),
 			labels: map[string]string{"team": "payments"}, service: "c4", pod: "c4"},
-		"a rule for all clusters is no end": {rules: []ExportRule{{Clusters: []string{"c2", "c3", "c4"}}},
+		"a rule for all clusters is no end": {rules: []offering{{clusters: []string{"c2", "c3", "c4"}}},
 			service: "c2 c3 c4", pod: "c2 c3 c4"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := withRules(t, func(r *Rules) { r.Export = test.rules })
+			c := offer(withRules(t, nil), test.rules)
 			var annotations map[string]string
 			if test.value != nil {
 				annotations = exportToAnnotation(*test.value)
@@ -408,7 +427,7 @@ func TestF26WhatCannotBeSent(t *testing.T) {
 	for _, cluster := range []string{"c2"} {
 		all, _ := c.Journal().Snapshot()
 		for _, e := range all {
-			if e.Value.To.Has(cluster) && e.Value.Digest != digest.Of(e.Value.Object) {
+			if e.Value.To.Has(cluster) && e.Value.Digest != journal.DigestOf(e.Value.Object) {
 				t.Errorf("%s has another digest than its message", e.Key)
 			}
 		}

@@ -11,52 +11,29 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// ExportRule restricts the audience of some objects; see config.ExportRule.
-type ExportRule struct {
+// OfferRule offers some objects to one cluster, or withholds them.
+type OfferRule struct {
 	// Features whose objects the rule matches: services or policy; all if empty.
 	Features config.Features
 	// Namespaces that the rule matches; all if empty.
 	Namespaces []string
 	// Selector of labels that the rule matches; all if nil.
 	Selector labels.Selector
-	// Clusters that receive the objects.
-	Clusters []string
+	// Offers is false if the rule withholds them.
+	Offers bool
 }
 
-func (r ExportRule) matches(feature config.Feature, namespace string, set labels.Set) bool {
+func (r OfferRule) matches(feature config.Feature, namespace string, set labels.Set) bool {
 	return (len(r.Features) == 0 || r.Features.Has(feature)) &&
 		(len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) &&
 		(r.Selector == nil || r.Selector.Matches(set))
 }
 
-// SelectedLabels returns the keys of the labels that export rules select by.
-func (r Rules) SelectedLabels() []string {
-	var keys []string
-	for _, rule := range r.Export {
-		if rule.Selector == nil {
-			continue
-		}
-		requirements, _ := rule.Selector.Requirements()
-		for _, requirement := range requirements {
-			keys = append(keys, requirement.Key())
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
-
-// audience returns which remotes receive an object: the clusters of the first rule that matches, restricted to those
-// that the annotation names. An annotation that cannot be parsed means Nobody.
+// audience returns which remotes receive an object: those whose rules offer it, restricted to those that the annotation
+// names. An annotation that cannot be parsed means Nobody.
 func (c *Catalog) audience(feature config.Feature, namespace string, set, annotations map[string]string) (to Audience,
 	problem string) {
-	to = c.others
-	for i, rule := range c.rules.Export {
-		if rule.matches(feature, namespace, set) {
-			to = c.ruleAudiences[i]
-			break
-		}
-	}
-	to = c.offered(to, feature, namespace, set)
+	to = c.offered(c.others, feature, namespace, set)
 	value, ok := annotations[naming.AnnotationExportTo]
 	if !ok {
 		return to, ""
@@ -76,12 +53,6 @@ func (c *Catalog) parsedExportTo(value string) (to Audience, problem string) {
 		c.exportTo[strings.Clone(value)] = it
 	}
 	return it.to, it.problem
-}
-
-// OfferRule offers some objects to one cluster, or withholds them.
-type OfferRule struct {
-	ExportRule
-	Offers bool
 }
 
 // offered is an audience without those whose own rules withhold an object from them. The first rule that matches

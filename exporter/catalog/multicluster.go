@@ -20,7 +20,8 @@ import (
 )
 
 // This file holds the exports by ServiceExports (KEP-1645). A Service and its slices have no label of an export, so
-// the catalog is given all of a cluster, and remembers those that it does not export.
+// the catalog is given all of a cluster, and remembers those that it does not export. It remembers slices always: those
+// that Kubernetes does not make have the labels of their author, and not of their Service.
 
 // ServiceExport is a ServiceExport of the own cluster, with what is exported of its Service.
 type ServiceExport struct {
@@ -35,11 +36,11 @@ type ServiceExport struct {
 	Offer *Offer
 }
 
-// multiCluster is what the catalog remembers for exports.
+// multiCluster is what the catalog remembers for exports, and the slices that it remembers.
 type multiCluster struct {
 	exports  map[name]*mcsv1beta1.ServiceExport
 	services map[name]*corev1.Service
-	// slices of every Service, by their names.
+	// slices of every Service, by their names, as far as the catalog is given them.
 	slices map[name]map[string]*discoveryv1.EndpointSlice
 	// serviceOf is the Service that a slice belonged to in its last state.
 	serviceOf map[name]name
@@ -112,15 +113,12 @@ func (c *Catalog) rememberSlice(at name, s *discoveryv1.EndpointSlice) {
 	c.multi.serviceOf[at] = service
 }
 
-// selects reports whether an EndpointSlice is looked at: its labels select it, or a ServiceExport exports its Service.
-// Without ServiceExports the apiserver selects.
+// selects reports whether an EndpointSlice is looked at: its Service is offered. The EndpointSlice controller copies
+// the labels that offer a Service to its slices, so that a slice can come before its Service.
 func (c *Catalog) selects(s *discoveryv1.EndpointSlice) bool {
-	if !c.rules.MultiCluster {
-		return true
-	}
-	set := labels.Set(s.Labels)
+	set, service := labels.Set(s.Labels), name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
 	return c.rules.Mirror.Matches(set) || c.rules.Global.Matches(set) ||
-		c.multi.exports[name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}] != nil
+		c.offers[service] != nil || c.multi.exports[service] != nil
 }
 
 // narrowed restricts an audience to the clusters that the annotation of a ServiceExport names: the Service and its
@@ -155,7 +153,7 @@ func multiClusterExport(s *corev1.Service, e *mcsv1beta1.ServiceExport) (out *se
 			return
 		}
 		for _, key := range keys {
-			if naming.ReservedExport(key) {
+			if naming.Reserved(key) {
 				reserved = append(reserved, key)
 				continue
 			}

@@ -130,11 +130,10 @@ func TestServiceExportNarrowed(t *testing.T) {
 		{name: "unparsable", export: "C2!"},
 		{name: "rule and ServiceExport", rule: []string{"c2"}, export: "c3"},
 	} {
-		rules := multiClusterCatalog(t).Rules()
+		c := multiClusterCatalog(t)
 		if test.rule != nil {
-			rules.Export = []ExportRule{{Namespaces: []string{"shop"}, Clusters: test.rule}}
+			offer(c, []offering{{OfferRule{Namespaces: []string{"shop"}}, test.rule}})
 		}
-		c := New(rules)
 		c.PutExport(newExport("echo", func(e *mcsv1beta1.ServiceExport) {
 			if test.export != "" {
 				e.Annotations = annotation(test.export)
@@ -192,5 +191,52 @@ func TestExportedLabels(t *testing.T) {
 	if m := content(c)["service shop/echo"].GetService().GetMultiCluster(); len(m.GetAnnotations()) != 0 ||
 		!strings.Contains(strings.Join(finding.Texts(c.Findings()), "\n"), "use up to 64 entries") {
 		t.Errorf("exported are %d annotations; problems %q", len(m.GetAnnotations()), finding.Texts(c.Findings()))
+	}
+}
+
+// TestSlicesWithoutTheLabelOfTheirService: the slices of an offered Service are exported whatever their labels are, in
+// either order, and until it is not offered any more; those of a Service that is not offered are not looked at.
+func TestSlicesWithoutTheLabelOfTheirService(t *testing.T) {
+	now := time.Unix(1, 0)
+	unlabelled := func(slice, service, address string) *discoveryv1.EndpointSlice {
+		s := newSlice(slice, service, address)
+		s.Labels = map[string]string{discoveryv1.LabelServiceName: service, "cluster-name": "db"}
+		return s
+	}
+	offer := func(c *Catalog) { c.PutService(newService("db", mirrorLabels), now) }
+	slice := func(c *Catalog) { c.PutSlice(unlabelled("db-1", "db", "10.1.1.1"), now) }
+	for name, put := range map[string][]func(*Catalog){
+		"the Service first": {offer, slice}, "the slice first": {slice, offer},
+	} {
+		for _, end := range []struct {
+			name string
+			do   func(*Catalog)
+		}{
+			{"its label is taken off", func(c *Catalog) { c.PutService(newService("db", nil), now) }},
+			{"it is deleted", func(c *Catalog) { c.DeleteService("shop", "db", now) }},
+		} {
+			t.Run(name+", "+end.name, func(t *testing.T) {
+				c := newCatalog(t)
+				c.PutSlice(unlabelled("other-1", "other", "192.0.2.1"), now) // no pod's address, and nobody's business
+				for _, do := range put {
+					do(c)
+				}
+				exports(t, c, "service shop/db", "endpointslice shop/db-1")
+				c.PutSlice(unlabelled("db-1", "db", "10.1.1.2"), now)
+				s := content(c)["endpointslice shop/db-1"].GetEndpointSlice()
+				if a := s.GetEndpoints()[0].GetAddresses()[0]; a != "10.1.1.2" {
+					t.Errorf("the address is %s", a)
+				}
+				end.do(c)
+				exports(t, c)
+				offer(c)
+				exports(t, c, "service shop/db", "endpointslice shop/db-1")
+				c.DeleteSlice("shop", "db-1", now)
+				exports(t, c, "service shop/db")
+				if problems := finding.Texts(c.Findings()); len(problems) > 0 {
+					t.Errorf("problems %q", problems)
+				}
+			})
+		}
 	}
 }

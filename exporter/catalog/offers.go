@@ -51,10 +51,10 @@ func (c *Catalog) setOffer(key Key, o *offered) {
 // withheld returns why the audience of a valid Service is empty.
 func (c *Catalog) withheld(ruled Audience, annotations map[string]string) string {
 	if ruled == Nobody {
-		return "exportRules of this cluster's exporter export it to no cluster: ask the operator of this cluster"
+		return "spec.export of no RemoteCluster offers it: ask the operator of this cluster"
 	}
-	return fmt.Sprintf("annotation %s: %.100q names none of the clusters to which exportRules of this cluster's "+
-		"exporter export it", naming.AnnotationExportTo, annotations[naming.AnnotationExportTo])
+	return fmt.Sprintf("annotation %s: %.100q names none of the clusters to which RemoteClusters offer it",
+		naming.AnnotationExportTo, annotations[naming.AnnotationExportTo])
 }
 
 // OffersVersion changes when the result of Offers changes. It may change without.
@@ -88,6 +88,9 @@ func (c *Catalog) Offers() []Offer {
 					break
 				}
 			}
+		}
+		if len(c.remotes) == 0 && o.Reason == "" {
+			o.Reason = "no RemoteCluster has a broker to export to: ask the operator of this cluster to link another one"
 		}
 		out = append(out, o)
 	}

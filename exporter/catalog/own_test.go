@@ -16,7 +16,7 @@ import (
 // The own cluster's broker receives global services and their slices, whichever others may see them, and nothing else.
 func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 	for name, test := range map[string]struct {
-		rules    []ExportRule
+		rules    []offering
 		labels   map[string]string
 		exportTo string
 		service  string // clusters that see the Service and its slice
@@ -26,16 +26,16 @@ func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 		"a global service": {labels: globalLabels, service: "c1 c2 c3", pod: "c2 c3"},
 		"both":             {labels: bothLabels, service: "c1 c2 c3", pod: "c2 c3"},
 		"neither":          {labels: map[string]string{}, pod: "c2 c3"},
-		"a rule keeps it from one": {labels: globalLabels, rules: []ExportRule{{Clusters: []string{"c3"}}},
+		"a rule keeps it from one": {labels: globalLabels, rules: []offering{{clusters: []string{"c3"}}},
 			service: "c1 c3", pod: "c3"},
-		"a rule keeps it from all":         {labels: globalLabels, rules: []ExportRule{{}}, service: "c1"},
+		"a rule keeps it from all":         {labels: globalLabels, rules: []offering{{}}, service: "c1"},
 		"the annotation keeps it from one": {labels: globalLabels, exportTo: "c2", service: "c1 c2", pod: "c2"},
 		"the annotation keeps it from all": {labels: globalLabels, exportTo: "none", service: "c1"},
 		"the annotation names the own one": {labels: globalLabels, exportTo: "c1,c2", service: "c1 c2", pod: "c2"},
 		"a mirror for the own one":         {labels: mirrorLabels, exportTo: "c1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := withRules(t, func(r *Rules) { r.Own, r.Clusters, r.Export = "c1", []string{"c3", "c1", "c2"}, test.rules })
+			c := offer(withRules(t, func(r *Rules) { r.Own, r.Clusters = "c1", []string{"c3", "c1", "c2"} }), test.rules)
 			now := time.Now()
 			annotate := func(m map[string]string) map[string]string {
 				if test.exportTo == "" {

@@ -25,6 +25,14 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 
 func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	key, at := serviceKey(s.Namespace, s.Name), name{s.Namespace, s.Name}
+	offered := c.offers[at] != nil
+	c.projectAndPut(key, at, s, now)
+	if offered != (c.offers[at] != nil) { // which selects slices that have labels of their own
+		c.putRememberedSlices(at, now)
+	}
+}
+
+func (c *Catalog) projectAndPut(key Key, at name, s *corev1.Service, now time.Time) {
 	service, problem, ignored := c.rules.projectService(s, c.multi.exports[at])
 	c.setProblem(key, finding.ServiceType, problem)
 	c.setProblem(key, finding.ServiceSettings, ignored)
@@ -86,6 +94,7 @@ func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 	delete(c.multi.services, name{namespace, serviceName})
 	c.offersVersion++ // its ServiceExport, if there is one, exports nothing
 	c.withdrawService(key, now)
+	c.putRememberedSlices(name{namespace, serviceName}, now)
 }
 
 // withdrawService withdraws the slices before their Service: no receiver has a slice without its Service.
@@ -99,9 +108,7 @@ func (c *Catalog) withdrawService(key Key, now time.Time) {
 func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.rules.MultiCluster {
-		c.rememberSlice(name{s.Namespace, s.Name}, s)
-	}
+	c.rememberSlice(name{s.Namespace, s.Name}, s)
 	c.putSlice(s, now)
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/stream/digest"
-	"github.com/kube-semaphore/semaphore/internal/stream/link"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -29,7 +29,7 @@ import (
 type reader struct {
 	cluster string
 	replica *replica.Replica
-	wire    *wire
+	wire    *bothEnds
 	// allowed are the objects that it could see at some time.
 	allowed map[string]bool
 }
@@ -64,8 +64,9 @@ func TestR26RandomAudiences(t *testing.T) {
 		c := catalog.New(catalog.Rules{
 			Features: config.Features{config.Encryption, config.Services, config.Policy}, Own: "c1", Clusters: clusters,
 			Mirror: offered, Global: global, LabelDomains: []string{naming.DefaultLabelDomain}, Tombstones: 2 + rnd.IntN(20),
-			Export: []catalog.ExportRule{{Namespaces: []string{"closed"}, Clusters: []string{"c3"}}},
 		})
+		withheld := []catalog.OfferRule{{Namespaces: []string{"closed"}}}
+		c.SetRemotes(clusters, map[string][]catalog.OfferRule{"c2": withheld, "c4": withheld}, time.Unix(0, 0))
 		readers := make([]*reader, len(clusters))
 		for i, cluster := range clusters {
 			readers[i] = &reader{cluster: cluster, replica: replica.New("c1", cluster, "test", takeAll),
@@ -83,7 +84,8 @@ func TestR26RandomAudiences(t *testing.T) {
 			return out
 		}
 		dial := func(r *reader) {
-			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal()),
+			sender := NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal())
+			r.wire = &bothEnds{t: t, sender: sender,
 				replica: r.replica.Open(), sent: map[string]int{}}
 			r.wire.say(r.wire.sender.Hello())
 		}
@@ -310,7 +312,7 @@ func TestF03Session(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-			} else if !errors.As(err, &lag) || !errors.Is(err, link.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
+			} else if !errors.As(err, &lag) || !errors.Is(err, wire.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
 				!strings.Contains(err.Error(), "the apiserver lags") {
 				t.Errorf("%v, not behind by %s", err, test.behind)
 			}
@@ -340,7 +342,7 @@ func TestSourceRevisions(t *testing.T) {
 		}
 		upTo := func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) }
 		s.SetSource(upTo, upTo)
-		w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+		w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 		w.say(s.Hello())
 		w.arrive()
 		if beat := s.Heartbeat(time.Now()).GetHeartbeat(); len(beat.GetSources()) != 0 || beat.GetSentRevision() != 0 {
@@ -381,7 +383,7 @@ func TestSourceRevisions(t *testing.T) {
 // TestDigestsOfNonsense: a digest that is none, or of other objects, is answered with a snapshot.
 func TestDigestsOfNonsense(t *testing.T) {
 	_, o := member("pod", "10.1.1.1")
-	right := digest.Of(o)
+	right := journal.DigestOf(o)
 	for name, test := range map[string]struct {
 		state     *semaphorev1.KindState
 		unchanged bool

@@ -132,7 +132,8 @@ func BenchmarkStatus(b *testing.B) {
 	var publishers []*Publisher
 	metrics, recorder := NewMetrics(prometheus.NewRegistry()), debug.NewRecorder("exporter", "c1", "")
 	for _, cluster := range manyClusters() {
-		p := New("c1", 0, config.ExporterBroker{Cluster: cluster, Address: "192.0.2.1:1"}, nil, c, recorder, metrics)
+		p := New("c1", 0, config.ExporterBroker{Cluster: cluster, Address: "192.0.2.1:1"}, nil, c, recorder, metrics,
+			Options{})
 		p.session = NewSession("c1", cluster, "test", 0, "", c.Rules().Kinds(), c.Journal())
 		publishers = append(publishers, p)
 	}

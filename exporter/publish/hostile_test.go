@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
@@ -71,7 +71,7 @@ func TestHostileBroker(t *testing.T) {
 		<-done
 	})
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{})
 	p.answers.SetLimit(perSecond)
 	b.run(p)
 

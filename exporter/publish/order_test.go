@@ -101,14 +101,15 @@ func answering() func(*semaphorev1.PublishRequest) []*semaphorev1.PublishRespons
 func TestNothingWaitsForAHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, "c2")
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
 		lost := make(chan struct{}, 1)
-		p.SetDeliveries(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{{Cluster: "c3"}} }, lost)
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{
+			ReportNow:  lost,
+			Deliveries: func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{{Cluster: "c3"}} }})
 		sent := offline(t, b, p, answering())
 		sent() // the snapshots
 		began := time.Now()
 		for i := range 20 {
-			time.Sleep(heartbeatInterval / 7)
+			time.Sleep(HeartbeatInterval / 7)
 			sent()
 			b.pod("web", fmt.Sprint("10.1.1.", i+1))
 			if m := sent(); len(m) != 1 || len(m[0].GetChanges().GetChanges()) != 1 {
@@ -119,9 +120,9 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 				t.Fatalf("after %s, what is to be reported made it send %v", time.Since(began), m)
 			}
 		}
-		time.Sleep(10 * heartbeatInterval)
+		time.Sleep(10 * HeartbeatInterval)
 		if m := sent(); len(m) != 10 {
-			t.Errorf("%d messages in %s in which nothing happened", len(m), 10*heartbeatInterval)
+			t.Errorf("%d messages in %s in which nothing happened", len(m), 10*HeartbeatInterval)
 		}
 	})
 }
@@ -133,7 +134,7 @@ func TestVerdictOfASlowBroker(t *testing.T) {
 		b := newBench(t, "c2")
 		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 			Mirror: labels.Everything(), Global: labels.Nothing()})
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
 		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
 		put := func(port int32) uint64 {
 			b.catalog.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
@@ -141,7 +142,7 @@ func TestVerdictOfASlowBroker(t *testing.T) {
 			return b.catalog.Journal().Head()
 		}
 		// It needs twenty seconds for each heartbeat, and none for changes. It says what is new with a heartbeat.
-		const slow = 4 * heartbeatInterval
+		const slow = 4 * HeartbeatInterval
 		var objection atomic.Pointer[string]
 		object := func(text string) { objection.Store(&text) }
 		object("taken")
@@ -198,7 +199,7 @@ func TestVerdictOfAServiceThatIsBack(t *testing.T) {
 		b := newBench(t, "c2")
 		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 			Mirror: labels.Everything(), Global: labels.Nothing()})
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, Protocol: "TCP"}}}}
 		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
@@ -215,7 +216,7 @@ func TestVerdictOfAServiceThatIsBack(t *testing.T) {
 		for range 3 {
 			b.catalog.PutService(service, time.Now())
 			sent()
-			time.Sleep(heartbeatInterval)
+			time.Sleep(HeartbeatInterval)
 			sent()
 			if is, known := p.Verdict(key, b.catalog.Journal().Head()); is != "taken" || !known {
 				t.Errorf("it says %q (%t), not that the name is taken", is, known)

@@ -2,11 +2,10 @@
 // until the exporter ends.
 //
 // Session implements the protocol without I/O. Publishers of different brokers share only the journal.
-//
-// Of the exporter's packages it may import catalog.
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -30,13 +30,12 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/stream/link"
-	bounded "github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// heartbeatInterval is the longest time between two messages to a broker.
-const heartbeatInterval = 5 * time.Second
+// HeartbeatInterval is the longest time between two messages to a broker, outside of tests.
+const HeartbeatInterval = 5 * time.Second
 
 // welcomeTimeout is how long a broker may take to answer Hello.
 const welcomeTimeout = 10 * time.Second
@@ -73,14 +72,8 @@ type Publisher struct {
 	recorder     *debug.Recorder
 	metrics      *Metrics
 	log          *slog.Logger
-	source       Source
+	options      Options
 
-	// deliveries is nil unless the broker is that of the own cluster.
-	deliveries func() []*semaphorev1.Delivery
-	// reportNow requests a heartbeat with deliveries immediately; nil except for the own broker.
-	reportNow <-chan struct{}
-	// disconnected is called when a stream that the broker accepted has ended.
-	disconnected func()
 	// notBefore is the head of the journal when the broker was added.
 	notBefore uint64
 
@@ -96,7 +89,9 @@ type Publisher struct {
 	since        time.Time
 	lastReceived time.Time
 	lastError    string
-	refused      map[catalog.Key]refusal
+	// otherStands: the broker refused the last stream, because another cluster stands under this one's name.
+	otherStands bool
+	refused     map[catalog.Key]refusal
 	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
 	outcomes map[catalog.Key]outcome
 	// omitted is how many more there are.
@@ -122,10 +117,34 @@ type outcome struct {
 	conflict  string
 }
 
+// Options are what publishers may lack.
+type Options struct {
+	// Source is waited for: a kind is sent once it has read the kind. Without it the catalog must be complete when Run is
+	// called.
+	Source Source
+	// Heartbeat is the longest time between two messages to the broker; HeartbeatInterval if it is zero.
+	Heartbeat time.Duration
+	// Deliveries are those to other clusters, which heartbeats report to the broker of the own cluster, and one more
+	// heartbeat when ReportNow has a value.
+	Deliveries func() []*semaphorev1.Delivery
+	ReportNow  <-chan struct{}
+	// Disconnected is called when a stream that the broker accepted has ended.
+	Disconnected func()
+	// Joins is true if the broker is added while the catalog exists: what it holds from an earlier time may lack what was
+	// not exported to it since.
+	Joins bool
+}
+
 // New makes the publisher of cluster's catalog to one broker. term is the term of the exporter's Lease, 0 without
 // leader election.
 func New(cluster string, term uint64, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog,
-	rec *debug.Recorder, metrics *Metrics) *Publisher {
+	rec *debug.Recorder, metrics *Metrics, o Options) *Publisher {
+	if o.Source == nil {
+		o.Source = completeSource{}
+	}
+	if o.Heartbeat == 0 {
+		o.Heartbeat = HeartbeatInterval
+	}
 	p := &Publisher{
 		cluster: cluster, term: term, broker: broker, certificates: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
@@ -133,28 +152,14 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 		logs:    rate.NewLimiter(rate.Every(logEvery), maxLogged),
 		answers: rate.NewLimiter(answersPerSecond, answersBurst),
 		codes:   codes{},
-		source:  completeSource{}, requiredRevision: map[semaphorev1.Kind]uint64{},
+		options: o, requiredRevision: map[semaphorev1.Kind]uint64{},
+	}
+	if o.Joins {
+		p.notBefore = c.Journal().Head()
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p
 }
-
-// SetSource makes the publisher wait until source has read a kind before it sends the kind. Without it the catalog
-// must be complete when Run is called. It must be called before Run.
-func (p *Publisher) SetSource(source Source) { p.source = source }
-
-// SetDeliveries makes heartbeats report the exporter's deliveries to other clusters, and sends one more heartbeat when
-// now has a value; it is for the broker of the own cluster. It must be called before Run.
-func (p *Publisher) SetDeliveries(deliveries func() []*semaphorev1.Delivery, now <-chan struct{}) {
-	p.deliveries, p.reportNow = deliveries, now
-}
-
-// OnDisconnect sets what is called when a stream that the broker accepted has ended. It must be called before Run.
-func (p *Publisher) OnDisconnect(f func()) { p.disconnected = f }
-
-// Joins must be called before Run if the broker is added while the catalog exists: what it holds from an earlier time
-// may lack what was not exported to it since.
-func (p *Publisher) Joins() { p.notBefore = p.catalog.Journal().Head() }
 
 // Forget deletes the series of the broker. It must be called after Run.
 func (p *Publisher) Forget() { p.metrics.forget(p.broker.Cluster) }
@@ -164,12 +169,12 @@ func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
 // Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
-	return link.Keep(ctx, link.End{
-		Address: p.broker.Address,
-		TLS:     p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
+	return wire.Keep(ctx, wire.End{
+		Address: p.broker.Address, Others: p.broker.OtherAddresses,
+		TLS: p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
 		Options: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer),
-				grpc.ForceCodecV2(bounded.Codec{Most: maxDecoded})),
+				grpc.ForceCodecV2(wire.Codec{Most: maxDecoded})),
 			// Without fixed windows gRPC buffers up to 16 MiB of what is not read yet.
 			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 			grpc.WithMaxHeaderListSize(maxHeaders),
@@ -190,15 +195,16 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.source.ID(), kinds, p.catalog.Journal())
-	s.SetSource(p.source.Read, p.source.Newest)
+	source := p.options.Source
+	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, source.ID(), kinds, p.catalog.Journal())
+	s.SetSource(source.Read, source.Newest)
 	s.setNotBefore(p.notBefore)
 	s.setEarlierSourceRevisions(p.reportedSource)
 	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
 		s.setLabelDomains(rules.LabelDomains)
 	}
 	if err := stream.Send(s.Hello()); err != nil {
-		return link.Reason(stream.Recv)
+		return wire.Reason(stream.Recv)
 	}
 	// more wakes the sender after a message of the broker, which may permit the next send.
 	more := make(chan struct{}, 1)
@@ -250,7 +256,7 @@ func (p *Publisher) receive(ctx context.Context, stream semaphorev1.FederationSe
 
 func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *Session,
 	more <-chan struct{}) error {
-	beat := time.NewTicker(heartbeatInterval)
+	beat := time.NewTicker(p.options.Heartbeat)
 	defer beat.Stop()
 	late := time.NewTimer(welcomeTimeout)
 	defer late.Stop()
@@ -279,7 +285,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 					continue
 				}
 				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeTimeout)
-			case <-p.reportNow:
+			case <-p.options.ReportNow:
 			case <-beat.C:
 			}
 			if !welcomed {
@@ -288,8 +294,8 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 			p.mu.Lock()
 			m = s.Heartbeat(time.Now())
 			p.mu.Unlock()
-			if p.deliveries != nil {
-				m.GetHeartbeat().Deliveries = p.deliveries()
+			if p.options.Deliveries != nil {
+				m.GetHeartbeat().Deliveries = p.options.Deliveries()
 			}
 		}
 		at := time.Now() // the broker may have it before Send returns
@@ -305,7 +311,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 // streamStarted records that the broker accepted the stream.
 func (p *Publisher) streamStarted(s *Session) {
 	p.mu.Lock()
-	p.session, p.since, p.lastError, p.acked = s, time.Now(), "", time.Time{}
+	p.session, p.since, p.lastError, p.acked, p.otherStands = s, time.Now(), "", time.Time{}, false
 	p.verdictChanges++
 	how := "with a snapshot"
 	if s.resumed {
@@ -333,12 +339,12 @@ func (p *Publisher) streamEnded(err error) {
 	if was {
 		p.session, p.since = nil, time.Now()
 	}
-	p.lastError = reason
+	p.lastError, p.otherStands = reason, status.Code(err) == grpccodes.AlreadyExists
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(0)
 	p.metrics.streamsEnded.WithLabelValues(p.broker.Cluster).Inc()
-	if was && p.disconnected != nil {
-		p.disconnected()
+	if was && p.options.Disconnected != nil {
+		p.options.Disconnected()
 	}
 	if was || !repeated {
 		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect",
@@ -500,7 +506,7 @@ func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
 }
 
 // ackTimeout is the greatest age of the last acknowledgement of a working stream: the broker answers each heartbeat.
-const ackTimeout = heartbeatInterval + 5*time.Second
+const ackTimeout = HeartbeatInterval + 5*time.Second
 
 // Delivery reports whether the broker receives what is published, nodes above all, and acknowledges it.
 func (p *Publisher) Delivery(now time.Time) *semaphorev1.Delivery {
@@ -532,10 +538,13 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 		Connected: p.session != nil, Since: timestamppb.New(p.since), LastError: p.lastError,
 	}
 	link.LastHeard = semaphorev1.Time(p.lastReceived)
+	if p.otherStands {
+		link.RefusedSourceId = cmp.Or(p.options.Source.ID(), "unknown")
+	}
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		counts[kind] = &semaphorev1.KindStatus{
-			Kind: kind, Complete: p.source.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
+			Kind: kind, Complete: p.options.Source.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
 		}
 		link.Kinds = append(link.Kinds, counts[kind])
 	}

@@ -34,10 +34,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 func TestMain(m *testing.M) {
@@ -197,8 +197,7 @@ func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, comple
 
 func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address},
-		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
-	p.SetSource(from)
+		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: from})
 	b.run(p)
 	return p
 }
@@ -353,14 +352,14 @@ func TestDelivery(t *testing.T) {
 	b := newBench(t, "c2")
 	c2, own := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start(),
 		newBroker(t, "c1", b.trust.Source(t, "c1", "broker")).start()
-	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics)
 	lost := make(chan struct{}, 1)
 	var losses atomic.Int64
-	p.OnDisconnect(func() { losses.Add(1); lost <- struct{}{} })
+	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"),
+		b.catalog, b.recorder, b.metrics, Options{Disconnected: func() { losses.Add(1); lost <- struct{}{} }})
 	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics)
-	to.SetDeliveries(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} }, lost)
+		b.catalog, b.recorder, b.metrics, Options{ReportNow: lost, Deliveries: func() []*semaphorev1.Delivery {
+			return []*semaphorev1.Delivery{p.Delivery(time.Now())}
+		}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- p.Run(ctx) }()

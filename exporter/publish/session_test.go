@@ -53,8 +53,8 @@ func node(audience, name, address string) (catalog.Key, *semaphorev1.Object) {
 
 func takeAll(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }
 
-// wire is a session of ours and one of the real broker's replica, and what is between them.
-type wire struct {
+// bothEnds is a session of ours and one of the real broker's replica, and what is between them.
+type bothEnds struct {
 	t       *testing.T
 	sender  *Session
 	replica *replica.Session
@@ -68,28 +68,29 @@ type wire struct {
 }
 
 // dial begins a stream; Hello is on its way.
-func dial(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
-	w := &wire{t: t, sender: NewSession("c1", "c2", "test", 0, "", kinds, j), replica: r.Open(), sent: map[string]int{}}
+func dial(t *testing.T, j *catalog.Journal, r *replica.Replica) *bothEnds {
+	w := &bothEnds{t: t, sender: NewSession("c1", "c2", "test", 0, "", kinds, j), replica: r.Open(),
+		sent: map[string]int{}}
 	w.say(w.sender.Hello())
 	return w
 }
 
 // connect begins a stream on which everything arrives at once.
-func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
+func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *bothEnds {
 	t.Helper()
 	w := dial(t, j, r)
 	w.arrive()
 	return w
 }
 
-func (w *wire) say(m *semaphorev1.PublishRequest) {
+func (w *bothEnds) say(m *semaphorev1.PublishRequest) {
 	w.sent[fmt.Sprintf("%T", m.GetMessage())]++
 	w.largest = max(w.largest, proto.Size(m))
 	w.requests = append(w.requests, m)
 }
 
 // brokerTakes has one message arrive, and is false when there is none.
-func (w *wire) brokerTakes() bool {
+func (w *bothEnds) brokerTakes() bool {
 	w.t.Helper()
 	if len(w.requests) == 0 {
 		return false
@@ -105,7 +106,7 @@ func (w *wire) brokerTakes() bool {
 }
 
 // exporterTakes has one answer arrive, and is false when there is none.
-func (w *wire) exporterTakes() bool {
+func (w *bothEnds) exporterTakes() bool {
 	w.t.Helper()
 	if len(w.responses) == 0 {
 		return false
@@ -119,14 +120,14 @@ func (w *wire) exporterTakes() bool {
 }
 
 // arrive has everything arrive that is on its way.
-func (w *wire) arrive() {
+func (w *bothEnds) arrive() {
 	w.t.Helper()
 	for w.brokerTakes() || w.exporterTakes() {
 	}
 }
 
 // step sends one message, and is false when there is none.
-func (w *wire) step() bool {
+func (w *bothEnds) step() bool {
 	w.t.Helper()
 	m, err := w.sender.Next()
 	if err != nil {
@@ -140,7 +141,7 @@ func (w *wire) step() bool {
 	return true
 }
 
-func (w *wire) drain() {
+func (w *bothEnds) drain() {
 	w.t.Helper()
 	for w.step() {
 	}
@@ -149,8 +150,8 @@ func (w *wire) drain() {
 	}
 }
 
-func (w *wire) snapshots() int { return w.sent["*semaphorev1.PublishRequest_SnapshotBegin"] }
-func (w *wire) unchanged() int { return w.sent["*semaphorev1.PublishRequest_SnapshotUnchanged"] }
+func (w *bothEnds) snapshots() int { return w.sent["*semaphorev1.PublishRequest_SnapshotBegin"] }
+func (w *bothEnds) unchanged() int { return w.sent["*semaphorev1.PublishRequest_SnapshotUnchanged"] }
 
 func held(r *replica.Replica) map[string]*semaphorev1.Object {
 	out := map[string]*semaphorev1.Object{}
@@ -293,7 +294,8 @@ func TestABrokerThatFellBehindGetsASnapshot(t *testing.T) {
 	if _, err := w.sender.Next(); err != errFellBehind {
 		t.Fatalf("deletions are forgotten, and next says %v", err)
 	}
-	if err := new(Publisher).send(t.Context(), nil, w.sender, nil); err != errFellBehind {
+	p := &Publisher{options: Options{Heartbeat: HeartbeatInterval}}
+	if err := p.send(t.Context(), nil, w.sender, nil); err != errFellBehind {
 		t.Errorf("the stream ends with %v, want the same", err)
 	}
 	w = connect(t, j, r)
@@ -397,7 +399,7 @@ func TestRandomStreams(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			j, r := newJournal(3+rnd.IntN(20)), newReplica()
-			var w *wire
+			var w *bothEnds
 			now := time.Unix(0, 0)
 			for range 300 {
 				now = now.Add(time.Second)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/link"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -43,7 +43,7 @@ const (
 )
 
 // errMoreKinds ends a stream that lacks kinds which can be sent now.
-var errMoreKinds = fmt.Errorf("more kinds can be sent: %w", link.ErrAgain)
+var errMoreKinds = fmt.Errorf("more kinds can be sent: %w", wire.ErrAgain)
 
 // readyKinds returns the kinds that can be sent now. A kind that is not read, or whose apiserver lags, does not delay
 // the others.
@@ -52,7 +52,7 @@ func (p *Publisher) readyKinds() []semaphorev1.Kind {
 	defer p.mu.Unlock()
 	var kinds []semaphorev1.Kind
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
-		if p.source.Ready(kind) && p.source.Read(kind) >= p.requiredRevision[kind] {
+		if p.options.Source.Ready(kind) && p.options.Source.Read(kind) >= p.requiredRevision[kind] {
 			kinds = append(kinds, kind)
 		}
 	}
@@ -132,7 +132,7 @@ func (p *Publisher) Lagging() []semaphorev1.Kind {
 	defer p.mu.Unlock()
 	var kinds []semaphorev1.Kind
 	for _, kind := range slices.Sorted(maps.Keys(p.requiredRevision)) {
-		if p.source.Read(kind) < p.requiredRevision[kind] {
+		if p.options.Source.Read(kind) < p.requiredRevision[kind] {
 			kinds = append(kinds, kind)
 		} else {
 			delete(p.requiredRevision, kind)
@@ -151,10 +151,14 @@ func (p *Publisher) Findings() (found []finding.Finding) {
 			fmt.Sprintf("the apiserver lags: %s has "+
 				"been read up to resourceVersion %d, and the broker of %s received %d before; the kind is not sent until that has "+
 				"been read; if this cluster's etcd was restored from a backup, raise restores in the exporter's configuration",
-				semaphorev1.KindName(kind), p.source.Read(kind), p.broker.Cluster, needed))...)
+				semaphorev1.KindName(kind), p.options.Source.Read(kind), p.broker.Cluster, needed))...)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.otherStands {
+		found = append(found, finding.Line(finding.SourceRefused, p.broker.Cluster, fmt.Sprintf("the broker of %s refuses "+
+			"this cluster: %s", p.broker.Cluster, p.lastError))...)
+	}
 	if p.omitted > 0 {
 		found = append(found, finding.Line(finding.OutcomesOmitted, p.broker.Cluster, fmt.Sprintf("the broker of %s says of "+
 			"%d Services what became of them there, and leaves out others of which it has something to say",

@@ -17,7 +17,7 @@ func TestChangesCarryTheSourceRevision(t *testing.T) {
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
 	upToNow := func(semaphorev1.Kind) uint64 { return read }
 	s.SetSource(upToNow, upToNow)
-	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
 	// next sends all there is and returns the last message.
@@ -91,7 +91,7 @@ func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
 	s.SetSource(upTo(15), upTo(29))
-	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
 	for m, err := s.Next(); m != nil || err != nil; m, err = s.Next() {

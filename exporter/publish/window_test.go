@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // framed is a broker that was taken over and speaks HTTP/2 itself, on one connection.
@@ -112,7 +112,7 @@ func TestWindowsAndHeaders(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{})
 	p.answers.SetLimit(20) // it reads five messages of the test a second
 	p.answers.SetBurst(20)
 	b.run(p)

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 func blocksOf(c *catalog.Catalog) string {
@@ -42,6 +42,7 @@ func TestBlocks(t *testing.T) {
 
 func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin, ctx := client(t, cfg), t.Context()
 	native := gv == kubetest.CalicoCRD
 	grant := func(group, resource string) {
@@ -164,6 +165,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 // later exports them, once it may read them.
 func TestAutoBlocks(t *testing.T) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin, ctx := client(t, cfg), t.Context()
 	for _, name := range []string{"n1", "n2"} {
 		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},

@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +26,8 @@ type kind struct {
 	// selectors of labels, with a watch for each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
-	// lister replaces client for a resource that is served under different API groups.
-	lister *cache.ListWatch
+	// lister replaces client for a custom resource, of which others may write what its type cannot hold.
+	lister func(*kube.Unread) *cache.ListWatch
 	// ownVersions, if not nil, reports that the resourceVersions cannot be compared with those of the cluster's other
 	// objects.
 	ownVersions func() bool
@@ -72,7 +71,7 @@ func nodes(client kubernetes.Interface) kind {
 func blocks(affinities *kube.BlockAffinities) kind {
 	return kind{
 		name: "blockaffinities", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
-		selectors: []string{""}, lister: affinities.ListWatch(), ownVersions: func() bool { return !affinities.Native() },
+		selectors: []string{""}, lister: affinities.Follow, ownVersions: func() bool { return !affinities.Native() },
 		example: &kube.BlockAffinity{},
 		trim: trimmed(func(a *kube.BlockAffinity) {
 			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp,
@@ -114,7 +113,7 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 
 // serviceExports are those that export Services, in the version of the API that the cluster serves. Without the API
 // nothing is complete: the exports of a cluster are not known then.
-func serviceExports(exports *cache.ListWatch) kind {
+func serviceExports(exports func(*kube.Unread) *cache.ListWatch) kind {
 	return kind{
 		name:      "serviceexports",
 		kinds:     []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
@@ -127,30 +126,20 @@ func serviceExports(exports *cache.ListWatch) kind {
 	}
 }
 
-// pods keep only the labels with these keys, or all, and those that put them into sets of these domains.
-func pods(client kubernetes.Interface, domains, keys []string, allLabels bool) kind {
-	keys = slices.Clone(keys)
+// pods are those with a label that puts them into a set of one of these domains. They keep all labels: rules that come
+// later may select by any.
+func pods(client kubernetes.Interface, domains []string) kind {
 	var labels []string // a label selector cannot express "or": each label has a watch
 	for _, domain := range domains {
 		labels = append(labels, domain+"/name")
 	}
-	keys = append(keys, labels...)
 	return kind{
 		name: "pods", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
 		selectors: labels, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
 		trim: trimmed(func(p *corev1.Pod) {
-			kept := map[string]string{}
-			for _, key := range keys {
-				if value, ok := p.Labels[key]; ok {
-					kept[key] = value
-				}
-			}
-			if allLabels { // rules that come later may select by any
-				kept = p.Labels
-			}
 			p.ObjectMeta = metav1.ObjectMeta{
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-				Labels: kept, Annotations: exportTo(p.Annotations),
+				Labels: p.Labels, Annotations: exportTo(p.Annotations),
 			}
 			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork, NodeName: p.Spec.NodeName}
 			p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -20,9 +20,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/mcstest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/mcstest"
 )
 
 // TestServiceExports: nothing is complete before both definitions of the API are served, those of v0.2 with v1alpha1
@@ -31,6 +31,7 @@ import (
 // waits for. The apiserver deletes all ServiceExports with their definition.
 func TestServiceExports(t *testing.T) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin, ctx := client(t, cfg), t.Context()
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
 	exports, err := mcs.New(cfg, "test")
@@ -53,8 +54,8 @@ func TestServiceExports(t *testing.T) {
 	rules := newCatalog(t, config.Services).Rules()
 	rules.MultiCluster = true
 	c := catalog.New(rules)
-	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, func(w *Watcher) {
-		w.ReadExports(exports.Exports().ListWatch(""))
+	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, Options{
+		Exports: func(u *kube.Unread) *cache.ListWatch { return exports.Exports().Follow("", u) },
 	})
 
 	waits := func(why string) {
@@ -156,20 +157,24 @@ func TestServiceExports(t *testing.T) {
 	// of a Service that is exported is followed.
 	must(t, crds.Delete(ctx, mcsv1beta1.ServiceImportFullName, metav1.DeleteOptions{}))
 	waitsAgain("serviceimports")
-	slice, err := admin.DiscoveryV1().EndpointSlices("shop").Get(ctx, "echo-1", metav1.GetOptions{})
-	must(t, err)
-	slice.Endpoints[0].Addresses = []string{"10.1.1.2"}
-	_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(ctx, slice, metav1.UpdateOptions{})
-	must(t, err)
-	within(t, func() error {
-		entries, _ := c.Journal().Snapshot()
-		for _, e := range entries {
-			if strings.Contains(e.Value.Object.String(), "10.1.1.2") {
-				return nil
+	moves := func(address string) {
+		t.Helper()
+		slice, err := admin.DiscoveryV1().EndpointSlices("shop").Get(ctx, "echo-1", metav1.GetOptions{})
+		must(t, err)
+		slice.Endpoints[0].Addresses = []string{address}
+		_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(ctx, slice, metav1.UpdateOptions{})
+		must(t, err)
+		within(t, func() error {
+			entries, _ := c.Journal().Snapshot()
+			for _, e := range entries {
+				if strings.Contains(e.Value.Object.String(), address) {
+					return nil
+				}
 			}
-		}
-		return fmt.Errorf("the slice is as it was")
-	})
+			return fmt.Errorf("the slice is as it was")
+		})
+	}
+	moves("10.1.1.2")
 	says("endpointslice shop/echo-1", "service shop/echo")
 	_, err = definitions.Apply(ctx, crds, false)
 	must(t, err)
@@ -191,12 +196,15 @@ func TestServiceExports(t *testing.T) {
 	}
 	waitsAgain("serviceexports")
 	within(t, func() error {
-		if _, err := crds.Get(ctx, all[0].Name, metav1.GetOptions{}); err == nil {
-			return fmt.Errorf("the definition is not gone yet")
+		for _, d := range all {
+			if _, err := crds.Get(ctx, d.Name, metav1.GetOptions{}); err == nil {
+				return fmt.Errorf("definition %s is not gone yet", d.Name)
+			}
 		}
 		return nil
 	})
-	time.Sleep(2 * time.Second) // longer than a watch takes to pass on a deletion
+	// The watch of the exports has ended, after all that it reported. What a watch reports later is heeded.
+	moves("10.1.1.3")
 	says("endpointslice shop/echo-1", "service shop/echo")
 
 	// It comes back: what is not exported any more goes.

@@ -12,12 +12,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// sourceNamespace is the namespace whose UID identifies a cluster. The exporter asks for it again after identifyRetry,
-// or identifyForbiddenRetry without the right to read it.
+// sourceNamespace is the namespace whose UID identifies a cluster. The exporter asks for it again after identifyRetry.
 const (
-	sourceNamespace        = metav1.NamespaceSystem
-	identifyRetry          = time.Second
-	identifyForbiddenRetry = 15 * time.Second
+	sourceNamespace = metav1.NamespaceSystem
+	identifyRetry   = time.Second
 )
 
 // identify reads the cluster's identity. Without the right to read it the exporter works, but without protection
@@ -47,7 +45,7 @@ func (w *Watcher) identify(ctx context.Context) {
 			return
 		}
 		if refused {
-			wait = identifyForbiddenRetry
+			wait = w.identifyForbiddenRetry
 		}
 		if before == nil {
 			slog.Warn("cannot read the namespace whose UID identifies this cluster; the exporter retries, and does not "+
@@ -60,10 +58,6 @@ func (w *Watcher) identify(ctx context.Context) {
 		}
 	}
 }
-
-// SetRestores sets how often the cluster's etcd was restored from a backup: resourceVersions before and after a
-// restore belong to different sources. It must be called before Run.
-func (w *Watcher) SetRestores(times int) { w.restores = times }
 
 // ID identifies the source by the UID of the namespace kube-system and the number of restores, as brokers compare
 // resourceVersions of one source only; empty if unknown.

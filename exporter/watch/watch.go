@@ -2,11 +2,10 @@
 //
 // The catalog decides what is exported. This package knows which objects the catalog needs, and requests no others:
 // the apiserver applies the selectors.
-//
-// Of the exporter's packages it may import catalog.
 package watch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -30,6 +30,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -39,6 +40,9 @@ type Watcher struct {
 	catalog   *catalog.Catalog
 	resources []*resource
 	errors    *prometheus.CounterVec
+	// storeEvery is the interval at which the revision of the cluster's store is read, and identifyForbiddenRetry the
+	// wait before the cluster's identity is read again where the right to read it was missing.
+	storeEvery, identifyForbiddenRetry time.Duration
 
 	mu sync.Mutex
 	// id identifies the source after identify has finished, and is empty if identify was refused; unidentified is the
@@ -71,12 +75,31 @@ func (r *resource) synced() bool {
 	return !slices.ContainsFunc(r.watches, func(it *watched) bool { return !it.synced() })
 }
 
+// otherSlices selects the slices that neither the EndpointSlice controller nor semaphore made. They have the labels
+// that their author gave them: those of an Endpoints object (a database operator's), or what a person wrote. The
+// catalog leaves out those whose Service is not offered. A cluster has few of them, and most of its slices are the
+// controller's (docs/adr/0009-services.md).
+const otherSlices = discoveryv1.LabelManagedBy + " notin (endpointslice-controller.k8s.io," + naming.ManagedByBroker +
+	"," + naming.ManagedByServiceMirror + ")"
+
+// Options are what watchers may lack.
+type Options struct {
+	// Restores is how often the cluster's etcd was restored from a backup: resourceVersions before and after a restore
+	// belong to different sources.
+	Restores int
+	// StoreEvery is the interval at which the revision of the cluster's store is read; kube.StoreEvery if it is zero.
+	StoreEvery time.Duration
+	// Exports reads ServiceExports; needed if the rules have MultiCluster.
+	Exports func(*kube.Unread) *cache.ListWatch
+}
+
 // New makes the watches that the catalog's rules need; affinities are read if the rules use Calico's blocks. Nothing
 // is read before Run.
 func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog,
-	reg prometheus.Registerer) (*Watcher, error) {
+	reg prometheus.Registerer, o Options) (*Watcher, error) {
 	w := &Watcher{
-		client: client, catalog: c,
+		client: client, catalog: c, restores: o.Restores, storeEvery: cmp.Or(o.StoreEvery, kube.StoreEvery),
+		identifyForbiddenRetry: 15 * time.Second,
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_watch_errors_total",
 			Help: "Requests to list or watch that failed.",
@@ -94,21 +117,26 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 		}
 	}
 	if rules.Features.Has(config.Services) {
-		// The endpointslice controller copies a Service's labels to its slices, so one selector selects both. A label
-		// selector cannot express "or": each selector has a watch.
+		// A label selector cannot express "or": each selector has a watch.
 		selectors := []string{rules.Mirror.String(), rules.Global.String()}
 		slices.Sort(selectors)
 		selectors = slices.Compact(selectors)
+		// The EndpointSlice controller copies a Service's labels to its slices, so the same selectors select these.
+		ofSlices := append(slices.Clone(selectors), otherSlices)
 		if rules.MultiCluster {
-			selectors = []string{""} // a Service that a ServiceExport exports has no label, nor have its slices
+			// A Service that a ServiceExport exports has no label, nor have its slices.
+			selectors, ofSlices = []string{""}, []string{""}
 		}
 		w.resources = append(w.resources,
 			&resource{kind: services(client, selectors)},
-			&resource{kind: endpointSlices(client, selectors)})
+			&resource{kind: endpointSlices(client, ofSlices)})
 	}
 	if rules.Features.Has(config.Policy) {
 		w.resources = append(w.resources,
-			&resource{kind: pods(client, rules.LabelDomains, rules.SelectedLabels(), rules.Follows)})
+			&resource{kind: pods(client, rules.LabelDomains)})
+	}
+	if o.Exports != nil {
+		w.resources = append(w.resources, &resource{kind: serviceExports(o.Exports)})
 	}
 	for _, r := range w.resources {
 		for _, selector := range r.selectors {
@@ -121,13 +149,6 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 	return w, nil
 }
 
-// ReadExports makes the watcher read ServiceExports, too. It must be called before Run, if the rules have MultiCluster.
-func (w *Watcher) ReadExports(exports *cache.ListWatch) {
-	r := &resource{kind: serviceExports(exports)}
-	w.resources = append(w.resources, r)
-	w.add(w.client, r, "")
-}
-
 func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string) {
 	it := &watched{description: r.name, resource: r.name, errors: w.errors, unserved: r.unserved}
 	if selector != "" {
@@ -136,8 +157,12 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 	for _, verb := range []string{list, watching} {
 		w.errors.WithLabelValues(r.name, verb) // exports the counter with 0
 	}
-	lw := r.lister
-	if lw == nil {
+	it.unread.Earlier = it.known
+	it.unread.Changed = func(bad *kube.Unreadable) { slog.Warn("an object cannot be read", "error", bad) }
+	var lw *cache.ListWatch
+	if r.lister != nil {
+		lw = r.lister(&it.unread)
+	} else {
 		lw = cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll,
 			func(o *metav1.ListOptions) { o.LabelSelector = selector })
 	}
@@ -169,6 +194,9 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 		func(resourceVersion string) { it.read.Store(revision(resourceVersion)) },
 	)
 	it.list = lw.ListWithContextFunc
+	if r.lister != nil {
+		it.list = r.lister(&kube.Unread{}).ListWithContextFunc
+	}
 	r.watches = append(r.watches, it)
 }
 
@@ -210,13 +238,12 @@ func (r *resource) keys() []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// Each calls f for each known object, with the function that puts it into a catalog. It changes nothing.
-func (w *Watcher) Each(f func(o metav1.Object, put func(*catalog.Catalog))) {
-	now := time.Now()
+// Each calls f for each known object. It changes nothing.
+func (w *Watcher) Each(f func(metav1.Object)) {
 	for _, r := range w.resources {
 		for _, key := range r.keys() {
 			if newest := r.newest(key); newest != nil {
-				f(newest, func(c *catalog.Catalog) { r.put(c, newest, now) })
+				f(newest)
 			}
 		}
 	}
@@ -309,6 +336,7 @@ func (w *Watcher) Findings() (found []finding.Finding) {
 			default: // the text of what is not ready has it
 				found = append(found, finding.New(finding.NotFollowed, "", 1, it.description+": "+failure))
 			}
+			found = append(found, finding.Lines(finding.Unreadable, "", it.unread.Lines())...)
 		}
 	}
 	return found

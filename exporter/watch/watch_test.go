@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -33,10 +34,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 const (
@@ -81,14 +82,13 @@ func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 // start runs a watcher until the test ends.
 func start(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
 	t.Helper()
-	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat)
+	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat, Options{})
 }
 
 func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffinities, cat *catalog.Catalog,
-	prepare ...func(*Watcher)) *Watcher {
+	o Options, prepare ...func(*Watcher)) *Watcher {
 	t.Helper()
-	already := goleak.IgnoreCurrent()
-	w, err := New(c, affinities, cat, prometheus.NewRegistry())
+	w, err := New(c, affinities, cat, prometheus.NewRegistry(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,12 +103,6 @@ func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffin
 		if err := <-done; err != context.Canceled {
 			t.Errorf("the watcher ended with %v", err)
 		}
-		// The HTTP client keeps idle connections.
-		goleak.VerifyNone(t, already,
-			goleak.IgnoreAnyFunction("github.com/kube-semaphore/semaphore/exporter/watch.(*road).carry"),
-			goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
-			goleak.IgnoreAnyFunction("net/http.(*Transport).getConn"),
-			goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))
 	})
 	return w
 }
@@ -213,6 +207,7 @@ func pod(name string, labels map[string]string) *corev1.Pod {
 // TestWatch is one apiserver and what the watches make of it.
 func TestWatch(t *testing.T) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin := client(t, cfg)
 	t.Run("what is there and what changes", func(t *testing.T) { testFollow(t, cfg, admin) })
 	t.Run("labels that come and go at random", func(t *testing.T) { testLabels(t, cfg, admin) })
@@ -257,7 +252,7 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	slices := admin.DiscoveryV1().EndpointSlices("shop")
 	_, err = slices.Create(ctx, slice("echo-1", "echo", mirror), create)
 	must(t, err)
-	_, err = slices.Create(ctx, slice("unlabelled", "echo", nil), create)
+	_, err = slices.Create(ctx, slice("unlabelled", "private", nil), create)
 	must(t, err)
 	web.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}, PodIP: "10.1.1.7"}
 	web, err = core.Pods("shop").UpdateStatus(ctx, web, update)
@@ -399,7 +394,9 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 	}
 
-	w := start(t, limited, newCatalog(t, config.Encryption, config.Policy))
+	w := startWith(t, client(t, limited), kube.NewBlockAffinities(limited),
+		newCatalog(t, config.Encryption, config.Policy), Options{},
+		func(w *Watcher) { w.identifyForbiddenRetry = time.Second })
 	within(t, func() error {
 		err := w.Synced()
 		if err == nil {
@@ -509,7 +506,7 @@ func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	must(t, err)
-	w, err := New(unused, kube.NewBlockAffinities(nil), c, prometheus.NewRegistry())
+	w, err := New(unused, kube.NewBlockAffinities(nil), c, prometheus.NewRegistry(), Options{})
 	must(t, err)
 	node := func(name, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
@@ -615,6 +612,7 @@ func (r *road) open() {
 // Of an object, only what decides on its export is kept in memory; what is exported of it is as of the whole object.
 func TestAServiceIsExportedWhole(t *testing.T) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin := client(t, cfg)
 	namespace(t, admin, "shop")
 	full, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
@@ -657,9 +655,96 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 	}
 }
 
+// TestServicesWithoutSelector: what an operator writes for a Service without selector is exported, as an Endpoints
+// object that Kubernetes mirrors or as a slice, whatever its labels; and of the slices that Kubernetes makes only
+// those of offered Services are read.
+func TestServicesWithoutSelector(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.StartControllers(t, cfg, "endpointslice-controller", "endpointslice-mirroring-controller")
+	admin, ctx := client(t, cfg), t.Context()
+	namespace(t, admin, "shop")
+	create := func(s *corev1.Service) {
+		t.Helper()
+		_, err := admin.CoreV1().Services("shop").Create(ctx, s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	offered := map[string]string{mirrorLabel: "true"}
+	selecting := func(s *corev1.Service) *corev1.Service {
+		s.Spec.Selector = map[string]string{"app": s.Name}
+		return s
+	}
+	create(service("db", offered))              // its Endpoints are written below
+	create(service("external", offered))        // its slice is
+	create(service("unoffered", nil))           // so are its Endpoints
+	create(selecting(service("pods", offered))) // its slices are Kubernetes'
+	create(selecting(service("private", nil)))  // and so are these
+	for _, name := range []string{"db", "unoffered"} {
+		//lint:ignore SA1019 database operators write them
+		_, err := admin.CoreV1().Endpoints("shop").Create(ctx, &corev1.Endpoints{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"cluster-name": name}},
+			//lint:ignore SA1019 as above
+			Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.1.1.7"}},
+				Ports: []corev1.EndpointPort{{Name: "http", Port: 80}}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	_, err := admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, slice("by-hand", "external", nil),
+		metav1.CreateOptions{})
+	must(t, err)
+	all := func() (of map[string]int) {
+		of = map[string]int{}
+		list, err := admin.DiscoveryV1().EndpointSlices("shop").List(ctx, metav1.ListOptions{})
+		must(t, err)
+		for _, s := range list.Items {
+			of[s.Labels[discoveryv1.LabelServiceName]]++
+		}
+		return of
+	}
+	within(t, func() error {
+		if got := all(); len(got) != 5 {
+			return fmt.Errorf("slices of %v", got)
+		}
+		return nil
+	})
+	c := newCatalog(t, config.Services)
+	w := start(t, cfg, c)
+	waitForSync(t, w)
+	within(t, func() error {
+		got := map[string]bool{}
+		objects, _ := c.Journal().Snapshot()
+		for _, e := range objects {
+			if s := e.Value.Object.GetEndpointSlice(); s != nil {
+				got[s.GetService()] = len(s.GetEndpoints()) > 0
+			}
+		}
+		if want := map[string]bool{"db": true, "external": true, "pods": false}; !maps.Equal(got, want) {
+			return fmt.Errorf("slices of %v are exported, want %v", got, want)
+		}
+		return nil
+	})
+	for _, r := range w.resources {
+		if r.name != "endpointslices" {
+			continue
+		}
+		for _, key := range r.keys() {
+			if strings.HasPrefix(key, "shop/private") {
+				t.Errorf("%s is read, which Kubernetes made for a Service that is not offered", key)
+			}
+		}
+	}
+	must(t, admin.CoreV1().Services("shop").Delete(ctx, "external", metav1.DeleteOptions{}))
+	within(t, func() error {
+		if text := exported(c); strings.Contains(text, "by-hand") {
+			return errors.New(text)
+		}
+		return nil
+	})
+}
+
 // Pods of all domains are found, and one with two labels once.
 func TestPodsOfSeveralDomains(t *testing.T) {
 	cfg := kubetest.Start(t)
+	kubetest.NoLeaks(t, cfg)
 	admin := client(t, cfg)
 	namespace(t, admin, "shop")
 	c := catalog.New(catalog.Rules{
@@ -686,6 +771,9 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	delete(p.Labels, setLabel)
 	_, err = admin.CoreV1().Pods("shop").Update(t.Context(), p, metav1.UpdateOptions{})
 	must(t, err)
-	time.Sleep(200 * time.Millisecond)
-	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/second")
+	// Each watch reports a pod that comes later.
+	create("third", map[string]string{setLabel: "a"})
+	create("fourth", map[string]string{other: "a"})
+	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/fourth", "setmember shop/second",
+		"setmember shop/third")
 }

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // The RBAC verbs that a watch needs.
@@ -40,6 +42,8 @@ type watched struct {
 	// read is the resourceVersion up to which the catalog was updated.
 	read   atomic.Uint64
 	errors *prometheus.CounterVec
+	// unread are the objects that cannot be read.
+	unread kube.Unread
 
 	mu sync.Mutex
 	// failures are the errors of the last request of each verb, if it failed.
@@ -47,6 +51,16 @@ type watched struct {
 	// unserved is the error of a cluster that does not serve the resource, nil if it must; absent is set when it occurred.
 	unserved error
 	absent   bool
+}
+
+// known returns the last known state of an object.
+func (it *watched) known(of kube.Object) (kube.Object, bool) {
+	held, ok, err := it.store.Get(of)
+	if err != nil || !ok {
+		return nil, false
+	}
+	object, ok := held.(kube.Object)
+	return object, ok
 }
 
 // synced reports whether the catalog has all objects of the first list.

@@ -25,6 +25,9 @@ const (
 	mainPriority        = 32766
 )
 
+// defaultKeyPath is the directory of semaphore-wireguard, too.
+const defaultKeyPath = "/var/lib/semaphore-wireguard"
+
 // Agent is the configuration of semaphore-agent. Devices, peers and routes come from its broker.
 type Agent struct {
 	// Cluster is the name of the agent's own cluster.
@@ -101,6 +104,26 @@ const SemaphoreWireGuard = "semaphore-wireguard"
 // Adopts reports whether devices of the tool are adopted.
 func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
+// PartOfAgent returns, of a file that cannot be used, the keys by which an agent finds and sets the guard of an earlier
+// one: guardInbound, routing, stateFile, wgKeyPath. A key that cannot be read has its default.
+func PartOfAgent(data []byte) *Agent {
+	c := &Agent{}
+	c.setDefaults()
+	keys, _ := topKeys(subnetsText{data: data})
+	part := *c
+	for key, to := range map[string]any{"guardInbound": &part.GuardInbound, "routing": &part.Routing,
+		"stateFile": &part.StateFile, "wgKeyPath": &part.WGKeyPath} {
+		_ = decodeKey(keys, key, to)
+	}
+	var p problems
+	if part.checkRouting(&p); len(p) > 0 {
+		part.Routing = c.Routing
+	}
+	orDefault(&part.WGKeyPath, defaultKeyPath)
+	orDefault(&part.StateFile, filepath.Join(part.WGKeyPath, "agent.state"))
+	return &part
+}
+
 func (c *Agent) setDefaults() {
 	c.GuardInbound = true
 	c.Routing.Table, c.Routing.RulePriority = defaultTable, defaultRulePriority
@@ -109,7 +132,7 @@ func (c *Agent) setDefaults() {
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	c.completeBroker(p)
-	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
+	orDefault(&c.WGKeyPath, defaultKeyPath)
 	orDefault(&c.Backend, "auto")
 	orDefault(&c.RouteSource, "auto")
 	orDefault(&c.PeerMetrics, PeerMetricsAll)
@@ -164,7 +187,7 @@ func (c *Agent) completeBroker(p *problems) {
 
 // completeSubnets completes the bounds of what the broker may make the agent route.
 func (c *Agent) completeSubnets(p *problems) {
-	if orDefault(&c.SubnetsFile, "/etc/semaphore/subnets/broker.yaml"); c.SubnetsFile == NoSubnets {
+	if orDefault(&c.SubnetsFile, defaultSubnetsFile); c.SubnetsFile == NoSubnets {
 		if len(c.LocalSubnets) == 0 {
 			p.add("localSubnets", "none, and no subnetsFile: name the pod, service and node subnets of this cluster")
 		}

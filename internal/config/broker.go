@@ -23,8 +23,6 @@ type Broker struct {
 	// LocalSubnets are the pod, service and node subnets of the own cluster, which nothing of a remote may overlap.
 	// Omit node subnets that are shared with a remote.
 	LocalSubnets []string `json:"localSubnets"`
-	// Remotes are the clusters whose exports are imported. Without them the broker reads RemoteClusters.
-	Remotes []Remote `json:"remotes"`
 	// WireGuard has the options that the devices of all remotes share.
 	WireGuard DevicePorts `json:"wireguard"`
 	// MirrorNamespace is the namespace of the mirrors.
@@ -60,11 +58,9 @@ type Broker struct {
 	Agents Agents `json:"agents"`
 	// LeaderElection among the broker's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// Tracing of changes by OpenTelemetry.
-	Tracing Tracing `json:"tracing"`
-	TLS     TLS     `json:"tls"`
-	Kube    Kube    `json:"kube"`
-	Listen  struct {
+	TLS            TLS            `json:"tls"`
+	Kube           Kube           `json:"kube"`
+	Listen         struct {
 		// Federation serves exporters, and DebugService to semaphorectl, over mTLS.
 		Federation string `json:"federation"`
 		// Peering serves agents, over TLS and with tokens.
@@ -81,8 +77,9 @@ type Broker struct {
 
 	// LocalPrefixes is LocalSubnets, parsed.
 	LocalPrefixes []netip.Prefix `json:"-"`
-	// Follows is true if the remotes come from RemoteClusters instead of the file.
-	Follows bool `json:"-"`
+	// Remotes are the clusters whose exports are imported, as RemoteClusters describe them; see WithRemotes. No file
+	// has them.
+	Remotes []Remote `json:"-"`
 }
 
 // Pod describes a replica, as the downward API does.
@@ -92,10 +89,10 @@ type Pod struct {
 	IPs                   []netip.Addr
 }
 
-// DefaultListenPort is the device port of a remote that sets none. No other known program uses it (Calico's WireGuard
+// defaultListenPort is the device port of a remote that sets none. No other known program uses it (Calico's WireGuard
 // and flannel use 51820 and 51821, Cilium 51871, Submariner 4500, 4490 and 4800), and it is below the range from which
 // the kernel assigns ephemeral ports (32768 and up).
-const DefaultListenPort = 7775
+const defaultListenPort = 7775
 
 // Remote is one remote cluster.
 type Remote struct {
@@ -229,7 +226,6 @@ func (c *Broker) complete(p *problems) {
 	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
 		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
 	}
-	c.Tracing.complete(p, "tracing")
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
@@ -242,9 +238,7 @@ func (c *Broker) complete(p *problems) {
 		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
 	}
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
-	c.Follows = len(c.Remotes) == 0
 	c.WireGuard.complete(p, "wireguard")
-	c.completeRemotes(p)
 	c.GlobalServices.complete(p, "globalServices", c)
 	c.MCS.complete(p, "mcs", c)
 	if c.ManageCoreDNS && !c.Features.Has(Services) {
@@ -387,7 +381,7 @@ func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *rem
 // completeDevice fills in and checks the device options of a remote.
 func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remotesSeen) {
 	if r.WireGuard.ListenPort == 0 {
-		r.WireGuard.ListenPort = DefaultListenPort
+		r.WireGuard.ListenPort = defaultListenPort
 	}
 	if other, ok := seen.ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
 		p.add(field+".listenPort", "%d is also that of %s: each remote has a device, and each device a port",

@@ -2,9 +2,6 @@
 // validated as a whole, then passed on as one immutable value. docs/configuration.md documents every key.
 //
 // It reads files and nothing else; the part that uses a key defines its meaning.
-//
-// It imports the names that a value may have (internal/naming) and the reading of mounted files (internal/volume), and
-// no part.
 package config
 
 import (
@@ -396,7 +393,7 @@ func checkLoopback(p *problems, field, address string) {
 		return
 	}
 	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-		p.add(field, "%q is not on loopback: use 127.0.0.1:8085; semaphorectl dashboard reaches it", address)
+		p.add(field, "%q is not on loopback: use 127.0.0.1:8085; semaphorectl status --web reaches it", address)
 	}
 }
 

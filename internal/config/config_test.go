@@ -17,11 +17,7 @@ func TestLoadExporter(t *testing.T) {
 	c, err := Load[Exporter](write(t, `
 cluster: c1
 features: [services, policy]
-brokers:
-- cluster: c2
-  address: broker.c2.example.org:8443
-- cluster: c3
-  address: "[fd00::1]:8443"
+localBroker: {address: "[fd00::1]:8443"}
 listen:
   debug: :8444
 kube: {qps: 0.3}
@@ -32,7 +28,7 @@ kube: {qps: 0.3}
 	want := &Exporter{
 		Cluster:        "c1",
 		Features:       Features{Services, Policy},
-		Brokers:        []ExporterBroker{{"c2", "broker.c2.example.org:8443"}, {"c3", "[fd00::1]:8443"}},
+		LocalBroker:    ExporterBroker{Cluster: "c1", Address: "[fd00::1]:8443"},
 		ServiceLabels:  LabelKeys{"app.kubernetes.io/*"},
 		MirrorSelector: "mirror.semaphore.uw.io/mirror-service=true",
 		GlobalSelector: "mirror.semaphore.uw.io/global-service=true",
@@ -47,6 +43,7 @@ kube: {qps: 0.3}
 			Duration: Duration{Duration: 15 * time.Second}},
 	}
 	want.Listen.HTTP, want.Listen.Debug, want.Listen.DebugSocket = ":8080", ":8444", "/run/semaphore/exporter.sock"
+	want.SubnetsFile = "/etc/semaphore/subnets/broker.yaml"
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
@@ -66,19 +63,19 @@ remotes:
   - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}
   - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}, encryption: %s}
 `
-	c, err := Parse[Broker](fmt.Appendf(nil, text, "permissive", "strict"))
+	c, err := Parse[described](fmt.Appendf(nil, text, "permissive", "strict"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c.Remotes[0].Encryption != Permissive || c.Remotes[1].Encryption != Strict {
 		t.Errorf("%s, %s", c.Remotes[0].Encryption, c.Remotes[1].Encryption)
 	}
-	c, err = Parse[Broker](fmt.Appendf(nil, text, "clear", "strict"))
+	c, err = Parse[described](fmt.Appendf(nil, text, "clear", "strict"))
 	if err != nil || c.Remotes[0].Encryption != Clear || !c.Remotes[0].Encryption.Passes() ||
 		c.Remotes[1].Encryption.Passes() {
 		t.Errorf("%v, %v", c, err)
 	}
-	_, err = Parse[Broker](fmt.Appendf(nil, text, "none", "maybe"))
+	_, err = Parse[described](fmt.Appendf(nil, text, "none", "maybe"))
 	for _, want := range []string{`encryption: "none": use strict; permissive while`, `remotes[1].encryption: "maybe"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %s", err, want)
@@ -88,7 +85,7 @@ remotes:
 
 func TestLoadBroker(t *testing.T) {
 	// JSON is YAML.
-	c, err := Load[Broker](write(t, `{
+	c, err := Load[described](write(t, `{
   "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true, "manageCoreDNS": true,
   "remotes": [
     {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two",
@@ -118,7 +115,7 @@ func TestLoadBroker(t *testing.T) {
 		Remotes: []Remote{
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
-				WireGuard: WireGuard{ListenPort: DefaultListenPort, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0),
+				WireGuard: WireGuard{ListenPort: defaultListenPort, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0),
 					PersistentKeepalive: Duration{Duration: 25 * time.Second}},
 				Encryption:   Strict,
 				Limits:       less,
@@ -161,7 +158,7 @@ func TestLoadBroker(t *testing.T) {
 	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"
 	want.Listen.DebugSocket = "/run/semaphore/broker.sock"
 	want.Listen.Services = []string{"semaphore-broker", "semaphore-broker-federation"}
-	if !reflect.DeepEqual(c, want) {
+	if !reflect.DeepEqual(&c.Broker, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
 	if r, ok := c.Remote("c3"); !ok || r != &c.Remotes[1] {
@@ -180,7 +177,7 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 	for i := range 100 {
 		fmt.Fprintf(&file, "- {name: r%d, podSubnets: [10.%d.0.0/16]}\n", i, 100+i)
 	}
-	c, err := Parse[Broker]([]byte(file.String()))
+	c, err := Parse[described]([]byte(file.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +190,7 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 
 func TestLoadWorkloadAPI(t *testing.T) {
 	c, err := Load[Exporter](write(t,
-		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
+		"cluster: c1\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +272,7 @@ type bad struct {
 }
 
 func TestBadExporter(t *testing.T) {
-	const brokers = "brokers: [{cluster: c2, address: 'b:1'}]\n"
+	const brokers = "localBroker: {address: 'b:1'}\n"
 	const good = "cluster: c1\n" + brokers
 	testBad[Exporter](t, []bad{
 		{"empty file", "", []string{`cluster: "" is no cluster name`}},
@@ -289,8 +286,7 @@ func TestBadExporter(t *testing.T) {
 		{"unknown key", good + "clusters: c1\n", []string{`unknown field "clusters"`}},
 		{"unknown keys below", good + "listen: {htpp: ':1', debag: ':2'}\n",
 			[]string{`unknown field "listen.htpp"`, `unknown field "listen.debag"`}},
-		{"unknown key in a list", "cluster: c1\nbrokers: [{cluster: c2, adress: 'b:1'}]\n",
-			[]string{`unknown field "brokers[0].adress"`, "brokers[0].address:"}},
+		{"unknown key below", "cluster: c1\nlocalBroker: {adress: 'b:1'}\n", []string{`unknown field "localBroker.adress"`}},
 		{"key in other case", brokers + "Cluster: c1\n", []string{`unknown field "Cluster"`, "cluster:"}},
 		{"key twice", "cluster: c1\ncluster: c2\n" + brokers,
 			[]string{"yaml: unmarshal errors:", `  line 2: key "cluster" already set in map`}},
@@ -298,7 +294,7 @@ func TestBadExporter(t *testing.T) {
 			[]string{"cluster: found number, want text (in quotes, where it looks like something else)"}},
 		{"yes for text", "cluster: yes\n" + brokers, []string{"cluster: found bool, want text"}},
 		{"list for text", "cluster: [c1]\n" + brokers, []string{"cluster: found array, want text"}},
-		{"text for list", "cluster: c1\nbrokers: c2\n", []string{"brokers: found string, want a list"}},
+		{"text for list", "cluster: c1\npodSubnets: c2\n", []string{"podSubnets: found string, want a list"}},
 		{"text for keys", good + "kube: fast\n", []string{"kube: found string, want keys with values"}},
 		{"text for number", good + "kube: {qps: fast}\n", []string{"kube.qps: found string, want a number"}},
 		{"upper case", "cluster: C1\n" + brokers, []string{`cluster: "C1" is no cluster name`}},
@@ -311,9 +307,7 @@ func TestBadExporter(t *testing.T) {
 		{"unknown feature", good + "features: [services, wireguard]\n",
 			[]string{`features[1]: "wireguard" is no feature; use encryption, services, policy`}},
 		{"no features", good + "features: []\n", []string{"features: none"}},
-		{"no brokers: they are those of RemoteClusters", "cluster: c1\n", nil},
-		{"rules without brokers", "cluster: c1\nexportRules: [{clusters: []}]\n",
-			[]string{"exportRules: there are some, and no brokers of other clusters"}},
+		{"no broker: RemoteClusters name the others", "cluster: c1\n", nil},
 		{"no range of ports", "cluster: c1\nwireguard: {portRange: '7775'}\n",
 			[]string{`wireguard.portRange: "7775": use the first and the last UDP port`}},
 		{"no URI of a Workload API", good + "tls: {workloadAPI: /run/spire/agent.sock}\n",
@@ -324,28 +318,20 @@ func TestBadExporter(t *testing.T) {
 			"tls: {workloadAPI: 'unix:///run/spire/agent.sock', certFile: /a, keyFile: /b, bundleDir: /c}\n", []string{
 			`tls.certFile: "/a" is given, and tls.workloadAPI too`, `tls.keyFile: "/b" is given, and tls.workloadAPI too`,
 			`tls.bundleDir: "/c" is given, and tls.workloadAPI too`}},
-		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n",
-			[]string{`brokers[1].cluster: "c2" is listed twice`}},
-		{"own broker", "cluster: c2\n" + brokers, nil},
-		{"own broker without services", "cluster: c2\nfeatures: [encryption, policy]\n" + brokers,
-			[]string{
-				`brokers[0].cluster: "c2" is this cluster itself, whose broker receives global services only, and features has ` +
-					`no services`,
-			}},
-		{"rule for the own cluster", "cluster: c2\nexportRules: [{clusters: [c2]}]\n" + brokers,
-			[]string{`exportRules[0].clusters[0]: "c2" is this cluster itself`}},
-		{"broker without a name", "cluster: c1\nbrokers: [{address: 'b:1'}]\n", []string{"brokers[0].cluster:"}},
-		{"broker without an address", "cluster: c1\nbrokers: [{cluster: c2}]\n",
-			[]string{`brokers[0].address: "": use host:port`}},
-		{"broker without a host", "cluster: c1\nbrokers: [{cluster: c2, address: ':8443'}]\n",
-			[]string{"brokers[0].address:"}},
-		{"broker without a port", "cluster: c1\nbrokers: [{cluster: c2, address: b}]\n", []string{"brokers[0].address:"}},
-		{"broker at port 0", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:0'}]\n",
-			[]string{`brokers[0].address: port "0"`}},
-		{"broker at port 65536", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:65536'}]\n",
-			[]string{`brokers[0].address: port "65536"`}},
-		{"broker at a URL", "cluster: c1\nbrokers: [{cluster: c2, address: 'https://b:8443'}]\n",
-			[]string{"brokers[0].address:"}},
+		{"own broker", good, nil},
+		{"own broker without services", good + "features: [encryption, policy]\n",
+			[]string{"localBroker.address: the broker of this cluster itself receives global services only"}},
+		{"broker of another cluster", "cluster: c1\nlocalBroker: {cluster: c2, address: 'b:1'}\n",
+			[]string{`localBroker.cluster: "c2" is another cluster: make a RemoteCluster for it`}},
+		{"broker of another cluster without an address",
+			"cluster: c1\nlocalBroker: {cluster: c2}\nkube: {kubeConfigPath: /etc/k}\n",
+			[]string{`localBroker.address: "": use host:port`}},
+		{"broker without a host", "cluster: c1\nlocalBroker: {address: ':8443'}\n", []string{"localBroker.address:"}},
+		{"broker without a port", "cluster: c1\nlocalBroker: {address: b}\n", []string{"localBroker.address:"}},
+		{"broker at port 0", "cluster: c1\nlocalBroker: {address: 'b:0'}\n", []string{`localBroker.address: port "0"`}},
+		{"broker at port 65536", "cluster: c1\nlocalBroker: {address: 'b:65536'}\n",
+			[]string{`localBroker.address: port "65536"`}},
+		{"broker at a URL", "cluster: c1\nlocalBroker: {address: 'https://b:8443'}\n", []string{"localBroker.address:"}},
 		{"mirror selector", good + "mirrorSelector: 'a in (b'\n", []string{"mirrorSelector:"}},
 		{"global selector", good + "globalSelector: '=='\n", []string{"globalSelector:"}},
 		{"label domain with a path", good + "labelDomain: a.example.org/b\n",
@@ -358,9 +344,9 @@ func TestBadExporter(t *testing.T) {
 		{"QPS below 0", good + "kube: {qps: -1}\n", []string{"kube.qps: -1"}},
 		{"QPS beyond all", good + "kube: {qps: 1e38}\n", []string{"kube.qps: 1e+38"}},
 		{"burst below 0", good + "kube: {burst: -1}\n", []string{"kube.burst: -1"}},
-		{"everything at once", "cluster: C1\nfeatures: [x]\nbrokers: [{cluster: C2, address: b}]\nlabelDomain: " +
+		{"everything at once", "cluster: C1\nfeatures: [x]\nlocalBroker: {cluster: C2, address: b}\nlabelDomain: " +
 			"'-'\nlisten: {http: x}\nkube: {qps: -1}\nnonsense: 1\n",
-			[]string{"cluster:", "features[0]:", "brokers[0].cluster:", "brokers[0].address:", "labelDomain:", "listen.http:",
+			[]string{"cluster:", "features[0]:", "localBroker.cluster:", "localBroker.address:", "labelDomain:", "listen.http:",
 				"kube.qps:", `unknown field "nonsense"`}},
 	})
 }
@@ -384,7 +370,7 @@ func TestBadBroker(t *testing.T) {
 		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets +
 			"], nodeSubnets: [192.0.2.0/24]}]\n"
 	}
-	testBad[Broker](t, []bad{
+	testBad[described](t, []bad{
 		{"empty file", "", []string{"cluster:", "localSubnets: none"}},
 		{"remote without anything", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{}]\n",
 			[]string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
@@ -572,7 +558,7 @@ func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 			"], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [" + c3 +
 			"], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 1}}]\n"
 	}
-	testBad[Broker](t, []bad{
+	testBad[described](t, []bad{
 		{"apart", file("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil},
 		{"a remote in ours", file("10.0.0.0/14", "10.2.0.0/16", "10.9.0.0/16"),
 			[]string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.0.0.0/14 (localSubnets[0])"}},

@@ -21,7 +21,7 @@ remotes:
 - {name: cluster-320514, podSubnets: [10.3.0.0/16], nodeSubnets: [172.17.0.0/16], wireguard: {listenPort: 2}}
 `
 	const want = `remotes[1].name: "cluster-320514" and "cluster-42807" have devices of one name, wg.0c5526e1cb`
-	if _, err := Parse[Broker]([]byte("cluster: c1\n" + text)); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := Parse[described]([]byte("cluster: c1\n" + text)); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the broker's configuration: %v; want %s", err, want)
 	}
 	if _, err := ParseSubnets([]byte(text), "c1"); err == nil || !strings.Contains(err.Error(), want) {
@@ -41,7 +41,7 @@ remotes:
 - {name: ` + long + `, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 2}}
 - {name: a.b, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/16], servicePrefix: ab, wireguard: {listenPort: 3}}
 `
-	c, err := Parse[Broker]([]byte(text))
+	c, err := Parse[described]([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ mcs: {enabled: %s}
 `
 	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another",
 		"false": ""} {
-		c, err := Parse[Broker]([]byte(strings.ReplaceAll(text, "%s", enabled)))
+		c, err := Parse[described]([]byte(strings.ReplaceAll(text, "%s", enabled)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,14 +20,13 @@ func TestDocumentationIsComplete(t *testing.T) {
 	text := string(data)
 	// The smallest valid files: their keys are required, all others have a default.
 	checkDocumentation(t, text, "semaphore-exporter", Parse[Exporter],
-		`{cluster: own-cluster, brokers: [{cluster: other-cluster, address: "broker.example.org:8443"}]}`)
+		`{cluster: own-cluster}`)
 	checkDocumentation(
 		t,
 		text,
 		"semaphore-broker",
 		Parse[Broker],
-		`{cluster: own-cluster, localSubnets: [10.1.0.0/16], remotes: [{name: other-cluster, podSubnets: [10.2.0.0/16], `+
-			`nodeSubnets: [192.0.2.0/24, '2001:db8::/64']}]}`,
+		`{cluster: own-cluster, localSubnets: [10.1.0.0/16]}`,
 	)
 	checkDocumentation(t, text, "semaphore-agent", Parse[Agent],
 		`{cluster: own-cluster}`)
@@ -49,9 +48,6 @@ func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byt
 		defaultsOf(want, "", reflect.ValueOf(c).Elem())
 		for key := range required {
 			want[key] = "required"
-			if key == "remotes" || key == "brokers" { // without them the part follows RemoteClusters
-				want[key] = "none"
-			}
 		}
 
 		got := documentedDefaults(t, text, part)
@@ -70,7 +66,7 @@ func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byt
 	})
 }
 
-// keysOf adds the keys of parsed YAML to keys, in the notation of the documentation: "remotes[].name".
+// keysOf adds the keys of parsed YAML to keys, in the notation of the documentation: "kube.qps".
 func keysOf(keys map[string]bool, path string, value any) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -110,8 +106,6 @@ func defaultsOf(defaults map[string]string, path string, v reflect.Value) {
 				}
 			case f.Kind() == reflect.Slice && f.Len() == 0, f.Kind() == reflect.String && f.Len() == 0:
 				defaults[key] = "none"
-			case value == "other-cluster":
-				defaults[key] = "the remote's name"
 			default:
 				defaults[key] = "`" + strings.ReplaceAll(fmt.Sprint(value), "own-cluster", "CLUSTER") + "`"
 			}

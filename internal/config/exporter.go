@@ -1,14 +1,14 @@
 package config
 
 import (
-	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // Exporter is the configuration of semaphore-exporter.
@@ -18,8 +18,10 @@ type Exporter struct {
 	Cluster string `json:"cluster"`
 	// Features to export for; all if absent.
 	Features Features `json:"features"`
-	// Brokers to publish to: those of other clusters, and the own one, which receives the Services of global services.
-	Brokers []ExporterBroker `json:"brokers"`
+	// LocalBroker is the broker in the cluster in which the exporter runs: the own one, which receives the Services of
+	// global services, or, for an exporter that reads another cluster, the only one to publish to. RemoteClusters name
+	// the others. Without an address there is none.
+	LocalBroker ExporterBroker `json:"localBroker"`
 	// MirrorSelector and GlobalSelector select the Services that are offered.
 	MirrorSelector string `json:"mirrorSelector"`
 	GlobalSelector string `json:"globalSelector"`
@@ -32,9 +34,6 @@ type Exporter struct {
 	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
 	// its set; a set has the labels of all domains.
 	LabelDomains []string `json:"labelDomains"`
-	// ExportRules select the clusters that receive some Services and pods. The first rule that matches applies. Every
-	// cluster receives an object that no rule matches.
-	ExportRules []ExportRule `json:"exportRules"`
 	// Events makes the exporter write Events about the results of the export to offered Services.
 	Events bool `json:"events"`
 	// AnnotateServices makes the exporter also write the results to an annotation of offered Services.
@@ -46,15 +45,16 @@ type Exporter struct {
 	// Restores counts how often the cluster's etcd was restored to an earlier state, after which resourceVersions
 	// repeat.
 	Restores int `json:"restores"`
+	// SubnetsFile is the configuration file of the own cluster's broker, as agents have it: RemoteClusters are judged
+	// with it as the broker judges them. Without the file they are judged without the own subnets. NoSubnets for none.
+	SubnetsFile string `json:"subnetsFile"`
 	// WireGuard has the options that the devices of all remotes share, as in the broker's configuration.
 	WireGuard DevicePorts `json:"wireguard"`
 	// LeaderElection among the exporter's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// Tracing of changes by OpenTelemetry.
-	Tracing Tracing `json:"tracing"`
-	TLS     TLS     `json:"tls"`
-	Kube    Kube    `json:"kube"`
-	Listen  struct {
+	TLS            TLS            `json:"tls"`
+	Kube           Kube           `json:"kube"`
+	Listen         struct {
 		// HTTP serves /healthz, /readyz and /metrics.
 		HTTP string `json:"http"`
 		// Debug serves DebugService over mTLS; empty for not at all.
@@ -65,9 +65,11 @@ type Exporter struct {
 
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
-	// Follows is true if the brokers come from RemoteClusters instead of the file.
-	Follows bool `json:"-"`
 }
+
+// Foreign reports whether the exporter reads a cluster in which nothing of semaphore runs: it publishes to LocalBroker
+// alone, of the cluster in which it runs, and reads no RemoteClusters.
+func (c *Exporter) Foreign() bool { return c.LocalBroker.Cluster != c.Cluster }
 
 // AllowedIPs is the source of the IPs of a node's pods, and so of the allowed IPs that peers configure for the node.
 type AllowedIPs string
@@ -91,21 +93,12 @@ func (a *AllowedIPs) complete(p *problems, field string) {
 	}
 }
 
-// ExportRule selects the clusters that receive some Services, with their EndpointSlices, and some pods of sets.
-type ExportRule struct {
-	// Kinds are the features whose objects the rule matches: services, policy; both if empty.
-	Kinds Features `json:"kinds"`
-	// Namespaces that the rule matches; all if empty.
-	Namespaces []string `json:"namespaces"`
-	// Selector matches labels of Services and pods; all if empty.
-	Selector string `json:"selector"`
-	// Clusters with brokers that receive them; an empty list for none.
-	Clusters []string `json:"clusters"`
-}
-
 // ExporterBroker is the broker of one cluster.
 type ExporterBroker struct {
-	// Cluster is the broker's cluster. The broker must present a certificate with the ID spiffe://CLUSTER/broker.
+	// OtherAddresses lead to the same broker, and are tried in turn. Only a RemoteCluster has them.
+	OtherAddresses []string `json:"-"`
+	// Cluster is the broker's cluster; the own one if empty. The broker must present a certificate with the ID
+	// spiffe://CLUSTER/broker.
 	Cluster string `json:"cluster"`
 	// Address is host:port.
 	Address string `json:"address"`
@@ -130,6 +123,9 @@ func (c *Exporter) complete(p *problems) {
 		p.add("mcs.enabled", "kube.remoteAPIURL reads another cluster, in which this exporter writes no conditions of "+
 			"ServiceExports: take mcs out, or install an exporter in that cluster")
 	}
+	if orDefault(&c.SubnetsFile, defaultSubnetsFile); c.SubnetsFile != NoSubnets && !filepath.IsAbs(c.SubnetsFile) {
+		p.add("subnetsFile", "%q: use an absolute path, or %s", c.SubnetsFile, NoSubnets)
+	}
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")
@@ -137,69 +133,64 @@ func (c *Exporter) complete(p *problems) {
 	checkSelector(p, "globalSelector", c.GlobalSelector)
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	checkListen(p, "listen.debug", c.Listen.Debug)
-	c.Tracing.complete(p, "tracing")
 	c.TLS.complete(p, "tls")
 	c.WireGuard.complete(p, "wireguard")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
-	seen := map[string]bool{}
-	for i, b := range c.Brokers {
-		field := fmt.Sprintf("brokers[%d]", i)
-		checkCluster(p, field+".cluster", b.Cluster)
-		checkDial(p, field+".address", b.Address)
-		if seen[b.Cluster] {
-			p.add(field+".cluster", "%q is listed twice", b.Cluster)
-		}
-		if b.Cluster == c.Cluster && !c.Features.Has(Services) {
-			p.add(field+".cluster", "%q is this cluster itself, whose broker receives global services only, and features "+
-				"has no services", b.Cluster)
-		}
-		seen[b.Cluster] = true
-	}
-	c.Follows = !slices.ContainsFunc(c.Brokers, func(b ExporterBroker) bool { return b.Cluster != c.Cluster })
-	if c.Follows && len(c.ExportRules) > 0 {
-		p.add(
-			"exportRules",
-			"there are some, and no brokers of other clusters: each RemoteCluster has its own rules, in spec.export",
-		)
-	}
+	c.completeBroker(p)
 	if len(c.PodSubnets) > 0 {
 		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
 	}
 	if c.Restores < 0 {
 		p.add("restores", "%d: use the number of times that the cluster's etcd was restored, 0 or more", c.Restores)
 	}
-	for i, r := range c.ExportRules {
-		r.check(p, fmt.Sprintf("exportRules[%d]", i), c.Cluster, seen)
+}
+
+func (c *Exporter) completeBroker(p *problems) {
+	b := &c.LocalBroker
+	if b.Cluster == "" {
+		b.Cluster = c.Cluster
+	} else {
+		checkCluster(p, "localBroker.cluster", b.Cluster)
+	}
+	if b.Address != "" || c.Foreign() {
+		checkDial(p, "localBroker.address", b.Address)
+	}
+	if c.Foreign() && c.Kube.KubeConfigPath == "" && c.Kube.RemoteAPIURL == "" {
+		p.add("localBroker.cluster", "%q is another cluster: make a RemoteCluster for it; only an exporter that reads "+
+			"another cluster than the one in which it runs, by kube.remoteAPIURL or kube.kubeConfigPath, names that one "+
+			"here", b.Cluster)
+	}
+	if b.Address != "" && !c.Foreign() && !c.Features.Has(Services) {
+		p.add("localBroker.address", "the broker of this cluster itself receives global services only, and features has no "+
+			"services")
 	}
 }
 
-func (r ExportRule) check(p *problems, field, own string, brokers map[string]bool) {
-	for i, kind := range r.Kinds {
-		if kind != Services && kind != Policy {
-			p.add(fmt.Sprintf("%s.kinds[%d]", field, i),
-				"%q: use services, policy; every cluster receives every node, with its own end of the tunnel only", kind)
-		}
+// Judge returns the configuration with which RemoteClusters are judged: what the broker's file says about the own
+// cluster, else what it said in before, a Judge of earlier; nil for none.
+func (c *Exporter) Judge(before *Broker) *Broker {
+	is := &Broker{Cluster: c.Cluster, Features: c.Features, Encryption: Strict, WireGuard: c.WireGuard}
+	known := &Subnets{}
+	if before != nil {
+		known.Local, known.Known = before.LocalPrefixes, true
+		is.MCS, is.Encryption, is.LocalPrefixes = before.MCS, before.Encryption, before.LocalPrefixes
 	}
-	for i, n := range r.Namespaces {
-		for _, e := range validation.IsDNS1123Label(n) {
-			p.add(fmt.Sprintf("%s.namespaces[%d]", field, i), "%q is no namespace: %s", n, e)
-		}
+	if c.SubnetsFile == NoSubnets {
+		return is
 	}
-	if r.Selector != "" {
-		checkSelector(p, field+".selector", r.Selector)
+	var file subnetsText
+	file.data, file.err = volume.ReadFile(c.SubnetsFile)
+	keys, err := topKeys(file)
+	if err != nil { // agents and the broker report it
+		return is
 	}
-	if r.Clusters == nil {
-		p.add(field+".clusters", "missing: name clusters of brokers, or write [] for none")
-	}
-	for i, cluster := range r.Clusters {
-		if cluster == own {
-			p.add(fmt.Sprintf("%s.clusters[%d]", field, i),
-				"%q is this cluster itself, from which nothing is kept: take it out", cluster)
-		} else if !brokers[cluster] {
-			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q: brokers has no such cluster", cluster)
-		}
-	}
+	r := &subnetsReader{cluster: c.Cluster, before: known, out: &Subnets{}}
+	r.settings(keys, true)
+	r.local(keys, true)
+	is.Encryption, is.LocalPrefixes = r.encryption, r.out.Local
+	_ = decodeKey(keys, "mcs", &is.MCS)
+	return is
 }
 
 func checkSelector(p *problems, field, selector string) {

@@ -1,49 +1,41 @@
 package config
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 )
 
-const exporterWithRules = `
-cluster: c1
-brokers: [{cluster: c2, address: "b:1"}, {cluster: c3, address: "b:2"}]
-`
-
-func TestExportRules(t *testing.T) {
-	c, err := Parse[Exporter]([]byte(exporterWithRules + `
-podSubnets: [10.1.0.0/16, "fd00:1::/48"]
-exportRules:
-- {kinds: [services], namespaces: [shop], selector: team=pay, clusters: [c2]}
-- {clusters: []}
-`))
+func TestPodSubnetsOfAnExporter(t *testing.T) {
+	c, err := Parse[Exporter]([]byte("cluster: c1\npodSubnets: [10.1.0.0/16, 'fd00:1::/48']\n"))
 	if err != nil {
 		t.Fatal(err)
-	}
-	if got := fmt.Sprint(c.ExportRules); got != "[{[services] [shop] team=pay [c2]} {[] []  []}]" {
-		t.Errorf("rules are %s", got)
 	}
 	if len(c.PodPrefixes) != 2 || c.PodPrefixes[1] != netip.MustParsePrefix("fd00:1::/48") {
 		t.Errorf("pod subnets are %s", c.PodPrefixes)
 	}
 	for text, want := range map[string]string{
-		"exportRules: [{kinds: [encryption], clusters: [c2]}]": `exportRules[0].kinds[0]: "encryption": ` +
-			`use services, policy`,
-		"exportRules: [{clusters: [c2]}, {clusters: [c2, c4]}]": `exportRules[1].clusters[1]: "c4": brokers has no such ` +
-			`cluster`,
-		"exportRules: [{namespaces: [shop]}]":                     "exportRules[0].clusters: missing",
-		"exportRules: [{namespaces: [a.b], clusters: []}]":        `exportRules[0].namespaces[0]: "a.b" is no namespace`,
-		"exportRules: [{selector: 'a in b', clusters: []}]":       "exportRules[0].selector: ",
-		"exportRules: [{cluster: c2}]":                            `unknown field`,
-		"podSubnets: [10.1.0.0/16, 10.2.0.1/16]":                  "podSubnets[1]: 10.2.0.1/16 has bits set outside its mask",
-		"podSubnets: 10.1.0.0/16":                                 "podSubnets",
-		"restores: -1":                                            "restores: -1: use the number of times",
-		"exportRules: [{clusters: [c2], podSubnets: [10.0.0.0]}]": `unknown field`,
+		"podSubnets: [10.1.0.0/16, 10.2.0.1/16]": "podSubnets[1]: 10.2.0.1/16 has bits set outside its mask",
+		"podSubnets: 10.1.0.0/16":                "podSubnets",
+		"restores: -1":                           "restores: -1: use the number of times",
 	} {
-		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse[Exporter]([]byte("cluster: c1\n" + text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, and not %q", text, err, want)
+		}
+	}
+}
+
+// An exporter that reads another cluster has the broker of the cluster in which it runs, and follows nothing.
+func TestLocalBroker(t *testing.T) {
+	for text, foreign := range map[string]bool{
+		"":                              false,
+		"localBroker: {address: 'b:1'}": false,
+		"localBroker: {cluster: c1, address: 'b:1'}":                                 false,
+		"localBroker: {cluster: c2, address: 'b:1'}\nkube: {kubeConfigPath: /etc/k}": true,
+	} {
+		c, err := Parse[Exporter]([]byte("cluster: c1\n" + text))
+		if err != nil || c.Foreign() != foreign {
+			t.Errorf("%q: %+v, %v", text, c, err)
 		}
 	}
 }
@@ -51,11 +43,11 @@ exportRules:
 func TestAllowedIPs(t *testing.T) {
 	for text, want := range map[string]AllowedIPs{"": AutoAllowedIPs, "allowedIPs: auto": AutoAllowedIPs,
 		"allowedIPs: nodePodCIDRs": NodePodCIDRs, "allowedIPs: calicoBlocks": CalicoBlocks} {
-		if c, err := Parse[Exporter]([]byte(exporterWithRules + text)); err != nil || c.AllowedIPs != want {
+		if c, err := Parse[Exporter]([]byte("cluster: c1\n" + text)); err != nil || c.AllowedIPs != want {
 			t.Errorf("%q: %v, %v, and not %s", text, c, err, want)
 		}
 	}
-	if _, err := Parse[Exporter]([]byte(exporterWithRules + "allowedIPs: CalicoBlocks")); err == nil ||
+	if _, err := Parse[Exporter]([]byte("cluster: c1\nallowedIPs: CalicoBlocks")); err == nil ||
 		!strings.Contains(err.Error(), `allowedIPs: "CalicoBlocks": use auto; nodePodCIDRs; or calicoBlocks`) {
 		t.Errorf("%v", err)
 	}
@@ -67,7 +59,7 @@ func TestRemoteAPI(t *testing.T) {
 	for _, good := range []string{"}", ", remoteCAPath: /var/run/c2/ca.crt}",
 		", remoteCAURL: 'https://c2.example.org/ca'}",
 		", remoteCAURL: 'http://c2.example.org/ca', remoteCAHash: '" + hash + "'}"} {
-		if _, err := Parse[Exporter]([]byte(exporterWithRules + reached + good)); err != nil {
+		if _, err := Parse[Exporter]([]byte("cluster: c1\n" + reached + good)); err != nil {
 			t.Errorf("%s: %v", good, err)
 		}
 	}
@@ -88,7 +80,7 @@ func TestRemoteAPI(t *testing.T) {
 		"mcs: {enabled: true}\n" + reached + "}": "mcs.enabled: kube.remoteAPIURL reads another cluster, in which this " +
 			"exporter writes no conditions",
 	} {
-		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse[Exporter]([]byte("cluster: c1\n" + text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, and not %q", text, err, want)
 		}
 	}

@@ -16,7 +16,7 @@ func TestAddressFamily(t *testing.T) {
 		{"nodeSubnets: [192.0.2.0/24], wireguard: {addressFamily: ipv4}, ",
 			`error: remotes[0].wireguard.addressFamily: "ipv4": use IPv4 or IPv6`},
 	} {
-		c, err := Parse[Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{" + test.remote +
+		c, err := Parse[described]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{" + test.remote +
 			"name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48']}]\n"))
 		if want, isError := strings.CutPrefix(test.want, "error: "); isError {
 			if err == nil || !strings.Contains(err.Error(), want) {

@@ -44,14 +44,14 @@ func fuzz[T any, P interface {
 
 func FuzzExporter(f *testing.F) {
 	fuzz[Exporter](f,
-		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\n",
-		"cluster: c1\nfeatures: [policy]\nbrokers: [{cluster: c2, address: '[::1]:1'}]\nkube: {qps: 1, burst: 2, "+
+		"cluster: c1\nlocalBroker: {address: 'b:1'}\n",
+		"cluster: c1\nfeatures: [policy]\nlocalBroker: {cluster: c2, address: '[::1]:1'}\nkube: {qps: 1, burst: 2, "+
 			"kubeConfigPath: k}\nlisten: {http: ':1', debug: ':2', debugSocket: s}\nmirrorSelector: a=b\nglobalSelector: 'a "+
 			"in (b)'\nlabelDomain: d\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
 }
 
 func FuzzBroker(f *testing.F) {
-	fuzz[Broker](f,
+	fuzz[described](f,
 		"cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n",
 		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: ['fd00::/48'], nodeSubnets: "+
 			"[10.0.0.0/24], servicePrefix: p, wireguard: {listenPort: 1, mtu: 1280, persistentKeepalive: "+

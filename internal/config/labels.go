@@ -21,10 +21,10 @@ var defaultLabelKeys = LabelKeys{"app.kubernetes.io/*"}
 
 const anyOfPrefix = "/*"
 
-// Takes reports whether a label with that key may be exported. Labels with a meaning for Kubernetes or semaphore never
-// are.
+// Takes reports whether a label with that key may be exported. Labels with a meaning for Kubernetes, semaphore
+// or a deployment tool never are.
 func (l LabelKeys) Takes(key string) bool {
-	return !naming.ReservedLabel(key) && slices.ContainsFunc(l, func(pattern string) bool {
+	return !naming.Reserved(key) && slices.ContainsFunc(l, func(pattern string) bool {
 		prefix, any := strings.CutSuffix(pattern, anyOfPrefix)
 		domain, _, prefixed := strings.Cut(key, "/")
 		return pattern == key || any && prefixed && domain == prefix
@@ -44,9 +44,9 @@ func (l *LabelKeys) complete(p *problems, field string) {
 		for _, e := range validation.IsQualifiedName(key) {
 			p.add(field, "%q is no key of a label, such as team or app.kubernetes.io/*: %s", pattern, e)
 		}
-		if naming.ReservedLabel(key) {
-			p.add(field, "%q has a meaning for Kubernetes or for semaphore, and never crosses between clusters: take it out",
-				pattern)
+		if naming.Reserved(key) {
+			p.add(field, "%q has a meaning for Kubernetes, for semaphore or for a deployment tool, and never crosses between "+
+				"clusters: take it out", pattern)
 		}
 	}
 }

@@ -18,6 +18,8 @@ type LeaderElection struct {
 	// Duration is how long standbys wait for a leader that crashed. A leader that cannot renew the Lease stops its work
 	// after two thirds of it.
 	Duration Duration `json:"duration"`
+	// Renew is the interval of renewals. Tests set it, for a standby that need not wait; 0 makes it 2/15 of Duration.
+	Renew time.Duration `json:"-"`
 }
 
 // A Lease's spec.leaseDurationSeconds is in whole seconds. Below 5 s, a restart of the apiserver costs the leader its

@@ -18,7 +18,7 @@ type DevicePorts struct {
 	First, Last uint16 `json:"-"`
 }
 
-// defaultPortRange begins with DefaultListenPort, and has one port for each of about two hundred remotes.
+// defaultPortRange begins with defaultListenPort, and has one port for each of about two hundred remotes.
 const defaultPortRange = "7775-7974"
 
 func (d *DevicePorts) complete(p *problems, field string) {

@@ -15,8 +15,6 @@ type Mirrors struct {
 	Labels LabelKeys `json:"labels"`
 	// AdoptFrom names the tools whose Services are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
-	// Endpoints makes the broker also write Endpoints objects, for tools that do not read EndpointSlices.
-	Endpoints bool `json:"endpoints"`
 }
 
 // ServiceMirror is the tool whose Services can be adopted.
@@ -160,7 +158,6 @@ func (g *GlobalServices) setDefaults() {
 	g.SilentAfter.Duration, g.Settle.Duration = 30*time.Second, 30*time.Second
 }
 
-// complete requires that the remotes are complete.
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	limits := g.Limits.limits()
 	limits.complete(p, field+".limits", 1)
@@ -204,11 +201,11 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 		}
 	}
 	for i := range g.Rules {
-		g.Rules[i].complete(p, fmt.Sprintf("%s.rules[%d]", field, i), c)
+		g.Rules[i].complete(p, fmt.Sprintf("%s.rules[%d]", field, i))
 	}
 }
 
-func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
+func (r *GlobalRule) complete(p *problems, field string) {
 	for i, n := range r.Namespaces {
 		for _, e := range validation.IsDNS1123Label(n) {
 			p.add(fmt.Sprintf("%s.namespaces[%d]", field, i), "%q is no namespace: %s", n, e)
@@ -219,8 +216,8 @@ func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
 			p.add(fmt.Sprintf("%s.names[%d]", field, i), "%q is no name of a Service: %s", n, e)
 		}
 	}
-	checkClusters(p, field+".clusters", r.Clusters, c)
-	checkClusters(p, field+".prefer", r.Prefer, c)
+	checkClusters(p, field+".clusters", r.Clusters)
+	checkClusters(p, field+".prefer", r.Prefer)
 	for i, cluster := range r.Prefer {
 		if !r.Takes(cluster) {
 			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
@@ -240,15 +237,11 @@ func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
 	}
 }
 
-func checkClusters(p *problems, field string, clusters []string, c *Broker) {
+// checkClusters does not know which clusters there are: a RemoteCluster may be created later.
+func checkClusters(p *problems, field string, clusters []string) {
 	for i, cluster := range clusters {
-		at := fmt.Sprintf("%s[%d]", field, i)
-		// A RemoteCluster may be created later.
-		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster && !c.Follows {
-			p.add(at, "%q is neither this cluster nor one of remotes", cluster)
-		}
 		if slices.Contains(clusters[:i], cluster) {
-			p.add(at, "%q is listed twice", cluster)
+			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is listed twice", cluster)
 		}
 	}
 }

@@ -23,7 +23,7 @@ type Sets struct {
 var Originals = []string{"semaphore-policy", "calico-global-network-sync-operator"}
 
 // defaultSetSize is the size at which the apiserver's share of the cost of a write, which grows with the object, equals
-// all other costs; see BenchmarkSetSize in internal/bench.
+// all other costs; see BenchmarkSetSize in test/bench.
 const defaultSetSize = 1_000
 
 // maxSetSize addresses take 850 kB, of the 1.5 MiB that etcd accepts.

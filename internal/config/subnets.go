@@ -1,11 +1,15 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -16,6 +20,9 @@ import (
 // NoSubnets is the value of subnetsFile for no file.
 const NoSubnets = "none"
 
+// defaultSubnetsFile is where agents and exporters have the broker's file.
+const defaultSubnetsFile = "/etc/semaphore/subnets/broker.yaml"
+
 // RemotesFile is the file, beside the broker's, that lists the remotes if they come from RemoteClusters. The exporter
 // writes it.
 const RemotesFile = "remotes.yaml"
@@ -25,54 +32,155 @@ const RemotesFile = "remotes.yaml"
 type Subnets struct {
 	// Local are the pod, service and node subnets of the own cluster.
 	Local []netip.Prefix
-	// Remotes are the clusters with encryption, by name.
+	// Remotes are the clusters with encryption, by name. No two of them conflict.
 	Remotes map[string]Remote
+	// Blocked are remotes that the file names in a form that cannot be used, and of which no earlier form is known. They
+	// have the PodPrefixes that conflict with nothing: no packet to them is sent in the clear, and none into a tunnel.
+	Blocked map[string]Remote
 	// Unnamed is true if no file lists remotes: the broker's has none, and there is no file beside it.
 	Unnamed bool
+	// Static is true if the remotes are in the broker's file.
+	Static bool
+	// Known is false until all of it was readable once. It is then not known what to guard.
+	Known bool
+	// Problems are what cannot be used of the files, and what is in use in its place.
+	Problems []string
 }
 
 // LoadSubnets reads the configuration file of a cluster's broker for its agents. It ignores unknown keys, which belong
-// to a broker of another version.
-func LoadSubnets(path, cluster string) (*Subnets, error) {
-	data, err := volume.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("subnetsFile: %w", err)
+// to a broker of another version. It judges each element for itself: in place of one that cannot be used it takes the
+// form that the element has in before, the last result; nil for none.
+func LoadSubnets(path, cluster string, before *Subnets) *Subnets {
+	var own, beside subnetsText
+	own.data, own.err = volume.ReadFile(path)
+	beside.data, beside.err = volume.ReadFile(filepath.Join(filepath.Dir(path), RemotesFile))
+	s := readSubnets(own, beside, cluster, before)
+	for i, problem := range s.Problems {
+		s.Problems[i] = fmt.Sprintf("subnetsFile %s: %s", path, problem)
 	}
-	beside := filepath.Join(filepath.Dir(path), RemotesFile)
-	remotes, err := volume.ReadFile(beside)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("subnetsFile: %w", err)
-	}
-	s, err := parseSubnets(data, remotes, cluster)
-	if err != nil {
-		return nil, fmt.Errorf("subnetsFile %s: %w", path, err)
-	}
-	return s, nil
+	return s
 }
 
-// subnetsFile is the part that an agent reads of the broker's file, or of the file with the remotes. It has only what
-// the agent needs: an invalid limit or label elsewhere must not leave a node without bounds.
+// ParseSubnets is LoadSubnets for the content of a file, with no file of remotes beside it. Whatever cannot be used is
+// an error.
+func ParseSubnets(data []byte, cluster string) (*Subnets, error) {
+	return parseSubnets(data, nil, cluster)
+}
+
+// RemotesText returns the content of a RemotesFile. It has what agents read of a remote.
+func RemotesText(remotes []Remote) string {
+	file := struct {
+		Remotes []remoteEntry `json:"remotes"`
+	}{[]remoteEntry{}}
+	for _, r := range remotes {
+		file.Remotes = append(file.Remotes, entryOf(r))
+	}
+	text, err := yaml.Marshal(file)
+	if err != nil {
+		panic(err) // texts and numbers always have a YAML
+	}
+	return string(text)
+}
+
+// ReadRemotes returns the remotes of a RemotesText, without those that cannot be decoded.
+func ReadRemotes(text []byte) (all []Remote) {
+	r := &subnetsReader{before: &Subnets{}, out: &Subnets{}}
+	list, _ := r.beside(subnetsText{data: text})
+	for _, e := range list {
+		if e.undecoded == nil {
+			all = append(all, e.remote())
+		}
+	}
+	return all
+}
+
+// JudgeRemotes returns those remotes that the agents of a cluster can use beside each other, by the rules with which
+// they read a RemotesFile. In place of a remote that they cannot use it returns its form in before, if there is one.
+// wrong says so, a line each.
+func (c *Broker) JudgeRemotes(now, before []Remote) (use []Remote, wrong []string) {
+	if _, bad := c.WithRemotes(now); len(bad) == 0 {
+		return now, nil
+	}
+	earlier, used := map[string]Remote{}, map[string]Remote{}
+	if _, bad := c.WithRemotes(before); len(bad) == 0 {
+		for _, r := range before {
+			earlier[r.Name] = r
+		}
+	}
+	var list []listed
+	for _, r := range now {
+		list = append(list, listed{remoteEntry: entryOf(r)})
+		if was, had := earlier[r.Name]; had {
+			used[r.Name] = was
+		}
+	}
+	left, why := settle(c, list, used)
+	for _, e := range left {
+		wrong = append(wrong, fmt.Sprintf("agents do not get the RemoteCluster %s as it is: %v", e.Name, why[e.Name]))
+	}
+	for _, r := range now {
+		switch was, had := earlier[r.Name]; {
+		case !slices.ContainsFunc(left, func(e listed) bool { return e.Name == r.Name }):
+			use = append(use, r)
+		case had:
+			use = append(use, was)
+		}
+	}
+	return use, wrong
+}
+
+// subnetsText is the content of a file, or why it cannot be read.
+type subnetsText struct {
+	data []byte
+	err  error
+}
+
+func (t subnetsText) missing() bool { return errors.Is(t.err, os.ErrNotExist) }
+
+// remoteEntry is a remote in a file, as an agent reads it. It has only what the agent needs: an invalid limit or label
+// elsewhere must not leave a node without bounds.
+type remoteEntry struct {
+	Name          string     `json:"name"`
+	ServicePrefix string     `json:"servicePrefix,omitempty"`
+	PodSubnets    []string   `json:"podSubnets"`
+	NodeSubnets   []string   `json:"nodeSubnets,omitempty"`
+	Encryption    Strictness `json:"encryption,omitempty"`
+	WireGuard     struct {
+		ListenPort uint16 `json:"listenPort,omitempty"`
+	} `json:"wireguard"`
+}
+
+func (e remoteEntry) remote() Remote {
+	return Remote{Name: e.Name, ServicePrefix: e.ServicePrefix, PodSubnets: e.PodSubnets, NodeSubnets: e.NodeSubnets,
+		Encryption: e.Encryption, WireGuard: WireGuard{ListenPort: e.WireGuard.ListenPort}}
+}
+
+func entryOf(r Remote) (e remoteEntry) {
+	e.Name, e.ServicePrefix, e.PodSubnets, e.NodeSubnets = r.Name, r.ServicePrefix, r.PodSubnets, r.NodeSubnets
+	e.Encryption, e.WireGuard.ListenPort = r.Encryption, r.WireGuard.ListenPort
+	return e
+}
+
+// subnetsFile is the part that an agent reads of the broker's file, or of the file with the remotes.
 type subnetsFile struct {
-	Features     Features   `json:"features"`
-	Encryption   Strictness `json:"encryption"`
-	LocalSubnets []string   `json:"localSubnets"`
-	Remotes      []struct {
-		Name          string     `json:"name"`
-		ServicePrefix string     `json:"servicePrefix"`
-		PodSubnets    []string   `json:"podSubnets"`
-		NodeSubnets   []string   `json:"nodeSubnets"`
-		Encryption    Strictness `json:"encryption"`
-		WireGuard     struct {
-			ListenPort uint16 `json:"listenPort"`
-		} `json:"wireguard"`
-	} `json:"remotes"`
+	Features     Features      `json:"features,omitempty"`
+	Encryption   Strictness    `json:"encryption,omitempty"`
+	LocalSubnets []string      `json:"localSubnets,omitempty"`
+	Remotes      []remoteEntry `json:"remotes"`
+	// Static is Subnets.Static. Text writes it; it is in no file of an operator.
+	Static bool `json:"static,omitempty"`
+}
+
+// subnetsJSON returns the JSON of a file.
+func subnetsJSON(data []byte) ([]byte, error) {
+	if err := checkOneDocument(data); err != nil {
+		return nil, err
+	}
+	return yaml.YAMLToJSONStrict(data)
 }
 
 func (f *subnetsFile) read(data []byte) error {
-	if err := checkOneDocument(data); err != nil {
-		return err
-	}
-	text, err := yaml.YAMLToJSONStrict(data)
+	text, err := subnetsJSON(data)
 	if err != nil {
 		return err
 	}
@@ -82,43 +190,424 @@ func (f *subnetsFile) read(data []byte) error {
 	return nil
 }
 
-// ParseSubnets is LoadSubnets for the content of a file, with no file of remotes beside it.
-func ParseSubnets(data []byte, cluster string) (*Subnets, error) {
-	return parseSubnets(data, nil, cluster)
-}
-
 // parseSubnets reads the broker's file and, if it names no remotes, the one beside it; nil for none.
 func parseSubnets(data, remotes []byte, cluster string) (*Subnets, error) {
 	var file subnetsFile
 	if err := file.read(data); err != nil {
 		return nil, err
 	}
-	unnamed := len(file.Remotes) == 0 && remotes == nil
+	s := &Subnets{Remotes: map[string]Remote{}, Blocked: map[string]Remote{}, Known: true,
+		Static: len(file.Remotes) > 0 || file.Static, Unnamed: len(file.Remotes) == 0 && remotes == nil}
 	if len(file.Remotes) == 0 && remotes != nil {
 		var beside subnetsFile
 		if err := beside.read(remotes); err != nil {
 			return nil, fmt.Errorf("%s: %w", RemotesFile, err)
+		}
+		if beside.Remotes == nil {
+			return nil, fmt.Errorf("%s: remotes: none: the file has no such key", RemotesFile)
 		}
 		file.Remotes = beside.Remotes
 	}
 	c := Broker{Cluster: cluster, Features: file.Features, Encryption: file.Encryption, LocalSubnets: file.LocalSubnets}
 	c.setDefaults()
 	for _, r := range file.Remotes {
-		c.Remotes = append(c.Remotes, Remote{
-			Name: r.Name, ServicePrefix: r.ServicePrefix, PodSubnets: r.PodSubnets, NodeSubnets: r.NodeSubnets,
-			Encryption: r.Encryption, WireGuard: WireGuard{ListenPort: r.WireGuard.ListenPort},
-		})
+		c.Remotes = append(c.Remotes, r.remote())
 	}
 	var p problems
 	c.complete(&p)
+	c.completeRemotes(&p)
 	if err := errors.Join(p...); err != nil {
 		return nil, err
 	}
-	s := &Subnets{Local: c.LocalPrefixes, Remotes: map[string]Remote{}, Unnamed: unnamed}
+	s.Local = c.LocalPrefixes
 	if c.Features.Has(Encryption) {
 		for _, r := range c.Remotes {
 			s.Remotes[r.Name] = r
 		}
 	}
 	return s, nil
+}
+
+// Text returns the subnets in the form of a file, for ReadText of a later agent.
+func (s *Subnets) Text() string {
+	file := subnetsFile{Features: Features{Encryption}, Remotes: []remoteEntry{}, Static: s.Static}
+	for _, p := range s.Local {
+		file.LocalSubnets = append(file.LocalSubnets, p.String())
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Remotes)) {
+		file.Remotes = append(file.Remotes, entryOf(s.Remotes[name]))
+	}
+	text, err := json.Marshal(file)
+	if err != nil {
+		panic(err) // texts and numbers always have a JSON
+	}
+	return string(text)
+}
+
+// ReadText returns the subnets of a Text; nil for none.
+func ReadText(text, cluster string) *Subnets {
+	if text == "" {
+		return nil
+	}
+	s := readSubnets(subnetsText{data: []byte(text)}, subnetsText{err: os.ErrNotExist}, cluster, nil)
+	if !s.Known {
+		return nil
+	}
+	return s
+}
+
+// readSubnets takes the files as they are if nothing is wrong with them as a whole, and otherwise element by element.
+func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subnets {
+	if before == nil {
+		before = &Subnets{}
+	}
+	if own.err == nil && (beside.err == nil || beside.missing()) {
+		var remotes []byte
+		if beside.err == nil {
+			remotes = append([]byte{}, beside.data...) // an empty file is not a missing one
+		}
+		// A lost ConfigMap is no operator's order.
+		if s, err := parseSubnets(own.data, remotes, cluster); err == nil && !(s.Unnamed && before.named()) {
+			return s
+		}
+	}
+	r := &subnetsReader{cluster: cluster, before: before,
+		out: &Subnets{Remotes: map[string]Remote{}, Blocked: map[string]Remote{}}}
+	r.read(own, beside)
+	return r.out
+}
+
+// named reports whether a file listed remotes.
+func (s *Subnets) named() bool { return s.Known && !s.Unnamed }
+
+// subnetsReader reads files of which something cannot be used.
+type subnetsReader struct {
+	cluster string
+	before  *Subnets
+	out     *Subnets
+	// features and encryption are those of the broker's file; undecided means that the latter cannot be used.
+	features   Features
+	encryption Strictness
+	undecided  bool
+}
+
+// problem adds a line about an element, with what is in use in its place.
+func (r *subnetsReader) problem(err error) {
+	instead := "the earlier form remains in use"
+	if !r.before.Known {
+		instead = "no earlier form is known"
+	}
+	r.line("%v; %s", err, instead)
+}
+
+func (r *subnetsReader) line(format string, args ...any) {
+	r.out.Problems = append(r.out.Problems, fmt.Sprintf(format, args...))
+}
+
+func (r *subnetsReader) read(own, beside subnetsText) {
+	out, before := r.out, r.before
+	keys, err := topKeys(own)
+	if err != nil {
+		r.problem(err)
+	}
+	r.settings(keys, err == nil)
+	r.local(keys, err == nil)
+	list, unread := r.list(keys["remotes"], "")
+	out.Static = len(list) > 0
+	switch {
+	case unread || err != nil && before.Static:
+		unread, out.Static = true, before.Static
+	case len(list) > 0:
+	case beside.missing():
+		out.Unnamed = err == nil && !before.named()
+		if unread = !out.Unnamed; unread {
+			r.problem(fmt.Errorf("it names no remotes, and the file %s beside it is missing", RemotesFile))
+		}
+	default:
+		list, unread = r.beside(beside)
+	}
+	out.Known = before.Known || len(out.Local) > 0 && !unread
+	switch {
+	case !r.features.Has(Encryption):
+	case unread:
+		maps.Copy(out.Remotes, before.Remotes)
+		out.Unnamed = before.Known && before.Unnamed
+	default:
+		r.judge(list)
+	}
+}
+
+// topKeys returns the values of a file by key.
+func topKeys(t subnetsText) (map[string]json.RawMessage, error) {
+	if t.err != nil {
+		return nil, t.err
+	}
+	text, err := subnetsJSON(t.data)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]json.RawMessage{}
+	if err := json.Unmarshal(text, &keys); err != nil {
+		return nil, explainType(err)
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("the file is empty")
+	}
+	return keys, nil
+}
+
+// decodeKey decodes the value of a key. A missing one leaves the default.
+func decodeKey(keys map[string]json.RawMessage, key string, to any) error {
+	if keys[key] == nil {
+		return nil
+	}
+	if _, err := strictjson.UnmarshalStrict(keys[key], to); err != nil {
+		return fmt.Errorf("%s: %w", key, explainType(err))
+	}
+	return nil
+}
+
+// settings reads what applies to all remotes. In place of a value that cannot be used is that which protects most.
+func (r *subnetsReader) settings(keys map[string]json.RawMessage, readable bool) {
+	var wrong, none problems
+	if err := decodeKey(keys, "features", &r.features); err != nil {
+		wrong, r.features = append(wrong, err), nil
+	}
+	had := len(wrong)
+	if r.features.complete(&wrong, "features"); len(wrong) > had {
+		r.features = nil
+		r.features.complete(&none, "features")
+	}
+	had = len(wrong)
+	r.encryption = Strict
+	if err := decodeKey(keys, "encryption", &r.encryption); err != nil {
+		wrong = append(wrong, err)
+	} else {
+		r.encryption.check(&wrong, "encryption")
+	}
+	if r.undecided = len(wrong) > had || !readable; r.undecided {
+		r.encryption = Strict
+	}
+	for _, err := range wrong {
+		r.problem(err)
+	}
+}
+
+// local reads localSubnets, one by one.
+func (r *subnetsReader) local(keys map[string]json.RawMessage, readable bool) {
+	var list []json.RawMessage
+	var wrong problems
+	if err := decodeKey(keys, "localSubnets", &list); err != nil {
+		wrong = append(wrong, err)
+	} else if readable && len(list) == 0 {
+		wrong.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
+	}
+	for i, raw := range list {
+		field := fmt.Sprintf("localSubnets[%d]", i)
+		var text string
+		if _, err := strictjson.UnmarshalStrict(raw, &text); err != nil {
+			wrong.add(field, "%s is no text", raw)
+			continue
+		}
+		for _, prefix := range parsePrefixes(&wrong, field, []string{text}) {
+			if name := r.stands(prefix); name != "" && !slices.Contains(r.before.Local, prefix) {
+				wrong.add(field, "%s overlaps podSubnets of the remote %s, which are in use", prefix, name)
+				continue
+			}
+			r.out.Local = append(r.out.Local, prefix)
+		}
+	}
+	for _, err := range wrong {
+		r.problem(err)
+	}
+	if len(wrong) == 0 && readable {
+		return
+	}
+	for _, was := range r.before.Local {
+		if !slices.Contains(r.out.Local, was) {
+			r.out.Local = append(r.out.Local, was)
+		}
+	}
+}
+
+// stands returns the remote that has an address of a prefix in its earlier form; empty for none.
+func (r *subnetsReader) stands(prefix netip.Prefix) string {
+	for _, name := range slices.Sorted(maps.Keys(r.before.Remotes)) {
+		if overlapsAny(prefix, r.before.Remotes[name].PodPrefixes) {
+			return name
+		}
+	}
+	return ""
+}
+
+func overlapsAny(prefix netip.Prefix, others []netip.Prefix) bool {
+	return slices.ContainsFunc(others, prefix.Overlaps)
+}
+
+// listed is an element of a list of remotes, and why it could not be decoded, if so.
+type listed struct {
+	remoteEntry
+	undecoded error
+}
+
+// beside reads the list of the file beside the broker's.
+func (r *subnetsReader) beside(t subnetsText) (all []listed, unread bool) {
+	keys, err := topKeys(t)
+	if err == nil && keys["remotes"] == nil {
+		err = errors.New("remotes: none: the file has no such key")
+	}
+	if err != nil {
+		r.problem(fmt.Errorf("%s: %w", RemotesFile, err))
+		return nil, true
+	}
+	return r.list(keys["remotes"], RemotesFile+": ")
+}
+
+// list decodes a list of remotes, one by one. It omits those without a name.
+func (r *subnetsReader) list(raw json.RawMessage, file string) (all []listed, unread bool) {
+	if raw == nil {
+		return nil, false
+	}
+	var list []json.RawMessage
+	if _, err := strictjson.UnmarshalStrict(raw, &list); err != nil {
+		r.problem(fmt.Errorf("%sremotes: no list", file))
+		return nil, true
+	}
+	seen := map[string]bool{}
+	for i, raw := range list {
+		e := decodeEntry(raw)
+		err := ClusterName(e.Name)
+		if err == nil && seen[e.Name] {
+			err = fmt.Errorf("%q is listed twice, and the first one is used", e.Name)
+		}
+		if err != nil {
+			r.line("%sremotes[%d].name: %v; nothing of the element is used", file, i, err)
+			continue
+		}
+		seen[e.Name] = true
+		all = append(all, e)
+	}
+	return all, len(all) == 0 && len(list) > 0
+}
+
+// decodeEntry decodes an element, or as much of it as can be.
+func decodeEntry(raw json.RawMessage) (e listed) {
+	if _, err := strictjson.UnmarshalStrict(raw, &e.remoteEntry); err == nil {
+		return e
+	} else {
+		e = listed{undecoded: explainType(err)}
+	}
+	keys := map[string]json.RawMessage{}
+	if json.Unmarshal(raw, &keys) != nil {
+		return e
+	}
+	_ = decodeKey(keys, "name", &e.Name)
+	_ = decodeKey(keys, "encryption", &e.Encryption)
+	for key, to := range map[string]*[]string{"podSubnets": &e.PodSubnets, "nodeSubnets": &e.NodeSubnets} {
+		var list []json.RawMessage
+		if decodeKey(keys, key, &list) != nil {
+			continue
+		}
+		for _, raw := range list {
+			var text string
+			if json.Unmarshal(raw, &text) == nil {
+				*to = append(*to, text)
+			}
+		}
+	}
+	return e
+}
+
+// judge decides which remotes are used. Who has something that works keeps it: remotes in their earlier form come
+// first, then each one that conflicts with none of them, until no more do, as one may make room for another.
+func (r *subnetsReader) judge(list []listed) {
+	own := &Broker{Cluster: r.cluster, Features: r.features, Encryption: r.encryption, LocalPrefixes: r.out.Local}
+	used := r.out.Remotes
+	for i := range list {
+		e := &list[i]
+		was, had := r.before.Remotes[e.Name]
+		if !had {
+			continue
+		}
+		used[e.Name] = was
+		if e.Encryption == "" && r.undecided {
+			e.Encryption = was.Encryption
+		}
+	}
+	pending, wrong := settle(own, list, used)
+	if len(r.out.Local) == 0 { // nobody knows what is not a remote's
+		clear(used)
+		pending = list
+	}
+	for _, e := range pending {
+		if _, had := used[e.Name]; had {
+			r.line("remote %s: %v; its earlier form remains in use", e.Name, wrong[e.Name])
+			continue
+		}
+		if err := wrong[e.Name]; err != nil {
+			r.line("remote %s: %v; no earlier form is known: it has no tunnel, and packets to its pods are dropped", e.Name, err)
+		}
+		r.block(e)
+	}
+}
+
+// settle adds to those that are used each other remote that fits beside them. It returns those that do not, and why.
+func settle(own *Broker, list []listed, used map[string]Remote) (left []listed, wrong map[string]error) {
+	wrong, left = map[string]error{}, list
+	for progress := true; progress; {
+		progress = false
+		left = slices.DeleteFunc(slices.Clone(left), func(e listed) bool {
+			is, err := fits(own, e, used)
+			if wrong[e.Name] = err; err != nil {
+				return false
+			}
+			used[e.Name], progress = is, true
+			return true
+		})
+	}
+	return left, wrong
+}
+
+// fits returns a remote, completed, or why it cannot be used beside others.
+func fits(own *Broker, e listed, used map[string]Remote) (Remote, error) {
+	if e.undecoded != nil {
+		return Remote{}, e.undecoded
+	}
+	var all []Remote
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		if name != e.Name {
+			all = append(all, entryOf(used[name]).remote())
+		}
+	}
+	with, wrong := own.WithRemotes(append(all, e.remote()))
+	for _, name := range append([]string{e.Name}, slices.Sorted(maps.Keys(wrong))...) {
+		if len(wrong[name]) == 0 {
+			continue
+		}
+		line := strings.ReplaceAll(wrong[name][0], "spec.", "")
+		if name != e.Name {
+			line = "beside it, " + name + " " + line
+		}
+		return Remote{}, errors.New(line)
+	}
+	return with.Remotes[len(all)], nil
+}
+
+// block guards what can only be the remote's.
+func (r *subnetsReader) block(e listed) {
+	var ignored problems
+	others := append(parsePrefixes(&ignored, "", e.NodeSubnets), r.out.Local...)
+	for _, other := range r.out.Remotes {
+		others = append(append(others, other.PodPrefixes...), other.NodePrefixes...)
+	}
+	is := Remote{Name: e.Name, Encryption: e.Encryption}
+	if is.Encryption == "" {
+		is.Encryption = r.encryption
+	}
+	for _, p := range parsePrefixes(&ignored, "", e.PodSubnets) {
+		if !overlapsAny(p, others) {
+			is.PodSubnets, is.PodPrefixes = append(is.PodSubnets, p.String()), append(is.PodPrefixes, p)
+		}
+	}
+	r.out.Blocked[e.Name] = is
 }

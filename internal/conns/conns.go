@@ -1,10 +1,9 @@
-// Package conns bounds the connections of a listener, so that no client can use them up for others.
+// Package conns bounds the connections of a listener, and the failed attempts to be admitted, so that no client can use
+// them up for others, and listens on unix sockets.
 //
 // A connection is unproven until the client is authenticated. A new one always gets room: if there is none, the oldest
 // unproven connection of the address with the most of them is closed. An authenticated client has a share of its own,
 // and its newest connections stay. The package knows net and TLS, and nothing of the protocols.
-//
-// It imports no other package of semaphore.
 package conns
 
 import (

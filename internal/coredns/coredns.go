@@ -2,8 +2,6 @@
 // generates server blocks, and checks whether a Corefile has them.
 //
 // It maps text to text: it asks neither a cluster nor a DNS server.
-//
-// It imports the configuration of a broker, from which the blocks follow, and naming.
 package coredns
 
 import (

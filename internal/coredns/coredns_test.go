@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 // kubeadm is kubeadm's Corefile, as found in a cluster.
@@ -43,7 +43,7 @@ func printed(t *testing.T, blocks ...Block) string {
 }
 
 func TestBlocksOfABroker(t *testing.T) {
-	c, err := config.Parse[config.Broker]([]byte(`
+	c, err := described.Broker([]byte(`
 cluster: c1
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: mirrors

@@ -2,8 +2,6 @@
 // streams it, on a unix socket or any gRPC server.
 //
 // Recording never blocks on a reader. Events must contain no secret.
-//
-// It imports the messages, internal/conns, internal/program for the version and internal/unixsocket, and no part.
 package debug
 
 import (
@@ -47,8 +45,6 @@ type Event struct {
 // Recorder keeps the last events of one part. A nil Recorder records nothing.
 type Recorder struct {
 	part, cluster, node string
-	// tap receives each event, too; nil for none.
-	tap func(Event)
 
 	mu      sync.Mutex
 	rings   map[string]*ring // by source
@@ -103,10 +99,6 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
-// Tap makes the recorder call f with each event, with At set. f must not wait. Tap must be called before the first
-// event.
-func (r *Recorder) Tap(f func(Event)) { r.tap = f }
-
 // Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
@@ -115,14 +107,6 @@ func (r *Recorder) Record(e Event) {
 	if e.At.IsZero() {
 		e.At = time.Now()
 	}
-	r.keep(e)
-	if r.tap != nil {
-		r.tap(e)
-	}
-}
-
-// keep keeps an event for readers.
-func (r *Recorder) keep(e Event) {
 	m := &semaphorev1.Event{
 		Time:    timestamppb.New(e.At),
 		Part:    r.part,

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -37,9 +37,6 @@ type Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.Lo
 // Holders returns the pods that had an address, as a broker remembers them. An error is a gRPC status.
 type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
 
-// Preview returns how objects would change the result. An error is a gRPC status.
-type Preview func(context.Context, *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error)
-
 // Locate says where an object is in the part; an error is one of gRPC's.
 type Locate func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error)
 
@@ -48,7 +45,6 @@ type Answers struct {
 	Sets    Sets
 	Path    Path
 	Holders Holders
-	Preview Preview
 	Locate  Locate
 }
 
@@ -193,16 +189,6 @@ func (s *server) ListHolders(ctx context.Context,
 	})
 }
 
-// Preview implements semaphorev1.DebugServiceServer.
-func (s *server) Preview(ctx context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
-	if s.answers.Preview == nil {
-		return nil, status.Errorf(codes.Unimplemented, "this %s decides on no object", s.recorder.part)
-	}
-	return answer(ctx, s.limits, func() (*semaphorev1.PreviewResponse, error) {
-		return s.answers.Preview(ctx, req)
-	})
-}
-
 // Locate implements semaphorev1.DebugServiceServer.
 func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	if s.answers.Locate == nil {
@@ -214,7 +200,8 @@ func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*s
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx
-// ends. It replaces a socket that an earlier process left.
+// ends. Beside it, srv alone has a socket of its own, for who may look and not order. It replaces sockets that an
+// earlier process left.
 func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer,
 	more ...func(grpc.ServiceRegistrar)) error {
 	if path == "" {
@@ -223,15 +210,24 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("debug socket: %w", err)
 	}
-	listener, err := unixsocket.Listen(path)
-	if err != nil {
-		return fmt.Errorf("debug socket: %w", err)
+	g, ctx := errgroup.WithContext(ctx)
+	for _, one := range []struct {
+		path string
+		more []func(grpc.ServiceRegistrar)
+	}{{conns.ToRead(path), nil}, {path, more}} {
+		listener, err := conns.Listen(one.path)
+		if err != nil {
+			return fmt.Errorf("debug socket: %w", err)
+		}
+		g.Go(func() error {
+			// All clients have one address and are the part's own user, so that none of them is authenticated.
+			if err := serveOn(ctx, listener, conns.New(connections, ignore), srv, one.more); err != nil {
+				return fmt.Errorf("debug socket %s: %w", one.path, err)
+			}
+			return nil
+		})
 	}
-	// All clients have one address and are the part's own user, so that none of them is authenticated.
-	if err := serveOn(ctx, listener, conns.New(connections, ignore), srv, more); err != nil {
-		return fmt.Errorf("debug socket %s: %w", path, err)
-	}
-	return nil
+	return g.Wait()
 }
 
 // ServeTLS serves srv on a listener until ctx ends, to clients that config accepts.

@@ -100,15 +100,20 @@ var (
 		"another writer changes an object each time that the broker restores it")
 	Restored = define(Events, Warning, "Restored",
 		"somebody changed or deleted an object, and the broker restored it")
+	SourceRefused = define(Events, Error, "SourceRefused",
+		"another cluster, with the certificate of one that stands, is refused",
+		Act{Side: Both, Command: "kubectl describe remotecluster CLUSTER", Condition: "Healthy"})
 	HeldBack = define(Events, Warning, "HeldBack", "the brake retains what a remote has withdrawn",
-		Act{Side: Remote, Command: "semaphorectl brake release CLUSTER", Alert: "SemaphoreWithdrawalHeld",
+		Act{Side: Remote, Command: "semaphorectl release CLUSTER", Alert: "SemaphoreWithdrawalHeld",
 			Condition: "Healthy"})
 	ClusterGone = define(Events, Warning, "ClusterGone",
-		"a remote is stale, and its nodes do not talk through the tunnels either",
+		"a remote is stale, and its nodes do not answer handshakes either",
 		Act{Side: Remote, Command: "kubectl --context CLUSTER get nodes", Alert: "SemaphoreClusterGone"})
 	ClusterBack        = define(Events, OK, "ClusterBack", "a remote that was gone is heard, or its nodes talk, again")
 	LabelDomainsDiffer = define(Events, Warning, "LabelDomainsDiffer",
 		"a remote finds the pods of sets by other labels than this cluster", Act{Side: Both, Command: "semaphorectl check"})
+	EndpointMoved = define(Events, Warning, "EndpointMoved",
+		"the published endpoint of a node changed to another of its addresses", Act{Command: "kubectl get nodes -o wide"})
 	DrainUnreadable = define(Events, Warning, "DrainUnreadable", "a drain in the ConfigMap of drains is malformed")
 	NotTakenOver    = define(Events, Warning, "NotTakenOver", "an object of an earlier tool could not be taken over")
 	LeftAlone       = define(Events, Warning, "LeftAlone",
@@ -216,25 +221,32 @@ var (
 	CoreDNSDiffers = define(Checks, Warning, "coredns-differs",
 		"a server block of the Corefile rewrites names differently")
 	CoreDNSUnreadable = define(Checks, Warning, "coredns-unreadable", "the Corefile cannot be read")
-	CoreDNSNotRead    = define(Checks, OK, "coredns-not-read",
-		"the Corefile was not read, because no cluster is reached")
+	CoreDNSNotRead    = define(Checks, NotChecked, "coredns-not-read",
+		"the Corefile, or whether it should have blocks, was not read")
 	Pools       = define(Checks, OK, "pools", "no IPPool assigns or announces IPs of remote pods")
 	PoolEnabled = define(Checks, Error, "pool-enabled",
 		"an enabled IPPool assigns a remote's IPs to pods of this cluster")
 	PoolExported = define(Checks, Warning, "pool-exported", "BGP announces routes to a remote's pods")
 	PoolMissing  = define(Checks, Warning, "pool-missing",
 		"no IPPool has a remote's IPs, so Calico applies SNAT to packets to them")
-	StrictAffinity       = define(Checks, OK, "strict-affinity", "nodes assign IPs of their own blocks only")
-	AffinityNotStrict    = define(Checks, Warning, "affinity-not-strict", "nodes may assign IPs of other nodes' blocks")
-	CalicoNotRead        = define(Checks, OK, "calico-not-read", "pools and IPAM were not read, for want of rights")
+	StrictAffinity    = define(Checks, OK, "strict-affinity", "nodes assign IPs of their own blocks only")
+	AffinityNotStrict = define(Checks, Warning, "affinity-not-strict", "nodes may assign IPs of other nodes' blocks")
+	CalicoNotRead     = define(Checks, NotChecked, "calico-not-read",
+		"pools and IPAM were not read, for want of rights")
 	CalicoUnreadable     = define(Checks, Warning, "calico-unreadable", "pools and IPAM cannot be read")
 	Policies             = define(Checks, OK, "policies", "no rule admits a set of any remote")
 	PolicyWithoutCluster = define(Checks, Warning, "policy-without-cluster", "a rule admits a set of any remote")
-	PoliciesNotRead      = define(Checks, OK, "policies-not-read", "the policies were not read, for want of rights")
-	PoliciesUnreadable   = define(Checks, Warning, "policies-unreadable", "the policies cannot be read")
+	PoliciesNotRead      = define(Checks, NotChecked, "policies-not-read",
+		"the policies were not read, for want of rights")
+	PoliciesUnreadable = define(Checks, Warning, "policies-unreadable", "the policies cannot be read")
+	PolicyKeys         = define(Checks, OK, "policy-keys", "admission policies judge by the broker's subnets")
+	PolicyKeysDiffer   = define(Checks, Error, "policy-keys-differ",
+		"admission policies judge by other subnets than the broker's")
+	PolicyKeysUnreadable = define(Checks, NotChecked, "policy-keys-unreadable",
+		"what admission policies judge by cannot be read")
 )
 
-// Verify: what traffic between pods of two clusters shows.
+// check --traffic: what traffic between pods of two clusters shows.
 var (
 	NotLinked       = define(Traffic, Error, "not-linked", "one of two clusters has no remote for the other")
 	PodUnreachable  = define(Traffic, Error, "pod-unreachable", "a pod gets no answer from the IP of a remote pod")
@@ -250,7 +262,7 @@ var (
 	SetMissing         = define(Traffic, Error, "set-missing", "a labelled pod is in no set of the other cluster")
 	PolicyRefuses      = define(Traffic, Error, "policy-refuses", "a policy that admits a set refuses its pod")
 	PolicyIgnored      = define(Traffic, Error, "policy-ignored", "a policy that admits a set admits other pods too")
-	LeftBehind         = define(Traffic, Error, "left-behind", "an object that verify made was not removed")
+	LeftBehind         = define(Traffic, Error, "left-behind", "an object that check --traffic made was not removed")
 )
 
 // What keeps semaphorectl install and link from writing.
@@ -259,6 +271,8 @@ var (
 	OtherName         = define(Installs, Error, "other-name", "the cluster has semaphore by another name")
 	OtherInstallation = define(Installs, Error, "other-installation",
 		"semaphore is installed there by other means, such as kubectl or Helm")
+	RecordLost = define(Installs, Error, "record-lost",
+		"semaphorectl installed semaphore there, and the record of how is gone")
 	NamespaceEnds  = define(Installs, Error, "namespace-ends", "the namespace of the parts is being deleted")
 	NamespaceTaken = define(Installs, Error, "namespace-taken",
 		"the namespace of the parts is there already and does not say that it is semaphore's")
@@ -272,6 +286,11 @@ var (
 		"other clusters have no address for the broker: its Service has neither a port on the nodes nor a load balancer")
 	NodesInside = define(Installs, Error, "nodes-inside",
 		"nodes of another cluster are inside the subnets that this cluster calls its own")
+	NotTheSameCluster = define(Installs, Error, "not-the-same-cluster",
+		"a cluster says that it is one that this cluster has already, and does not prove it by its key")
+	BoundsUnconfirmed = define(Installs, Error, "bounds-unconfirmed",
+		"a cluster says that it has subnets that need the word of an operator: public or wide ones, other ones than "+
+			"before, or those of another remote")
 )
 
 // Reasons of the conditions of a RemoteCluster.

@@ -2,8 +2,9 @@
 // findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the reason
 // of an Event, the word in a status, and the anchor in docs/troubleshooting.md, which has cause and fix.
 //
-// define adds codes when the program starts, and they never change. The package is pure, and imports no other package
-// of semaphore.
+// It also judges the status of a part: which findings follow from it.
+//
+// define adds codes when the program starts, and they never change. The package is pure.
 package finding
 
 import (
@@ -31,6 +32,8 @@ const (
 	OK Level = "ok"
 	// Warning works now and may stop, or was not seen to work.
 	Warning Level = "warning"
+	// NotChecked is the level of what was not looked at: it is neither good nor bad.
+	NotChecked Level = "not-checked"
 	// Error does not work until somebody acts.
 	Error Level = "error"
 )
@@ -58,9 +61,9 @@ const (
 	Paths Area = "paths"
 	// Checks are the codes of semaphorectl check.
 	Checks Area = "checks"
-	// Traffic are the codes of semaphorectl verify.
+	// Traffic are the codes of semaphorectl check --traffic.
 	Traffic Area = "traffic"
-	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of preflight.
+	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of check --pre.
 	Installs Area = "installs"
 	// Status are the codes of what is wrong with a part itself, and with those that it is connected to.
 	Status Area = "status"

@@ -3,7 +3,7 @@ package finding
 import (
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHostileText: a text of another cluster becomes one bounded line of printable, valid text.

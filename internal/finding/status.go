@@ -8,7 +8,7 @@ var (
 		Act{Command: "kubectl -n semaphore get leases,pods", Alert: "SemaphoreNoLeader"})
 	LeaseProblem = define(Status, Error, "lease", "the Lease of the leader election cannot be read or renewed",
 		Act{Command: "kubectl -n semaphore get leases -o yaml"})
-	Uncoded = define(Status, Error, "uncoded", "a part that is older than the codes reports a problem",
+	UnknownCode = define(Status, Error, "unknown-code", "an agent reports a finding that its broker does not know",
 		Act{Command: "semaphorectl status -o wide"})
 )
 
@@ -31,6 +31,9 @@ var (
 	RemotesUnwritten = define(Status, Warning, "remotes-unwritten",
 		"what RemoteClusters say cannot be stored, or their status cannot be written",
 		Act{Command: "kubectl -n semaphore get configmaps,roles"})
+	StoredRestored = define(Status, Warning, "stored-restored",
+		"somebody changed or deleted what a part stores in a ConfigMap, and the part restored it",
+		Act{Command: "kubectl -n semaphore get configmaps --show-managed-fields -o yaml"})
 	TrustBundle = define(Status, Error, "trust-bundle", "the trust bundle of a RemoteCluster cannot be used",
 		Act{Command: "kubectl get remoteclusters -o yaml"})
 )
@@ -42,6 +45,9 @@ var (
 			Alert: "SemaphoreAgentDisconnected"})
 	SilentPairs = define(Status, Error, "silent-pairs", "pairs of nodes do not talk",
 		Act{Side: Both, Command: "semaphorectl status --agent NODE", Alert: "SemaphorePeersSilent"})
+	NoTunnel = define(Status, Warning, "NoTunnel",
+		"ready endpoints of a remote are not used, because no tunnel leads to their nodes",
+		Act{Side: Remote, Command: "semaphorectl status --context CLUSTER"})
 	CalicoUnserved = define(Status, Error, "calico", "the types of Calico are not served",
 		Act{Command: "kubectl api-resources --api-group=projectcalico.org"})
 	MCSUnserved = define(Status, Error, "mcs-unserved", "the Multi-Cluster Services API is not served",
@@ -51,6 +57,9 @@ var (
 		Act{Command: "kubectl get clusterproperties"})
 	CoreDNSNotCurrent = define(Status, Warning, "coredns-not-current",
 		"the broker cannot keep its server blocks of CoreDNS current",
+		Act{Command: "kubectl -n kube-system get configmap coredns -o yaml"})
+	CoreDNSLost = define(Status, Error, "coredns-lost",
+		"somebody removed the server blocks of CoreDNS that semaphorectl added: no name of a remote Service resolves",
 		Act{Command: "kubectl -n kube-system get configmap coredns -o yaml"})
 	NotLed = define(Status, Error, "not-led", "calls may not reach the replica that leads",
 		Act{Command: "kubectl -n semaphore get endpointslices"})
@@ -62,13 +71,21 @@ var (
 	StandingPeers = define(Status, Warning, "standing-peers", "the peers cannot be stored for the next broker, or read",
 		Act{Command: "kubectl -n semaphore get configmaps,roles"})
 	Drains = define(Status, Error, "drains", "drains cannot be read or written",
-		Act{Command: "semaphorectl drain list"})
+		Act{Command: "semaphorectl get drains"})
 	NodeUnwritten = define(Status, Error, "node-unwritten", "a node cannot be annotated",
 		Act{Command: "kubectl describe node NODE"})
 	Leftovers = define(Status, Warning, "leftovers", "objects of an earlier tool are not removed yet",
 		Act{Command: "kubectl -n semaphore get endpointslices,endpoints"})
 	TokenUnreviewed = define(Status, Error, "token-unreviewed", "the token of an agent cannot be reviewed",
 		Act{Command: "kubectl -n semaphore logs deploy/semaphore-broker"})
+)
+
+// An object that somebody else wrote or changed.
+var (
+	Leaving = define(Status, Warning, "leaving", "a finalizer of somebody else keeps an object that was deleted",
+		Act{Command: "kubectl get KIND NAME -o yaml"})
+	Unreadable = define(Status, Warning, "unreadable", "a custom resource has a field that cannot be read",
+		Act{Command: "kubectl get KIND NAME -o yaml"})
 )
 
 // An exporter.
@@ -123,7 +140,10 @@ var (
 		Act{Command: "semaphorectl status --agent NODE"})
 	ShadowRoute = define(Status, Error, "shadow-route", "a route of another program leads packets past a device",
 		Act{Command: "ip route show table all"})
-	AgentCache = define(Status, Warning, "agent-cache", "the agent's state file cannot be written",
+	ClockSetBack = define(Status, Error, "clock-set-back",
+		"the node's clock was set back, and peers ignore its handshakes",
+		Act{Command: "semaphorectl status --agent NODE"})
+	AgentCache = define(Status, Warning, "agent-cache", "the agent's state file cannot be read or written",
 		Act{Command: "df /var/lib/semaphore-wireguard"})
 )
 
@@ -131,6 +151,8 @@ var (
 var (
 	Unreached = define(Status, Error, "unreached", "semaphorectl cannot ask a part, or its cluster",
 		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get pods"})
+	OneName = define(Status, Error, "one-name", "clusters of several contexts say that they have one name",
+		Act{Side: Both, Command: "kubectl config get-contexts"})
 	VersionSkew = define(Status, Warning, "version-skew", "parts of the mesh have different versions",
 		Act{Side: Both, Command: "semaphorectl status -o wide"})
 )

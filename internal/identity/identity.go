@@ -8,7 +8,7 @@
 // about a faulty one.
 //
 // Its input is a part's TLS section (internal/config) and the ID it must have; its output is a Source, and crypto/tls
-// configurations made from it. It imports internal/config and internal/volume.
+// configurations made from it.
 package identity
 
 import (

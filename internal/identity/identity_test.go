@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestIDs(t *testing.T) {

@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
-	"github.com/kube-semaphore/semaphore/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // TestRetryWhileAway: the apiserver is unreachable for 20 s. The informer sees what was created meanwhile within 2 s;

@@ -130,8 +130,13 @@ func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, mo
 	return b.client, moved, nil
 }
 
-// ListWatch lists and watches all block affinities.
-func (b *BlockAffinities) ListWatch() *cache.ListWatch {
+// ListWatch lists and watches all block affinities. A list with one that cannot be read is an error.
+func (b *BlockAffinities) ListWatch() *cache.ListWatch { return b.Follow(nil) }
+
+// Follow is ListWatch, and reports the affinities that cannot be read to unread.
+func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
+	separate := Separate[*BlockAffinity]{Kind: "BlockAffinity", Empty: func() *BlockAffinity { return &BlockAffinity{} },
+		List: func() runtime.Object { return &BlockAffinityList{} }, Unread: unread}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			client, moved, err := b.connect(ctx)
@@ -141,9 +146,8 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 			if moved {
 				options.ResourceVersion, options.ResourceVersionMatch = "", "" // they belong to the other group
 			}
-			list := &BlockAffinityList{}
-			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
-				client.parameters).Do(ctx).Into(list)
+			return separate.Read(client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
+				client.parameters).Do(ctx), options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			client, moved, err := b.connect(ctx)
@@ -157,7 +161,8 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 				return nil, ErrListFirst
 			}
 			options.Watch = true
-			return client.rest.Get().Resource("blockaffinities").VersionedParams(&options, client.parameters).Watch(ctx)
+			return separate.Watch(ctx, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
+				client.parameters), options)
 		},
 	}
 }

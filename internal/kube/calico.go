@@ -96,7 +96,7 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	cfg.GroupVersion = &gv
 	cfg.APIPath = "/apis"
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	cfg.NegotiatedSerializer = RawObjects(serializer.NewCodecFactory(scheme).WithoutConversion())
 	client, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", gv, err)
@@ -141,10 +141,7 @@ func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] 
 }
 
 // CalicoObject is a pointer to one of Calico's types.
-type CalicoObject interface {
-	runtime.Object
-	metav1.Object
-}
+type CalicoObject = Object
 
 // CalicoResource is the typed client of one resource.
 type CalicoResource[T CalicoObject] struct {
@@ -171,20 +168,17 @@ func (r CalicoResource[T]) managed(request *rest.Request) *rest.Request {
 
 // Get reads an object.
 func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
-	out := r.empty()
-	return out, r.of(r.client.rest.Get()).Name(name).Do(ctx).Into(out)
+	return r.separate(nil).ReadOne(r.of(r.client.rest.Get()).Name(name).Do(ctx))
 }
 
 // Create creates an object.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
-	out := r.empty()
-	return out, r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
+	return r.separate(nil).ReadOne(r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx))
 }
 
 // Update replaces an object, which must have the latest resourceVersion.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
-	out := r.empty()
-	return out, r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
+	return r.separate(nil).ReadOne(r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx))
 }
 
 // Delete deletes an object, with its UID and resourceVersion as preconditions.
@@ -203,20 +197,29 @@ func (r CalicoResource[T]) typed(object T) T {
 	return out
 }
 
-// ListWatch lists and watches the objects that match a label selector.
+func (r CalicoResource[T]) separate(unread *Unread) Separate[T] {
+	return Separate[T]{Kind: r.kind, Empty: r.empty, List: r.list, Unread: unread}
+}
+
+// ListWatch lists and watches the objects that match a label selector. A list with an object that cannot be read is an
+// error.
 func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
-	get := func(ctx context.Context, options metav1.ListOptions) *rest.Request {
+	return r.Follow(selector, nil)
+}
+
+// Follow is ListWatch, and reports the objects that cannot be read to unread.
+func (r CalicoResource[T]) Follow(selector string, unread *Unread) cache.ListerWatcher {
+	get := func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = selector
 		return r.of(r.client.rest.Get()).VersionedParams(&options, r.client.parameters)
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			list := r.list()
-			return list, get(ctx, options).Do(ctx).Into(list)
+			return r.separate(unread).Read(get(options).Do(ctx), options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.Watch = true
-			return get(ctx, options).Watch(ctx)
+			return r.separate(unread).Watch(ctx, get(options), options)
 		},
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestCalico: the cluster passes through the states of real clusters: no Calico, its CRDs, the v3 API as well, and a v3

@@ -120,8 +120,8 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 // Block reads the block with a CIDR.
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
-	out := &IPAMBlock{}
-	return out, c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx).Into(out)
+	return Separate[*IPAMBlock]{Kind: "IPAMBlock", Empty: func() *IPAMBlock { return &IPAMBlock{} }}.ReadOne(
+		c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx))
 }
 
 // Reservations returns the client for IPReservations.

@@ -2,9 +2,6 @@
 // group that the cluster serves.
 //
 // It knows client-go and nothing of what the parts do with it.
-//
-// It imports internal/config for its section and internal/program for the version, which an apiserver sees, and no
-// part.
 package kube
 
 import (

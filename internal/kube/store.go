@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// storeEvery is the interval at which FollowStore reads the revision of the store.
-const storeEvery = 10 * time.Second
+// StoreEvery is the interval at which FollowStore reads the revision of the store, outside of tests.
+const StoreEvery = 10 * time.Second
 
 // ErrPutBack is the error after the cluster's etcd was restored to an earlier state during a watch. A watch that
 // continues from a resourceVersion that the store has not reached yet is silent until the store reaches it, and then
@@ -24,13 +24,13 @@ var ErrPutBack = errors.New(
 	"the cluster's etcd was put back to an earlier state, and watches from before miss what happens now",
 )
 
-// FollowStore reads the revision of the cluster's store every storeEvery until ctx ends. It returns an ErrPutBack if
+// FollowStore reads the revision of the cluster's store at an interval until ctx ends. It returns an ErrPutBack if
 // the revision is less than an earlier one, or than the result of read. read, which may be nil, returns the latest
 // resourceVersion that was read from that store. list lists any objects in the store: a list without a resourceVersion
 // is consistent, so no lagging apiserver answers it with an older revision.
-func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
-	read func() uint64) error {
-	tick := time.NewTicker(storeEvery)
+func FollowStore(ctx context.Context, every time.Duration,
+	list func(context.Context, metav1.ListOptions) (runtime.Object, error), read func() uint64) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var newest uint64
 	for {
@@ -57,7 +57,7 @@ func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOpti
 
 func storeRevision(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object,
 	error)) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, storeEvery)
+	ctx, cancel := context.WithTimeout(ctx, StoreEvery)
 	defer cancel()
 	objects, err := list(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {

@@ -9,7 +9,7 @@
 // older than trusted, so that they cost no further requests; if one of them finds its object or its resource absent,
 // the definitions are requested again before the caller gets the error.
 //
-// The parts decide what exports and imports mean. It may import internal/kube.
+// The parts decide what exports and imports mean.
 package mcs
 
 import (
@@ -99,7 +99,7 @@ func restClient(cfg *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, err
 	cfg = rest.CopyConfig(cfg)
 	cfg.GroupVersion, cfg.APIPath = &gv, "/apis"
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	cfg.NegotiatedSerializer = kube.RawObjects(serializer.NewCodecFactory(scheme).WithoutConversion())
 	client, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", mcsv1beta1.GroupName, err)
@@ -256,14 +256,8 @@ func unserved(err error) bool {
 	return generic
 }
 
-// object is one of the types of the API.
-type object interface {
-	runtime.Object
-	metav1.Object
-}
-
 // Resource reads and writes objects of one type in all namespaces.
-type Resource[T object] struct {
+type Resource[T kube.Object] struct {
 	client       *Client
 	plural, kind string
 	empty        func() T
@@ -288,12 +282,30 @@ func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
 	}
 }
 
-// Get reads an object.
-func (r Resource[T]) Get(ctx context.Context, namespace, name string) (T, error) {
-	out := r.empty()
-	return out, r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
-		return client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx).Into(out)
+// Get reads an object. One of which any part cannot be read is an error: a caller that writes it back would remove that
+// part, which another wrote.
+func (r Resource[T]) Get(ctx context.Context, namespace, name string) (out T, err error) {
+	out = r.empty()
+	err = r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
+		result := client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx)
+		if err := result.Error(); err != nil { // which says more than the one of Raw
+			return err
+		}
+		data, err := result.Raw()
+		if err != nil {
+			return err
+		}
+		var bad *kube.Unreadable
+		if out, bad = kube.ReadObject(r.kind, data, r.empty); bad != nil {
+			return bad
+		}
+		return nil
 	})
+	return out, err
+}
+
+func (r Resource[T]) separate(unread *kube.Unread) kube.Separate[T] {
+	return kube.Separate[T]{Kind: r.kind, Empty: r.empty, List: r.list, Unread: unread}
 }
 
 // Create creates an object, without its status.
@@ -318,17 +330,18 @@ func (r Resource[T]) UpdateStatus(ctx context.Context, object T) (T, error) {
 }
 
 func (r Resource[T]) write(ctx context.Context, object T, request func(*rest.RESTClient) *rest.Request) (T, error) {
-	out := r.empty()
-	body := object.DeepCopyObject().(T)
-	return out, r.client.do(ctx, func(client *rest.RESTClient, version string) error {
+	body, out := object.DeepCopyObject().(T), r.empty()
+	err := r.client.do(ctx, func(client *rest.RESTClient, version string) (err error) {
 		body.GetObjectKind().SetGroupVersionKind(
 			schema.GroupVersionKind{Group: mcsv1beta1.GroupName, Version: version, Kind: r.kind})
 		q := request(client).Body(body)
 		if r.client.fieldManager != "" {
 			q.Param("fieldManager", r.client.fieldManager)
 		}
-		return q.Do(ctx).Into(out)
+		out, err = r.separate(nil).ReadOne(q.Do(ctx))
+		return err
 	})
+	return out, err
 }
 
 // Delete removes an object.
@@ -339,8 +352,11 @@ func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options
 }
 
 // ListWatch follows the objects that a label selector selects, of all namespaces. It lists before it watches
-// (kube.ErrListFirst).
-func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
+// (kube.ErrListFirst). A list with an object that cannot be read is an error.
+func (r Resource[T]) ListWatch(selector string) *cache.ListWatch { return r.Follow(selector, nil) }
+
+// Follow is ListWatch, and reports the objects that cannot be read to unread.
+func (r Resource[T]) Follow(selector string, unread *kube.Unread) *cache.ListWatch {
 	parameters := metav1.ParameterCodec
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -349,8 +365,9 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 				return nil, err
 			}
 			options.LabelSelector = selector
-			list := r.list()
-			if err := client.Get().Resource(r.plural).VersionedParams(&options, parameters).Do(ctx).Into(list); err != nil {
+			list, err := r.separate(unread).Read(
+				client.Get().Resource(r.plural).VersionedParams(&options, parameters).Do(ctx), options)
+			if err != nil {
 				return nil, err
 			}
 			// A definition that is deleted from now on had all its objects when they were listed.
@@ -368,7 +385,8 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 				return nil, err
 			}
 			options.LabelSelector, options.Watch = selector, true
-			events, err := client.Get().Resource(r.plural).VersionedParams(&options, parameters).Watch(ctx)
+			events, err := r.separate(unread).Watch(ctx,
+				client.Get().Resource(r.plural).VersionedParams(&options, parameters), options)
 			if err != nil {
 				return nil, err
 			}

@@ -6,18 +6,20 @@ import (
 	"errors"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // Exporter is the field manager of the exporter's writes, by which its conditions are recognised.
 const Exporter = "semaphore-exporter"
 
 // WithOwnConditions returns the ServiceExports that have conditions of the exporter; none if the API is not served.
+// Those that cannot be read keep their conditions.
 func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.ServiceExport, err error) {
-	list, err := c.Exports().ListWatch("").ListWithContextFunc(ctx, metav1.ListOptions{})
+	list, err := c.Exports().Follow("", &kube.Unread{}).ListWithContextFunc(ctx, metav1.ListOptions{})
 	if errors.Is(err, ErrNotServed) {
 		return nil, nil
 	}
@@ -35,17 +37,13 @@ func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.Servic
 // RemoveOwnConditions removes the exporter's conditions of a ServiceExport, and keeps those of others.
 func (c *Client) RemoveOwnConditions(ctx context.Context, e *mcsv1beta1.ServiceExport) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		next := e.DeepCopy()
-		next.Status.Conditions = foreignConditions(e)
-		_, err := c.Exports().UpdateStatus(ctx, next)
-		if !apierrors.IsConflict(err) {
+		// A list lacks conditions that cannot be read; with those of others in it, this is an error of Get.
+		next, err := c.Exports().Get(ctx, e.Namespace, e.Name)
+		if err != nil {
 			return err
 		}
-		newest, getting := c.Exports().Get(ctx, e.Namespace, e.Name)
-		if getting != nil {
-			return getting
-		}
-		e = newest
+		next.Status.Conditions = foreignConditions(next)
+		_, err = c.Exports().UpdateStatus(ctx, next)
 		return err
 	})
 }

@@ -1,6 +1,5 @@
-// Package naming owns every name that users, other clusters or the original tools can
-// see: label and annotation keys, names of mirrors, sets and devices. It is a leaf:
-// it knows strings only, and imports no other package of semaphore. It is pure.
+// Package naming owns every name that users, other clusters or the original tools can see: label and annotation keys,
+// names of mirrors, sets and devices. It is a leaf: it knows strings only. It is pure.
 //
 // Names that come from semaphore-wireguard, semaphore-service-mirror and
 // semaphore-policy are kept letter for letter: dashboards, policies and DNS rewrites
@@ -11,6 +10,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -43,6 +43,10 @@ func ClusterLabel(cluster string) string {
 
 // Every object that semaphore owns in a cluster has all of these labels; semaphore never writes to other objects.
 const (
+	// ConfigMapDNS is the ConfigMap in the namespace of the mirrors by which semaphorectl says that it put server blocks
+	// into CoreDNS's configuration: without it, blocks that are missing never were there.
+	ConfigMapDNS = "semaphore-dns"
+
 	LabelManagedBy     = "app.kubernetes.io/managed-by"
 	ManagedByBroker    = "semaphore-broker"
 	LabelSourceCluster = "semaphore.uw.io/source-cluster"
@@ -53,6 +57,10 @@ const (
 	AnnotationSourceNamespace = "semaphore.uw.io/source-namespace"
 	AnnotationSourceName      = "semaphore.uw.io/source-name"
 )
+
+// AnnotationUnusedEndpoints lists, on a slice of the broker, the addresses of the endpoints that are ready at their
+// source and not in use: "10.2.0.1,10.2.0.2". Only a later broker reads it.
+const AnnotationUnusedEndpoints = "semaphore.uw.io/unused-endpoints"
 
 // AnnotationExportTo names, on a Service or a pod, the only clusters that receive it: "c2,c3", or "none".
 const AnnotationExportTo = "semaphore.uw.io/export-to"
@@ -66,8 +74,17 @@ const (
 
 // TaintAgentNotReady is the key of the taint that keeps pods off a node until its agent guards the pod subnets of all
 // remotes. The tool that registers nodes sets it, for example with kubelet's --register-with-taints; the broker removes
-// it.
-const TaintAgentNotReady = "semaphore.uw.io/agent-not-ready"
+// it. An autoscaler without a setting for it ignores keys of some domains: PrefixedAgentNotReady in any domain is the
+// same taint.
+const (
+	TaintAgentNotReady    = "semaphore.uw.io/agent-not-ready"
+	PrefixedAgentNotReady = "/semaphore-agent-not-ready"
+)
+
+// IsAgentTaint reports whether a taint of that key waits for the agent of its node.
+func IsAgentTaint(key string) bool {
+	return key == TaintAgentNotReady || strings.HasSuffix(key, PrefixedAgentNotReady)
+}
 
 // LabelRouting on a Service, with the value RoutingLocalFirst, makes each cluster prefer its own endpoints.
 const (
@@ -122,24 +139,35 @@ const AnnotationCopiedLabels = "semaphore.uw.io/copied-labels"
 // AnnotationCopiedAnnotations has, on a ServiceImport, the keys of the annotations that its exports have.
 const AnnotationCopiedAnnotations = "semaphore.uw.io/copied-annotations"
 
-// ReservedLabel reports whether a label of that key has a meaning for Kubernetes itself, for semaphore or for the
-// earlier tools, so that another cluster must never set it here. Of the domains of Kubernetes, only app.kubernetes.io
-// is for general use.
-func ReservedLabel(key string) bool {
+// Domains whose labels and annotations never cross between clusters, subdomains included. ToolDomains are those of
+// tools that find by them the objects that they own, and delete those that their sources lack: Argo CD, Flux, Helm,
+// kapp, Rancher's Fleet, kpt, Config Sync and Crossplane. kubectl (applyset.kubernetes.io) and kustomize
+// (config.kubernetes.io, config.k8s.io) use domains of Kubernetes.
+var (
+	ownDomains  = []string{"kubernetes.io", "k8s.io", "semaphore.uw.io", DefaultLabelDomain}
+	ToolDomains = []string{"argoproj.io", "fluxcd.io", "helm.sh", "k14s.io", "cattle.io", "kpt.dev",
+		"configmanagement.gke.io", "configsync.gke.io", "crossplane.io"}
+)
+
+// LabelInstance is the label by which Argo CD finds the objects of an application, with its tracking method label.
+const LabelInstance = "app.kubernetes.io/instance"
+
+// Reserved reports whether a label or an annotation of that key has a meaning for Kubernetes itself, for semaphore, for
+// the earlier tools or for a deployment tool, so that no other cluster sets it here: on no mirror, global Service or
+// ServiceImport. A deployment tool would take the object for one of its own, and delete it. Of the domains of
+// Kubernetes, only app.kubernetes.io is for general use.
+func Reserved(key string) bool {
 	switch key {
-	case LabelManagedBy, LabelSetManagedBy, LabelGlobal, LabelMirrored, LabelMirrorPrefixSync:
+	case LabelManagedBy, LabelInstance, LabelSetManagedBy, LabelGlobal, LabelMirrored, LabelMirrorPrefixSync:
 		return true
 	}
 	domain, _, prefixed := strings.Cut(key, "/")
-	if !prefixed || domain == "app.kubernetes.io" {
-		return false
-	}
-	for _, reserved := range []string{"kubernetes.io", "k8s.io", "semaphore.uw.io", DefaultLabelDomain} {
-		if domain == reserved || strings.HasSuffix(domain, "."+reserved) {
-			return true
-		}
-	}
-	return false
+	return prefixed && domain != "app.kubernetes.io" && (within(domain, ownDomains) || within(domain, ToolDomains))
+}
+
+// within reports whether a domain is one of several, or a subdomain of one.
+func within(domain string, all []string) bool {
+	return slices.ContainsFunc(all, func(d string) bool { return domain == d || strings.HasSuffix(domain, "."+d) })
 }
 
 // Limits of the labels, and of the annotations, that a ServiceExport exports: their number, and the bytes of all keys
@@ -148,24 +176,6 @@ const (
 	MaxExported      = 64
 	MaxExportedBytes = 16 << 10
 )
-
-// ReservedExport reports whether a label or an annotation of that key may not be exported by a ServiceExport: it is
-// reserved as that of a Service is, or a deployment tool would take the ServiceImport for one of its own.
-func ReservedExport(key string) bool {
-	if ReservedLabel(key) || key == "app.kubernetes.io/instance" {
-		return true
-	}
-	domain, _, prefixed := strings.Cut(key, "/")
-	if !prefixed {
-		return false
-	}
-	for _, tool := range []string{"argoproj.io", "helm.sh", "fluxcd.io"} {
-		if domain == tool || strings.HasSuffix(domain, "."+tool) {
-			return true
-		}
-	}
-	return false
-}
 
 // Label domains of policy sets: the default, and that of later releases of semaphore-policy.
 const (

@@ -81,7 +81,7 @@ func TestForeignCluster(t *testing.T) {
 	}
 }
 
-func TestReservedLabel(t *testing.T) {
+func TestReserved(t *testing.T) {
 	for key, want := range map[string]bool{
 		LabelManagedBy: true, LabelSourceCluster: true, LabelMirrored: true, LabelGlobal: true, LabelMirrorPrefixSync: true,
 		LabelSetManagedBy: true,
@@ -90,9 +90,53 @@ func TestReservedLabel(t *testing.T) {
 		"node.k8s.io/x":                          true, "semaphore.uw.systems/name": true,
 		"policy.semaphore.uw.io/name": true,
 		"app.kubernetes.io/name":      false, "team": false, "example.org/kubernetes.io": false, "notkubernetes.io/x": false,
+		"app.kubernetes.io/part-of": false, "app.kubernetes.io/version": false, "argoproj.io.example.org/x": false,
+		// What tools find the objects by that they own, from their documents:
+		"app.kubernetes.io/instance": true, "argocd.argoproj.io/instance": true, // Argo CD 2 and 3, resource tracking
+		"argocd.argoproj.io/tracking-id":   true,
+		"kustomize.toolkit.fluxcd.io/name": true, // Flux 2, labels of the kustomize-controller and the helm-controller
+		"helm.toolkit.fluxcd.io/namespace": true,
+		"fluxcd.io/sync-gc-mark":           true,                                                         // Flux 1
+		"meta.helm.sh/release-name":        true, "helm.sh/chart": true, "helm.sh/resource-policy": true, // Helm 3 and 4
+		"kubectl.kubernetes.io/last-applied-configuration": true, // kubectl apply
+		"applyset.kubernetes.io/part-of":                   true, // kubectl apply --prune --applyset
+		"config.kubernetes.io/origin":                      true, // kustomize
+		"kustomize.config.k8s.io/needs-hash":               true,
+		"config.k8s.io/owning-inventory":                   true, // cli-utils, kpt live
+		"internal.kpt.dev/upstream-identifier":             true,
+		"kapp.k14s.io/app":                                 true, // kapp
+		"objectset.rio.cattle.io/hash":                     true, // Rancher's Fleet and its operators
+		"configmanagement.gke.io/managed":                  true, // Config Sync
+		"configsync.gke.io/declared-version":               true,
+		"crossplane.io/composite":                          true,
 	} {
-		if got := ReservedLabel(key); got != want {
+		if got := Reserved(key); got != want {
 			t.Errorf("%s: %v, want %v", key, got, want)
+		}
+	}
+}
+
+// TestAgentTaints: a taint of any key that an autoscaler leaves out of its simulation can wait for the agent, and no
+// other part's taint is mistaken for it.
+func TestAgentTaints(t *testing.T) {
+	// cluster-autoscaler, commit 0af55ac5, utils/taints/taints.go (SanitizeTaints): a node group's template is
+	// simulated without taints of these prefixes. StatusTaintPrefix too, of which its nodes count as ready.
+	ignored := []string{"ignore-taint.cluster-autoscaler.kubernetes.io/",
+		"startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"}
+	for _, prefix := range ignored {
+		key := strings.TrimSuffix(prefix, "/") + PrefixedAgentNotReady
+		if !IsAgentTaint(key) || !strings.HasPrefix(key, prefix) || len(validation.IsQualifiedName(key)) > 0 {
+			t.Errorf("%s is no taint of the agent", key)
+		}
+	}
+	for key, want := range map[string]bool{
+		TaintAgentNotReady: true, "example.org/semaphore-agent-not-ready": true,
+		"semaphore-agent-not-ready": false, "example.org/agent-not-ready": false, "semaphore.uw.io/agent-not-ready-x": false,
+		"node.cilium.io/agent-not-ready": false, "example.org/x-semaphore-agent-not-ready": false,
+		"node.kubernetes.io/not-ready": false,
+	} {
+		if got := IsAgentTaint(key); got != want {
+			t.Errorf("%s: %t, want %t", key, got, want)
 		}
 	}
 }

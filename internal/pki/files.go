@@ -6,11 +6,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
 // pemOf returns certificates as PEM, one after the other.
@@ -82,7 +81,7 @@ func writeOver(path string, data []byte, mode os.FileMode) error {
 	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return durable.Rename(f.Name(), path)
+	return volume.Rename(f.Name(), path)
 }
 
 func exists(path string) (bool, error) {

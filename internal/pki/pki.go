@@ -16,9 +16,6 @@
 // pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go writes,
 // secrets.go prints what a cluster mounts, inventory.go lists what is there. memory.go is an authority that is in no
 // directory, but in a Secret of its cluster.
-//
-// It imports internal/identity for the IDs, internal/config for what a cluster may be named, internal/durable, and no
-// part.
 package pki
 
 import (

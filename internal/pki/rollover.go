@@ -6,9 +6,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-
-	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
 // Stage is the progress of the replacement of an authority. Each step may be taken only when the result of the one
@@ -105,7 +104,7 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 	if err := next.writeNew(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile)); err != nil {
 		return err
 	}
-	if err := durable.Rename(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
+	if err := volume.Rename(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
 		return err
 	}
 	return writeBundle(dir)
@@ -130,14 +129,14 @@ func signWithNext(dir string, v Validity, now time.Time) error {
 		if err := before.replace(at(oldCertFile), at(oldKeyFile)); err != nil {
 			return err
 		}
-		if err := durable.Rename(at(nextCertFile), at(caCertFile)); err != nil {
+		if err := volume.Rename(at(nextCertFile), at(caCertFile)); err != nil {
 			return err
 		}
 	}
 	if nextKey, err := exists(at(nextKeyFile)); err != nil {
 		return err
 	} else if nextKey {
-		if err := durable.Rename(at(nextKeyFile), at(caKeyFile)); err != nil {
+		if err := volume.Rename(at(nextKeyFile), at(caKeyFile)); err != nil {
 			return err
 		}
 	}

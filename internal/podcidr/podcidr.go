@@ -3,7 +3,7 @@
 // accept from the node, and the broker sends them to the node's own agent: both use this package, so that they agree.
 // It reads nothing itself.
 //
-// It imports internal/kube for the type of a block, and internal/config for the choice between the two. It is pure.
+// It is pure.
 package podcidr
 
 import (

@@ -2,9 +2,6 @@
 // HTTP listener for probes and metrics.
 //
 // It knows no part; main packages pass their Run to Command.
-//
-// It imports internal/conns, which bounds the connections of the HTTP listener, and internal/finding, whose codes
-// /readyz answers with.
 package program
 
 import (
@@ -135,17 +132,23 @@ func setUpLog(level, format string) error {
 	return nil
 }
 
-// Main runs a command until it ends or a signal stops it, and ends the process.
+// Main runs a command until it ends or a signal stops it, and ends the process. What the command and its error print
+// cannot control a terminal.
 func Main(cmd *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
+	out, problems := NewClean(os.Stdout), NewClean(os.Stderr)
+	cmd.SetOut(out)
+	cmd.SetErr(problems)
 	err := cmd.ExecuteContext(ctx)
 	stop()
+	_ = out.Close()
 	if err == nil {
 		return
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.DisplayName(), err)
+	fmt.Fprintf(problems, "%s: %v\n", cmd.DisplayName(), err)
+	_ = problems.Close()
 	code := 1
 	var exit ExitError
 	if errors.As(err, &exit) {

@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // runAsProgram makes the test binary run the tested program: Main ends its process.

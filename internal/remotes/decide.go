@@ -1,6 +1,7 @@
 package remotes
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -28,7 +29,7 @@ func (v Verdict) Accepted() bool { return v.Reason == finding.Accepted }
 type Decision struct {
 	// Broker is the configuration of the own cluster's broker with all remotes that are in effect and import something.
 	Broker *config.Broker
-	// InEffect has all objects in effect, by name. Their ListenPort is the one to use.
+	// InEffect has all objects in effect, by name. Their ListenPort and their SourceID are the ones to use.
 	InEffect Objects
 	// Verdicts has the verdict on each object, by name.
 	Verdicts map[string]Verdict
@@ -70,6 +71,8 @@ func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16
 	for _, o := range all {
 		v := d.verdicts[o.Name]
 		if is, ok := d.inEffect[o.Name]; ok {
+			is.SourceID = cmp.Or(is.Spec.SourceID, before[o.Name].SourceID)
+			d.inEffect[o.Name] = is
 			v.InEffect = &is
 		}
 		d.verdicts[o.Name] = v

@@ -11,11 +11,12 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 func own(t testing.TB, more string) *config.Broker {
 	t.Helper()
-	c, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n" + more))
+	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n" + more))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +152,38 @@ func TestDecide(t *testing.T) {
 				t.Errorf("decided once more: %s\nwant %s", got, test.want)
 			}
 		})
+	}
+}
+
+// TestSourceThatStands: the cluster that stands for a remote stays, whatever becomes of the object's spec, until the
+// operator names another one or deletes the object.
+func TestSourceThatStands(t *testing.T) {
+	const spec = "{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]"
+	plain := at(t, 2, "c2", spec+"}")
+	named := at(t, 2, "c2", spec+", sourceID: named}")
+	stands := func(o Object, uid string) Object { o.SourceID = uid; return o }
+	for name, test := range map[string]struct {
+		before, objects Objects
+		want            string
+	}{
+		"nobody has connected":   {objects: all(plain), want: ""},
+		"one has connected":      {before: all(stands(plain, "first")), objects: all(plain), want: "first"},
+		"the operator names one": {before: all(stands(plain, "first")), objects: all(named), want: "named"},
+		"named from the start":   {objects: all(named), want: "named"},
+		"the name is taken away": {before: all(stands(named, "named")), objects: all(plain), want: "named"},
+		"the object is restored": {before: all(stands(plain, "first")), objects: all(at(t, 9, "c2", spec+"}")),
+			want: "first"},
+		"the object has changed": {before: all(stands(plain, "first")),
+			objects: all(at(t, 2, "c2", spec+", encryption: clear}")), want: "first"},
+		"a change is not accepted": {before: all(stands(plain, "first")),
+			objects: all(at(t, 2, "c2", "{podSubnets: [10.1.0.0/16], sourceID: named, nodeSubnets: [192.0.2.0/24]}")),
+			want:    "first"},
+		"the object was deleted": {before: all(), objects: all(plain), want: ""},
+	} {
+		d := Decide(own(t, ""), test.before, test.objects, nil)
+		if o, ok := d.InEffect["c2"]; !ok || o.SourceID != test.want {
+			t.Errorf("%s: %q stands; want %q", name, o.SourceID, test.want)
+		}
 	}
 }
 

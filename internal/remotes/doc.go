@@ -3,6 +3,4 @@
 //
 // It is pure: inputs are objects, what was in effect before and the part's own configuration; outputs are remotes in
 // the form of the engines (internal/config) and a verdict on each object. Package follow watches and stores objects.
-//
-// It imports api/v1alpha1 and internal/config, and no part.
 package remotes

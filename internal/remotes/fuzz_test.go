@@ -43,7 +43,7 @@ func FuzzRemoteCluster(f *testing.F) {
 			return
 		}
 		before := Decide(broker, Objects{}, all(c2), nil).InEffect
-		objects, names, _, err := Propose(before, []string{string(document)}, time.Unix(2_000_000, 0))
+		objects, names, err := Propose(before, []string{string(document)}, time.Unix(2_000_000, 0))
 		if err != nil || len(names) == 0 {
 			return
 		}

@@ -3,7 +3,10 @@ package remotes
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -22,6 +25,8 @@ type Object struct {
 	Spec       v1alpha1.RemoteClusterSpec `json:"spec"`
 	// ListenPort is the port of the object's status, 0 for none.
 	ListenPort uint16 `json:"listenPort,omitempty"`
+	// SourceID identifies the cluster that stands for the remote; see federation.Server.Sources. Empty for none yet.
+	SourceID string `json:"sourceID,omitempty"`
 	// Status as it was last seen.
 	Status v1alpha1.RemoteClusterStatus `json:"-"`
 	// Definition is the UID of the CustomResourceDefinition under which the object was last seen.
@@ -30,10 +35,14 @@ type Object struct {
 
 // Of converts a RemoteCluster to an Object.
 func Of(r *v1alpha1.RemoteCluster, definition types.UID) Object {
-	return Object{
+	o := Object{
 		Name: r.Name, UID: r.UID, Created: r.CreationTimestamp.UTC(), Generation: r.Generation, Spec: *r.Spec.DeepCopy(),
-		ListenPort: uint16(r.Status.ListenPort), Status: *r.Status.DeepCopy(), Definition: definition,
+		Status: *r.Status.DeepCopy(), Definition: definition,
 	}
+	if port := r.Status.ListenPort; port > 0 && port <= math.MaxUint16 {
+		o.ListenPort = uint16(port)
+	}
+	return o
 }
 
 // older orders objects by age, and by name where that is the same.
@@ -45,21 +54,28 @@ func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semanti
 // Objects by name.
 type Objects map[string]Object
 
-// ReadObjects reads objects that a part stored as JSON, for its next start.
+// ReadObjects reads objects that a part stored as JSON, for its next start. With an error it returns those that it
+// could read.
 func ReadObjects(text string) (Objects, error) {
+	each := map[string]json.RawMessage{}
+	if err := json.Unmarshal([]byte(text), &each); err != nil {
+		return Objects{}, err
+	}
 	all := Objects{}
-	if err := json.Unmarshal([]byte(text), &all); err != nil {
-		return nil, err
-	}
-	for name, o := range all {
-		if o.Name != name { // it would be in effect without a RemoteCluster of its name
-			return nil, fmt.Errorf("the object of %.64q has the name %.64q", name, o.Name)
+	var wrong []error
+	for _, name := range slices.Sorted(maps.Keys(each)) {
+		var o Object
+		err := json.Unmarshal(each[name], &o)
+		if err == nil && o.Name != name { // it would be in effect without a RemoteCluster of its name
+			err = fmt.Errorf("it has the name %.64q", o.Name)
 		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("the object of %.64q: %w", name, err))
+			continue
+		}
+		all[name] = o
 	}
-	if all == nil {
-		all = Objects{}
-	}
-	return all, nil
+	return all, errors.Join(wrong...)
 }
 
 // ByAge returns the objects, oldest first.

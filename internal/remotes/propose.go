@@ -12,36 +12,27 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
 
-// Document is an object that somebody may apply, as JSON.
-type Document struct {
-	metav1.TypeMeta `json:",inline"`
-	Text            string `json:"-"`
-}
-
 // Propose returns the objects as they would be if the documents were applied, and the names of those that are among the
-// documents. rest are the documents of other kinds.
-func Propose(objects Objects, documents []string, now time.Time) (
-	proposed Objects, names []string, rest []Document, err error,
-) {
+// documents. Documents of other kinds do not count.
+func Propose(objects Objects, documents []string, now time.Time) (proposed Objects, names []string, err error) {
 	proposed = maps.Clone(objects)
 	if proposed == nil {
 		proposed = Objects{}
 	}
 	for i, text := range documents {
-		d := Document{Text: text}
+		var d metav1.TypeMeta
 		if err := json.Unmarshal([]byte(text), &d); err != nil {
-			return nil, nil, nil, fmt.Errorf("object %d: %w", i+1, err)
+			return nil, nil, fmt.Errorf("object %d: %w", i+1, err)
 		}
 		if d.Kind != "RemoteCluster" {
-			rest = append(rest, d)
 			continue
 		}
 		var r v1alpha1.RemoteCluster
 		if err := yaml.UnmarshalStrict([]byte(text), &r); err != nil {
-			return nil, nil, nil, fmt.Errorf("object %d, a RemoteCluster: %w", i+1, err)
+			return nil, nil, fmt.Errorf("object %d, a RemoteCluster: %w", i+1, err)
 		}
 		if want := v1alpha1.RemoteClusters.GroupVersion().String(); d.APIVersion != want {
-			return nil, nil, nil, fmt.Errorf("RemoteCluster %s: apiVersion: %q is not %q", r.Name, d.APIVersion, want)
+			return nil, nil, fmt.Errorf("RemoteCluster %s: apiVersion: %q is not %q", r.Name, d.APIVersion, want)
 		}
 		o := Object{Name: r.Name, Created: now.UTC(), Generation: 1, Spec: r.Spec}
 		if was, had := proposed[r.Name]; had {
@@ -54,5 +45,5 @@ func Propose(objects Objects, documents []string, now time.Time) (
 		proposed[r.Name] = o
 		names = append(names, r.Name)
 	}
-	return proposed, names, rest, nil
+	return proposed, names, nil
 }

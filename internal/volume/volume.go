@@ -7,7 +7,7 @@
 // other. It fails if the directory is removed between them, although the volume contains the file all the time. Read
 // resolves ..data once and reads all files from that directory.
 //
-// It is a leaf: it knows files only, and imports no other package of semaphore.
+// It also makes written files survive a power loss. It knows files only.
 package volume
 
 import (

@@ -188,15 +188,18 @@ func compare(t *testing.T, helm, kustomize objects) {
 }
 
 const (
-	broker = "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
-		"[192.0.2.0/28]}]\n"
-	exporter = "brokers: [{cluster: c2, address: '192.0.2.1:30843'}]\n"
+	broker   = "localSubnets: [10.1.0.0/16]\n"
+	exporter = "localBroker: {address: '192.0.2.1:30843'}\n"
 	names    = `
 configMapGenerator:
   - {name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}
   - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}
   - {name: semaphore-broker, namespace: semaphore, behavior: merge, files: [config.yaml=broker.yaml]}
-  - {name: semaphore-subnets, namespace: semaphore, behavior: merge, files: [broker.yaml=subnets.yaml]}
+  - name: semaphore-subnets
+    namespace: semaphore
+    behavior: merge
+    files: [broker.yaml=subnets.yaml]
+    literals: [localSubnets=10.1.0.0/16]
 `
 )
 
@@ -204,14 +207,13 @@ configMapGenerator:
 func TestSameObjects(t *testing.T) {
 	all := maps.All(map[string]struct{ values, kustomization string }{
 		"all features, with all components": {
-			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, endpoints: true, gke: true, " +
+			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, gke: true, " +
 				"ippools: true, mcs: true, " +
 				"networkPolicies: true, networksets: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
 				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
 				"nodePort: 30843}}\n",
 			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, " +
-				"DEPLOY/features/endpoints, " +
 				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
 				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, " +
 				"DEPLOY/features/monitors, " +
@@ -261,11 +263,11 @@ patches:
 		},
 	})
 	t.Run("an exporter for another cluster", func(t *testing.T) {
-		config := exporter + "kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: " +
-			"/etc/semaphore/reader/token}\n"
+		config := "localBroker: {cluster: c1, address: '192.0.2.1:30843'}\n" +
+			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}\n"
 		helm, err := template(t, "semaphore-c2", "cluster: c2\nforeignExporter: true\ncreateNamespace: true\n"+
 			"features: {encryption: false}\nimage: {tag: v1.2.3}\nexporter: {config: {"+
-			"brokers: [{cluster: c2, address: '192.0.2.1:30843'}], "+
+			"localBroker: {cluster: c1, address: '192.0.2.1:30843'}, "+
 			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}}}\n")
 		if err != nil {
 			t.Fatal(err)
@@ -370,7 +372,7 @@ func TestNamespace(t *testing.T) {
 				}
 			}
 		}
-		if parameters != 2 || all["ConfigMap federation/semaphore-subnets"] == nil {
+		if parameters != 3 || all["ConfigMap federation/semaphore-subnets"] == nil {
 			t.Errorf("%q: %d policies have parameters, and their ConfigMap is %v", values, parameters,
 				all["ConfigMap federation/semaphore-subnets"])
 		}

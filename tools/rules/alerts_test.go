@@ -133,6 +133,8 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreFindingError": {
 		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, true},
+		{"no remote name resolves", []string{`semaphore_findings{` + pod +
+			`,code="coredns-lost",level="error",cluster=""} 1+0x40`}, true},
 		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 1+0x20 _x20`},
 			false},
 	},

@@ -12,7 +12,7 @@ import (
 	calico "github.com/projectcalico/calico/libcalico-go/lib/selector/parser"
 	"github.com/sirupsen/logrus"
 
-	"github.com/kube-semaphore/semaphore/internal/diagnose/selector"
+	"github.com/kube-semaphore/semaphore/ctl/explain/selector"
 )
 
 func init() { logrus.SetOutput(io.Discard) }

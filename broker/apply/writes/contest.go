@@ -9,7 +9,8 @@ import (
 
 // The broker restores a change by another writer immediately for the first freeRestores times; after that each wait
 // doubles, up to maxRestore. When the other writer has left the object alone for calm, and for twice the last wait, the
-// count starts again.
+// count starts again. An object that another writer deletes is absent while the broker waits, which its users notice:
+// that wait is minRestore, however often it is deleted.
 const (
 	freeRestores = 3
 	minRestore   = 100 * time.Millisecond
@@ -27,15 +28,31 @@ func restoreAfter(n int) time.Duration {
 	return min(minRestore<<min(n-freeRestores-1, 20), maxRestore)
 }
 
-// contests are the broker's objects that other writers change. It has no lock.
+// recreateAfter returns the wait before an object is created for the n-th time in a row.
+func recreateAfter(n int) time.Duration {
+	if n <= freeRestores {
+		return 0
+	}
+	return minRestore
+}
+
+// contests are the broker's objects that other writers change or delete. It has no lock.
 type contests struct {
 	// agreed is the version in which an object was last in the desired state, or was written to it.
 	agreed map[string]string
-	all    map[string]*Contest
+	all    map[contestKey]*Contest
 }
 
-// Contest is an object of the broker that another writer changes.
+// contestKey separates the changes of an object from its deletions: a deletion must not delay the restore of a change.
+type contestKey struct {
+	name    string
+	missing bool
+}
+
+// Contest is an object of the broker that another writer changes or deletes.
 type Contest struct {
+	// Missing is set if the other writer deletes the object.
+	Missing bool
 	// Times is the number of consecutive restores, including the next one.
 	Times int
 	// Manager is the field manager of the last change, and Fields are the changed fields.
@@ -48,23 +65,28 @@ type Contest struct {
 }
 
 func newContests() *contests {
-	return &contests{agreed: map[string]string{}, all: map[string]*Contest{}}
+	return &contests{agreed: map[string]string{}, all: map[contestKey]*Contest{}}
 }
 
 // agree records that an object is as desired, in a version.
 func (c *contests) agree(name, version string) {
 	c.agreed[name] = version
-	if o := c.all[name]; o != nil {
-		o.pending = false
+	c.restored(name)
+}
+
+// restored ends the wait of an object.
+func (c *contests) restored(name string) {
+	for _, missing := range []bool{false, true} {
+		if o := c.all[contestKey{name, missing}]; o != nil {
+			o.pending = false
+		}
 	}
 }
 
 // changed records that admission, or a default of the apiserver, changed a write of the broker.
 func (c *contests) changed(name string) {
 	c.agreed[name] = inAdmission
-	if o := c.all[name]; o != nil {
-		o.pending = false
-	}
+	c.restored(name)
 }
 
 // inAdmission stands for the version of an object that has never been in the desired state.
@@ -73,7 +95,8 @@ const inAdmission = "changed in admission"
 // forget forgets an object that is not desired.
 func (c *contests) forget(name string) {
 	delete(c.agreed, name)
-	delete(c.all, name)
+	delete(c.all, contestKey{name, false})
+	delete(c.all, contestKey{name, true})
 }
 
 func (c *contests) reset() {
@@ -81,39 +104,69 @@ func (c *contests) reset() {
 	clear(c.all)
 }
 
-// meet records an object that differs from the desired state, in a version (empty for an absent one). It returns the
-// contest, and the wait before the restore. The contest is nil if no other writer has changed the object since it was
-// in the desired state. what returns the manager and the fields of the change.
+// meet records an object that differs from the desired state, in a version. It returns the contest, and the wait before
+// the restore. The contest is nil if no other writer has changed the object since it was in the desired state. what
+// returns the manager and the fields of the change.
 func (c *contests) meet(name, version string, now time.Time, what func() (manager string, fields []string)) (_ *Contest,
 	wait time.Duration) {
 	agreed, ok := c.agreed[name]
 	if !ok || agreed == version {
 		return nil, 0
 	}
-	o := c.all[name]
-	if o == nil || !o.pending && now.Sub(o.last) > max(calm, 2*restoreAfter(o.Times)) {
+	return c.count(contestKey{name, false}, now, func() (string, []string) {
+		manager, fields := what()
+		if agreed == inAdmission {
+			manager = "a mutating webhook or policy"
+		}
+		return manager, fields
+	})
+}
+
+// missing records that a desired object does not exist. The contest is nil if it has never been in the desired state.
+func (c *contests) missing(name string, now time.Time) (_ *Contest, wait time.Duration) {
+	if _, ok := c.agreed[name]; !ok {
+		return nil, 0
+	}
+	return c.count(contestKey{name, true}, now, func() (string, []string) {
+		return "somebody", []string{"the object, which is deleted,"}
+	})
+}
+
+func (c *contests) count(key contestKey, now time.Time, what func() (manager string, fields []string)) (_ *Contest,
+	wait time.Duration) {
+	o := c.all[key]
+	if o == nil || !o.pending && now.Sub(o.last) > o.calm() {
 		if len(c.all) >= maxContests {
 			clear(c.all)
 		}
-		o = &Contest{since: now}
-		c.all[name] = o
+		o = &Contest{Missing: key.missing, since: now}
+		c.all[key] = o
 	}
 	if !o.pending {
 		o.Times++
-		o.pending, o.last, o.due = true, now, now.Add(restoreAfter(o.Times))
-		if o.Manager, o.Fields = what(); agreed == inAdmission {
-			o.Manager = "a mutating webhook or policy"
-		}
+		o.pending, o.last, o.due = true, now, now.Add(o.wait())
+		o.Manager, o.Fields = what()
 	}
 	copied := *o
 	return &copied, max(o.due.Sub(now), 0)
 }
 
+// wait is the wait before the next restore.
+func (o *Contest) wait() time.Duration {
+	if o.Missing {
+		return recreateAfter(o.Times)
+	}
+	return restoreAfter(o.Times)
+}
+
+// calm is how long the other writer must leave the object alone before the count starts again.
+func (o *Contest) calm() time.Duration { return max(calm, 2*o.wait()) }
+
 // lines describes the objects whose restores are delayed, one line each.
 func (c *contests) lines(kind string, now time.Time) (lines []string) {
-	for name, o := range c.all {
-		if o.Times > freeRestores && (o.pending || now.Sub(o.last) <= max(calm, 2*restoreAfter(o.Times))) {
-			lines = append(lines, fmt.Sprintf("%s %s: %s (since %s, restored %d times)", kind, name, o.Problem(),
+	for key, o := range c.all {
+		if o.Times > freeRestores && (o.pending || now.Sub(o.last) <= o.calm()) {
+			lines = append(lines, fmt.Sprintf("%s %s: %s (since %s, restored %d times)", kind, key.name, o.Problem(),
 				o.since.UTC().Format(time.RFC3339), o.Times-1))
 		}
 	}
@@ -126,6 +179,9 @@ func (o *Contest) Contested() bool { return o.Times > freeRestores }
 
 // Problem describes the contest. The text does not change while the contest lasts.
 func (o *Contest) Problem() string {
+	if o.Missing {
+		return "somebody deletes it each time that the broker restores it: make them leave this object alone"
+	}
 	return fmt.Sprintf(
 		"%s changes %s each time that the broker restores it, and the broker waits longer each time: make %s "+
 			"leave this object alone",

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -77,6 +76,9 @@ type Loop interface {
 	Wake(name string)
 	// WakeOwned queues all objects that came from cluster.
 	WakeOwned(cluster string)
+	// Observe passes all existing objects that came from cluster to Desired.Observed again, for an engine that did not
+	// know the cluster when it observed them.
+	Observe(cluster string)
 	// WakeAll queues all objects of the broker, and all desired ones.
 	WakeAll()
 	// Synced reports whether the list of existing objects is complete.
@@ -102,7 +104,7 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 
 // Evaluate asks a guard whether undesired objects of its remote may be deleted. If the answer changes, Evaluate queues
 // them.
-func Evaluate(g *retain.Guard, loop Loop, now time.Time, wanted func(name string) bool, warn problem.Warn) {
+func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, warn problem.Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
 		names, ok := loop.Owned(g.Cluster())
 		for _, name := range names {

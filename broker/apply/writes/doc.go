@@ -5,10 +5,10 @@
 // pace of writes, budgets of remotes, conflicts. Inputs are the informer's events, the engines' answers (Desired), the
 // result of each request and the time. Outputs are values: a Step, and the Write in it.
 //
-// It is pure: it may not import a client, start a goroutine or wait. Package apply drives a Machine with informers and
-// clients, package sim with a store and a seed, so that the simulation tests the decisions of the product.
+// It names the kinds of objects that are written, and decides which existing objects of a remote are retained.
 //
-// Of the broker's packages it may import kinds, problem and retain.
+// It is pure: it has no client, starts no goroutine and does not wait. Package apply drives a Machine with informers
+// and clients, package sim with a store and a seed, so that the simulation tests the decisions of the product.
 package writes
 
 import (
@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -57,7 +56,7 @@ func DeletePreconditions(object metav1.Object) metav1.DeleteOptions {
 // Kind describes how objects of one type are compared and written. Its functions do not change their arguments.
 type Kind[T Object] struct {
 	// Name is the name in metrics and messages.
-	Name kinds.Kind
+	Name ObjectKind
 	// Paced is set if writes of one object are spaced; see pace.
 	Paced bool
 	// Urgent, if not nil, reports whether the change from have to want must be written without pacing.
@@ -69,12 +68,18 @@ type Kind[T Object] struct {
 	// Replace, if not nil, reports whether no update can change have to want, so that the object must be deleted and
 	// created.
 	Replace func(have, want T) bool
+	// Empty, if not nil, returns an object without its addresses. One that a finalizer keeps after its deletion is emptied
+	// first.
+	Empty func(have T) T
+	// Recreate, if not nil, returns want with what the apiserver allocated in an object that another writer deleted, so
+	// that clients of the object find it again.
+	Recreate func(gone, want T) T
 }
 
 // NotOurs is the error for an object that is not written because an object that the broker did not create has its name.
 type NotOurs struct {
 	// Kind and Name of the other object.
-	Kind kinds.Kind
+	Kind ObjectKind
 	Name string
 	// Hint, if not empty, says what the operator can do.
 	Hint string

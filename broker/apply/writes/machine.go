@@ -2,6 +2,10 @@ package writes
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,9 +32,9 @@ type Machine[T Object] struct {
 	belief   *Belief[T]
 	contests *contests
 	pace     *pace // nil if writes are not paced
-	// lost are the UIDs of the broker's objects whose deletion the watch reported. The watch also reports a deletion if
-	// another writer removes the broker's label.
-	lost map[string]types.UID
+	// lost are the broker's objects whose deletion the watch reported. The watch also reports a deletion if another writer
+	// removes the broker's label.
+	lost map[string]T
 	// changes are the changes that the next write of a name includes.
 	changes map[string]Change
 	// sources has, by name, the cluster of the newest change, or otherwise that of the object.
@@ -43,6 +47,22 @@ type Machine[T Object] struct {
 	unanswered map[string]bool
 	// due are the writes that wait for the budget of a remote.
 	due map[string]time.Time
+	// leaving are the objects that are deleted and that a finalizer of somebody else keeps, as the informer reported them.
+	leaving map[string]leaving
+	// asked are the objects with finalizers that were deleted, until the informer reports it.
+	asked map[string]asked
+}
+
+// asked is a deletion that the apiserver accepted, of an object that stays until its finalizers are gone.
+type asked struct {
+	uid types.UID
+	at  time.Time
+}
+
+// leaving is an object that waits for its deletion.
+type leaving struct {
+	since      time.Time
+	finalizers []string
 }
 
 // Change is a change in a cluster that a write includes. ObservedAt is when that cluster saw it; zero if unknown.
@@ -55,8 +75,9 @@ type Change struct {
 func New[T Object](kind Kind[T], store Store[T], budgets *Budgets) *Machine[T] {
 	m := &Machine[T]{
 		kind: kind, budgets: budgets, belief: NewBelief(store), contests: newContests(),
-		lost: map[string]types.UID{}, changes: map[string]Change{}, sources: map[string]string{}, conflicts: map[string]int{},
+		lost: map[string]T{}, changes: map[string]Change{}, sources: map[string]string{}, conflicts: map[string]int{},
 		failing: map[string]string{}, unanswered: map[string]bool{}, due: map[string]time.Time{},
+		leaving: map[string]leaving{}, asked: map[string]asked{},
 	}
 	if kind.Paced {
 		m.pace = newPace()
@@ -70,6 +91,8 @@ func (m *Machine[T]) Reset() {
 	defer m.mu.Unlock()
 	m.belief.Reset()
 	m.contests.reset()
+	clear(m.leaving)
+	clear(m.asked)
 }
 
 // Changed records a change that the next write of a name includes. Of several changes the oldest one is measured,
@@ -90,7 +113,9 @@ func (m *Machine[T]) Informed(name string, object T, gone bool) {
 	m.belief.Informed(name, object, gone)
 	m.listed(name, object)
 	if gone {
-		m.lost[name] = object.GetUID()
+		m.lost[name] = object
+		delete(m.leaving, name)
+		delete(m.asked, name)
 	}
 	m.agreed(name)
 }
@@ -107,6 +132,29 @@ func (m *Machine[T]) listed(name string, object T) {
 	if _, known := m.sources[name]; !known && cluster != "" {
 		m.sources[name] = cluster
 	}
+	if at := object.GetDeletionTimestamp(); at != nil && len(object.GetFinalizers()) > 0 {
+		m.leaving[name] = leaving{at.Time, object.GetFinalizers()}
+		delete(m.asked, name)
+	} else {
+		delete(m.leaving, name)
+	}
+}
+
+// leavingAfter is the time after which an object that waits for its deletion is a problem.
+const leavingAfter = 10 * time.Second
+
+// Leaving describes the objects that are deleted and not gone, a line each.
+func (m *Machine[T]) Leaving(now time.Time) (lines []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(m.leaving)) {
+		if o := m.leaving[name]; now.Sub(o.since) >= leavingAfter {
+			lines = append(lines, fmt.Sprintf("%s %s: deleted at %s, and kept by %s, which is not semaphore's: remove the "+
+				"finalizer, or ask its owner why it remains", m.kind.Name, name, o.since.UTC().Format(time.RFC3339),
+				strings.Join(o.finalizers, ", ")))
+		}
+	}
+	return lines
 }
 
 // Newest returns the object under a name, own writes included.
@@ -191,7 +239,13 @@ func (m *Machine[T]) Begin(now time.Time, name string) Seen[T] {
 
 // Decide returns the next step from the existing and the desired object.
 func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step Step[T]) {
+	m.mu.Lock()
+	lost, isLost := m.lost[seen.Name]
+	m.mu.Unlock()
 	write, differs := m.difference(seen, answer)
+	if isLost && write != nil && write.Op == Create && m.kind.Recreate != nil {
+		write.Object = m.kind.Recreate(lost, write.Object)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.belief.Left(now, seen.Name); left > 0 {
@@ -215,6 +269,12 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	if write == nil {
 		return step
 	}
+	if a, ok := m.asked[seen.Name]; ok && write.Request == SendDelete && a.uid == write.Object.GetUID() {
+		if left := a.at.Add(BeliefFor).Sub(now); left > 0 {
+			step.again(left)
+			return step
+		}
+	}
 	if write.Op != Delete && !m.admit(now, write, &step) {
 		return step
 	}
@@ -233,13 +293,31 @@ func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T]
 	case answer.Verdict == Absent && seen.There:
 		var none T
 		w.Op, w.Request, w.Object, w.Want = Delete, SendDelete, seen.Object, none
+		if len(seen.Object.GetFinalizers()) == 0 {
+			break
+		}
+		// It may stay for long after it was deleted, and readers use what it has.
+		if m.kind.Empty != nil {
+			if empty := m.kind.Empty(seen.Object); !m.kind.Equal(empty, seen.Object) {
+				w.Request, w.Object = SendUpdate, empty
+				break
+			}
+		}
+		if seen.Object.GetDeletionTimestamp() != nil {
+			return nil, true // the informer reports when it is gone
+		}
 	case answer.Verdict != Present:
 		return nil, true
 	case !seen.There:
 		var none T
 		w.Op, w.Request, w.Object, w.Have = Create, SendCreate, answer.Object, none
 	case seen.Object.GetDeletionTimestamp() != nil:
-		return nil, true // it is created after the informer has reported the deletion
+		// It is created after the informer has reported the deletion; until then readers use what it has.
+		merged := m.kind.Merge(seen.Object, answer.Object)
+		if m.kind.Empty == nil || m.kind.Equal(merged, seen.Object) {
+			return nil, true
+		}
+		w.Op, w.Request, w.Object = Update, SendUpdate, merged
 	case m.kind.Replace != nil && m.kind.Replace(seen.Object, answer.Object):
 		w.Op, w.Request, w.Object = Replace, SendDelete, seen.Object
 	default:
@@ -258,7 +336,7 @@ func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
 	if w.Op != Replace {
 		wait = m.contested(now, w, step)
 	}
-	if wait == 0 {
+	if wait == 0 && (w.contest == nil || w.Change.Cluster != "") { // a restore is not the remote's doing
 		object := w.Object
 		if w.Op == Replace {
 			object = w.Want
@@ -274,15 +352,18 @@ func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
 	return false
 }
 
-// contested returns how long an object that another writer changed must wait before it is restored. A change of the
-// desired object is written immediately, which also restores the other fields.
+// contested returns how long an object that another writer changed or deleted must wait before it is restored. A change
+// of the desired object is written immediately, which also restores the other fields.
 func (m *Machine[T]) contested(now time.Time, w *Write[T], step *Step[T]) time.Duration {
-	version, what := "", func() (string, []string) { return "somebody", []string{"the object, which is deleted,"} }
+	var contest *Contest
+	var wait time.Duration
 	if w.Op == Update {
-		version = w.Have.GetResourceVersion()
-		what = func() (string, []string) { return managerOf(w.Have), fieldsThatDiffer(w.Have, w.Object) }
+		contest, wait = m.contests.meet(w.Name, w.Have.GetResourceVersion(), now, func() (string, []string) {
+			return managerOf(w.Have), fieldsThatDiffer(w.Have, w.Object)
+		})
+	} else {
+		contest, wait = m.contests.missing(w.Name, now)
 	}
-	contest, wait := m.contests.meet(w.Name, version, now, what)
 	w.contest = contest
 	if contest == nil || w.Change.Cluster != "" {
 		return 0
@@ -315,6 +396,7 @@ func (m *Machine[T]) forget(name string) {
 	delete(m.lost, name)
 	delete(m.failing, name)
 	delete(m.sources, name)
+	delete(m.asked, name)
 }
 
 // agreed resets the conflicts of a name: the informer has reported it, or it was written.

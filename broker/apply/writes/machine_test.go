@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -50,7 +49,7 @@ func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
 		{"a create got no response, and the next one was not sent", []error{lost, NotSent{errors.New("blocked")}}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := New(Kind[*corev1.Service]{Name: kinds.Service,
+			m := New(Kind[*corev1.Service]{Name: Service,
 				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
 				Equal: func(_, _ *corev1.Service) bool { return true }}, stored{}, nil)
 			now := paceStart
@@ -107,7 +106,7 @@ func TestConflictsWaitLonger(t *testing.T) {
 		{"another name is reported", func(m *machine) { m.Informed("other", ours("other", "2"), false) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := New(Kind[*corev1.Service]{Name: kinds.Service,
+			m := New(Kind[*corev1.Service]{Name: Service,
 				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
 				Equal: func(_, _ *corev1.Service) bool { return false }},
 				stored{"echo": ours("echo", "1"), "other": ours("other", "1")}, nil)
@@ -133,7 +132,7 @@ func TestConflictsWaitLonger(t *testing.T) {
 
 // TestEarliestChangeCounts: of the changes that wait for one write the earliest is reported, which has waited longest.
 func TestEarliestChangeCounts(t *testing.T) {
-	m := New(Kind[*corev1.Service]{Name: kinds.Service}, stored{}, nil)
+	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, nil)
 	for _, at := range []time.Duration{2 * time.Second, time.Second, 3 * time.Second} {
 		m.Changed(paceStart, "echo", Change{"c2", paceStart.Add(at)})
 	}
@@ -145,7 +144,7 @@ func TestEarliestChangeCounts(t *testing.T) {
 // TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
 func TestEachWriteIsCharged(t *testing.T) {
 	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}
-	m := New(Kind[*corev1.Service]{Name: kinds.Service}, stored{}, NewBudgets([]config.Remote{remote}))
+	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, NewBudgets([]config.Remote{remote}))
 	large := ours("echo", "1")
 	large.Annotations = map[string]string{"x": strings.Repeat("x", config.ByteBurst<<10)}
 	now, step := paceStart, Step[*corev1.Service]{}
@@ -164,5 +163,66 @@ func TestUndesiredObjectsWaitForTheirRemote(t *testing.T) {
 		if got := Decide[*corev1.Service](nil, false, "c2", func(string) bool { return knows }).Verdict; got != want {
 			t.Errorf("known: %t, and the verdict is %d, not %d", knows, got, want)
 		}
+	}
+}
+
+// TestRecreate: an object that another writer deleted is created from what it was, and charged to no remote; one that
+// the broker deleted itself, or that was never there, is created as it is desired.
+func TestRecreate(t *testing.T) {
+	kind := Kind[*corev1.Service]{Name: Service,
+		Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+		Equal: func(_, _ *corev1.Service) bool { return true },
+		Recreate: func(gone, want *corev1.Service) *corev1.Service {
+			out := want.DeepCopy()
+			out.Spec.ClusterIP = gone.Spec.ClusterIP
+			return out
+		}}
+	remote := config.Remote{Name: "c2"}
+	remote.Limits.KibibytesPerSecond = 1
+	for _, c := range []struct {
+		name string
+		by   func(m *Machine[*corev1.Service], stood *corev1.Service)
+		want string
+	}{
+		{"by another writer", func(m *Machine[*corev1.Service], stood *corev1.Service) {
+			m.Informed("echo", stood, true)
+		}, "10.96.0.9"},
+		{"by the broker", func(m *Machine[*corev1.Service], stood *corev1.Service) {
+			m.Informed("echo", stood, true)
+			m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Verdict: Absent})
+		}, ""},
+		{"by nobody", func(*Machine[*corev1.Service], *corev1.Service) {}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := New(kind, stored{}, NewBudgets([]config.Remote{remote}))
+			stood := ours("echo", "7")
+			stood.Spec.ClusterIP = "10.96.0.9"
+			m.contests.agree("echo", "7")
+			c.by(m, stood)
+			step := m.Decide(paceStart, m.Begin(paceStart, "echo"),
+				Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")})
+			if step.Write == nil || step.Write.Op != Create || step.Write.Object.Spec.ClusterIP != c.want {
+				t.Errorf("%+v, want a create with the ClusterIP %q", step.Write, c.want)
+			}
+		})
+	}
+	// A thousand deletions exhaust no budget.
+	m, now := New(kind, stored{}, NewBudgets([]config.Remote{remote})), paceStart
+	m.contests.agree("echo", "7")
+	for i := range 1000 {
+		m.Informed("echo", ours("echo", "7"), true)
+		now = now.Add(minRestore)
+		want := ours("echo", "")
+		want.Annotations = map[string]string{"x": strings.Repeat("x", 1000)}
+		answer := Answer[*corev1.Service]{Verdict: Present, Object: want}
+		step := m.Decide(now, m.Begin(now, "echo"), answer)
+		if step.Write == nil {
+			now = now.Add(step.After)
+			step = m.Decide(now, m.Begin(now, "echo"), answer)
+		}
+		if step.Write == nil {
+			t.Fatalf("deletion %d waits for %s more", i+1, step.After)
+		}
+		m.contests.agree("echo", "7")
 	}
 }

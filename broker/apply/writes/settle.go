@@ -118,9 +118,6 @@ type NotSent struct{ Err error }
 func (e NotSent) Error() string { return e.Err.Error() }
 func (e NotSent) Unwrap() error { return e.Err }
 
-// ErrLater is the outcome of SendAdopt for an object that another part adopts later. The informer then reports it.
-var ErrLater = errors.New("it is taken over later")
-
 // Settle takes the outcome of the request of a Write. object is the apiserver's answer.
 func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Step[T] {
 	switch w.Request {
@@ -133,11 +130,26 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 			return w.next(SendRead, w.Want)
 		}
 	case SendUpdate:
-		if err == nil {
+		switch {
+		case err != nil:
+		case w.Op != Delete:
 			return m.believe(now, w, object)
+		case object.GetDeletionTimestamp() == nil: // it is empty now
+			return w.next(SendDelete, object)
+		default:
+			m.mu.Lock()
+			m.belief.Wrote(now, w.Name, Reduce(object))
+			m.mu.Unlock()
+			return m.end(now, w, nil)
 		}
 	case SendDelete:
-		if err == nil || apierrors.IsNotFound(err) {
+		switch {
+		case err == nil && len(w.Object.GetFinalizers()) > 0:
+			m.mu.Lock()
+			m.asked[w.Name] = asked{w.Object.GetUID(), now}
+			m.mu.Unlock()
+			return m.end(now, w, nil) // the informer reports when it is gone
+		case err == nil || apierrors.IsNotFound(err):
 			return m.deleted(now, w)
 		}
 	case SendRead:
@@ -155,7 +167,7 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 			step.again(0) // it stays as read until it is compared with the desired object
 			return step
 		}
-		if !errors.Is(err, ErrLater) && !errors.As(err, new(NotOurs)) {
+		if !errors.As(err, new(NotOurs)) {
 			err = fmt.Errorf("taking over %s %s: %w", m.kind.Name, w.Name, err)
 		}
 	}
@@ -175,9 +187,9 @@ func (m *Machine[T]) resolveExisting(now time.Time, w *Write[T], have T) Step[T]
 		return w.next(SendAdopt, w.Want)
 	}
 	m.mu.Lock()
-	lost := m.lost[w.Name] == have.GetUID()
+	lost, isLost := m.lost[w.Name]
 	m.mu.Unlock()
-	if !lost {
+	if !isLost || lost.GetUID() != have.GetUID() {
 		return m.end(now, w, NotOurs{Kind: m.kind.Name, Name: w.Name, Hint: fmt.Sprintf(
 			"semaphore created it, and somebody removed its label %s: set %s=%s again, or delete it",
 			naming.LabelManagedBy, naming.LabelManagedBy, naming.ManagedByBroker)})
@@ -254,8 +266,8 @@ func (m *Machine[T]) end(now time.Time, w *Write[T], err error) (step Step[T]) {
 			step.Restored = w.contest
 		}
 		return step
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && w.Op == Update ||
-		errors.Is(err, ErrLater):
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
+		apierrors.IsNotFound(err) && w.Request == SendUpdate:
 		// The existing object is not as seen, or it is the result of a create without a response: the informer reports
 		// it, and the name is reconciled. If the informer does not, the name is reconciled later, and the object then
 		// counts as one of another writer.

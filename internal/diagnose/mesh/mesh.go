@@ -1,25 +1,26 @@
 // Package mesh joins the statuses of the parts of several clusters: clusters, the links between them, and what is
-// wrong. It judges nothing that a part judges: it counts, compares versions, and names what it could not ask.
+// wrong. It judges nothing that a part judges: it counts, compares versions, and names what it could not ask. It draws
+// the result, too.
 //
-// It is pure. It may import internal/diagnose/verdict, internal/finding and the messages.
+// It is pure.
 package mesh
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Facts are what is known of one cluster.
 type Facts struct {
-	// Context is the context of the kubeconfig.
-	Context string
+	// Context is the context of the kubeconfig, and Server the apiserver's address in it; "" for unknown.
+	Context, Server string
 	// Parts are the statuses of those that answered.
 	Parts []*semaphorev1.GetStatusResponse
 	// Unreached is why parts did not answer, by part ("broker", "exporter", or "" for the apiserver).
@@ -152,10 +153,11 @@ type Finding struct {
 // Join joins what is known of clusters.
 func Join(all []Facts) *Mesh {
 	m := &Mesh{}
-	contexts := map[string]string{}
+	contexts := map[string][]Facts{}
 	for _, f := range all {
 		m.cluster(f, contexts)
 	}
+	m.alike(contexts)
 	m.skew(all)
 	for _, l := range m.Links {
 		for _, name := range []string{l.At, l.From} {
@@ -166,8 +168,8 @@ func Join(all []Facts) *Mesh {
 	}
 	for i := range m.Findings { // a remote is asked by the context that leads to it, where one was given
 		f := &m.Findings[i]
-		if context := contexts[f.Cluster]; context != "" {
-			f.Command = strings.ReplaceAll(f.Command, "--context "+f.Cluster, "--context "+context)
+		if of := contexts[f.Cluster]; len(of) > 0 && !several(of) && of[0].Context != "" {
+			f.Command = strings.ReplaceAll(f.Command, "--context "+f.Cluster, "--context "+of[0].Context)
 		}
 	}
 	rank := map[string]int{"error": 0, "warning": 1}
@@ -202,7 +204,7 @@ func (m *Mesh) traffic(at string, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
-func (m *Mesh) cluster(f Facts, contexts map[string]string) {
+func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 	c := Cluster{Context: f.Context, Asked: true}
 	for _, s := range f.Parts {
 		c.Name = finding.Clean(s.GetCluster())
@@ -210,21 +212,21 @@ func (m *Mesh) cluster(f Facts, contexts map[string]string) {
 	if c.Name == "" {
 		c.Name = finding.Clean(f.Context)
 	}
-	contexts[c.Name] = f.Context
+	contexts[c.Name] = append(contexts[c.Name], f)
 	hears := false
 	for _, s := range f.Parts {
 		p := Part{Part: s.GetPart(), Node: finding.Clean(s.GetNode()), Version: finding.Clean(s.GetSoftwareVersion()),
-			Leader: finding.Clean(s.GetLeader()), Up: verdict.Since(s, s.GetStartedAt()), State: state(verdict.Of(s))}
+			Leader: finding.Clean(s.GetLeader()), Up: finding.Since(s, s.GetStartedAt()), State: state(s.GetFindings())}
 		if s.GetStandby() {
 			p.State = "standby; " + p.State
 		}
 		c.Parts = append(c.Parts, p)
-		for _, is := range verdict.Of(s) {
+		for _, is := range s.GetFindings() {
 			m.add(c.Name, s, is)
 		}
 		for _, pair := range s.GetSilentPairs() {
 			m.Pairs = append(m.Pairs, Pair{At: c.Name, Node: finding.Clean(pair.GetNode()),
-				Remote: finding.Clean(pair.GetCluster() + "/" + pair.GetRemoteNode()), For: verdict.Since(s, pair.GetSince()),
+				Remote: finding.Clean(pair.GetCluster() + "/" + pair.GetRemoteNode()), For: finding.Since(s, pair.GetSince()),
 				Reason: finding.Clean(pair.GetReason())})
 		}
 		switch {
@@ -293,11 +295,11 @@ func (m *Mesh) agent(at string, s *semaphorev1.GetStatusResponse) {
 
 func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 	out := Link{At: finding.Clean(s.GetCluster()), From: finding.Clean(l.GetCluster()), State: "fresh",
-		Age: verdict.Since(s, l.GetLastHeard()), Kinds: map[string]uint64{}, Exports: exportsOf(s, l.GetCluster())}
+		Age: finding.Since(s, l.GetLastHeard()), Kinds: map[string]uint64{}, Exports: exportsOf(s, l.GetCluster())}
 	switch {
 	case l.GetLastHeard() == nil:
 		out.State = "never"
-	case verdict.Age(s, l.GetLastHeard()) > verdict.StaleAfter:
+	case finding.Age(s, l.GetLastHeard()) > finding.StaleAfter:
 		out.State = "stale"
 	}
 	var lag time.Duration
@@ -312,28 +314,31 @@ func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 		}
 	}
 	if measured {
-		out.Lag, out.LagSeconds = verdict.Short(lag), lag.Seconds()
+		out.Lag, out.LagSeconds = finding.Short(lag), lag.Seconds()
 	}
 	for _, t := range s.GetTunnels() {
 		if t.GetCluster() == l.GetCluster() {
 			out.Talking, out.Nodes, out.Silent = int(t.GetNodesTalking()), int(t.GetNodes()), int(t.GetNodesSilent())
 			out.SentPerSecond, out.ReceivedPerSecond = t.GetSentPerSecond(), t.GetReceivedPerSecond()
 			if t.GetLastHandshake() != nil {
-				out.Handshake = verdict.Since(s, t.GetLastHandshake())
+				out.Handshake = finding.Since(s, t.GetLastHandshake())
 			}
 		}
 	}
 	return out
 }
 
-// nodes returns how many nodes a broker's cluster has, and how many of them have an agent.
+// nodes returns on how many nodes of a broker's cluster an agent is expected, and how many have one.
 func nodes(s *semaphorev1.GetStatusResponse) (all, attached int) {
 	for _, n := range s.GetNodes() {
-		if n.GetAttached() {
+		if n.GetWithoutEncryption() != "" {
+			continue
+		}
+		if all++; n.GetAttached() {
 			attached++
 		}
 	}
-	return len(s.GetNodes()), attached
+	return all, attached
 }
 
 func multiCluster(s *semaphorev1.GetStatusResponse) *MultiCluster {
@@ -385,7 +390,7 @@ func plural(n int, word string) string {
 
 // own adds a finding that no part has.
 func (m *Mesh) own(at, context, part string, f finding.Finding) {
-	message := verdict.Messages([]finding.Finding{f})[0]
+	message := finding.Messages([]finding.Finding{f})[0]
 	message.Command = strings.ReplaceAll(message.GetCommand(), "CONTEXT", context)
 	m.add(at, &semaphorev1.GetStatusResponse{Part: part}, message)
 }
@@ -398,7 +403,7 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 	is := Finding{At: at, Part: finding.Clean(part), Code: finding.Clean(f.GetCode()),
 		Level: semaphorev1.LevelName(f.GetLevel()), Cluster: finding.Clean(f.GetCluster()),
 		Meaning: finding.Clean(f.GetMeaning()), Count: f.GetCount(),
-		Side: semaphorev1.SideName(f.GetSide()), Command: finding.Clean(f.GetCommand()), text: verdict.Text(f)}
+		Side: semaphorev1.SideName(f.GetSide()), Command: finding.Clean(f.GetCommand()), text: finding.Text(f)}
 	for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
 		is.First = append(is.First, finding.Clean(line))
 	}
@@ -407,6 +412,30 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 		is.Since = &since
 	}
 	m.Findings = append(m.Findings, is)
+}
+
+// alike finds names that clusters of several contexts have. A cluster says itself what it is called: one that was
+// restored from a backup beside the original says the same, and so may one that is hostile. What is said of the name
+// is then of any of them, and no command leads to one of them by it.
+func (m *Mesh) alike(contexts map[string][]Facts) {
+	for _, name := range slices.Sorted(maps.Keys(contexts)) {
+		of := slices.DeleteFunc(slices.Clone(contexts[name]), func(f Facts) bool { return len(f.Parts) == 0 })
+		if len(of) == 0 || !several(of) {
+			continue
+		}
+		var names []string
+		for _, f := range of {
+			names = append(names, f.Context)
+		}
+		m.own("mesh", "", "semaphorectl", finding.New(finding.OneName, name, len(of), fmt.Sprintf(
+			"the contexts %s lead to clusters that all say they are %s: ask them one at a time",
+			strings.Join(names, ", "), name)))
+	}
+}
+
+// several reports whether contexts lead to more than one cluster: those of several users have the same apiserver.
+func several(of []Facts) bool {
+	return slices.ContainsFunc(of[1:], func(f Facts) bool { return f.Server == "" || f.Server != of[0].Server })
 }
 
 // skew compares the versions of all parts.

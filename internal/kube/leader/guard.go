@@ -34,12 +34,30 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return g.next.RoundTrip(r)
 }
 
+// instant is a time by the two clocks of a machine. steady stops while the machine sleeps, or a virtual machine is
+// suspended (CLOCK_MONOTONIC); wall continues, and can be set.
+type instant struct {
+	steady time.Duration
+	wall   time.Time
+}
+
+// began is the origin of steady.
+var began = time.Now()
+
+func instantOf(t time.Time) instant { return instant{t.Sub(began), t.Round(0)} }
+
+// after returns how long after another instant this one may be: the time by the clock that has run longer. A wall clock
+// that was set forward only costs the time until the next renewal.
+func (i instant) after(earlier instant) time.Duration {
+	return max(i.steady-earlier.steady, i.wall.Sub(earlier.wall))
+}
+
 // mayWrite returns an error if a leader must not write now: the lease was seen with another holder, or the last renewal
 // is older than deadline. A replica that never led may write.
 func (l *lease) mayWrite(now time.Time, deadline time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch age := now.Sub(l.renewedAt); {
+	switch age := instantOf(now).after(instantOf(l.renewedAt)); {
 	case l.over:
 		return fmt.Errorf("not written: lease %s: %w: %s", l.Describe(), ErrDeposed, taken(l.holder))
 	case l.held && age >= deadline:

@@ -10,8 +10,31 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
+
+// TestSleep: time in which the machine slept counts, and a clock that was set takes nothing off.
+func TestSleep(t *testing.T) {
+	noon := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	for name, c := range map[string]struct {
+		steady, wall, want time.Duration
+	}{
+		"the machine ran":               {3 * time.Second, 3 * time.Second, 3 * time.Second},
+		"the machine slept":             {time.Second, time.Hour, time.Hour},
+		"the clock was set back":        {20 * time.Second, -time.Hour, 20 * time.Second},
+		"the clock was set forward":     {time.Second, time.Hour, time.Hour},
+		"slept, and was set back a bit": {time.Second, 50 * time.Minute, 50 * time.Minute},
+	} {
+		renewed := instant{time.Minute, noon}
+		if got := (instant{time.Minute + c.steady, noon.Add(c.wall)}).after(renewed); got != c.want {
+			t.Errorf("%s: renewed %s ago, want %s", name, got, c.want)
+		}
+	}
+	now := time.Now()
+	if got := instantOf(now.Add(time.Minute)).after(instantOf(now)); got != time.Minute {
+		t.Errorf("a minute later is %s later", got)
+	}
+}
 
 // TestGuard: a replica may write until the deadline of its last renewal, or until it has seen another holder. It may
 // read at any time, and a replica that never led may write.

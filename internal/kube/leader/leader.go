@@ -12,11 +12,10 @@
 // alone: the status of a RemoteCluster, and the annotation of a Service that is offered.)
 //
 // The package knows the apiserver and nothing of the work.
-//
-// It imports internal/kube for clients, internal/config for its section, and the message of a part's status.
 package leader
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -148,7 +147,9 @@ func (e *Elector) renewDeadline() time.Duration { return e.duration() * 2 / 3 }
 
 // retryPeriod is the interval of renewals. A standby checks the Lease up to 2.2 times less often, because client-go
 // adds jitter.
-func (e *Elector) retryPeriod() time.Duration { return e.duration() * 2 / 15 }
+func (e *Elector) retryPeriod() time.Duration {
+	return cmp.Or(e.options.Config.Renew, e.duration()*2/15)
+}
 
 // Standby returns nil while this replica works. Otherwise the error names the leader.
 func (e *Elector) Standby() error {

@@ -24,11 +24,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 func TestMain(m *testing.M) {
@@ -69,6 +69,7 @@ type candidate struct {
 	ended    chan time.Time
 	result   chan error
 	logged   *testkit.Buffer
+	looks    atomic.Int64 // reads of the Lease
 
 	toEnd    time.Duration // the time that the work takes to end
 	failWith chan error
@@ -87,6 +88,15 @@ func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Durati
 		began: make(chan begun, 1), demanded: make(chan time.Time, 1), ended: make(chan time.Time, 1),
 		result: make(chan error, 1),
 	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodGet {
+				c.looks.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
 	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease,
 		Duration: config.Duration{Duration: duration}}
 	var err error
@@ -123,15 +133,11 @@ func (c *candidate) work(ctx context.Context, term uint64) error {
 	return ctx.Err()
 }
 
-// receive returns the next value, which must come within a time.
-func receive[T any](t *testing.T, what string, from <-chan T, within time.Duration) T {
+// receive returns the next value.
+func receive[T any](t *testing.T, what string, from <-chan T) T {
 	t.Helper()
-	began := time.Now()
 	select {
 	case v := <-from:
-		if took, late := time.Since(began), beside.Late(); took > within+late {
-			t.Errorf("%s: after %s, want %s at most, and %s for a machine as busy as this one", what, took, within, late)
-		}
 		return v
 	case <-time.After(3 * time.Minute):
 		t.Fatalf("not within three minutes: %s", what)
@@ -139,9 +145,27 @@ func receive[T any](t *testing.T, what string, from <-chan T, within time.Durati
 	}
 }
 
+// leads waits until c leads. It must not let pass the looks at the Lease that it makes within a time.
 func (c *candidate) leads(within time.Duration) begun {
 	c.t.Helper()
-	return receive(c.t, c.name+" leads", c.began, within)
+	return c.leadsAfter(int64(within/c.elector.retryPeriod()) + 3)
+}
+
+// succeeds waits until c leads. The Lease was released: the next look finds that, and one may have been under way.
+func (c *candidate) succeeds() begun {
+	c.t.Helper()
+	return c.leadsAfter(2)
+}
+
+// leadsAfter waits until c leads, after a number of looks at the Lease at most.
+func (c *candidate) leadsAfter(most int64) begun {
+	c.t.Helper()
+	before := c.looks.Load()
+	b := receive(c.t, c.name+" leads", c.began)
+	if n := c.looks.Load() - before; n > most {
+		c.t.Errorf("%s leads after %d looks at the Lease, want %d at most", c.name, n, most)
+	}
+	return b
 }
 
 func (c *candidate) status() *semaphorev1.GetStatusResponse {
@@ -209,24 +233,20 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	b.standsBy(a)
 
 	a.stop()
-	second := b.leads(toEnd + look + slack)
-	ended := receive(t, "the end of a's work", a.ended, time.Second)
+	ended := receive(t, "the end of a's work", a.ended)
+	if err := receive(t, "a's end", a.result); !errors.Is(err, context.Canceled) || errors.Is(err, ErrDeposed) {
+		t.Errorf("a ended with %v", err)
+	}
+	second := b.succeeds()
 	if second.at.Before(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(second.at))
 	}
-	if wait := second.at.Sub(ended); wait > look+time.Second+beside.Late() {
-		t.Errorf("b began %s after a's work had ended; want at most %s", wait, look)
-	} else {
-		t.Logf("b began %s after a's work had ended", wait)
-	}
+	t.Logf("b began %s after a's work had ended", second.at.Sub(ended))
 	if second.term != 2 {
 		t.Errorf("the second term is %d", second.term)
 	}
-	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, context.Canceled) || errors.Is(err, ErrDeposed) {
-		t.Errorf("a ended with %v", err)
-	}
 	b.stop()
-	receive(t, "b's end", b.result, slack)
+	receive(t, "b's end", b.result)
 	lease := get(t, client, "clean")
 	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
@@ -306,15 +326,15 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			if conditions.Refuse {
 				network.Reset()
 			}
-			demanded := receive(t, "the end of a's work is demanded", a.demanded, deadline+slack)
-			ended := receive(t, "a's work ends", a.ended, toEnd+slack)
+			demanded := receive(t, "the end of a's work is demanded", a.demanded)
+			ended := receive(t, "a's work ends", a.ended)
 			taken := b.leads(duration + look + slack)
 			if !taken.at.After(ended) {
 				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 			}
 			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", demanded.Sub(began), ended.Sub(began),
 				taken.at.Sub(began))
-			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+			if err := receive(t, "a's end", a.result); !errors.Is(err, ErrDeposed) ||
 				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for "+
 					deadline.String()) {
 				t.Errorf("a ended with %v", err)
@@ -360,11 +380,11 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	b := start(t, "b", "rights", api, 0)
 	b.standsBy(a)
 	must(t, client.RbacV1().RoleBindings("default").Delete(ctx, "leader", metav1.DeleteOptions{}))
-	ended := receive(t, "a's work ends", a.ended, deadline+slack)
+	ended := receive(t, "a's work ends", a.ended)
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 	}
-	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+	if err := receive(t, "a's end", a.result); !errors.Is(err, ErrDeposed) ||
 		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
 	}
@@ -386,7 +406,7 @@ func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interfa
 	b := start(t, "b", "endless", api, 0)
 	b.standsBy(a)
 	network.Set(proxy.Conditions{Stall: true})
-	err := receive(t, "a's end", a.result, duration+slack)
+	err := receive(t, "a's end", a.result)
 	select {
 	case <-b.began:
 		t.Error("b had begun before")
@@ -396,7 +416,7 @@ func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interfa
 		t.Errorf("a ended with %v", err)
 	}
 	b.leads(look + slack)
-	receive(t, "the end of a's work, for the test", a.ended, duration*2)
+	receive(t, "the end of a's work, for the test", a.ended)
 }
 
 // late answers PUTs late, and later not at all.
@@ -437,14 +457,14 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 	before := network.newest.Load()
 	within(t, "a renews", func() bool { return network.newest.Load() != before })
 	network.after.Store(true)
-	demanded := receive(t, "the end of a's work is demanded", a.demanded, deadline+slack)
+	demanded := receive(t, "the end of a's work is demanded", a.demanded)
 	newest := time.Unix(0, network.newest.Load())
 	if since := demanded.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() {
 		t.Errorf("a was asked to end %s after it had begun to renew; want %s", since, deadline)
 	} else {
 		t.Logf("a was asked to end %s after it had begun to renew", since)
 	}
-	ended := receive(t, "a's work ends", a.ended, slack)
+	ended := receive(t, "a's work ends", a.ended)
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 	}
@@ -483,7 +503,7 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 			a := start(t, "a", name, api, 0)
 			a.leads(slack)
 			overwrite(t, client, name, holder)
-			if err := receive(t, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) ||
+			if err := receive(t, "a's end", a.result); !errors.Is(err, ErrDeposed) ||
 				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("a ended with %v; want %q", err, want)
 			}
@@ -528,12 +548,10 @@ func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	b := start(t, "b", "fails", api, 0)
 	b.standsBy(a)
 	a.failWith <- errors.New("no room")
-	if err := receive(t, "a's end", a.result, slack); err == nil || err.Error() != "no room" {
+	if err := receive(t, "a's end", a.result); err == nil || err.Error() != "no room" {
 		t.Errorf("a ended with %v", err)
 	}
-	began := time.Now()
-	b.leads(look + slack)
-	t.Logf("b began %s later", time.Since(began))
+	b.succeeds()
 }
 
 // testStoppedStandby: a standby that is asked to stop returns, and does not change the lease.
@@ -543,7 +561,7 @@ func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interf
 	b := start(t, "b", "standby", api, 0)
 	b.standsBy(a)
 	b.stop()
-	if err := receive(t, "b's end", b.result, slack); !errors.Is(err, context.Canceled) {
+	if err := receive(t, "b's end", b.result); !errors.Is(err, context.Canceled) {
 		t.Errorf("b ended with %v", err)
 	}
 	if holder := *get(t, client, "standby").Spec.HolderIdentity; holder != a.elector.lock.Identity() {
@@ -563,7 +581,7 @@ func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface)
 	record, _, err := stale.Get(t.Context()) // the present Lease
 	must(t, err)
 	a.stop()
-	receive(t, "a's end", a.result, slack)
+	receive(t, "a's end", a.result)
 	b := start(t, "b", "stale", api, 0)
 	b.leads(look + slack)
 	if err := stale.Update(t.Context(), *record); err == nil {

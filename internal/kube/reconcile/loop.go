@@ -8,8 +8,6 @@
 //
 // The caller defines what a key means and how it is reconciled; the package knows neither streams nor Kubernetes
 // objects.
-//
-// It imports no other package of semaphore.
 package reconcile
 
 import (
@@ -332,6 +330,15 @@ func (l *Loop[K]) ended(name string) {
 			return
 		}
 	}
+	l.drop(name, o)
+}
+
+// drop forgets an owner of which nothing runs, waits or fails, once all its log messages are allowed again: owners come
+// and go, and a new state would be the same.
+func (l *Loop[K]) drop(name string, o *owner[K]) {
+	if o.running == 0 && o.failing == 0 && len(o.parked) == 0 && o.logs.Tokens() >= logBurst {
+		delete(l.owners, name)
+	}
 }
 
 // ready reports whether a key from the queue waits for nothing.
@@ -366,7 +373,9 @@ func (l *Loop[K]) forget(key K) (before *failure) {
 		}
 	}
 	if before != nil {
-		l.owner(before.owner).failing--
+		o := l.owner(before.owner)
+		o.failing--
+		l.drop(before.owner, o)
 	}
 	delete(l.failing, key)
 	return before

@@ -1,7 +1,5 @@
 // Package definitions applies the CustomResourceDefinitions of the Multi-Cluster Services API, with the rights of
 // the person who runs semaphorectl: no part may write CustomResourceDefinitions.
-//
-// It imports no other package of semaphore.
 package definitions
 
 import (

@@ -4,14 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
+	"strings"
 
 	"k8s.io/client-go/kubernetes"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kept"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -21,81 +20,79 @@ const boundsIn = "semaphore-remotes"
 // Bounds writes the bounds that agents enforce on their broker, for all remotes in effect: subnets, port and
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.
 type Bounds struct {
-	api corev1client.ConfigMapInterface
-	// problem is the reason why agents do not receive the remotes.
-	problem *kube.Problem
-
-	mu    sync.Mutex
-	saved string
+	config *kept.Map
+	// problem is the reason why agents do not receive the remotes, and judged why they receive some in an earlier form.
+	problem, judged *kube.Problem
+	// before are the remotes as they were written last. One goroutine uses them.
+	before []config.Remote
 }
 
 // NewBounds returns Bounds for the agents in a namespace.
-func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) *Bounds {
-	return &Bounds{api: client.CoreV1().ConfigMaps(namespace), problem: kube.NewProblem(log)}
+func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, options ...kept.Option) *Bounds {
+	return &Bounds{config: kept.New(client, namespace, boundsIn, managedBy, log, options...),
+		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 
-// Problems returns why agents do not get the remotes, a line.
-func (b *Bounds) Problems() []string { return b.problem.Lines() }
+// Load reads what an earlier process wrote. It is no error if that cannot be read: Save writes what it knows.
+func (b *Bounds) Load(ctx context.Context) {
+	if object, err := b.config.Get(ctx); err == nil && object != nil {
+		b.before = config.ReadRemotes([]byte(object.Data[config.RemotesFile]))
+	}
+}
 
-// Save writes the bounds if they changed. objects have the ports that the broker assigned to them; Save leaves out one
-// outside of the range, because no operator chose it.
-func (b *Bounds) Save(ctx context.Context, d remotes.Decision, objects remotes.Objects,
+// Problems returns why agents do not get the remotes, or not all as they are, a line each.
+func (b *Bounds) Problems() []string { return append(b.problem.Lines(), b.judged.Lines()...) }
+
+// Reports returns what somebody changed and Save restored, a line.
+func (b *Bounds) Reports() []string { return b.config.Reports() }
+
+// Save writes the bounds if they changed, or if somebody has changed them. own is the configuration against which
+// agents judge them. objects have the ports that the broker assigned to them. Nobody can rely on these: an agent would
+// not use a remote with the port of another one, so such a remote keeps the form in which it was written before.
+func (b *Bounds) Save(ctx context.Context, own *config.Broker, d remotes.Decision, objects remotes.Objects,
 	ports config.DevicePorts) error {
-	text, err := boundsOf(d, objects, ports)
-	if err != nil {
-		return err
-	}
-	b.mu.Lock()
-	same := b.saved == text
-	b.mu.Unlock()
-	if same {
-		return nil
-	}
-	if err := write(ctx, b.api, boundsIn, config.RemotesFile, text); err != nil {
-		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: ConfigMap %s: %v", boundsIn, err))
+	use, wrong := own.JudgeRemotes(boundsOf(d, objects, ports, b.before), b.before)
+	b.judged.Set(strings.Join(wrong, "; "))
+	if err := b.config.Hold(ctx, config.RemotesFile, config.RemotesText(use)); err != nil {
+		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
 		return err
 	}
 	b.problem.Set("")
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.saved = text
+	b.before = use
 	return nil
 }
 
-func boundsOf(d remotes.Decision, objects remotes.Objects, ports config.DevicePorts) (string, error) {
-	type remote struct {
-		Name        string   `json:"name"`
-		PodSubnets  []string `json:"podSubnets"`
-		NodeSubnets []string `json:"nodeSubnets,omitempty"`
-		// ServicePrefix, as prefixes are compared wherever remotes are read.
-		ServicePrefix string `json:"servicePrefix,omitempty"`
-		Encryption    string `json:"encryption,omitempty"`
-		WireGuard     struct {
-			ListenPort uint16 `json:"listenPort"`
-		} `json:"wireguard"`
+// boundsOf returns the remotes in effect as agents read them, oldest first.
+func boundsOf(d remotes.Decision, objects remotes.Objects, ports config.DevicePorts, before []config.Remote) (
+	all []config.Remote,
+) {
+	had := map[string]uint16{}
+	for _, r := range before {
+		had[r.Name] = r.WireGuard.ListenPort
 	}
-	file := struct {
-		Remotes []remote `json:"remotes"`
-	}{Remotes: []remote{}}
 	for _, o := range d.InEffect.ByAge() {
 		if len(o.Spec.PodSubnets) == 0 {
 			continue
 		}
-		r := remote{Name: o.Name, ServicePrefix: o.Spec.ServicePrefix, Encryption: o.Spec.Encryption}
+		// ServicePrefix, as prefixes are compared wherever remotes are read.
+		r := config.Remote{Name: o.Name, ServicePrefix: o.Spec.ServicePrefix,
+			Encryption: config.Strictness(o.Spec.Encryption)}
 		for _, s := range o.Spec.PodSubnets {
 			r.PodSubnets = append(r.PodSubnets, string(s))
 		}
 		for _, s := range o.Spec.NodeSubnets {
 			r.NodeSubnets = append(r.NodeSubnets, string(s))
 		}
+		r.WireGuard.ListenPort = objects[o.Name].ListenPort
 		if w := o.Spec.WireGuard; w != nil && w.ListenPort != 0 {
 			r.WireGuard.ListenPort = uint16(w.ListenPort)
-		} else if r.WireGuard.ListenPort = objects[o.Name].ListenPort; r.WireGuard.ListenPort < ports.First ||
-			r.WireGuard.ListenPort > ports.Last {
-			continue // the broker has assigned none yet, or one outside of its range
+		} else if port := r.WireGuard.ListenPort; port < ports.First || port > ports.Last {
+			// The broker has assigned none yet, or one outside of its range, which no operator chose.
+			if r.WireGuard.ListenPort = had[o.Name]; r.WireGuard.ListenPort == 0 {
+				continue
+			}
 		}
-		file.Remotes = append(file.Remotes, r)
+		all = append(all, r)
 	}
-	text, err := yaml.Marshal(file)
-	return string(text), err
+	return all
 }

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -53,13 +52,17 @@ type Follower struct {
 	// alone may lack what the configuration has needed since.
 	known   bool
 	problem string
+	// unread are the objects that cannot be read: each keeps its earlier state, and costs no other one.
+	unread  kube.Unread
 	changed chan struct{}
 }
 
 // New returns a follower that knows what an earlier process stored.
 func New(client dynamic.Interface, kept remotes.Objects, log *slog.Logger) *Follower {
-	return &Follower{client: client, log: log, tracker: remotes.NewTracker(kept), kept: len(kept) > 0,
+	f := &Follower{client: client, log: log, tracker: remotes.NewTracker(kept), kept: len(kept) > 0,
 		changed: make(chan struct{}, 1)}
+	f.unread.Changed = func(bad *kube.Unreadable) { log.Warn("a RemoteCluster cannot be read", "error", bad) }
+	return f
 }
 
 // Changed has a value when Objects may have changed.
@@ -83,7 +86,7 @@ func (f *Follower) Problems() (lines []string) {
 	if lost := f.tracker.Problem(); lost != "" {
 		lines = append(lines, lost)
 	}
-	return lines
+	return append(lines, f.unread.Lines()...)
 }
 
 // Run watches until ctx ends.
@@ -120,10 +123,7 @@ func (f *Follower) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list RemoteClusters: %w", err)
 	}
-	all, err := listed(list, definition.UID)
-	if err != nil {
-		return err
-	}
+	all := f.listed(list, definition.UID)
 	// A definition that was replaced during the list would show here.
 	if definition, err = f.definition(ctx); err != nil {
 		return err
@@ -143,16 +143,15 @@ func (f *Follower) follow(ctx context.Context) error {
 			return fmt.Errorf("watch RemoteClusters: %w", apierrors.FromObject(event.Object))
 		case !ok:
 		case event.Type == watch.Added, event.Type == watch.Modified:
-			o, err := object(u, definition.UID)
-			if err != nil {
-				return err
+			if o, ok := f.object(u, definition.UID); ok {
+				f.apply(func(t *remotes.Tracker) { t.Put(o) })
 			}
-			f.apply(func(t *remotes.Tracker) { t.Put(o) })
 		case event.Type == watch.Deleted:
 			now, err := f.definition(ctx)
 			if err != nil {
 				return err // the next list shows the deletion again
 			}
+			f.unread.Put(u.GetName(), nil)
 			f.apply(func(t *remotes.Tracker) { t.Deleted(u.GetName(), now) })
 		}
 	}
@@ -170,23 +169,49 @@ func (f *Follower) definition(ctx context.Context) (remotes.Definition, error) {
 	return remotes.Definition{UID: d.GetUID(), Terminating: d.GetDeletionTimestamp() != nil}, nil
 }
 
-func listed(list *unstructured.UnstructuredList, definition types.UID) (all []remotes.Object, err error) {
+// listed returns the objects of a list, with the earlier state of those that cannot be read.
+func (f *Follower) listed(list *unstructured.UnstructuredList, definition types.UID) (all []remotes.Object) {
+	there := map[string]bool{}
 	for i := range list.Items {
-		o, err := object(&list.Items[i], definition)
-		if err != nil {
-			return nil, err
+		there[list.Items[i].GetName()] = true
+		if o, ok := f.object(&list.Items[i], definition); ok {
+			all = append(all, o)
 		}
-		all = append(all, o)
 	}
-	return all, nil
+	f.unread.Listed(there)
+	return all
 }
 
-func object(u *unstructured.Unstructured, definition types.UID) (remotes.Object, error) {
-	var r v1alpha1.RemoteCluster
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
-		return remotes.Object{}, fmt.Errorf("RemoteCluster %s: %w", u.GetName(), err)
+// object converts an object that was listed or watched. ok is false for one that cannot be read and was not known.
+func (f *Follower) object(u *unstructured.Unstructured, definition types.UID) (o remotes.Object, ok bool) {
+	f.mu.Lock()
+	before := f.tracker.Objects()
+	f.mu.Unlock()
+	o, bad, ok := object(u, definition, before)
+	f.unread.Put(u.GetName(), bad)
+	return o, ok
+}
+
+// object converts an object. One that cannot be read has the state that it had before; ok is false if that is unknown.
+func object(u *unstructured.Unstructured, definition types.UID,
+	before remotes.Objects) (o remotes.Object, bad *kube.Unreadable, ok bool) {
+	was, had := before[u.GetName()]
+	had = had && was.UID == u.GetUID()
+	data, err := u.MarshalJSON()
+	if err != nil {
+		bad := &kube.Unreadable{Kind: v1alpha1.Kind, Name: u.GetName(), Field: "the object", Err: err, Whole: true}
+		return was, bad, had
 	}
-	return remotes.Of(&r, definition), nil
+	r, bad := kube.ReadObject(v1alpha1.Kind, data, func() *v1alpha1.RemoteCluster { return &v1alpha1.RemoteCluster{} })
+	if bad != nil && bad.Whole {
+		was.Definition = definition
+		return was, bad, had
+	}
+	o = remotes.Of(r, definition)
+	if bad != nil && had && o.ListenPort == 0 { // it is assigned once; the status alone has it
+		o.ListenPort = was.ListenPort
+	}
+	return o, bad, true
 }
 
 // takeKept makes what an earlier process stored known, if the apiserver has not listed the objects yet.
@@ -237,13 +262,11 @@ func RefuseLosses(ctx context.Context, client dynamic.Interface, store *Store, o
 	}
 	objects := before
 	if list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{}); err == nil {
-		all, err := listed(list, "")
-		if err != nil {
-			return err
-		}
 		objects = remotes.Objects{}
-		for _, o := range all {
-			objects[o.Name] = o
+		for i := range list.Items {
+			if o, _, ok := object(&list.Items[i], "", before); ok {
+				objects[o.Name] = o
+			}
 		}
 	}
 	decision := remotes.Decide(own, before, objects, nil)
@@ -256,21 +279,4 @@ func RefuseLosses(ctx context.Context, client dynamic.Interface, store *Store, o
 		}
 	}
 	return errors.Join(lost...)
-}
-
-// anyRemote reports whether the cluster has any RemoteCluster; false if it cannot be read.
-func anyRemote(ctx context.Context, client dynamic.Interface) bool {
-	list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{Limit: 1})
-	return err == nil && len(list.Items) > 0
-}
-
-// RefuseBoth returns an error if a part has remotes in its file, under key, and the cluster has RemoteClusters.
-func RefuseBoth(ctx context.Context, client dynamic.Interface, key string) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	if !anyRemote(ctx, client) {
-		return nil
-	}
-	return fmt.Errorf("%s: the configuration file has some, and the cluster has RemoteClusters: use one of them; "+
-		"run semaphorectl migrate for those of the file, and take %s out of it", key, key)
 }

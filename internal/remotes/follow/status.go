@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"sync"
 	"time"
@@ -88,6 +89,17 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.written[o.UID] = written{want, now, problem != ""}
+}
+
+// Keep forgets what was written of other objects than these.
+func (w *StatusWriter) Keep(objects remotes.Objects) {
+	there := map[types.UID]bool{}
+	for _, o := range objects {
+		there[o.UID] = true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.written, func(uid types.UID, _ written) bool { return !there[uid] })
 }
 
 // same reports whether two states are the same, with counts or without. A new time of the last message alone is no

@@ -1,66 +1,57 @@
 package follow
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/kube/kept"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 // storeKey is the key of the ConfigMap with the objects, JSON.
 const storeKey = "remotes.json"
 
+// managedBy is the owner of the ConfigMaps.
+const managedBy = "semaphore"
+
 // Store stores the objects in effect in a ConfigMap. An object with a bundle of one certificate has about 1.5 KiB, and
 // an apiserver accepts 1 MiB.
 type Store struct {
-	api     corev1client.ConfigMapInterface
-	name    string
+	config  *kept.Map
 	problem *kube.Problem
-
-	mu    sync.Mutex
-	saved []byte
 }
 
 // NewStore returns the store in a ConfigMap.
-func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger) *Store {
-	return &Store{api: client.CoreV1().ConfigMaps(namespace), name: name, problem: kube.NewProblem(log)}
+func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger,
+	options ...kept.Option) *Store {
+	return &Store{config: kept.New(client, namespace, name, managedBy, log, options...), problem: kube.NewProblem(log)}
 }
 
 // Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it
-// returns none.
+// returns none. It leaves out an object that cannot be read.
 func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	for {
-		object, err := s.api.Get(ctx, s.name, metav1.GetOptions{})
-		switch {
-		case err == nil:
-			kept := remotes.Objects{}
-			if text := object.Data[storeKey]; text != "" {
-				if kept, err = remotes.ReadObjects(text); err != nil {
-					s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", s.name,
-						storeKey, err))
-					return remotes.Objects{}, nil
+		object, err := s.config.Get(ctx)
+		if err == nil {
+			objects, problem := remotes.Objects{}, ""
+			if object != nil && object.Data[storeKey] != "" {
+				if objects, err = remotes.ReadObjects(object.Data[storeKey]); err != nil {
+					problem = fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", object.Name,
+						storeKey, err)
+				} else {
+					s.config.Holds(object.Data[storeKey])
 				}
-				s.saved = []byte(text)
 			}
-			s.problem.Set("")
-			return kept, nil
-		case apierrors.IsNotFound(err):
-			return remotes.Objects{}, nil
+			s.problem.Set(problem)
+			return objects, nil
 		}
-		s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s: %v", s.name, err))
+		s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: %v", err))
 		if apierrors.IsForbidden(err) {
 			return remotes.Objects{}, nil
 		}
@@ -70,50 +61,22 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	}
 }
 
-// Save writes what is in effect, if it changed.
+// Save stores what is in effect, and restores it if somebody has changed it.
 func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	text, err := json.Marshal(inEffect)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	same := bytes.Equal(text, s.saved)
-	s.mu.Unlock()
-	if same {
-		return nil
-	}
-	if err := write(ctx, s.api, s.name, storeKey, string(text)); err != nil {
-		s.problem.Set(fmt.Sprintf("RemoteClusters that are in effect are not stored for a restart: ConfigMap %s: %v",
-			s.name, err))
+	if err := s.config.Hold(ctx, storeKey, string(text)); err != nil {
+		s.problem.Set(fmt.Sprintf("RemoteClusters that are in effect are not stored for a restart: %v", err))
 		return err
 	}
-	s.mu.Lock()
-	s.saved = text
-	s.mu.Unlock()
 	s.problem.Set("")
 	return nil
 }
 
-// write makes a text the content of a ConfigMap. It carries the version that it read, so that a replica that was
-// suspended meanwhile does not overwrite what the next leader wrote.
-func write(ctx context.Context, api corev1client.ConfigMapInterface, name, key, text string) error {
-	labels, data := map[string]string{naming.LabelManagedBy: "semaphore"}, map[string]string{key: text}
-	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		object, err := api.Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			_, err = api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Data: data},
-				metav1.CreateOptions{})
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		metav1.SetMetaDataLabel(&object.ObjectMeta, naming.LabelManagedBy, "semaphore")
-		object.Data, object.BinaryData = data, nil
-		_, err = api.Update(ctx, object, metav1.UpdateOptions{})
-		return err
-	})
-}
-
 // Problems returns why nothing is stored, a line.
 func (s *Store) Problems() []string { return s.problem.Lines() }
+
+// Reports returns what somebody changed and the store restored, a line.
+func (s *Store) Reports() []string { return s.config.Reports() }

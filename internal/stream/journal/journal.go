@@ -5,8 +5,9 @@
 // one, so what waits for the slowest reader is bounded by the number of objects and never by the number of changes, and
 // one slow reader costs the others nothing. The exporter's catalog and the broker's peer lists are journals.
 //
-// The package is pure: it has a lock and no I/O. It knows nothing of streams or Kubernetes and imports no other package
-// of semaphore.
+// A Digest compares the sets of objects at both ends of a stream.
+//
+// The package is pure: it has a lock and no I/O. It knows nothing of streams or Kubernetes.
 package journal
 
 import (

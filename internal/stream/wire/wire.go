@@ -1,7 +1,8 @@
-// Package wire bounds the memory of a protobuf message, from its bytes, before it is decoded.
+// Package wire is what all streams between parts share, whatever their protocol: it keeps the connection, and bounds
+// the memory of a protobuf message, from its bytes, before it is decoded.
 //
 // A limit of bytes on the wire does not: 2 bytes for an empty message become a structure of a hundred. The package
-// knows the types of messages by their descriptors only, and imports no other package of semaphore.
+// knows the types of messages by their descriptors only.
 package wire
 
 import (

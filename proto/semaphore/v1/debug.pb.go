@@ -83,91 +83,6 @@ func (PlaceState) EnumDescriptor() ([]byte, []int) {
 	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
 }
 
-// PreviewAction is what would happen to an object.
-type PreviewAction int32
-
-const (
-	PreviewAction_PREVIEW_ACTION_UNSPECIFIED PreviewAction = 0
-	// PREVIEW_ACTION_ACCEPT and _REJECT are of an object of the request.
-	PreviewAction_PREVIEW_ACTION_ACCEPT PreviewAction = 1
-	PreviewAction_PREVIEW_ACTION_REJECT PreviewAction = 2
-	// PREVIEW_ACTION_SELECT counts what an export rule selects.
-	PreviewAction_PREVIEW_ACTION_SELECT PreviewAction = 3
-	// PREVIEW_ACTION_EXPORT and _WITHDRAW are of an object that an exporter begins or stops to export.
-	PreviewAction_PREVIEW_ACTION_EXPORT   PreviewAction = 4
-	PreviewAction_PREVIEW_ACTION_WITHDRAW PreviewAction = 5
-	// PREVIEW_ACTION_REFUSE keeps an object from being exported, or from the replica.
-	PreviewAction_PREVIEW_ACTION_REFUSE PreviewAction = 6
-	// PREVIEW_ACTION_CREATE and _DELETE are writes of a broker.
-	PreviewAction_PREVIEW_ACTION_CREATE PreviewAction = 7
-	PreviewAction_PREVIEW_ACTION_DELETE PreviewAction = 8
-	// PREVIEW_ACTION_CHANGE is of an exported object, or a write of a broker.
-	PreviewAction_PREVIEW_ACTION_CHANGE PreviewAction = 9
-	// PREVIEW_ACTION_CLASH is of an object that cannot be written, because another object has its name.
-	PreviewAction_PREVIEW_ACTION_CLASH PreviewAction = 10
-	// PREVIEW_ACTION_NOTE explains the other changes.
-	PreviewAction_PREVIEW_ACTION_NOTE PreviewAction = 11
-)
-
-// Enum value maps for PreviewAction.
-var (
-	PreviewAction_name = map[int32]string{
-		0:  "PREVIEW_ACTION_UNSPECIFIED",
-		1:  "PREVIEW_ACTION_ACCEPT",
-		2:  "PREVIEW_ACTION_REJECT",
-		3:  "PREVIEW_ACTION_SELECT",
-		4:  "PREVIEW_ACTION_EXPORT",
-		5:  "PREVIEW_ACTION_WITHDRAW",
-		6:  "PREVIEW_ACTION_REFUSE",
-		7:  "PREVIEW_ACTION_CREATE",
-		8:  "PREVIEW_ACTION_DELETE",
-		9:  "PREVIEW_ACTION_CHANGE",
-		10: "PREVIEW_ACTION_CLASH",
-		11: "PREVIEW_ACTION_NOTE",
-	}
-	PreviewAction_value = map[string]int32{
-		"PREVIEW_ACTION_UNSPECIFIED": 0,
-		"PREVIEW_ACTION_ACCEPT":      1,
-		"PREVIEW_ACTION_REJECT":      2,
-		"PREVIEW_ACTION_SELECT":      3,
-		"PREVIEW_ACTION_EXPORT":      4,
-		"PREVIEW_ACTION_WITHDRAW":    5,
-		"PREVIEW_ACTION_REFUSE":      6,
-		"PREVIEW_ACTION_CREATE":      7,
-		"PREVIEW_ACTION_DELETE":      8,
-		"PREVIEW_ACTION_CHANGE":      9,
-		"PREVIEW_ACTION_CLASH":       10,
-		"PREVIEW_ACTION_NOTE":        11,
-	}
-)
-
-func (x PreviewAction) Enum() *PreviewAction {
-	p := new(PreviewAction)
-	*p = x
-	return p
-}
-
-func (x PreviewAction) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (PreviewAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[1].Descriptor()
-}
-
-func (PreviewAction) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[1]
-}
-
-func (x PreviewAction) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use PreviewAction.Descriptor instead.
-func (PreviewAction) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
-}
-
 // SessionState is the state of a WireGuard session, derived from the peer's counters (docs/paths.md). Unspecified for a
 // peer that was not observed yet.
 type SessionState int32
@@ -209,11 +124,11 @@ func (x SessionState) String() string {
 }
 
 func (SessionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[2].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[1].Descriptor()
 }
 
 func (SessionState) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[2]
+	return &file_semaphore_v1_debug_proto_enumTypes[1]
 }
 
 func (x SessionState) Number() protoreflect.EnumNumber {
@@ -222,7 +137,7 @@ func (x SessionState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionState.Descriptor instead.
 func (SessionState) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
 }
 
 // StateSource is where an agent has the desired state of a device from.
@@ -261,11 +176,11 @@ func (x StateSource) String() string {
 }
 
 func (StateSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[3].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[2].Descriptor()
 }
 
 func (StateSource) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[3]
+	return &file_semaphore_v1_debug_proto_enumTypes[2]
 }
 
 func (x StateSource) Number() protoreflect.EnumNumber {
@@ -274,7 +189,7 @@ func (x StateSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StateSource.Descriptor instead.
 func (StateSource) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
 }
 
 type LocateRequest struct {
@@ -484,274 +399,6 @@ func (x *Place) GetConfirmedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-type PreviewRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The objects as JSON, as they would be applied: RemoteClusters, Services and Pods. A broker ignores the latter two.
-	Objects []string `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"`
-	// To an exporter: the answer has the objects that it would export to this cluster.
-	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
-	// To a broker: what remotes would export to it, in place of what they export. Without it a broker knows of a remote
-	// what it holds of it.
-	Exports       []*PreviewExports `protobuf:"bytes,3,rep,name=exports,proto3" json:"exports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PreviewRequest) Reset() {
-	*x = PreviewRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PreviewRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PreviewRequest) ProtoMessage() {}
-
-func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PreviewRequest.ProtoReflect.Descriptor instead.
-func (*PreviewRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *PreviewRequest) GetObjects() []string {
-	if x != nil {
-		return x.Objects
-	}
-	return nil
-}
-
-func (x *PreviewRequest) GetTo() string {
-	if x != nil {
-		return x.To
-	}
-	return ""
-}
-
-func (x *PreviewRequest) GetExports() []*PreviewExports {
-	if x != nil {
-		return x.Exports
-	}
-	return nil
-}
-
-// PreviewExports are objects that the exporter of a cluster would export.
-type PreviewExports struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Objects       []*Object              `protobuf:"bytes,2,rep,name=objects,proto3" json:"objects,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PreviewExports) Reset() {
-	*x = PreviewExports{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PreviewExports) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PreviewExports) ProtoMessage() {}
-
-func (x *PreviewExports) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PreviewExports.ProtoReflect.Descriptor instead.
-func (*PreviewExports) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *PreviewExports) GetCluster() string {
-	if x != nil {
-		return x.Cluster
-	}
-	return ""
-}
-
-func (x *PreviewExports) GetObjects() []*Object {
-	if x != nil {
-		return x.Objects
-	}
-	return nil
-}
-
-type PreviewResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What would change, in the order in which it is decided; 500 at most, and as many more.
-	Changes []*PreviewChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
-	More    uint32           `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
-	// Set if the request names a cluster that something is published to, unless the objects exceed 3 MiB: then their
-	// number.
-	Exports       *PreviewExports `protobuf:"bytes,3,opt,name=exports,proto3" json:"exports,omitempty"`
-	MoreExports   uint32          `protobuf:"varint,4,opt,name=more_exports,json=moreExports,proto3" json:"more_exports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PreviewResponse) Reset() {
-	*x = PreviewResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PreviewResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PreviewResponse) ProtoMessage() {}
-
-func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PreviewResponse.ProtoReflect.Descriptor instead.
-func (*PreviewResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *PreviewResponse) GetChanges() []*PreviewChange {
-	if x != nil {
-		return x.Changes
-	}
-	return nil
-}
-
-func (x *PreviewResponse) GetMore() uint32 {
-	if x != nil {
-		return x.More
-	}
-	return 0
-}
-
-func (x *PreviewResponse) GetExports() *PreviewExports {
-	if x != nil {
-		return x.Exports
-	}
-	return nil
-}
-
-func (x *PreviewResponse) GetMoreExports() uint32 {
-	if x != nil {
-		return x.MoreExports
-	}
-	return 0
-}
-
-// PreviewChange is one thing that would change, or would be refused.
-type PreviewChange struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Action PreviewAction          `protobuf:"varint,6,opt,name=action,proto3,enum=semaphore.v1.PreviewAction" json:"action,omitempty"`
-	// Such as "service shop/echo".
-	Object string `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
-	// The remote cluster; empty for none.
-	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// The code of a finding; empty if nothing is wrong.
-	Code          string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
-	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PreviewChange) Reset() {
-	*x = PreviewChange{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PreviewChange) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PreviewChange) ProtoMessage() {}
-
-func (x *PreviewChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PreviewChange.ProtoReflect.Descriptor instead.
-func (*PreviewChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *PreviewChange) GetAction() PreviewAction {
-	if x != nil {
-		return x.Action
-	}
-	return PreviewAction_PREVIEW_ACTION_UNSPECIFIED
-}
-
-func (x *PreviewChange) GetObject() string {
-	if x != nil {
-		return x.Object
-	}
-	return ""
-}
-
-func (x *PreviewChange) GetCluster() string {
-	if x != nil {
-		return x.Cluster
-	}
-	return ""
-}
-
-func (x *PreviewChange) GetCode() string {
-	if x != nil {
-		return x.Code
-	}
-	return ""
-}
-
-func (x *PreviewChange) GetText() string {
-	if x != nil {
-		return x.Text
-	}
-	return ""
-}
-
 type LookUpPathRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where packets go: the IP of a remote pod.
@@ -768,7 +415,7 @@ type LookUpPathRequest struct {
 
 func (x *LookUpPathRequest) Reset() {
 	*x = LookUpPathRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +427,7 @@ func (x *LookUpPathRequest) String() string {
 func (*LookUpPathRequest) ProtoMessage() {}
 
 func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +440,7 @@ func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathRequest.ProtoReflect.Descriptor instead.
 func (*LookUpPathRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LookUpPathRequest) GetTo() string {
@@ -855,7 +502,7 @@ type LookUpPathResponse struct {
 
 func (x *LookUpPathResponse) Reset() {
 	*x = LookUpPathResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +514,7 @@ func (x *LookUpPathResponse) String() string {
 func (*LookUpPathResponse) ProtoMessage() {}
 
 func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +527,7 @@ func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathResponse.ProtoReflect.Descriptor instead.
 func (*LookUpPathResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LookUpPathResponse) GetCluster() string {
@@ -996,7 +643,7 @@ type RouteLookup struct {
 
 func (x *RouteLookup) Reset() {
 	*x = RouteLookup{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +655,7 @@ func (x *RouteLookup) String() string {
 func (*RouteLookup) ProtoMessage() {}
 
 func (x *RouteLookup) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +668,7 @@ func (x *RouteLookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteLookup.ProtoReflect.Descriptor instead.
 func (*RouteLookup) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RouteLookup) GetLink() string {
@@ -1060,7 +707,7 @@ type PathPeer struct {
 
 func (x *PathPeer) Reset() {
 	*x = PathPeer{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +719,7 @@ func (x *PathPeer) String() string {
 func (*PathPeer) ProtoMessage() {}
 
 func (x *PathPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +732,7 @@ func (x *PathPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathPeer.ProtoReflect.Descriptor instead.
 func (*PathPeer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PathPeer) GetNode() string {
@@ -1126,7 +773,7 @@ type PathSession struct {
 
 func (x *PathSession) Reset() {
 	*x = PathSession{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +785,7 @@ func (x *PathSession) String() string {
 func (*PathSession) ProtoMessage() {}
 
 func (x *PathSession) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +798,7 @@ func (x *PathSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathSession.ProtoReflect.Descriptor instead.
 func (*PathSession) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PathSession) GetState() SessionState {
@@ -1215,7 +862,7 @@ type PathMeasurement struct {
 
 func (x *PathMeasurement) Reset() {
 	*x = PathMeasurement{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +874,7 @@ func (x *PathMeasurement) String() string {
 func (*PathMeasurement) ProtoMessage() {}
 
 func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +887,7 @@ func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathMeasurement.ProtoReflect.Descriptor instead.
 func (*PathMeasurement) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PathMeasurement) GetAnswered() bool {
@@ -1292,7 +939,7 @@ type ProxyHealth struct {
 
 func (x *ProxyHealth) Reset() {
 	*x = ProxyHealth{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +951,7 @@ func (x *ProxyHealth) String() string {
 func (*ProxyHealth) ProtoMessage() {}
 
 func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +964,7 @@ func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProxyHealth.ProtoReflect.Descriptor instead.
 func (*ProxyHealth) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProxyHealth) GetAnswered() bool {
@@ -1359,7 +1006,7 @@ type ListHoldersRequest struct {
 
 func (x *ListHoldersRequest) Reset() {
 	*x = ListHoldersRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1018,7 @@ func (x *ListHoldersRequest) String() string {
 func (*ListHoldersRequest) ProtoMessage() {}
 
 func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1031,7 @@ func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldersRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListHoldersRequest) GetAddress() string {
@@ -1412,7 +1059,7 @@ type ListHoldersResponse struct {
 
 func (x *ListHoldersResponse) Reset() {
 	*x = ListHoldersResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1071,7 @@ func (x *ListHoldersResponse) String() string {
 func (*ListHoldersResponse) ProtoMessage() {}
 
 func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1084,7 @@ func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldersResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListHoldersResponse) GetHolders() []*Holder {
@@ -1471,7 +1118,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1130,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1143,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Holder) GetCluster() string {
@@ -1564,7 +1211,7 @@ type ListSetsRequest struct {
 
 func (x *ListSetsRequest) Reset() {
 	*x = ListSetsRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1223,7 @@ func (x *ListSetsRequest) String() string {
 func (*ListSetsRequest) ProtoMessage() {}
 
 func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1236,7 @@ func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsRequest.ProtoReflect.Descriptor instead.
 func (*ListSetsRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSetsRequest) GetCluster() string {
@@ -1638,7 +1285,7 @@ type ListSetsResponse struct {
 
 func (x *ListSetsResponse) Reset() {
 	*x = ListSetsResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1297,7 @@ func (x *ListSetsResponse) String() string {
 func (*ListSetsResponse) ProtoMessage() {}
 
 func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1310,7 @@ func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsResponse.ProtoReflect.Descriptor instead.
 func (*ListSetsResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSetsResponse) GetSets() []*PolicySet {
@@ -1700,7 +1347,7 @@ type PolicySet struct {
 
 func (x *PolicySet) Reset() {
 	*x = PolicySet{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1359,7 @@ func (x *PolicySet) String() string {
 func (*PolicySet) ProtoMessage() {}
 
 func (x *PolicySet) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1372,7 @@ func (x *PolicySet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicySet.ProtoReflect.Descriptor instead.
 func (*PolicySet) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PolicySet) GetCluster() string {
@@ -1819,7 +1466,7 @@ type SetObject struct {
 
 func (x *SetObject) Reset() {
 	*x = SetObject{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1478,7 @@ func (x *SetObject) String() string {
 func (*SetObject) ProtoMessage() {}
 
 func (x *SetObject) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1491,7 @@ func (x *SetObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetObject.ProtoReflect.Descriptor instead.
 func (*SetObject) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetObject) GetNamespace() string {
@@ -1886,7 +1533,7 @@ type SetPod struct {
 
 func (x *SetPod) Reset() {
 	*x = SetPod{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1545,7 @@ func (x *SetPod) String() string {
 func (*SetPod) ProtoMessage() {}
 
 func (x *SetPod) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +1558,7 @@ func (x *SetPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPod.ProtoReflect.Descriptor instead.
 func (*SetPod) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetPod) GetName() string {
@@ -1943,7 +1590,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +1602,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +1615,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 type GetStatusResponse struct {
@@ -2017,7 +1664,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +1676,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +1689,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetStatusResponse) GetPart() string {
@@ -2214,7 +1861,7 @@ type MultiClusterStatus struct {
 
 func (x *MultiClusterStatus) Reset() {
 	*x = MultiClusterStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +1873,7 @@ func (x *MultiClusterStatus) String() string {
 func (*MultiClusterStatus) ProtoMessage() {}
 
 func (x *MultiClusterStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +1886,7 @@ func (x *MultiClusterStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiClusterStatus.ProtoReflect.Descriptor instead.
 func (*MultiClusterStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MultiClusterStatus) GetExports() []*ClusterExports {
@@ -2274,7 +1921,7 @@ type ClusterExports struct {
 
 func (x *ClusterExports) Reset() {
 	*x = ClusterExports{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +1933,7 @@ func (x *ClusterExports) String() string {
 func (*ClusterExports) ProtoMessage() {}
 
 func (x *ClusterExports) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +1946,7 @@ func (x *ClusterExports) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterExports.ProtoReflect.Descriptor instead.
 func (*ClusterExports) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClusterExports) GetCluster() string {
@@ -2336,7 +1983,7 @@ type ServiceTrafficStatus struct {
 
 func (x *ServiceTrafficStatus) Reset() {
 	*x = ServiceTrafficStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +1995,7 @@ func (x *ServiceTrafficStatus) String() string {
 func (*ServiceTrafficStatus) ProtoMessage() {}
 
 func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2008,7 @@ func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceTrafficStatus.ProtoReflect.Descriptor instead.
 func (*ServiceTrafficStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServiceTrafficStatus) GetNamespace() string {
@@ -2434,7 +2081,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2093,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2106,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -2510,7 +2157,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2169,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2182,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -2604,13 +2251,18 @@ type LinkStatus struct {
 	Behind          uint64        `protobuf:"varint,7,opt,name=behind,proto3" json:"behind,omitempty"`
 	Kinds           []*KindStatus `protobuf:"bytes,8,rep,name=kinds,proto3" json:"kinds,omitempty"`
 	SoftwareVersion string        `protobuf:"bytes,9,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
+	// From a broker: the Hello.source_id of the cluster that stands for the remote; empty while none is known.
+	SourceId string `protobuf:"bytes,10,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	// The source_id of the last exporter that the broker refused because another cluster stands, "unknown" if it had
+	// none; empty after it has been silent for some minutes. An exporter reports its own while it is refused.
+	RefusedSourceId string `protobuf:"bytes,11,opt,name=refused_source_id,json=refusedSourceId,proto3" json:"refused_source_id,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2274,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2287,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -2701,6 +2353,20 @@ func (x *LinkStatus) GetSoftwareVersion() string {
 	return ""
 }
 
+func (x *LinkStatus) GetSourceId() string {
+	if x != nil {
+		return x.SourceId
+	}
+	return ""
+}
+
+func (x *LinkStatus) GetRefusedSourceId() string {
+	if x != nil {
+		return x.RefusedSourceId
+	}
+	return ""
+}
+
 // KindStatus is what a stream has of one kind.
 type KindStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2727,7 +2393,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2405,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2418,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KindStatus) GetKind() Kind {
@@ -2863,7 +2529,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +2541,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +2554,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -3037,7 +2703,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +2715,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +2728,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -3130,7 +2796,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +2808,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +2821,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -3222,7 +2888,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +2900,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +2913,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -3351,14 +3017,16 @@ type NodeStatus struct {
 	Devices  uint32                 `protobuf:"varint,5,opt,name=devices,proto3" json:"devices,omitempty"`
 	Problems []string               `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Clear packets to and from remote pods that the guard dropped, as in AgentReport.
-	ClearPackets  uint64 `protobuf:"varint,12,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ClearPackets uint64 `protobuf:"varint,12,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
+	// Why no agent is expected on the node, which is then without encryption; empty if one is.
+	WithoutEncryption string `protobuf:"bytes,13,opt,name=without_encryption,json=withoutEncryption,proto3" json:"without_encryption,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3038,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3051,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{35}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -3435,6 +3103,13 @@ func (x *NodeStatus) GetClearPackets() uint64 {
 	return 0
 }
 
+func (x *NodeStatus) GetWithoutEncryption() string {
+	if x != nil {
+		return x.WithoutEncryption
+	}
+	return ""
+}
+
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Also send the recent events that the part remembers.
@@ -3447,7 +3122,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +3134,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3472,7 +3147,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{36}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -3502,7 +3177,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[37]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3189,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[37]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3202,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{37}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3597,7 +3272,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[38]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3609,7 +3284,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[38]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3622,7 +3297,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{38}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3707,25 +3382,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\x12;\n" +
 	"\vobserved_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"observedAt\x12=\n" +
-	"\fconfirmed_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\"r\n" +
-	"\x0ePreviewRequest\x12\x18\n" +
-	"\aobjects\x18\x01 \x03(\tR\aobjects\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\tR\x02to\x126\n" +
-	"\aexports\x18\x03 \x03(\v2\x1c.semaphore.v1.PreviewExportsR\aexports\"Z\n" +
-	"\x0ePreviewExports\x12\x18\n" +
-	"\acluster\x18\x01 \x01(\tR\acluster\x12.\n" +
-	"\aobjects\x18\x02 \x03(\v2\x14.semaphore.v1.ObjectR\aobjects\"\xb7\x01\n" +
-	"\x0fPreviewResponse\x125\n" +
-	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PreviewChangeR\achanges\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\rR\x04more\x126\n" +
-	"\aexports\x18\x03 \x01(\v2\x1c.semaphore.v1.PreviewExportsR\aexports\x12!\n" +
-	"\fmore_exports\x18\x04 \x01(\rR\vmoreExports\"\xa4\x01\n" +
-	"\rPreviewChange\x123\n" +
-	"\x06action\x18\x06 \x01(\x0e2\x1b.semaphore.v1.PreviewActionR\x06action\x12\x16\n" +
-	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
-	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
-	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04textJ\x04\b\x01\x10\x02\"p\n" +
+	"\fconfirmed_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\"p\n" +
 	"\x11LookUpPathRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x18\n" +
@@ -3878,7 +3535,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x0e\n" +
 	"\x02by\x18\x05 \x01(\tR\x02by\x12\x1c\n" +
 	"\tendpoints\x18\x06 \x01(\x04R\tendpoints\x12\x1a\n" +
-	"\bservices\x18\a \x01(\x04R\bservices\"\xdd\x02\n" +
+	"\bservices\x18\a \x01(\x04R\bservices\"\xa6\x03\n" +
 	"\n" +
 	"LinkStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
@@ -3891,7 +3548,10 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"last_error\x18\x06 \x01(\tR\tlastError\x12\x16\n" +
 	"\x06behind\x18\a \x01(\x04R\x06behind\x12.\n" +
 	"\x05kinds\x18\b \x03(\v2\x18.semaphore.v1.KindStatusR\x05kinds\x12)\n" +
-	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"\x92\x04\n" +
+	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x1b\n" +
+	"\tsource_id\x18\n" +
+	" \x01(\tR\bsourceId\x12*\n" +
+	"\x11refused_source_id\x18\v \x01(\tR\x0frefusedSourceId\"\x92\x04\n" +
 	"\n" +
 	"KindStatus\x12&\n" +
 	"\x04kind\x18\f \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
@@ -3967,7 +3627,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"last_clear\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12#\n" +
 	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaiting\x12&\n" +
 	"\x0fsent_per_second\x18\x0e \x01(\x04R\rsentPerSecond\x12.\n" +
-	"\x13received_per_second\x18\x0f \x01(\x04R\x11receivedPerSecondJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xe7\x01\n" +
+	"\x13received_per_second\x18\x0f \x01(\x04R\x11receivedPerSecondJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\x96\x02\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -3976,7 +3636,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x18\n" +
 	"\adevices\x18\x05 \x01(\rR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x06 \x03(\tR\bproblems\x12#\n" +
-	"\rclear_packets\x18\f \x01(\x04R\fclearPacketsJ\x04\b\a\x10\f\"G\n" +
+	"\rclear_packets\x18\f \x01(\x04R\fclearPackets\x12-\n" +
+	"\x12without_encryption\x18\r \x01(\tR\x11withoutEncryptionJ\x04\b\a\x10\f\"G\n" +
 	"\fWatchRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\bR\x06recent\x12\x1f\n" +
 	"\vonly_recent\x18\x02 \x01(\bR\n" +
@@ -4002,21 +3663,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x10PLACE_STATE_DONE\x10\x01\x12\x17\n" +
 	"\x13PLACE_STATE_WAITING\x10\x02\x12\x16\n" +
 	"\x12PLACE_STATE_ABSENT\x10\x03\x12\x16\n" +
-	"\x12PLACE_STATE_FAILED\x10\x04*\xd7\x02\n" +
-	"\rPreviewAction\x12\x1e\n" +
-	"\x1aPREVIEW_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15PREVIEW_ACTION_ACCEPT\x10\x01\x12\x19\n" +
-	"\x15PREVIEW_ACTION_REJECT\x10\x02\x12\x19\n" +
-	"\x15PREVIEW_ACTION_SELECT\x10\x03\x12\x19\n" +
-	"\x15PREVIEW_ACTION_EXPORT\x10\x04\x12\x1b\n" +
-	"\x17PREVIEW_ACTION_WITHDRAW\x10\x05\x12\x19\n" +
-	"\x15PREVIEW_ACTION_REFUSE\x10\x06\x12\x19\n" +
-	"\x15PREVIEW_ACTION_CREATE\x10\a\x12\x19\n" +
-	"\x15PREVIEW_ACTION_DELETE\x10\b\x12\x19\n" +
-	"\x15PREVIEW_ACTION_CHANGE\x10\t\x12\x18\n" +
-	"\x14PREVIEW_ACTION_CLASH\x10\n" +
-	"\x12\x17\n" +
-	"\x13PREVIEW_ACTION_NOTE\x10\v*z\n" +
+	"\x12PLACE_STATE_FAILED\x10\x04*z\n" +
 	"\fSessionState\x12\x1d\n" +
 	"\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15SESSION_STATE_TALKING\x10\x01\x12\x18\n" +
@@ -4025,15 +3672,14 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vStateSource\x12\x1c\n" +
 	"\x18STATE_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13STATE_SOURCE_BROKER\x10\x01\x12\x16\n" +
-	"\x12STATE_SOURCE_CACHE\x10\x022\x9f\x04\n" +
+	"\x12STATE_SOURCE_CACHE\x10\x022\xd7\x03\n" +
 	"\fDebugService\x12L\n" +
 	"\tGetStatus\x12\x1e.semaphore.v1.GetStatusRequest\x1a\x1f.semaphore.v1.GetStatusResponse\x12B\n" +
 	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01\x12K\n" +
 	"\bListSets\x12\x1d.semaphore.v1.ListSetsRequest\x1a\x1e.semaphore.v1.ListSetsResponse0\x01\x12O\n" +
 	"\n" +
 	"LookUpPath\x12\x1f.semaphore.v1.LookUpPathRequest\x1a .semaphore.v1.LookUpPathResponse\x12R\n" +
-	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponse\x12F\n" +
-	"\aPreview\x12\x1c.semaphore.v1.PreviewRequest\x1a\x1d.semaphore.v1.PreviewResponse\x12C\n" +
+	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponse\x12C\n" +
 	"\x06Locate\x12\x1b.semaphore.v1.LocateRequest\x1a\x1c.semaphore.v1.LocateResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
@@ -4048,148 +3694,135 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(PlaceState)(0),               // 0: semaphore.v1.PlaceState
-	(PreviewAction)(0),            // 1: semaphore.v1.PreviewAction
-	(SessionState)(0),             // 2: semaphore.v1.SessionState
-	(StateSource)(0),              // 3: semaphore.v1.StateSource
-	(*LocateRequest)(nil),         // 4: semaphore.v1.LocateRequest
-	(*LocateResponse)(nil),        // 5: semaphore.v1.LocateResponse
-	(*Place)(nil),                 // 6: semaphore.v1.Place
-	(*PreviewRequest)(nil),        // 7: semaphore.v1.PreviewRequest
-	(*PreviewExports)(nil),        // 8: semaphore.v1.PreviewExports
-	(*PreviewResponse)(nil),       // 9: semaphore.v1.PreviewResponse
-	(*PreviewChange)(nil),         // 10: semaphore.v1.PreviewChange
-	(*LookUpPathRequest)(nil),     // 11: semaphore.v1.LookUpPathRequest
-	(*LookUpPathResponse)(nil),    // 12: semaphore.v1.LookUpPathResponse
-	(*RouteLookup)(nil),           // 13: semaphore.v1.RouteLookup
-	(*PathPeer)(nil),              // 14: semaphore.v1.PathPeer
-	(*PathSession)(nil),           // 15: semaphore.v1.PathSession
-	(*PathMeasurement)(nil),       // 16: semaphore.v1.PathMeasurement
-	(*ProxyHealth)(nil),           // 17: semaphore.v1.ProxyHealth
-	(*ListHoldersRequest)(nil),    // 18: semaphore.v1.ListHoldersRequest
-	(*ListHoldersResponse)(nil),   // 19: semaphore.v1.ListHoldersResponse
-	(*Holder)(nil),                // 20: semaphore.v1.Holder
-	(*ListSetsRequest)(nil),       // 21: semaphore.v1.ListSetsRequest
-	(*ListSetsResponse)(nil),      // 22: semaphore.v1.ListSetsResponse
-	(*PolicySet)(nil),             // 23: semaphore.v1.PolicySet
-	(*SetObject)(nil),             // 24: semaphore.v1.SetObject
-	(*SetPod)(nil),                // 25: semaphore.v1.SetPod
-	(*GetStatusRequest)(nil),      // 26: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 27: semaphore.v1.GetStatusResponse
-	(*MultiClusterStatus)(nil),    // 28: semaphore.v1.MultiClusterStatus
-	(*ClusterExports)(nil),        // 29: semaphore.v1.ClusterExports
-	(*ServiceTrafficStatus)(nil),  // 30: semaphore.v1.ServiceTrafficStatus
-	(*DrainTarget)(nil),           // 31: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 32: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 33: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 34: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 35: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 36: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 37: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 38: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 39: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 40: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 41: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 42: semaphore.v1.Event
-	(*ObjectKey)(nil),             // 43: semaphore.v1.ObjectKey
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*Object)(nil),                // 45: semaphore.v1.Object
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
-	(*Finding)(nil),               // 47: semaphore.v1.Finding
-	(Kind)(0),                     // 48: semaphore.v1.Kind
-	(Backend)(0),                  // 49: semaphore.v1.Backend
+	(SessionState)(0),             // 1: semaphore.v1.SessionState
+	(StateSource)(0),              // 2: semaphore.v1.StateSource
+	(*LocateRequest)(nil),         // 3: semaphore.v1.LocateRequest
+	(*LocateResponse)(nil),        // 4: semaphore.v1.LocateResponse
+	(*Place)(nil),                 // 5: semaphore.v1.Place
+	(*LookUpPathRequest)(nil),     // 6: semaphore.v1.LookUpPathRequest
+	(*LookUpPathResponse)(nil),    // 7: semaphore.v1.LookUpPathResponse
+	(*RouteLookup)(nil),           // 8: semaphore.v1.RouteLookup
+	(*PathPeer)(nil),              // 9: semaphore.v1.PathPeer
+	(*PathSession)(nil),           // 10: semaphore.v1.PathSession
+	(*PathMeasurement)(nil),       // 11: semaphore.v1.PathMeasurement
+	(*ProxyHealth)(nil),           // 12: semaphore.v1.ProxyHealth
+	(*ListHoldersRequest)(nil),    // 13: semaphore.v1.ListHoldersRequest
+	(*ListHoldersResponse)(nil),   // 14: semaphore.v1.ListHoldersResponse
+	(*Holder)(nil),                // 15: semaphore.v1.Holder
+	(*ListSetsRequest)(nil),       // 16: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 17: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 18: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 19: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 20: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 21: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 22: semaphore.v1.GetStatusResponse
+	(*MultiClusterStatus)(nil),    // 23: semaphore.v1.MultiClusterStatus
+	(*ClusterExports)(nil),        // 24: semaphore.v1.ClusterExports
+	(*ServiceTrafficStatus)(nil),  // 25: semaphore.v1.ServiceTrafficStatus
+	(*DrainTarget)(nil),           // 26: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 27: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 28: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 29: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 30: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 31: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 32: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 33: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 34: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 35: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 36: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 37: semaphore.v1.Event
+	(*ObjectKey)(nil),             // 38: semaphore.v1.ObjectKey
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*Finding)(nil),               // 41: semaphore.v1.Finding
+	(Kind)(0),                     // 42: semaphore.v1.Kind
+	(Backend)(0),                  // 43: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	43, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
-	6,  // 1: semaphore.v1.LocateResponse.places:type_name -> semaphore.v1.Place
+	38, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
+	5,  // 1: semaphore.v1.LocateResponse.places:type_name -> semaphore.v1.Place
 	0,  // 2: semaphore.v1.Place.state:type_name -> semaphore.v1.PlaceState
-	44, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
-	44, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
-	8,  // 5: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
-	45, // 6: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
-	10, // 7: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
-	8,  // 8: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
-	1,  // 9: semaphore.v1.PreviewChange.action:type_name -> semaphore.v1.PreviewAction
-	13, // 10: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	44, // 11: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
-	14, // 12: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
-	14, // 13: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
-	15, // 14: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
-	16, // 15: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
-	17, // 16: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
-	2,  // 17: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
-	44, // 18: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	44, // 19: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	46, // 20: semaphore.v1.PathMeasurement.round_trip:type_name -> google.protobuf.Duration
-	44, // 21: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	44, // 22: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
-	20, // 23: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	44, // 24: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	44, // 25: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	44, // 26: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
-	23, // 27: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	24, // 28: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	25, // 29: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	44, // 30: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	44, // 31: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	44, // 32: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	33, // 33: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	35, // 34: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	39, // 35: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	37, // 36: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	38, // 37: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	32, // 38: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	47, // 39: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	30, // 40: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
-	28, // 41: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
-	29, // 42: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
-	31, // 43: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	44, // 44: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	44, // 45: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	44, // 46: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	44, // 47: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	34, // 48: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	48, // 49: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	44, // 50: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	46, // 51: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	46, // 52: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	46, // 53: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	44, // 54: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	49, // 55: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	44, // 56: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	3,  // 57: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	44, // 58: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	36, // 59: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	37, // 60: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	44, // 61: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	44, // 62: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	44, // 63: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	44, // 64: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	42, // 65: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	44, // 66: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	44, // 67: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	26, // 68: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	40, // 69: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	21, // 70: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	11, // 71: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	18, // 72: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	7,  // 73: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
-	4,  // 74: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
-	27, // 75: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	41, // 76: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	22, // 77: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	12, // 78: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	19, // 79: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	9,  // 80: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
-	5,  // 81: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
-	75, // [75:82] is the sub-list for method output_type
-	68, // [68:75] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	39, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
+	39, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
+	8,  // 5: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
+	39, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	9,  // 7: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	9,  // 8: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
+	10, // 9: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
+	11, // 10: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
+	12, // 11: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
+	1,  // 12: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
+	39, // 13: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	39, // 14: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	40, // 15: semaphore.v1.PathMeasurement.round_trip:type_name -> google.protobuf.Duration
+	39, // 16: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	39, // 17: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	15, // 18: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	39, // 19: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	39, // 20: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	39, // 21: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	18, // 22: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	19, // 23: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	20, // 24: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	39, // 25: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	39, // 26: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	39, // 27: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	28, // 28: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	30, // 29: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	34, // 30: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	32, // 31: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	33, // 32: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	27, // 33: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	41, // 34: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	25, // 35: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
+	23, // 36: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
+	24, // 37: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
+	26, // 38: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	39, // 39: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	39, // 40: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	39, // 41: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	39, // 42: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	29, // 43: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	42, // 44: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	39, // 45: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	40, // 46: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	40, // 47: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	40, // 48: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	39, // 49: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	43, // 50: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	39, // 51: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	2,  // 52: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	39, // 53: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	31, // 54: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	32, // 55: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	39, // 56: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	39, // 57: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	39, // 58: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	39, // 59: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 60: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	39, // 61: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	39, // 62: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	21, // 63: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	35, // 64: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	16, // 65: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 66: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	13, // 67: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	3,  // 68: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	22, // 69: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	36, // 70: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	17, // 71: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	7,  // 72: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	14, // 73: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	4,  // 74: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	69, // [69:75] is the sub-list for method output_type
+	63, // [63:69] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -4200,7 +3833,7 @@ func file_semaphore_v1_debug_proto_init() {
 	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_init()
-	file_semaphore_v1_debug_proto_msgTypes[37].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[33].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -4209,8 +3842,8 @@ func file_semaphore_v1_debug_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   39,
+			NumEnums:      3,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

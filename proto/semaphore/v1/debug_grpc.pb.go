@@ -24,7 +24,6 @@ const (
 	DebugService_ListSets_FullMethodName    = "/semaphore.v1.DebugService/ListSets"
 	DebugService_LookUpPath_FullMethodName  = "/semaphore.v1.DebugService/LookUpPath"
 	DebugService_ListHolders_FullMethodName = "/semaphore.v1.DebugService/ListHolders"
-	DebugService_Preview_FullMethodName     = "/semaphore.v1.DebugService/Preview"
 	DebugService_Locate_FullMethodName      = "/semaphore.v1.DebugService/Locate"
 )
 
@@ -55,12 +54,6 @@ type DebugServiceClient interface {
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
 	// INVALID_ARGUMENT (address is not an IP address).
 	ListHolders(ctx context.Context, in *ListHoldersRequest, opts ...grpc.CallOption) (*ListHoldersResponse, error)
-	// Preview returns what objects would change if they were applied, by the part's own decisions on a copy of its state.
-	// It changes nothing.
-	//
-	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
-	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
-	Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error)
 	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
 	// programmed; or which objects a broker has. It changes nothing.
 	//
@@ -144,16 +137,6 @@ func (c *debugServiceClient) ListHolders(ctx context.Context, in *ListHoldersReq
 	return out, nil
 }
 
-func (c *debugServiceClient) Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PreviewResponse)
-	err := c.cc.Invoke(ctx, DebugService_Preview_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *debugServiceClient) Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LocateResponse)
@@ -191,12 +174,6 @@ type DebugServiceServer interface {
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
 	// INVALID_ARGUMENT (address is not an IP address).
 	ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error)
-	// Preview returns what objects would change if they were applied, by the part's own decisions on a copy of its state.
-	// It changes nothing.
-	//
-	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
-	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
-	Preview(context.Context, *PreviewRequest) (*PreviewResponse, error)
 	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
 	// programmed; or which objects a broker has. It changes nothing.
 	//
@@ -226,9 +203,6 @@ func (UnimplementedDebugServiceServer) LookUpPath(context.Context, *LookUpPathRe
 }
 func (UnimplementedDebugServiceServer) ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHolders not implemented")
-}
-func (UnimplementedDebugServiceServer) Preview(context.Context, *PreviewRequest) (*PreviewResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Preview not implemented")
 }
 func (UnimplementedDebugServiceServer) Locate(context.Context, *LocateRequest) (*LocateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Locate not implemented")
@@ -330,24 +304,6 @@ func _DebugService_ListHolders_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
-func _DebugService_Preview_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PreviewRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(DebugServiceServer).Preview(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: DebugService_Preview_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(DebugServiceServer).Preview(ctx, req.(*PreviewRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _DebugService_Locate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LocateRequest)
 	if err := dec(in); err != nil {
@@ -384,10 +340,6 @@ var DebugService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHolders",
 			Handler:    _DebugService_ListHolders_Handler,
-		},
-		{
-			MethodName: "Preview",
-			Handler:    _DebugService_Preview_Handler,
 		},
 		{
 			MethodName: "Locate",

@@ -306,8 +306,9 @@ type Hello struct {
 	// leader election. While an exporter with a greater term is connected, the broker refuses one with a smaller term:
 	// it lost the election and does not know yet.
 	Term uint64 `protobuf:"varint,10,opt,name=term,proto3" json:"term,omitempty"`
-	// Identifies what the sender reads: the UID of the namespace kube-system of its apiserver. Source revisions of two
-	// sources cannot be compared.
+	// Identifies what the sender reads: the UID of the namespace kube-system of its apiserver, and after a restore of its
+	// etcd "/" and the number of restores. Source revisions of two sources cannot be compared. A UID has at most 64
+	// letters, digits, '-' and '.'. The broker refuses a cluster with another UID than that of the one that stands.
 	SourceId string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
 	// Domains of the label <domain>/name that puts a pod of the sender's cluster into a set, in order; empty if the
 	// sender does not report them.

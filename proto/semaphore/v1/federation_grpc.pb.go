@@ -46,7 +46,8 @@ type FederationServiceClient interface {
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
 	// certificate is not that of an exporter of a configured remote, or Hello names another
 	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
-	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
+	// newer term is connected), ALREADY_EXISTS (another cluster stands for this name: Hello has another source_id),
+	// RESOURCE_EXHAUSTED (a message over the limit, or streams
 	// started too often), ABORTED (a newer stream of the cluster replaced this one, or the
 	// broker needs new snapshots: dial again).
 	Publish(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PublishRequest, PublishResponse], error)
@@ -97,7 +98,8 @@ type FederationServiceServer interface {
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
 	// certificate is not that of an exporter of a configured remote, or Hello names another
 	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
-	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
+	// newer term is connected), ALREADY_EXISTS (another cluster stands for this name: Hello has another source_id),
+	// RESOURCE_EXHAUSTED (a message over the limit, or streams
 	// started too often), ABORTED (a newer stream of the cluster replaced this one, or the
 	// broker needs new snapshots: dial again).
 	Publish(grpc.BidiStreamingServer[PublishRequest, PublishResponse]) error

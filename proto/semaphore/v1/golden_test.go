@@ -21,10 +21,6 @@ var update = flag.Bool("update", false, "add golden messages that are missing; t
 
 const goldenFile = "testdata/golden.txt"
 
-// retiredFile has messages as an earlier build sent them whose fields have been retired since
-// (docs/adr/0027-protocol-before-v1.md), each with what is left of it. A line is never changed.
-const retiredFile = "testdata/retired.txt"
-
 // filled are messages with each field set, one for each alternative of a oneof, by name.
 func filled(d protoreflect.MessageDescriptor) map[string]proto.Message {
 	out := map[string]proto.Message{}
@@ -193,34 +189,6 @@ func wireMessages() map[string]protoreflect.MessageDescriptor {
 		}
 	}
 	return types
-}
-
-// TestRetiredFields: a message of an earlier build with a field that was retired decodes, and means the same without
-// it.
-func TestRetiredFields(t *testing.T) {
-	data, err := os.ReadFile(retiredFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	types, messages := wireMessages(), 0
-	for line := range strings.Lines(string(data)) {
-		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
-		messages++
-		name, _, _ := strings.Cut(words[0], ".")
-		sent, err := hex.DecodeString(words[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := dynamicpb.NewMessage(types[name])
-		if err := proto.Unmarshal(sent, m); err != nil {
-			t.Errorf("%s: %v", words[0], err)
-		} else if got := text(t, m); got != words[2] {
-			t.Errorf("%s means\n%s, and without what was retired it is\n%s", words[0], got, words[2])
-		}
-	}
-	if messages == 0 {
-		t.Error("no messages")
-	}
 }
 
 func encode(t *testing.T, m proto.Message) []byte {

@@ -1,7 +1,5 @@
 // Package semaphorev1 has the messages and services that cross between the parts of semaphore. docs/protocol.md says in
 // which order they come, and the .proto files what each field means. The files *.pb.go are generated (make generate).
-//
-// It imports no other package of semaphore.
 package semaphorev1
 
 import (
@@ -72,15 +70,6 @@ func SideName(s Side) string {
 // SideOf is the side of a word that SideName returns; unspecified for any other.
 func SideOf(name string) Side {
 	return Side(Side_value["SIDE_"+strings.ReplaceAll(strings.ToUpper(name), "-", "_")])
-}
-
-// PreviewActionName is the word for an action in a printed preview; "note" for unspecified, and for one that this
-// version does not know.
-func PreviewActionName(a PreviewAction) string {
-	if name := known(int32(a), PreviewAction_name, "PREVIEW_ACTION_"); name != "" {
-		return name
-	}
-	return PreviewActionName(PreviewAction_PREVIEW_ACTION_NOTE)
 }
 
 // SessionStateName is the word for the state of a session, as in metrics; empty for unspecified, and for one that this

@@ -202,6 +202,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Guard
 	//	*AttachResponse_Undelivered
 	//	*AttachResponse_WatchClosely
+	//	*AttachResponse_ProbePeers
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -325,6 +326,15 @@ func (x *AttachResponse) GetWatchClosely() *WatchClosely {
 	return nil
 }
 
+func (x *AttachResponse) GetProbePeers() *ProbePeers {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_ProbePeers); ok {
+			return x.ProbePeers
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -365,6 +375,10 @@ type AttachResponse_WatchClosely struct {
 	WatchClosely *WatchClosely `protobuf:"bytes,10,opt,name=watch_closely,json=watchClosely,proto3,oneof"`
 }
 
+type AttachResponse_ProbePeers struct {
+	ProbePeers *ProbePeers `protobuf:"bytes,11,opt,name=probe_peers,json=probePeers,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
@@ -382,6 +396,8 @@ func (*AttachResponse_Guard) isAttachResponse_Message() {}
 func (*AttachResponse_Undelivered) isAttachResponse_Message() {}
 
 func (*AttachResponse_WatchClosely) isAttachResponse_Message() {}
+
+func (*AttachResponse_ProbePeers) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -767,8 +783,11 @@ type DeviceReport struct {
 	// agent that does not report them. A change of more than a tenth is reported every 30 s at most.
 	SentPerSecond     uint64 `protobuf:"varint,23,opt,name=sent_per_second,json=sentPerSecond,proto3" json:"sent_per_second,omitempty"`
 	ReceivedPerSecond uint64 `protobuf:"varint,24,opt,name=received_per_second,json=receivedPerSecond,proto3" json:"received_per_second,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Since the broker ordered to probe peers of the remote: the peers that did not answer. 0 while none was probed to
+	// the end, and after any answer.
+	PeersUnanswered uint32 `protobuf:"varint,25,opt,name=peers_unanswered,json=peersUnanswered,proto3" json:"peers_unanswered,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DeviceReport) Reset() {
@@ -944,6 +963,13 @@ func (x *DeviceReport) GetSentPerSecond() uint64 {
 func (x *DeviceReport) GetReceivedPerSecond() uint64 {
 	if x != nil {
 		return x.ReceivedPerSecond
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetPeersUnanswered() uint32 {
+	if x != nil {
+		return x.PeersUnanswered
 	}
 	return 0
 }
@@ -1447,19 +1473,76 @@ func (x *WatchClosely) GetFor() *durationpb.Duration {
 	return nil
 }
 
+// ProbePeers says that the exporters of remotes are silent. For that long, at most a minute, the agent begins
+// handshakes with some peers of each, so that it is known whether their nodes answer, and reports the results. The
+// broker sends it again while the exporters are silent.
+type ProbePeers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Clusters      []string               `protobuf:"bytes,1,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	For           *durationpb.Duration   `protobuf:"bytes,2,opt,name=for,proto3" json:"for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbePeers) Reset() {
+	*x = ProbePeers{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbePeers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbePeers) ProtoMessage() {}
+
+func (x *ProbePeers) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbePeers.ProtoReflect.Descriptor instead.
+func (*ProbePeers) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ProbePeers) GetClusters() []string {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
+}
+
+func (x *ProbePeers) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
 // AgentState is the content of an agent's state file. It is never sent.
 type AgentState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each device before its peers.
-	Changes       []*PeeringChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
-	Guard         []*GuardedRemote `protobuf:"bytes,2,rep,name=guard,proto3" json:"guard,omitempty"`
+	Changes []*PeeringChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	Guard   []*GuardedRemote `protobuf:"bytes,2,rep,name=guard,proto3" json:"guard,omitempty"`
+	// The last usable form of the node's subnets file, JSON. Empty without such a file.
+	Subnets       string `protobuf:"bytes,3,opt,name=subnets,proto3" json:"subnets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentState) Reset() {
 	*x = AgentState{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1554,7 @@ func (x *AgentState) String() string {
 func (*AgentState) ProtoMessage() {}
 
 func (x *AgentState) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1567,7 @@ func (x *AgentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentState.ProtoReflect.Descriptor instead.
 func (*AgentState) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AgentState) GetChanges() []*PeeringChange {
@@ -1501,6 +1584,13 @@ func (x *AgentState) GetGuard() []*GuardedRemote {
 	return nil
 }
 
+func (x *AgentState) GetSubnets() string {
+	if x != nil {
+		return x.Subnets
+	}
+	return ""
+}
+
 // PeeringChanges is a batch of changes in the order of their revisions.
 type PeeringChanges struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1511,7 +1601,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1613,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1626,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -1564,7 +1654,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1666,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1679,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{19}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -1690,7 +1780,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1792,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1805,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1743,7 +1833,7 @@ type Unchanged struct {
 
 func (x *Unchanged) Reset() {
 	*x = Unchanged{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1845,7 @@ func (x *Unchanged) String() string {
 func (*Unchanged) ProtoMessage() {}
 
 func (x *Unchanged) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1858,7 @@ func (x *Unchanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
 func (*Unchanged) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Unchanged) GetCluster() string {
@@ -1801,7 +1891,7 @@ type RotateKey struct {
 
 func (x *RotateKey) Reset() {
 	*x = RotateKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1903,7 @@ func (x *RotateKey) String() string {
 func (*RotateKey) ProtoMessage() {}
 
 func (x *RotateKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1916,7 @@ func (x *RotateKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
 func (*RotateKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RotateKey) GetCluster() string {
@@ -1879,7 +1969,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +1981,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +1994,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Device) GetCluster() string {
@@ -1981,7 +2071,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2083,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2096,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -2036,7 +2126,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2138,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2151,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -2095,7 +2185,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xa3\x04\n" +
+	"\amessage\"\xe0\x04\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
@@ -2107,7 +2197,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x05guard\x18\b \x01(\v2\x13.semaphore.v1.GuardH\x00R\x05guard\x12=\n" +
 	"\vundelivered\x18\t \x01(\v2\x19.semaphore.v1.UndeliveredH\x00R\vundelivered\x12A\n" +
 	"\rwatch_closely\x18\n" +
-	" \x01(\v2\x1a.semaphore.v1.WatchCloselyH\x00R\fwatchCloselyB\t\n" +
+	" \x01(\v2\x1a.semaphore.v1.WatchCloselyH\x00R\fwatchClosely\x12;\n" +
+	"\vprobe_peers\x18\v \x01(\v2\x18.semaphore.v1.ProbePeersH\x00R\n" +
+	"probePeersB\t\n" +
 	"\amessageJ\x04\b\a\x10\b\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
@@ -2134,7 +2226,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\x02 \x01(\x04R\tsentBytes\x12%\n" +
 	"\x0ereceived_bytes\x18\x03 \x01(\x04R\rreceivedBytes\x12 \n" +
-	"\vconnections\x18\x04 \x01(\x04R\vconnections\"\xb5\x06\n" +
+	"\vconnections\x18\x04 \x01(\x04R\vconnections\"\xe0\x06\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -2164,7 +2256,8 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"permissive\x12\x10\n" +
 	"\x03mtu\x18\x16 \x01(\rR\x03mtu\x12&\n" +
 	"\x0fsent_per_second\x18\x17 \x01(\x04R\rsentPerSecond\x12.\n" +
-	"\x13received_per_second\x18\x18 \x01(\x04R\x11receivedPerSecondJ\x04\b\x05\x10\x06J\x04\b\x0e\x10\x0fJ\x04\b\x0f\x10\x10\"j\n" +
+	"\x13received_per_second\x18\x18 \x01(\x04R\x11receivedPerSecond\x12)\n" +
+	"\x10peers_unanswered\x18\x19 \x01(\rR\x0fpeersUnansweredJ\x04\b\x05\x10\x06J\x04\b\x0e\x10\x0fJ\x04\b\x0f\x10\x10\"j\n" +
 	"\n" +
 	"SilentPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +
@@ -2195,11 +2288,16 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\";\n" +
 	"\fWatchClosely\x12+\n" +
-	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\"v\n" +
+	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\"U\n" +
+	"\n" +
+	"ProbePeers\x12\x1a\n" +
+	"\bclusters\x18\x01 \x03(\tR\bclusters\x12+\n" +
+	"\x03for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03for\"\x90\x01\n" +
 	"\n" +
 	"AgentState\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\x121\n" +
-	"\x05guard\x18\x02 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\x05guard\"G\n" +
+	"\x05guard\x18\x02 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\x05guard\x12\x18\n" +
+	"\asubnets\x18\x03 \x01(\tR\asubnets\"G\n" +
 	"\x0ePeeringChanges\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\"\xad\x02\n" +
 	"\rPeeringChange\x12\x1a\n" +
@@ -2266,7 +2364,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_peering_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(Backend)(0),                  // 0: semaphore.v1.Backend
 	(*AttachRequest)(nil),         // 1: semaphore.v1.AttachRequest
@@ -2286,19 +2384,20 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*Undelivered)(nil),           // 15: semaphore.v1.Undelivered
 	(*UndeliveredRemote)(nil),     // 16: semaphore.v1.UndeliveredRemote
 	(*WatchClosely)(nil),          // 17: semaphore.v1.WatchClosely
-	(*AgentState)(nil),            // 18: semaphore.v1.AgentState
-	(*PeeringChanges)(nil),        // 19: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 20: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 21: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 22: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 23: semaphore.v1.RotateKey
-	(*Device)(nil),                // 24: semaphore.v1.Device
-	(*PeerKey)(nil),               // 25: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 26: semaphore.v1.Peer
-	(*Finding)(nil),               // 27: semaphore.v1.Finding
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 30: semaphore.v1.WireGuardEndpoint
+	(*ProbePeers)(nil),            // 18: semaphore.v1.ProbePeers
+	(*AgentState)(nil),            // 19: semaphore.v1.AgentState
+	(*PeeringChanges)(nil),        // 20: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 21: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 22: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 23: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 24: semaphore.v1.RotateKey
+	(*Device)(nil),                // 25: semaphore.v1.Device
+	(*PeerKey)(nil),               // 26: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 27: semaphore.v1.Peer
+	(*Finding)(nil),               // 28: semaphore.v1.Finding
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 31: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	3,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
@@ -2306,46 +2405,48 @@ var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	10, // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
 	5,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
 	11, // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	19, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	21, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	22, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	23, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	20, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	22, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	23, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	24, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
 	12, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
 	13, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
 	15, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
 	17, // 12: semaphore.v1.AttachResponse.watch_closely:type_name -> semaphore.v1.WatchClosely
-	4,  // 13: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	8,  // 14: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	27, // 15: semaphore.v1.AgentReport.findings:type_name -> semaphore.v1.Finding
-	7,  // 16: semaphore.v1.AgentReport.service_traffic:type_name -> semaphore.v1.ServiceTraffic
-	0,  // 17: semaphore.v1.DeviceReport.backend:type_name -> semaphore.v1.Backend
-	28, // 18: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	9,  // 19: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
-	28, // 20: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	28, // 21: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
-	28, // 22: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
-	14, // 23: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
-	16, // 24: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
-	29, // 25: semaphore.v1.WatchClosely.for:type_name -> google.protobuf.Duration
-	20, // 26: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
-	14, // 27: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
-	20, // 28: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	28, // 29: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	24, // 30: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	26, // 31: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	25, // 32: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	29, // 33: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	29, // 34: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	29, // 35: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	25, // 36: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	30, // 37: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	1,  // 38: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	2,  // 39: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	39, // [39:40] is the sub-list for method output_type
-	38, // [38:39] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	18, // 13: semaphore.v1.AttachResponse.probe_peers:type_name -> semaphore.v1.ProbePeers
+	4,  // 14: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	8,  // 15: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	28, // 16: semaphore.v1.AgentReport.findings:type_name -> semaphore.v1.Finding
+	7,  // 17: semaphore.v1.AgentReport.service_traffic:type_name -> semaphore.v1.ServiceTraffic
+	0,  // 18: semaphore.v1.DeviceReport.backend:type_name -> semaphore.v1.Backend
+	29, // 19: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	9,  // 20: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	29, // 21: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	29, // 22: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
+	29, // 23: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	14, // 24: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
+	16, // 25: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
+	30, // 26: semaphore.v1.WatchClosely.for:type_name -> google.protobuf.Duration
+	30, // 27: semaphore.v1.ProbePeers.for:type_name -> google.protobuf.Duration
+	21, // 28: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
+	14, // 29: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
+	21, // 30: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	29, // 31: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	25, // 32: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	27, // 33: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	26, // 34: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	30, // 35: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	30, // 36: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	30, // 37: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	26, // 38: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	31, // 39: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	1,  // 40: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	2,  // 41: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	41, // [41:42] is the sub-list for method output_type
+	40, // [40:41] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -2371,8 +2472,9 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_Guard)(nil),
 		(*AttachResponse_Undelivered)(nil),
 		(*AttachResponse_WatchClosely)(nil),
+		(*AttachResponse_ProbePeers)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[19].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[20].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -2384,7 +2486,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,110 @@
+package guard
+
+import (
+	"bytes"
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// maxAddresses bounds the ClusterIPs of each direction and family that the kernel counts at a time.
+	maxAddresses = 4096
+	// maxReported bounds those of a report.
+	maxReported = 1000
+)
+
+// trafficSample is what the kernel has counted of each ClusterIP.
+type trafficSample map[netip.Addr]*trafficCounts
+
+// trafficCounts are bytes to remote endpoints and from them, and connections.
+type trafficCounts struct{ sent, received, connections uint64 }
+
+// TrafficCounter counts what passes the WireGuard devices of a node by ClusterIP: bytes to remote endpoints, bytes from
+// them, and connections. Its methods are safe for concurrent use. It knows no Service: the broker does.
+//
+// The kernel counts. A table of nftables for each IP family has a set for each direction, with a counter for each
+// ClusterIP to which the packet's connection was opened, as connection tracking knows it: kube-proxy has translated
+// the packet before. A packet that neither leaves nor enters by a device of ours costs two comparisons of its
+// interface's name, one that does a lookup in a set. The sets are bounded, and forget a ClusterIP that is idle for an
+// hour. See docs/adr/0039-service-traffic.md.
+type TrafficCounter struct {
+	mu sync.Mutex
+	// last is what the kernel had when it was last read, and total what was counted since the Counter was made.
+	last, total trafficSample
+}
+
+// NewTrafficCounter makes a Counter. Read starts to count.
+func NewTrafficCounter() *TrafficCounter {
+	return &TrafficCounter{last: trafficSample{}, total: trafficSample{}}
+}
+
+// Read takes what the kernel has counted, and has it count if it does not. It returns whether anything is other than
+// before.
+func (c *TrafficCounter) Read() (changed bool, err error) {
+	now, err := readTraffic()
+	if err != nil {
+		return false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.take(now), nil
+}
+
+// take adds what is new in a sample. The kernel forgets an idle ClusterIP, and counts from 0 when it comes again.
+func (c *TrafficCounter) take(now trafficSample) (changed bool) {
+	for address, is := range now {
+		was, total := c.last[address], c.total[address]
+		if was == nil {
+			was = &trafficCounts{}
+		}
+		if total == nil {
+			total = &trafficCounts{}
+			c.total[address] = total
+		}
+		before := *total
+		total.sent += grown(was.sent, is.sent)
+		total.received += grown(was.received, is.received)
+		total.connections += grown(was.connections, is.connections)
+		changed = changed || *total != before
+	}
+	for address := range c.total {
+		if now[address] == nil {
+			delete(c.total, address)
+			changed = true
+		}
+	}
+	c.last = now
+	return changed
+}
+
+// grown is by how much a counter has grown that may have begun again.
+func grown(was, is uint64) uint64 {
+	if is < was {
+		return is
+	}
+	return is - was
+}
+
+// Report returns what was counted of the ClusterIPs with the most bytes, by address.
+func (c *TrafficCounter) Report() []*semaphorev1.ServiceTraffic {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*semaphorev1.ServiceTraffic, 0, len(c.total))
+	for address, n := range c.total {
+		all = append(all, &semaphorev1.ServiceTraffic{Address: address.AsSlice(), SentBytes: n.sent,
+			ReceivedBytes: n.received, Connections: n.connections})
+	}
+	if len(all) > maxReported {
+		slices.SortFunc(all, func(a, b *semaphorev1.ServiceTraffic) int {
+			return cmp.Or(cmp.Compare(b.SentBytes+b.ReceivedBytes, a.SentBytes+a.ReceivedBytes),
+				bytes.Compare(a.Address, b.Address))
+		})
+		all = all[:maxReported]
+	}
+	slices.SortFunc(all, func(a, b *semaphorev1.ServiceTraffic) int { return bytes.Compare(a.Address, b.Address) })
+	return all
+}

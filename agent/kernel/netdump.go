@@ -1,0 +1,65 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// dumpRequest is a request for a list, see rtnetlink(7).
+type dumpRequest struct {
+	// Type of the request (RTM_GET…) and of the messages that answer it.
+	Type, Answer uint16
+	// Header is the fixed part of the request, Attributes what follows it.
+	Header     nl.NetlinkRequestData
+	Attributes []*nl.RtAttr
+}
+
+// dump calls f with each message of the answer, without its netlink header. f must not retain it. The kernel applies
+// header and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one returns more, so the caller filters
+// the messages.
+func dump(r dumpRequest, f func(message []byte)) error {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := errors.Join(s.SetSendTimeout(&nl.SocketTimeoutTv), s.SetReceiveTimeout(&nl.SocketTimeoutTv)); err != nil {
+		return err
+	}
+	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1) // an older kernel has none
+	request := nl.NewNetlinkRequest(int(r.Type), unix.NLM_F_DUMP)
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+	request.AddData(r.Header)
+	for _, a := range r.Attributes {
+		request.AddData(a)
+	}
+	err = request.ExecuteIter(unix.NETLINK_ROUTE, r.Answer, func(message []byte) bool {
+		f(message)
+		return true
+	})
+	if errors.Is(err, nl.ErrDumpInterrupted) {
+		return nil // a change meanwhile is an event, too
+	}
+	return err
+}
+
+func uint32Attribute(kind int, value uint32) *nl.RtAttr {
+	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value))
+}
+
+// eachAttribute calls f with each attribute in data. A malformed one ends it with an error.
+func eachAttribute(data []byte, f func(kind uint16, value []byte)) error {
+	for len(data) >= unix.SizeofRtAttr {
+		length := int(binary.NativeEndian.Uint16(data))
+		if length < unix.SizeofRtAttr || length > len(data) {
+			return fmt.Errorf("netlink attribute of %d bytes, of which %d are there", length, len(data))
+		}
+		f(binary.NativeEndian.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), data[unix.SizeofRtAttr:length])
+		data = data[min((length+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(data)):]
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// settingsRoot is the directory of the network namespace's settings.
+const settingsRoot = "/proc/sys/net"
+
+// Settings are settings by name as in sysctl(8), with slashes, without "net/": a device's name may contain dots. A
+// setting that the kernel does not have is missing.
+type Settings map[string]int
+
+// RoutedDevice is what is routed into one device.
+type RoutedDevice struct {
+	Device  string
+	Subnets []netip.Prefix
+	// Shadowed means that routes lead packets for some of the subnets past the device.
+	Shadowed bool
+}
+
+func deviceSetting(device, setting string) string { return "ipv4/conf/" + device + "/" + setting }
+
+// The settings that do not belong to a device.
+const (
+	forward4      = "ipv4/ip_forward"
+	forward6      = "ipv6/conf/all/forwarding"
+	reverseFilter = "ipv4/conf/all/rp_filter"
+)
+
+// ReadSettings reads the settings that Problems needs.
+func ReadSettings(networks []RoutedDevice) (Settings, error) {
+	names := []string{forward4, forward6, reverseFilter}
+	for _, n := range networks {
+		names = append(names, deviceSetting(n.Device, "forwarding"), deviceSetting(n.Device, "rp_filter"))
+	}
+	out := Settings{}
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(settingsRoot, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a device that is not there yet, or a kernel without IPv6
+		}
+		if err != nil {
+			return nil, fmt.Errorf("settings of the kernel: %w", err)
+		}
+		value, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			return nil, fmt.Errorf("settings of the kernel: net/%s: %w", name, err)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// strictFilter is the value of rp_filter that drops a packet unless the route to its source uses the interface on which
+// it arrived.
+const strictFilter = 1
+
+// SettingProblems returns what prevents packets from passing, and what to set; a sentence each. It ignores unknown
+// settings.
+func SettingProblems(v Settings, networks []RoutedDevice) []string {
+	off := func(name string) bool { value, known := v[name]; return known && value == 0 }
+	has := func(wanted func(netip.Addr) bool) bool {
+		for _, n := range networks {
+			for _, s := range n.Subnets {
+				if wanted(s.Addr()) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	var out []string
+	v4 := has(netip.Addr.Is4)
+	if v4 && off(forward4) {
+		out = append(
+			out,
+			"net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it to 1",
+		)
+	}
+	if has(netip.Addr.Is6) && off(forward6) {
+		out = append(out, "net.ipv6.conf.all.forwarding is 0: the node drops all IPv6 packets between its pods and remote "+
+			"ones; set it to 1")
+	}
+	for _, n := range networks {
+		if v4 && !off(forward4) && off(deviceSetting(n.Device, "forwarding")) {
+			out = append(out, fmt.Sprintf("net/ipv4/conf/%s/forwarding is 0: the node drops all packets of remote pods to its "+
+				"own; set it to 1", n.Device))
+		}
+		own, known := v[deviceSetting(n.Device, "rp_filter")]
+		// The greater of the two counts. While no route bypasses the device, a strict filter drops nothing.
+		if known && max(v[reverseFilter], own) == strictFilter && n.Shadowed {
+			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of "+
+				"those remote pods; "+
+				"remove the routes, or set net/ipv4/conf/%s/rp_filter to 2", n.Device, n.Device))
+		}
+	}
+	return out
+}
+
+// StrictFilters returns those of the interfaces on which rp_filter drops IPv4 packets unless the route to their source
+// uses the same interface.
+func StrictFilters(links []string) ([]string, error) {
+	var networks []RoutedDevice
+	for _, l := range links {
+		networks = append(networks, RoutedDevice{Device: l})
+	}
+	v, err := ReadSettings(networks)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, l := range links {
+		if own, known := v[deviceSetting(l, "rp_filter")]; known && max(v[reverseFilter], own) == strictFilter {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}

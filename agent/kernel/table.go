@@ -1,0 +1,179 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// RouteProtocol marks the agent's routes and rules, see "protocol" in ip-route(8). The number is in the range for
+// administrators.
+const RouteProtocol = 94
+
+// Defaults of the configuration. The table is not one of Felix's (RouteTableRanges, 1-250). The rule comes after that
+// of the local table (0), which has the node's own addresses, and before those of Calico's WireGuard (99) and of the
+// main table (32766).
+const (
+	DefaultTableID      = 7394
+	DefaultRulePriority = 94
+)
+
+// RoutingTable is the agent's routing table, and the priority of the rules that lead to it, one for each family.
+type RoutingTable struct{ ID, Priority int }
+
+func DefaultRoutingTable() RoutingTable { return RoutingTable{DefaultTableID, DefaultRulePriority} }
+
+// families are all families, in the order in which they are handled.
+var families = []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
+
+// Family returns the family of a prefix, FAMILY_V4 or FAMILY_V6 of netlink.
+func Family(prefix netip.Prefix) int {
+	if prefix.Addr().Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+func familyName(family int) string {
+	if family == netlink.FAMILY_V6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// leadsTo reports whether a rule makes all packets be looked up in the table.
+func (t RoutingTable) leadsTo(r *netlink.Rule) bool {
+	return r.Priority == t.Priority && r.Table == t.ID && matchesAll(r)
+}
+
+// matchesAll reports whether a rule matches all packets.
+func matchesAll(r *netlink.Rule) bool {
+	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
+		r.Tos == 0 &&
+		r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 &&
+		r.SuppressIfgroup < 0 && r.TunID == 0
+}
+
+func rules(family int) ([]netlink.Rule, error) {
+	all, err := netlink.RuleList(family)
+	switch {
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
+		return nil, nil // a kernel without that family
+	case err != nil && !errors.Is(err, netlink.ErrDumpInterrupted):
+		return nil, fmt.Errorf("routing rules of %s: %w", familyName(family), err)
+	}
+	return all, nil
+}
+
+// Ruled reports whether a rule makes packets of a family be looked up in the table.
+func (t RoutingTable) Ruled(family int) (bool, error) {
+	all, err := rules(family)
+	for i := range all {
+		if t.leadsTo(&all[i]) {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// Rule adds the rule of a family. It then deletes rules of the agent that lead elsewhere, as after a change of the
+// configuration. It reports whether it changed anything.
+func (t RoutingTable) Rule(family int) (changed bool, err error) {
+	all, err := rules(family)
+	if err != nil {
+		return false, err
+	}
+	there := false
+	for i := range all {
+		there = there || t.leadsTo(&all[i])
+	}
+	if !there {
+		if err := netlink.RuleAdd(t.rule(family)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return false, fmt.Errorf("routing rule %d of %s for table %d: %w", t.Priority, familyName(family), t.ID, err)
+		}
+		changed = true
+	}
+	for i := range all {
+		if r := &all[i]; r.Protocol == RouteProtocol && !t.leadsTo(r) {
+			r.Family = family
+			changed, err = true, errors.Join(err, deleteRule(r))
+		}
+	}
+	return changed, err
+}
+
+func (t RoutingTable) rule(family int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol = family, t.Priority, t.ID, RouteProtocol
+	return r
+}
+
+func deleteRule(r *netlink.Rule) error {
+	if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("deleting routing rule %d for table %d: %w", r.Priority, r.Table, err)
+	}
+	return nil
+}
+
+// DeleteUnusedRules deletes the agent's rules of families without a route of the agent, and returns a line for each.
+func DeleteUnusedRules() (gone []string, failed error) {
+	for _, family := range families {
+		used := false
+		err := RoutingTable{}.Each(RouteFilter{Family: family, Protocol: RouteProtocol}, func(Route) { used = true })
+		if err == nil && !used {
+			var rules []string
+			rules, err = deleteRules(family)
+			gone = append(gone, rules...)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return gone, failed
+}
+
+// deleteRules deletes the agent's rules of a family, and returns a line for each.
+func deleteRules(family int) (gone []string, failed error) {
+	all, failed := rules(family)
+	for i := range all {
+		r := &all[i]
+		if r.Protocol != RouteProtocol {
+			continue
+		}
+		r.Family = family
+		if err := deleteRule(r); err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		gone = append(gone, fmt.Sprintf("%s rule %d for table %d", familyName(family), r.Priority, r.Table))
+	}
+	return gone, failed
+}
+
+// RemoveRouting deletes every route and rule of the agent in every table, and returns a line for each. Rules are
+// deleted first: from then on packets follow the main table, and not a part of the agent's.
+func RemoveRouting() (gone []string, failed error) {
+	for _, family := range families {
+		rules, err := deleteRules(family)
+		gone, failed = append(gone, rules...), errors.Join(failed, err)
+		var ours []Route
+		filter := RouteFilter{Family: family, Protocol: RouteProtocol}
+		err = RoutingTable{}.Each(filter, func(r Route) { ours = append(ours, r) })
+		failed = errors.Join(failed, err)
+		for _, r := range ours {
+			if err := r.Delete(); err != nil {
+				failed = errors.Join(failed, err)
+				continue
+			}
+			gone = append(gone, r.Name())
+		}
+	}
+	return gone, failed
+}
+
+// IPNet converts a prefix to the type of netlink and wgctrl.
+func IPNet(prefix netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+}

@@ -1,0 +1,491 @@
+// Package paths monitors the paths to the peers of the node's devices: which peers answer, and what MTU the paths to
+// them carry.
+//
+// The Monitor owns that state under a lock that it never holds during a call to another package. In: samples of
+// devices, results of probes. Out, as values: the MTU of a device, its silent peers, its part of the report and of the
+// status. It reads devices and never changes one. Liveness decides from a device's counters which peers answer.
+// MeasurePath sends probes, and a Responder answers those of other nodes.
+package paths
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// SampleEvery is the interval at which Sample reads the devices. It reads a device only if nobody else has read it
+	// for twice as long.
+	SampleEvery = 5 * time.Second
+	// CloseEvery is how often while the peers are watched closely, and maxClosely the longest time for that without
+	// another order.
+	CloseEvery = time.Second
+	maxClosely = time.Minute
+	// Each device has a budget of probes: a burst at the beginning, then one every probeInterval.
+	probeInterval = 2 * time.Second
+	probeBurst    = 16
+	// maxProbes is how many probes of all devices run at a time.
+	maxProbes = 8
+	// maxEgress is for how many peers the node looks up the egress link: it rarely differs by peer.
+	maxEgress = 64
+	// listenRetry is how long after a failure the responder tries to listen again.
+	listenRetry = time.Minute
+)
+
+// Kernel is what the Monitor reads of the node.
+type Kernel interface {
+	Device(name string) (*kernel.Device, error)
+	EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error)
+	MTU(name string) (int, error)
+}
+
+// Desired is what the broker desires of a device. Its results are nil for a cluster without one, and immutable.
+type Desired interface {
+	Device(cluster string) *semaphorev1.Device
+	// Endpoints returns the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no
+	// peer.
+	Endpoints(cluster string, most int) []netip.Addr
+	Nodes(cluster string, keys []wgtypes.Key) []string
+}
+
+// Monitor monitors the peers of all devices of a node.
+type Monitor struct {
+	kernel  Kernel
+	desired Desired
+	events  *events.Sink
+	// resize sets a device again because its MTU changed, and report requests a round: a report to the broker, and
+	// handshakes.
+	resize func(cluster string)
+	report func()
+	// note returns a cause of silence that applies to all peers; empty for none.
+	note func() string
+
+	mu      sync.Mutex
+	devices map[string]*device // by cluster
+	probes  int                // under way
+	// samples is a buffer for Observe, which retains nothing of it.
+	samples []PeerSample
+	// closely is until when the peers are watched closely.
+	closely time.Time
+	// begin are the peers with which the device to a cluster must begin a handshake now.
+	begin map[string][]wgtypes.Key
+	// problem is why the node does not answer probes; empty if it does.
+	problem string
+
+	// again requests a call of Sample before its interval, because a probe ended.
+	again chan struct{}
+
+	measurements *prometheus.CounterVec
+}
+
+// device is the state of the peers of one device.
+type device struct {
+	liveness Liveness
+	// changed means that the silent peers differ from those in the log.
+	changed bool
+	// mtu is nil if the MTU is configured.
+	mtu     *plan.MTU
+	verdict plan.MTUVerdict
+	pace    *rate.Limiter
+	sent    sent
+}
+
+// New returns a Monitor. resize and report must not block; any goroutine may call them. note returns a cause of silence
+// that applies to all peers; empty for none.
+func New(
+	k Kernel, desired Desired, sink *events.Sink, resize func(cluster string), report func(), note func() string,
+) *Monitor {
+	return &Monitor{
+		kernel: k, desired: desired, events: sink, resize: resize, report: report, note: note,
+		devices: map[string]*device{}, again: make(chan struct{}, 1),
+		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_path_measurements_total",
+			Help: "Measured paths to peers, by result: whole (as wide as the link), narrow, unanswered (no responder) " +
+				"or failed.",
+		}, []string{"cluster", "device", "result"}),
+	}
+}
+
+// device returns the state of a cluster's device. It must be called with mu held.
+func (m *Monitor) device(cluster string) *device {
+	d := m.devices[cluster]
+	if d == nil {
+		d = &device{pace: rate.NewLimiter(rate.Every(probeInterval), probeBurst)}
+		m.devices[cluster] = d
+	}
+	return d
+}
+
+// Forget discards the state of a removed device.
+func (m *Monitor) Forget(cluster string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.devices, cluster)
+	m.measurements.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
+}
+
+// known reports whether a peer of any device has an endpoint at the address. The responder answers no other address.
+func (m *Monitor) known(at netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		if d.liveness.Known(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// Silent returns a predicate for the silent peers of a device, as of now.
+func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	silent := map[plan.PeerKey]bool{}
+	if d := m.devices[cluster]; d != nil && d.liveness.Counts().Silent > 0 {
+		for _, q := range d.liveness.Silent(d.liveness.Counts().Silent) {
+			silent[q.Key] = true
+		}
+	}
+	return func(key wgtypes.Key) bool { return silent[plan.PeerKey(key)] }
+}
+
+// Observe records the peers of a desired device as somebody has just read them.
+func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.samples = m.samples[:0]
+	for i := range peers {
+		w := &peers[i]
+		s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
+		if w.LastHandshakeTime.Unix() > 0 {
+			s.Handshake = w.LastHandshakeTime
+		}
+		if w.Endpoint != nil {
+			at := w.Endpoint.AddrPort()
+			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+		}
+		m.samples = append(m.samples, s)
+	}
+	d, now := m.device(cluster), time.Now()
+	d.liveness.Closely(m.isClose(now))
+	d.changed = d.liveness.Observe(now, keepalive, m.samples) || d.changed
+}
+
+// WithMTU returns the desired device with the MTU that the paths carry, if the broker leaves the MTU to the node.
+func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
+	cluster := want.Device.GetCluster()
+	if want.Device.GetMtu() != 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		d := m.device(cluster)
+		d.mtu, d.verdict = nil, plan.MTUVerdict{}
+		return want.Device
+	}
+	m.mu.Lock()
+	unknown := m.device(cluster).mtu == nil
+	m.mu.Unlock()
+	var current, base int
+	var why string
+	if unknown { // without the lock: it reads up to maxEgress routes from the kernel
+		var err error
+		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
+			slog.Warn("cannot read the MTU of the device; the agent derives it again", "error", err)
+		}
+		base, why = m.linksTo(cluster, endpoints(want.Peers))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.device(cluster)
+	if d.mtu == nil {
+		d.mtu = plan.NewMTU(current)
+		d.mtu.Links(base, why)
+		d.verdict = d.mtu.Decide(time.Now())
+	}
+	out := proto.CloneOf(want.Device)
+	out.Mtu = uint32(d.verdict.MTU)
+	return out
+}
+
+// endpoints returns the addresses of the first peers, by name.
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
+	return desired.Endpoints(peers, maxEgress)
+}
+
+// linksTo returns the MTU that fits the links to some peers of a cluster, and why.
+func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
+	egress, err := m.kernel.EgressLinks(to)
+	if err != nil {
+		slog.Warn("cannot look up the links to the peers; the MTU is derived without them", "cluster", cluster, "error", err)
+	}
+	links := make([]plan.Link, len(egress))
+	for i, e := range egress {
+		links[i] = plan.Link{Endpoint: e.To, Name: e.Link, MTU: e.MTU}
+	}
+	return plan.MTUFromLinks(links)
+}
+
+// WatchClosely has the peers watched closely for a time from now on.
+func (m *Monitor) WatchClosely(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closely = time.Now().Add(min(d, maxClosely))
+}
+
+// ProbePeers has some peers of clusters probed for a time from now on, as long as no peer of the cluster answers.
+func (m *Monitor) ProbePeers(clusters []string, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, cluster := range clusters {
+		if known := m.devices[cluster]; known != nil {
+			known.liveness.OrderProbes(now, now.Add(min(d, maxClosely)))
+		}
+	}
+}
+
+// Probing reports whether peers are probed: Sample is then to be called each CloseEvery.
+func (m *Monitor) Probing() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, d := range m.devices {
+		if d.liveness.Probing(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// Begin returns the peers with which devices must begin a handshake now, by cluster.
+func (m *Monitor) Begin() map[string][]wgtypes.Key {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	begin := m.begin
+	m.begin = nil
+	return begin
+}
+
+// Closely reports whether the peers are watched closely: Sample is then to be called each CloseEvery.
+func (m *Monitor) Closely() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.isClose(time.Now())
+}
+
+// isClose is Closely with mu held.
+func (m *Monitor) isClose(now time.Time) bool { return now.Before(m.closely) }
+
+// Again receives a value when Sample must be called before SampleEvery has passed.
+func (m *Monitor) Again() <-chan struct{} { return m.again }
+
+type probePath struct {
+	cluster string
+	target  plan.MTUTarget
+	port    uint16
+	most    int
+}
+
+// Sample observes the peers of some devices, and returns the due probes, each to be run in a goroutine.
+func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
+	var due []func(context.Context) error
+	for _, cluster := range clusters {
+		for _, path := range m.sample(cluster) {
+			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
+		}
+	}
+	if m.reportDue(time.Now()) || m.begins() {
+		m.report()
+	}
+	return due
+}
+
+func (m *Monitor) begins() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.begin) > 0
+}
+
+// sample observes the peers of one device, and returns the paths to probe now.
+func (m *Monitor) sample(cluster string) []probePath {
+	want := m.desired.Device(cluster)
+	if want == nil || !m.fresh(cluster, want) {
+		return nil
+	}
+	var base int
+	var why string
+	if want.GetMtu() == 0 {
+		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, maxEgress))
+	}
+
+	now := time.Now()
+	m.mu.Lock()
+	d := m.device(cluster)
+	changed := d.changed
+	d.changed = false
+	var due []plan.MTUTarget
+	was, is := d.verdict, d.verdict
+	if d.mtu != nil && base != 0 {
+		d.mtu.Links(base, why)
+		candidates, n := d.liveness.Talking, min(int(d.pace.TokensAt(now)), maxProbes-m.probes)
+		if want.GetProbePort() == 0 {
+			candidates = func(func(plan.PeerKey, netip.AddrPort) bool) {}
+		}
+		due = d.mtu.Due(now, max(n, 0), candidates, d.liveness.Has)
+		d.pace.AllowN(now, len(due))
+		m.probes += len(due)
+		d.verdict = d.mtu.Decide(now)
+		is = d.verdict
+	}
+	silent, counts := d.liveness.Silent(maxNamed), d.liveness.Counts()
+	for _, key := range d.liveness.Probe(now) {
+		if m.begin == nil {
+			m.begin = map[string][]wgtypes.Key{}
+		}
+		m.begin[cluster] = append(m.begin[cluster], wgtypes.Key(key))
+	}
+	m.mu.Unlock()
+
+	if changed || is.MTU != was.MTU {
+		m.reportChanges(cluster, changed, silent, counts, was, is)
+	}
+	paths := make([]probePath, len(due))
+	for i, t := range due {
+		paths[i] = probePath{cluster, t, uint16(want.GetProbePort()), base}
+	}
+	return paths
+}
+
+// fresh reads the device if nobody has for a while, and reports whether its peers are known.
+func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
+	m.mu.Lock()
+	now, oldest := time.Now(), 2*SampleEvery
+	if m.isClose(now) {
+		oldest = CloseEvery / 2
+	}
+	stale := now.Sub(m.device(cluster).liveness.At()) >= oldest
+	m.mu.Unlock()
+	if !stale {
+		return true
+	}
+	d, err := m.kernel.Device(naming.Device(cluster))
+	if err != nil || d == nil {
+		return false // the device's reconciler reports it
+	}
+	m.Observe(cluster, want.GetPersistentKeepalive().AsDuration(), d.Peers)
+	return true
+}
+
+// reportChanges reports a change of the silent peers. It reports a changed MTU and requests that the device is set.
+func (m *Monitor) reportChanges(
+	cluster string, changed bool, silent []SilentPeer, counts PeerCounts, was, is plan.MTUVerdict,
+) {
+	want := m.desired.Device(cluster)
+	if want == nil {
+		return
+	}
+	if changed {
+		m.events.Emit(silence(cluster, silent, m.names(cluster, silent), counts, m.note()))
+	}
+	if is.MTU == was.MTU {
+		return
+	}
+	why := m.reasonOfMTU(want, is)
+	m.events.Emit(events.Device(cluster, "mtu", fmt.Sprintf("%d, was %d: %s", is.MTU, was.MTU, why)).
+		Info("the MTU changed", "device", naming.Device(cluster), "from", was.MTU, "to", is.MTU, "why", why))
+	m.resize(cluster)
+}
+
+func (m *Monitor) probe(ctx context.Context, path probePath) error {
+	to := netip.AddrPortFrom(path.target.Endpoint.Addr(), path.port)
+	r, err := MeasurePath(ctx, to, plan.LeastMTU, path.most)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	result := "narrow"
+	switch {
+	case err != nil:
+		result = "failed"
+		slog.Debug("cannot measure a path", "to", to, "error", err)
+	case !r.Answered:
+		result = "unanswered"
+	case r.Carries == path.most:
+		result = "whole"
+	}
+	m.measurements.WithLabelValues(path.cluster, naming.Device(path.cluster), result).Inc()
+	m.mu.Lock()
+	m.probes--
+	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
+		d.mtu.Measured(time.Now(), path.target, plan.MTUResult{Answered: r.Answered, Carries: r.Carries})
+	}
+	m.mu.Unlock()
+	select {
+	case m.again <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// AnswerProbes answers the probes of other nodes on a UDP address until ctx ends. If it cannot listen it reports that
+// and tries again: tunnels do not depend on it.
+func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
+	for {
+		r, err := NewResponder(ctx, address, m.known)
+		if err == nil {
+			m.setProblem("")
+			err = r.Run(ctx)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if m.setProblem(err.Error()) {
+			slog.Warn("cannot answer probes of paths; nodes of other clusters derive the MTU from their links", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(listenRetry):
+		}
+	}
+}
+
+// setProblem sets the problem, and reports whether it changed.
+func (m *Monitor) setProblem(problem string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := m.problem != problem
+	m.problem = problem
+	return changed
+}
+
+// names returns the names of the peers' nodes, which the kernel identifies by their keys. It must be called without mu.
+func (m *Monitor) names(cluster string, peers []SilentPeer) []string {
+	if len(peers) == 0 {
+		return nil
+	}
+	keys := make([]wgtypes.Key, len(peers))
+	for i := range peers {
+		keys[i] = wgtypes.Key(peers[i].Key)
+	}
+	names := m.desired.Nodes(cluster, keys)
+	for i := range names {
+		if names[i] == "" {
+			names[i] = "a peer that the broker does not desire"
+		}
+	}
+	return names
+}

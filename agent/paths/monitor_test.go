@@ -1,0 +1,106 @@
+package paths
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// oneDevice is a broker that desires a device for c2 only.
+type oneDevice struct{}
+
+func (oneDevice) Device(cluster string) *semaphorev1.Device {
+	if cluster != "c2" {
+		return nil
+	}
+	return &semaphorev1.Device{Cluster: cluster}
+}
+func (oneDevice) Endpoints(string, int) []netip.Addr          { return nil }
+func (oneDevice) Nodes(_ string, keys []wgtypes.Key) []string { return make([]string, len(keys)) }
+
+// TestChangedMTUIsSetOnce: a device whose MTU changed is set once for each change, and no other device is.
+func TestChangedMTUIsSetOnce(t *testing.T) {
+	var set []string
+	resize := func(cluster string) { set = append(set, cluster) }
+	m := New(nil, oneDevice{}, events.New("c1"), resize, func() {}, func() string { return "" })
+	at := func(mtuBytes int) plan.MTUVerdict { return plan.MTUVerdict{MTU: mtuBytes, Base: 1420} }
+	m.reportChanges("c2", false, nil, PeerCounts{}, at(1420), at(1420))
+	m.reportChanges("c2", true, nil, PeerCounts{}, at(1420), at(1420))
+	m.reportChanges("c3", false, nil, PeerCounts{}, at(1420), at(1300))
+	if len(set) != 0 {
+		t.Errorf("set without need: %v", set)
+	}
+	m.reportChanges("c2", false, nil, PeerCounts{}, at(1420), at(1300))
+	if !slices.Equal(set, []string{"c2"}) {
+		t.Errorf("set: %v", set)
+	}
+}
+
+// TestTraffic: the traffic of a device is reported as a rate, at the earliest 30 s after the last report, and only if
+// it changed by more than a tenth. An idle device reports nothing for its keepalives.
+func TestTraffic(t *testing.T) {
+	start := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	d, now, sent := &device{}, start, int64(0)
+	pass := func(seconds int, bytes int64) {
+		now, sent = now.Add(time.Duration(seconds)*time.Second), sent+bytes
+		d.liveness.Observe(now, 0, []PeerSample{{Key: plan.PeerKey{1}, Handshake: start.Add(time.Minute), Sent: sent,
+			Received: 2 * sent}})
+	}
+	pass(1, 5_000)
+	d.takeReport(now)
+	for _, step := range []struct {
+		what    string
+		seconds int
+		bytes   int64
+		due     bool
+		rates   traffic
+	}{
+		{"too early", 10, 100_000, false, traffic{}},
+		{"traffic began", 20, 200_000, true, traffic{10_000, 20_000}},
+		{"as before", 30, 300_000, false, traffic{10_000, 20_000}},
+		{"a little more", 30, 330_000, false, traffic{10_000, 20_000}},
+		{"more", 30, 1_170_000, true, traffic{20_000, 40_000}},
+		{"none", 30, 0, true, traffic{}},
+		{"keepalives", 30, 96, false, traffic{}},
+	} {
+		pass(step.seconds, step.bytes)
+		due := d.reportDue(now, false)
+		if due {
+			d.takeReport(now)
+		}
+		if due != step.due || d.sent.rates != step.rates {
+			t.Errorf("%s: due %v, %+v", step.what, due, d.sent.rates)
+		}
+	}
+}
+
+// TestWhoseProbesAreAnswered: the agent answers probes only from the endpoint of a peer. A peer that never had a
+// handshake has the zero time, and not 1970, which WireGuard reports.
+func TestWhoseProbesAreAnswered(t *testing.T) {
+	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+	m.Observe("c2", 0, []wgtypes.Peer{{PublicKey: wgtypes.Key{1}, LastHandshakeTime: time.Unix(0, 0),
+		Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.1:51820"))}})
+	if !m.known(netip.MustParseAddr("192.0.2.1")) || m.known(netip.MustParseAddr("192.0.2.2")) {
+		t.Error("the endpoint of a peer is not known, or an address of no peer is")
+	}
+	if newest := m.device("c2").liveness.Newest(); !newest.IsZero() {
+		t.Errorf("the newest handshake was %s, and there was none", newest)
+	}
+}
+
+// TestProbesThatEndedFreeTheirPlace: a probe that could not be sent is no longer under way.
+func TestProbesThatEndedFreeTheirPlace(t *testing.T) {
+	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+	m.probes = 1
+	if err := m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420}); err != nil || m.probes != 0 {
+		t.Errorf("%d probes under way, %v", m.probes, err)
+	}
+}

@@ -1,0 +1,445 @@
+// Package desired holds the state that the broker desires on this node, as its streams send it.
+//
+// It is pure: it takes messages, and returns the desired state and what changed. Like the broker's replica it stages a
+// whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. What is not sent
+// again is removed only when an end mark names the cluster as complete.
+package desired
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Network is the desired device to one remote cluster with its peers, by node name.
+type Network struct {
+	Device *semaphorev1.Device
+	Peers  map[string]*semaphorev1.Peer
+	// Restored means that an earlier agent saved it, and no broker has sent it since.
+	Restored bool
+	// Heard are the nodes of a permissive remote to which packets are sent through the tunnel. It is not sent by the
+	// broker, but set from the state of the device.
+	Heard map[string]bool
+}
+
+// Equal reports whether both desire the same, whatever their source.
+func (n *Network) Equal(other *Network) bool {
+	return proto.Equal(n.Device, other.Device) && maps.Equal(n.Heard, other.Heard) &&
+		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
+}
+
+// Dirty is what may have changed.
+type Dirty struct {
+	// Networks are clusters whose device must be reconciled completely.
+	Networks map[string]bool
+	// Peers are single peers that changed, by cluster and node.
+	Peers map[string]map[string]bool
+}
+
+// NewDirty returns an empty Dirty.
+func NewDirty() Dirty {
+	return Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
+}
+
+// Add adds the content of another Dirty.
+func (d Dirty) Add(other Dirty) {
+	maps.Copy(d.Networks, other.Networks)
+	for cluster, nodes := range other.Peers {
+		if d.Peers[cluster] == nil {
+			d.Peers[cluster] = map[string]bool{}
+		}
+		maps.Copy(d.Peers[cluster], nodes)
+	}
+}
+
+// Empty reports whether nothing changed.
+func (d Dirty) Empty() bool { return len(d.Networks) == 0 && len(d.Peers) == 0 }
+
+// State is the state that the broker desires.
+type State struct {
+	// epoch and revision are the position of networks; both are set when a whole state is applied.
+	epoch    string
+	revision uint64
+	// synced means that a whole state was received at least once.
+	synced   bool
+	networks map[string]*Network
+	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was received of them since.
+	// Anything else that they have is older, and is removed once they are named. A cluster that was unknown has no
+	// network before: its device may exist from an earlier agent, with all its peers.
+	awaitingSync map[string]*staged
+	// named are the clusters that an end mark of the epoch has named.
+	named map[string]bool
+
+	// attached means that the stream has begun, current that networks is the state of this stream.
+	attached, current bool
+	// staging is a whole state in progress, and stagingEpoch its epoch; nil if there is none.
+	staging      map[string]*staged
+	stagingEpoch string
+	// received are the clusters of which this stream has sent something.
+	received map[string]bool
+}
+
+// staged is what a stream has sent of one cluster.
+type staged struct {
+	// device is nil if none was sent.
+	device *semaphorev1.Device
+	// peers maps to nil for a deleted one.
+	peers map[string]*semaphorev1.Peer
+	// removed means that the device was deleted, possibly to be sent again later: nothing older counts.
+	removed bool
+}
+
+func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}} }
+
+// New returns a state in which nothing is known.
+func New() *State {
+	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
+		received: map[string]bool{}}
+}
+
+// Resume returns the position to send to the broker; zero for none.
+func (s *State) Resume() (epoch string, revision uint64) {
+	if !s.synced {
+		return "", 0
+	}
+	return s.epoch, s.revision
+}
+
+// Held returns the digests of what is held of each remote, for a broker that cannot resume. The broker's answer is
+// valid on the stream that begins with them.
+func (s *State) Held() []*semaphorev1.HeldCluster {
+	var held []*semaphorev1.HeldCluster
+	for _, cluster := range s.Clusters() {
+		n := s.networks[cluster]
+		d := journal.DigestOf(n.Device)
+		for _, p := range n.Peers {
+			d.Add(journal.DigestOf(p))
+		}
+		held = append(held, &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()})
+	}
+	return held
+}
+
+// Revision returns the revision up to which changes were applied, in the epoch of Resume.
+func (s *State) Revision() uint64 { return s.revision }
+
+// Current reports whether the state is that of the present stream: it resumed, or its whole state was received. Only
+// then revisions may be sent to the broker.
+func (s *State) Current() bool { return s.current }
+
+// Network returns the desired network of a cluster; nil if it is unknown.
+func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
+
+// Clusters returns the clusters with a desired device, sorted.
+func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
+
+// Begin takes the begin of a stream: what the one before left unfinished does not count.
+func (s *State) Begin() {
+	s.attached, s.current, s.staging = false, false, nil
+	clear(s.received)
+}
+
+// Receive handles one message. An error ends the stream, and the state is as before the message.
+func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
+	d := NewDirty()
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.AttachResponse_Attached:
+		return d, s.handleAttached(m.Attached)
+	case *semaphorev1.AttachResponse_Changes:
+		if !s.attached {
+			return d, errors.New("the broker sends changes before it attached this agent")
+		}
+		if err := s.check(m.Changes.GetChanges()); err != nil {
+			return d, err
+		}
+		for _, c := range m.Changes.GetChanges() {
+			s.received[clusterOf(c)] = true
+			if s.staging != nil {
+				record(s.staging, c)
+			} else {
+				s.applyChange(c, d)
+			}
+		}
+	case *semaphorev1.AttachResponse_Synced:
+		if !s.attached {
+			return d, errors.New("the broker sends an end mark before it attached this agent")
+		}
+		s.applySynced(m.Synced, d)
+	case *semaphorev1.AttachResponse_Unchanged:
+		return d, s.handleUnchanged(m.Unchanged.GetCluster())
+	}
+	// An unknown message belongs to a later protocol version, and may be ignored.
+	return d, nil
+}
+
+// handleUnchanged treats everything that is held of a cluster as received. The broker sends it before anything else of
+// the cluster, so that the held state is still that of the stream's begin, which the broker means.
+func (s *State) handleUnchanged(cluster string) error {
+	n := s.networks[cluster]
+	switch {
+	case !s.attached:
+		return errors.New("the broker sends Unchanged before it attached this agent")
+	case n == nil:
+		return fmt.Errorf("the broker sends Unchanged for %q, of which the agent holds nothing", cluster)
+	}
+	in := s.staging
+	if in == nil {
+		in = s.awaitingSync
+		if in[cluster] == nil {
+			return nil // complete already
+		}
+	}
+	if s.received[cluster] {
+		return fmt.Errorf("the broker sends Unchanged for %q after other messages about it", cluster)
+	}
+	s.received[cluster] = true
+	in[cluster] = &staged{device: n.Device, peers: maps.Clone(n.Peers)}
+	return nil
+}
+
+func (s *State) handleAttached(m *semaphorev1.Attached) error {
+	if s.attached {
+		return errors.New("the broker attached this agent twice")
+	}
+	if m.GetResumed() && (m.GetEpoch() != s.epoch || !s.synced) {
+		return fmt.Errorf("the broker resumes epoch %q, of which the agent holds nothing", m.GetEpoch())
+	}
+	s.attached = true
+	s.current = m.GetResumed()
+	if !m.GetResumed() {
+		s.staging, s.stagingEpoch = map[string]*staged{}, m.GetEpoch()
+	}
+	return nil
+}
+
+// check validates a message before any of it is applied.
+func (s *State) check(changes []*semaphorev1.PeeringChange) error {
+	have := map[string]bool{}
+	known := func(cluster string) bool {
+		if have, said := have[cluster]; said {
+			return have
+		}
+		if s.staging != nil {
+			t := s.staging[cluster]
+			return t != nil && t.device != nil
+		}
+		t := s.awaitingSync[cluster]
+		return s.networks[cluster] != nil || t != nil && t.device != nil
+	}
+	for _, c := range changes {
+		switch change := c.GetChange().(type) {
+		case *semaphorev1.PeeringChange_Device:
+			have[change.Device.GetCluster()] = true
+		case *semaphorev1.PeeringChange_DeleteDevice:
+			have[change.DeleteDevice] = false
+		case *semaphorev1.PeeringChange_Peer:
+			if key := change.Peer.GetKey(); !known(key.GetCluster()) {
+				return fmt.Errorf("the broker sends peer %q of %q before the device", key.GetNode(), key.GetCluster())
+			}
+		}
+	}
+	return nil
+}
+
+func clusterOf(c *semaphorev1.PeeringChange) string {
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		return change.Device.GetCluster()
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		return change.DeleteDevice
+	case *semaphorev1.PeeringChange_Peer:
+		return change.Peer.GetKey().GetCluster()
+	case *semaphorev1.PeeringChange_DeletePeer:
+		return change.DeletePeer.GetCluster()
+	}
+	return ""
+}
+
+// record adds a change to what was received.
+func record(in map[string]*staged, c *semaphorev1.PeeringChange) {
+	of := func(cluster string) *staged {
+		if in[cluster] == nil {
+			in[cluster] = newStaged()
+		}
+		return in[cluster]
+	}
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		of(change.Device.GetCluster()).device = change.Device
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		in[change.DeleteDevice] = newStaged()
+		in[change.DeleteDevice].removed = true
+	case *semaphorev1.PeeringChange_Peer:
+		of(change.Peer.GetKey().GetCluster()).peers[change.Peer.GetKey().GetNode()] = change.Peer
+	case *semaphorev1.PeeringChange_DeletePeer:
+		of(change.DeletePeer.GetCluster()).peers[change.DeletePeer.GetNode()] = nil
+	}
+}
+
+func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
+	s.revision = c.GetRevision()
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		cluster := change.Device.GetCluster()
+		if s.networks[cluster] == nil && !s.named[cluster] {
+			// More of it may follow in other messages, so it is applied at the end mark.
+			if s.awaitingSync[cluster] == nil {
+				s.awaitingSync[cluster] = newStaged()
+			}
+			record(s.awaitingSync, c)
+			return
+		}
+		s.setDevice(cluster, change.Device, d)
+		s.recordAwaiting(cluster, c)
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		// This also applies to an unknown cluster: its device may exist from an earlier agent.
+		delete(s.networks, change.DeleteDevice)
+		delete(s.awaitingSync, change.DeleteDevice)
+		d.Networks[change.DeleteDevice] = true
+	case *semaphorev1.PeeringChange_Peer:
+		key := change.Peer.GetKey()
+		if n := s.networks[key.GetCluster()]; n != nil {
+			if !proto.Equal(n.Peers[key.GetNode()], change.Peer) {
+				d.peer(key)
+			}
+			n.Peers[key.GetNode()] = change.Peer
+		}
+		s.recordAwaiting(key.GetCluster(), c)
+	case *semaphorev1.PeeringChange_DeletePeer:
+		if n := s.networks[change.DeletePeer.GetCluster()]; n != nil && n.Peers[change.DeletePeer.GetNode()] != nil {
+			delete(n.Peers, change.DeletePeer.GetNode())
+			d.peer(change.DeletePeer)
+		}
+		s.recordAwaiting(change.DeletePeer.GetCluster(), c)
+	}
+}
+
+// setDevice sets the device of a cluster, which is reconciled as a whole only if it differs, and returns the network.
+func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *Network {
+	n := s.networks[cluster]
+	if n == nil {
+		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
+		s.networks[cluster] = n
+	}
+	if !proto.Equal(n.Device, device) {
+		d.Networks[cluster] = true
+	}
+	n.Device = device
+	return n
+}
+
+// recordAwaiting records what was received of a cluster that is not complete.
+func (s *State) recordAwaiting(cluster string, c *semaphorev1.PeeringChange) {
+	if s.awaitingSync[cluster] != nil {
+		record(s.awaitingSync, c)
+	}
+}
+
+func (d Dirty) peer(key *semaphorev1.PeerKey) {
+	if d.Peers[key.GetCluster()] == nil {
+		d.Peers[key.GetCluster()] = map[string]bool{}
+	}
+	d.Peers[key.GetCluster()][key.GetNode()] = true
+}
+
+// applySynced applies a staged state, and removes what complete clusters had and did not send again. A cluster that
+// the mark does not name keeps what it has: the broker does not know its desired state yet.
+func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
+	s.revision, s.synced, s.current = m.GetRevision(), true, true
+	if s.staging != nil {
+		s.epoch, s.awaitingSync = s.stagingEpoch, s.staging
+		s.staging = nil
+		clear(s.named)
+		for cluster := range s.networks {
+			if s.awaitingSync[cluster] == nil {
+				s.awaitingSync[cluster] = newStaged()
+			}
+		}
+		for cluster, t := range s.awaitingSync {
+			s.merge(cluster, t, d)
+			if t.device != nil {
+				s.confirm(cluster, d)
+			}
+		}
+	}
+	for _, cluster := range m.GetClusters() {
+		s.named[cluster] = true
+		if t := s.awaitingSync[cluster]; t != nil {
+			if s.networks[cluster] == nil {
+				s.merge(cluster, t, d)
+			}
+			s.prune(cluster, t, d)
+			s.confirm(cluster, d)
+			delete(s.awaitingSync, cluster)
+		}
+	}
+}
+
+// merge adds what was staged for a cluster to what it has.
+func (s *State) merge(cluster string, t *staged, d Dirty) {
+	if t.removed && t.device == nil {
+		delete(s.networks, cluster)
+		delete(s.awaitingSync, cluster)
+		d.Networks[cluster] = true
+		return
+	}
+	if t.device == nil {
+		return
+	}
+	n := s.setDevice(cluster, t.device, d)
+	for node, peer := range t.peers {
+		if !proto.Equal(n.Peers[node], peer) {
+			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
+		}
+		if peer == nil {
+			delete(n.Peers, node)
+		} else {
+			n.Peers[node] = peer
+		}
+	}
+	if t.removed {
+		s.dropUnlisted(cluster, t, d)
+	}
+}
+
+// prune reduces what a cluster has to what was received of it.
+func (s *State) prune(cluster string, t *staged, d Dirty) {
+	switch {
+	case s.networks[cluster] == nil:
+	case t.device == nil:
+		delete(s.networks, cluster)
+		d.Networks[cluster] = true
+	default:
+		s.dropUnlisted(cluster, t, d)
+	}
+}
+
+func (s *State) dropUnlisted(cluster string, t *staged, d Dirty) {
+	n := s.networks[cluster]
+	for node := range n.Peers {
+		if t.peers[node] == nil {
+			delete(n.Peers, node)
+			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
+		}
+	}
+}
+
+// Endpoints returns the addresses of the first peers, by node name.
+func Endpoints(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
+	for _, node := range slices.Sorted(maps.Keys(peers)) {
+		if len(to) == most {
+			break
+		}
+		if at, err := netip.ParseAddrPort(peers[node].GetWireguard().GetAddress()); err == nil {
+			to = append(to, at.Addr())
+		}
+	}
+	return to
+}

@@ -1,0 +1,44 @@
+package stream
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func TestObserved(t *testing.T) {
+	at := func(c *semaphorev1.PeeringChange, second int64) *semaphorev1.PeeringChange {
+		c.ObservedAt = timestamppb.New(time.Unix(second, 0))
+		return c
+	}
+	o := Observed{}
+	d := desired.Dirty{Peers: map[string]map[string]bool{"c2": {"n1": true, "n2": true, "n3": true}}}
+	o.changes([]*semaphorev1.PeeringChange{
+		peer("n3"), // the time of observation is unknown
+		at(peer("n1"), 20), at(noPeer("n2"), 30),
+		at(peer("n9"), 1), // n9 did not change
+	}, d)
+	o.Add("c2", "n1", time.Unix(10, 0))
+	o.Add("c2", "n2", time.Unix(40, 0))
+	o.Add("c3", "n1", time.Unix(50, 0))
+	if len(o) != 2 || len(o["c2"]) != 2 || o["c2"]["n1"].Unix() != 10 || o["c2"]["n2"].Unix() != 30 ||
+		o["c3"]["n1"].Unix() != 50 {
+		t.Errorf("%v", o)
+	}
+}
+
+func peer(node string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{
+		Peer: &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: "c2", Node: node}},
+	}}
+}
+
+func noPeer(node string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{
+		DeletePeer: &semaphorev1.PeerKey{Cluster: "c2", Node: node},
+	}}
+}

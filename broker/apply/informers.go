@@ -1,0 +1,180 @@
+package apply
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+)
+
+// This file watches objects of the own cluster: it sets up lists and watches, decides what is kept of each object, and
+// reports changes.
+//
+// It owns informers and their stores. Inputs are a type's list and watch and a function that reduces its objects;
+// outputs are changes. It writes nothing.
+
+// InformerOptions are the options that all informers share.
+type InformerOptions struct {
+	// Errors counts failed lists and watches, by kind of object.
+	Errors *prometheus.CounterVec
+	Log    *slog.Logger
+}
+
+// Watch describes which objects of one type are watched, and how.
+type Watch[T writes.Object] struct {
+	// Kind in metrics and messages.
+	Kind      writes.ObjectKind
+	ListWatch cache.ListerWatcher
+	Example   T
+	// Reduce keeps of an object what its readers need. It may change its argument.
+	Reduce func(T) T
+	// Saw receives each change: object is the new state, or the last one of a deleted object; before is the previous
+	// state, nil for a new object.
+	Saw func(before, object T, gone bool)
+	// Failed, if not nil, receives the error of a failed list or watch.
+	Failed func(error)
+}
+
+// Informer is an informer that Follow starts.
+func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, error) {
+	watched := cache.ToListWatcherWithWatchListSemantics(kube.RetryWhileAway(f.ListWatch,
+		func(ctx context.Context, _ string, attempt int, err error) {
+			opts.watchError(ctx, string(f.Kind), attempt, err)
+		}), f.ListWatch)
+	informer := cache.NewSharedIndexInformerWithOptions(watched, f.Example,
+		cache.SharedIndexInformerOptions{ObjectDescription: string(f.Kind)})
+	if err := informer.SetTransform(func(object any) (any, error) {
+		if o, ok := object.(T); ok {
+			return f.Reduce(o), nil
+		}
+		return object, nil
+	}); err != nil {
+		return nil, err
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
+		opts.watchError(ctx, string(f.Kind), 1, err)
+		if f.Failed != nil {
+			f.Failed(err)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	see := func(before, object any, gone bool) {
+		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = last.Obj
+		}
+		was, _ := before.(T)
+		if is, ok := object.(T); ok {
+			f.Saw(was, is, gone)
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { see(nil, object, false) },
+		UpdateFunc: func(before, object any) { see(before, object, false) },
+		DeleteFunc: func(object any) { see(nil, object, true) },
+	})
+	return informer, err
+}
+
+// watchError counts errors of an informer, and logs the first of several.
+func (opts InformerOptions) watchError(ctx context.Context, kind string, attempt int, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // the informer lists again without our help
+	}
+	opts.Errors.WithLabelValues(kind).Inc()
+	if attempt == 1 {
+		opts.Log.Warn("cannot list or watch; the broker retries", "kind", kind, "error", err)
+	}
+}
+
+// Follow starts an informer. It runs until stop is called or ctx ends; stop waits for its end. The returned context
+// ends with it.
+func Follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		informer.RunWithContext(ctx)
+	}()
+	return ctx, func() {
+		cancel()
+		<-done
+	}
+}
+
+// lister are the methods that the clients of Kubernetes' own types have.
+type lister[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// ListWatch lists and watches the objects of a type that the selectors of which choose, of labels and of fields.
+func ListWatch[L runtime.Object](api lister[L], which metav1.ListOptions) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
+			return api.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
+			return api.Watch(ctx, o)
+		},
+	}
+}
+
+// Store is an informer's cache, by names; empty while there is none.
+type Store[T writes.Object] struct {
+	store atomic.Pointer[cache.Store]
+	// KeyOf, if not nil, returns the store's key of a name. It is set before the first use.
+	KeyOf func(name string) string
+}
+
+// Set replaces the store with that of another informer.
+func (i *Store[T]) Set(store cache.Store) { i.store.Store(&store) }
+
+// Get implements writes.Store.
+func (i *Store[T]) Get(name string) (object T, there bool) {
+	store := i.store.Load()
+	if store == nil {
+		return object, false
+	}
+	if i.KeyOf != nil {
+		name = i.KeyOf(name)
+	}
+	if o, ok, err := (*store).GetByKey(name); err == nil && ok {
+		return o.(T), true
+	}
+	return object, false
+}
+
+// All returns the objects.
+func (i *Store[T]) All() []T {
+	store := i.store.Load()
+	if store == nil {
+		return nil
+	}
+	var all []T
+	for _, object := range (*store).List() {
+		if object, ok := object.(T); ok {
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+// Keys returns the keys of the objects.
+func (i *Store[T]) Keys() []string {
+	if store := i.store.Load(); store != nil {
+		return (*store).ListKeys()
+	}
+	return nil
+}

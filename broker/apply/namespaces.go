@@ -1,0 +1,71 @@
+package apply
+
+import (
+	"context"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Namespaces watches the cluster's namespaces. A terminating namespace counts as deleted: nothing can be created in it,
+// and its objects are deleted with it.
+type Namespaces struct {
+	kube    kubernetes.Interface
+	options InformerOptions
+	known   func(names []string)
+	changed func(name string, there bool)
+	synced  atomic.Bool
+}
+
+// NewNamespaces returns a watch. It calls known with the first list, and changed with each change; a change may come
+// before the list.
+func NewNamespaces(kube kubernetes.Interface, known func([]string), changed func(string, bool),
+	options InformerOptions) *Namespaces {
+	return &Namespaces{kube: kube, options: options, known: known, changed: changed}
+}
+
+// Synced reports whether the namespaces are known.
+func (n *Namespaces) Synced() bool { return n.synced.Load() }
+
+// Findings returns nothing: Synced shows a failing list.
+func (n *Namespaces) Findings() []finding.Finding { return nil }
+
+// Run watches until ctx ends.
+func (n *Namespaces) Run(ctx context.Context) error {
+	informer, err := Watch[*corev1.Namespace]{
+		Kind: writes.Namespace, ListWatch: ListWatch(n.kube.CoreV1().Namespaces(), metav1.ListOptions{}),
+		Example: &corev1.Namespace{}, Reduce: reduceNamespace,
+		Saw: func(_, ns *corev1.Namespace, gone bool) { n.changed(ns.Name, !gone && ns.DeletionTimestamp == nil) },
+	}.Informer(n.options)
+	if err != nil {
+		return err
+	}
+	ctx, stop := Follow(ctx, informer)
+	defer stop()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return ctx.Err()
+	}
+	var names []string
+	for _, object := range informer.GetStore().List() {
+		if ns := object.(*corev1.Namespace); ns.DeletionTimestamp == nil {
+			names = append(names, ns.Name)
+		}
+	}
+	n.known(names)
+	n.synced.Store(true)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// reduceNamespace keeps of a namespace what its readers need.
+func reduceNamespace(ns *corev1.Namespace) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: ns.Name, UID: ns.UID, ResourceVersion: ns.ResourceVersion, DeletionTimestamp: ns.DeletionTimestamp,
+	}}
+}

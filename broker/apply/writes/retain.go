@@ -1,0 +1,129 @@
+package writes
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// This file decides which existing objects of a remote stay although the remote does not export them (fail static): an
+// object that is not desired is deleted only when the remote it came from is complete, and not while the deletions
+// would be most of the remote's existing objects.
+//
+// The second rule is the brake of a broker that has just started. While a broker runs, each replica retains what its
+// remote withdraws if it is most of what the remote exports; a broker that starts can compare a remote's first snapshot
+// only with what an earlier broker wrote. Objects that the first snapshot would delete stay until a later snapshot
+// lacks them too, or the operator releases them.
+//
+// Time and existing objects are arguments. A Guard belongs to its caller and has no lock.
+
+// Count returns how many objects of a remote exist, and how many of them are not desired. ok is false while the
+// existing objects are not known.
+type Count func() (withdrawn, all int, ok bool)
+
+// Retention decides for the objects of one kind that came from one remote. A new Guard retains everything.
+type Retention struct {
+	cluster, objects string
+	brake            config.Brake
+	kinds            []semaphorev1.Kind
+	// snapshots are the complete snapshots received, by kind.
+	snapshots map[semaphorev1.Kind]int
+	// confirmed means that undesired objects may be deleted. It stays true: from then on the replica's brake decides.
+	confirmed bool
+	// evaluated is the number of snapshots at the last evaluation.
+	evaluated int
+	// since is when the Guard began to retain the withdrawn ones of all existing objects.
+	since          time.Time
+	withdrawn, all int
+}
+
+// NewRetention creates the Guard of a remote's objects of a kind. exported are the kinds of the remote that decide
+// which objects are desired.
+func NewRetention(cluster string, of ObjectKind, brake config.Brake, exported ...semaphorev1.Kind) *Retention {
+	return &Retention{cluster: cluster, objects: of.Plural(), brake: brake, kinds: exported,
+		snapshots: map[semaphorev1.Kind]int{}}
+}
+
+// Cluster returns the remote.
+func (g *Retention) Cluster() string { return g.cluster }
+
+// Objects names the objects, such as "services".
+func (g *Retention) Objects() string { return g.objects }
+
+// Complete counts a complete snapshot of a kind.
+func (g *Retention) Complete(kind semaphorev1.Kind) {
+	if slices.Contains(g.kinds, kind) {
+		g.snapshots[kind]++
+	}
+}
+
+// complete returns how many complete snapshots there were of every kind.
+func (g *Retention) complete() int {
+	n := g.snapshots[g.kinds[0]]
+	for _, kind := range g.kinds[1:] {
+		n = min(n, g.snapshots[kind])
+	}
+	return n
+}
+
+// Heard reports whether there was a complete snapshot of every kind.
+func (g *Retention) Heard() bool { return g.complete() > 0 }
+
+// Retains reports whether undesired objects stay.
+func (g *Retention) Retains() bool { return !g.confirmed || !g.Heard() }
+
+// Evaluate decides after a new snapshot whether undesired objects may be deleted. It returns whether the answer
+// changed, and a sentence for the operator when the Guard begins to retain.
+func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning string) {
+	snapshots := g.complete()
+	if g.confirmed || snapshots == 0 || snapshots == g.evaluated {
+		return false, ""
+	}
+	withdrawn, all, ok := count()
+	if !ok {
+		return false, ""
+	}
+	g.evaluated = snapshots
+	again := !g.since.IsZero() && now.Sub(g.since) >= g.brake.Hold.Duration
+	if !g.brake.Brakes(withdrawn, all) || again {
+		g.confirmed = true
+		return true, ""
+	}
+	if g.since.IsZero() {
+		g.since = now
+		warning = fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): the broker retains them %s",
+			g.cluster, withdrawn, all, g.objects, g.brake.Until(g.cluster))
+	}
+	g.withdrawn, g.all = withdrawn, all
+	return false, warning
+}
+
+// holds reports whether the Guard retains objects that the last snapshot would delete.
+func (g *Retention) holds() bool { return !g.confirmed && !g.since.IsZero() }
+
+// Release ends retaining by order of an operator, and returns how many objects it concerns.
+func (g *Retention) Release() int {
+	if !g.holds() {
+		return 0
+	}
+	g.confirmed = true
+	return g.withdrawn
+}
+
+// Due reports whether another snapshot without the retained objects would release them.
+func (g *Retention) Due(now time.Time) bool {
+	return g.holds() && now.Sub(g.since) >= g.brake.Hold.Duration
+}
+
+// Problem describes what is retained, for the operator; empty for nothing.
+func (g *Retention) Problem() string {
+	if !g.holds() {
+		return ""
+	}
+	return fmt.Sprintf("retained since %s, %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
+		"broker wrote for it", g.since.UTC().Format(time.RFC3339), g.brake.Until(g.cluster), g.cluster, g.withdrawn, g.all,
+		g.objects)
+}

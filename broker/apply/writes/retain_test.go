@@ -1,0 +1,110 @@
+package writes
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+)
+
+const (
+	service = semaphorev1.Kind_KIND_SERVICE
+	slice   = semaphorev1.Kind_KIND_ENDPOINT_SLICE
+)
+
+func testBrake(t *testing.T) config.Brake {
+	t.Helper()
+	cfg, err := described.Broker(
+		[]byte(
+			`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], ` +
+				`"nodeSubnets": ["192.0.2.0/24"]}]}`,
+		),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg.Brake
+}
+
+// TestGuard plays what a remote sends, what exists then, and what may be removed.
+func TestGuard(t *testing.T) {
+	brake := testBrake(t)
+	hold := brake.Hold.Duration
+	type step struct {
+		complete       semaphorev1.Kind
+		pass           time.Duration
+		withdrawn, all int
+		unknown        bool // the existing objects are unknown
+		release        bool
+		retains, warns bool
+		due            bool
+	}
+	for name, test := range map[string]struct {
+		kinds []semaphorev1.Kind
+		steps []step
+	}{
+		"nothing goes before all kinds were heard": {[]semaphorev1.Kind{service, slice}, []step{
+			{retains: true},
+			{complete: service, all: 3, retains: true},
+			{complete: service, all: 3, retains: true},
+			{complete: slice, withdrawn: 1, all: 3, retains: false},
+		}},
+		"a kind that is another's is none of it": {[]semaphorev1.Kind{service}, []step{{complete: slice, retains: true}}},
+		"a first snapshot that withdraws most": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
+			{complete: service, withdrawn: 30, all: 40, retains: true},
+			{pass: hold - time.Second, withdrawn: 30, all: 40, retains: true},
+			{pass: time.Second, withdrawn: 30, all: 40, retains: true, due: true},
+			{complete: service, withdrawn: 30, all: 40, retains: false},
+		}},
+		"one that has it all again": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 40, all: 40, retains: true, warns: true},
+			{complete: service, withdrawn: 1, all: 40, retains: false},
+			{complete: service, withdrawn: 40, all: 40, retains: false}, // the replica's brake is what holds now
+		}},
+		"once all may go, the replica's brake is what holds": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, all: 40, retains: false},
+			{complete: service, withdrawn: 40, all: 40, retains: false},
+		}},
+		"the operator releases": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
+			{release: true, retains: false},
+		}},
+		"the existing objects are not known yet": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, unknown: true, retains: true},
+			{withdrawn: 1, all: 11, retains: false},
+		}},
+		"what was removed by hand is held no more": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 40, all: 40, retains: true, warns: true},
+			{pass: hold, retains: true, due: true},
+			{complete: service, retains: false},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, now := NewRetention("c2", Service, brake, test.kinds...), time.Unix(1_000_000, 0)
+			for i, s := range test.steps {
+				now = now.Add(s.pass)
+				if s.complete != 0 {
+					g.Complete(s.complete)
+				}
+				before := g.Retains()
+				changed, warning := g.Evaluate(now, func() (int, int, bool) { return s.withdrawn, s.all, !s.unknown })
+				if s.release {
+					if n := g.Release(); n != 30 {
+						t.Errorf("step %d: released %d", i, n)
+					}
+				} else if changed != (before && !g.Retains()) {
+					t.Errorf("step %d: changed %v", i, changed)
+				}
+				if g.Retains() != s.retains || (warning != "") != s.warns || g.Due(now) != s.due {
+					t.Errorf("step %d: retains %v, warns %q, due %v", i, g.Retains(), warning, g.Due(now))
+				}
+				if held := g.Problem() != ""; held && !s.retains {
+					t.Errorf("step %d: %q", i, g.Problem())
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,320 @@
+// Package imports decides what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the rule of the
+// Service that is derived from the ServiceExports of one name and has the endpoints of all clusters that export it,
+// the ServiceImport that leads to it, and the EndpointSlices beside that (docs/adr/0029-multi-cluster-services.md). A
+// broker without mcs.enabled has none of it.
+//
+// The package is pure, as broker/mirror, whose plan it reads: callers pass the time.
+package imports
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Plan has the desired ServiceImports and the EndpointSlices beside them. It is not safe for concurrent use.
+type Plan struct {
+	rule
+	namespace string // of the mirrors
+	own       string
+	services  *mirror.Plan
+	// namespaces are those of the own cluster, nil while unknown.
+	namespaces map[string]bool
+	// derived are the derived Services that are desired or exist.
+	derived map[string]*derived
+}
+
+// derived is what is known of a derived Service.
+type derived struct {
+	// imported is the name of the ServiceImport that leads to it, NAMESPACE/NAME.
+	imported string
+	existing *corev1.Service
+	// addressed is when it was first observed with its present IPs; zero for none.
+	addressed time.Time
+}
+
+// Touches are the objects whose desired state may have changed, by NAMESPACE/NAME: ServiceImports, and the
+// EndpointSlices beside them.
+type Touches struct{ Imports, Slices []mirror.Touched }
+
+// Plans makes a plan of Services, and that of ServiceImports, which is nil without mcs.enabled.
+func Plans(cfg *config.Broker) (*mirror.Plan, *Plan) {
+	if !cfg.MCS.Enabled {
+		return mirror.New(cfg, nil), nil
+	}
+	r := rule{&cfg.MCS, []string{cfg.MirrorNamespace, cfg.Agents.Namespace}}
+	services := mirror.New(cfg, r)
+	return services, &Plan{rule: r, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
+		derived: map[string]*derived{}}
+}
+
+// isDerived reports whether a Service can be a derived one, by its name, which alone is known of one that ends.
+func isDerived(service string) bool { return strings.HasPrefix(service, naming.ImportPrefix+"-") }
+
+// Touched returns what is touched with Services and slices.
+func (p *Plan) Touched(by mirror.Touches) (out Touches) {
+	for _, t := range by.Services {
+		if isDerived(t.Name) {
+			p.touch(&out, t)
+		}
+	}
+	for _, t := range by.Slices {
+		if isDerived(t.Service) {
+			t.Name = t.Namespace + "/" + t.Name
+			out.Slices = append(out.Slices, t)
+		}
+	}
+	return out
+}
+
+// touch touches the ServiceImport that leads to a Service, and the one that did.
+func (p *Plan) touch(out *Touches, service mirror.Touched) {
+	is := p.derived[service.Name]
+	of, _, desired := p.services.Derived(service.Name)
+	if is == nil && !desired {
+		return
+	}
+	if is == nil {
+		is = &derived{}
+		p.derived[service.Name] = is
+	}
+	names := []string{is.imported}
+	if desired {
+		is.imported = of.String()
+		names = append(names, is.imported)
+	} else if is.existing == nil {
+		delete(p.derived, service.Name)
+	}
+	for _, name := range slices.Compact(names) {
+		if service.Name = name; name != "" {
+			out.Imports = append(out.Imports, service)
+		}
+	}
+}
+
+// ObserveService records an existing Service of semaphore, after the plan of Services did; nil if none of that name
+// exists.
+func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) (out Touches) {
+	is := p.derived[name]
+	if !isDerived(name) || is == nil && o == nil {
+		return out
+	}
+	if is == nil {
+		is = &derived{}
+		p.derived[name] = is
+	}
+	var was, ips []string
+	if is.existing != nil {
+		was = is.existing.Spec.ClusterIPs
+	}
+	if is.existing = o; o != nil {
+		ips = o.Spec.ClusterIPs
+		if is.imported == "" && o.Labels[naming.LabelImported] == "true" {
+			is.imported = o.Annotations[naming.AnnotationSourceNamespace] + "/" + o.Annotations[naming.AnnotationSourceName]
+		}
+	}
+	if !slices.Equal(was, ips) {
+		is.addressed = time.Time{}
+		if o != nil && o.Labels[naming.LabelImported] == "true" && o.Spec.ClusterIP != "" &&
+			o.Spec.ClusterIP != corev1.ClusterIPNone {
+			is.addressed = now
+		}
+	}
+	if o == nil || !slices.Equal(was, ips) {
+		p.touch(&out, mirror.Touched{Name: name})
+	}
+	return out
+}
+
+// Outcomes adds conflicts to the outcomes of a cluster's services, which are sorted by name. Only the own cluster
+// receives them.
+func (p *Plan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Outcome {
+	if cluster != p.own {
+		return out
+	}
+	order := func(a, b mirror.Outcome) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	}
+	known := len(out)
+	for service := range p.services.AllDerived {
+		of, m, _ := p.services.Derived(service)
+		if len(m.Conflict.Reasons) == 0 || !slices.Contains(m.Exporting, p.own) {
+			continue
+		}
+		o := mirror.Outcome{Namespace: of.Namespace, Name: of.Name, Code: finding.OutcomeConflict, Conflict: m.Conflict}
+		if i, there := slices.BinarySearchFunc(out[:known], o, order); there {
+			out[i].Conflict = m.Conflict
+		} else {
+			out = append(out, o)
+		}
+	}
+	slices.SortFunc(out, order)
+	return out
+}
+
+// SetNamespaces records which namespaces the own cluster has: nothing is imported into others. It returns the names of
+// the ServiceImports, and of the EndpointSlices beside them.
+func (p *Plan) SetNamespaces(names []string) (imports, slices []string) {
+	p.namespaces = map[string]bool{}
+	for _, name := range names {
+		p.namespaces[name] = true
+	}
+	return p.Imports(), p.ImportSlices()
+}
+
+// SetNamespace records whether a namespace exists. It returns the names of its ServiceImports, and of the
+// EndpointSlices beside them.
+func (p *Plan) SetNamespace(namespace string, exists bool) (imports, importSlices []string) {
+	if p.namespaces == nil {
+		return nil, nil // SetNamespaces follows
+	}
+	if p.namespaces[namespace] == exists {
+		return nil, nil // another change of the namespace, or a relist
+	}
+	if p.namespaces[namespace] = exists; !exists {
+		delete(p.namespaces, namespace)
+	}
+	elsewhere := func(name string) bool { return !strings.HasPrefix(name, namespace+"/") }
+	return slices.DeleteFunc(p.Imports(), elsewhere), slices.DeleteFunc(p.ImportSlices(), elsewhere)
+}
+
+// Imports returns the names of all desired ServiceImports, NAMESPACE/NAME, sorted.
+func (p *Plan) Imports() (names []string) {
+	for service := range p.services.AllDerived {
+		of, _, _ := p.services.Derived(service)
+		names = append(names, of.String())
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Count is the number of desired ServiceImports.
+func (p *Plan) Count() (n int) {
+	for range p.services.AllDerived {
+		n++
+	}
+	return n
+}
+
+// DerivedService returns the name of the Service that a ServiceImport, NAMESPACE/NAME, leads to.
+func DerivedService(imported string) string {
+	namespace, name, _ := strings.Cut(imported, "/")
+	return naming.Import(namespace, name)
+}
+
+// ImportDue returns how long the ServiceImport of a name is not written yet (mcs.settle). A packet to an IP for which
+// kube-proxy has no rule yet is lost, and the kernel remembers the connection as one without a rule: its client waits
+// for minutes. kube-proxy syncs at most once a second.
+func (p *Plan) ImportDue(imported string, now time.Time) time.Duration {
+	is := p.derived[DerivedService(imported)]
+	if is == nil || is.addressed.IsZero() {
+		return 0
+	}
+	return max(0, p.Settle.Duration-now.Sub(is.addressed))
+}
+
+// Import returns the desired ServiceImport of a name, NAMESPACE/NAME. It is nil although wanted is true while its
+// Service, whose IPs it has, does not exist, or the cluster that decides is not complete.
+func (p *Plan) Import(imported string) (out *mcsv1beta1.ServiceImport, wanted bool) {
+	service := DerivedService(imported)
+	namespace, name, _ := strings.Cut(imported, "/")
+	of, t, desired := p.services.Derived(service)
+	if !desired || of.String() != imported {
+		return nil, false
+	}
+	if p.namespaces == nil {
+		return nil, true
+	}
+	if !p.namespaces[namespace] {
+		return nil, false
+	}
+	is := p.derived[service]
+	if t.Service == nil || is == nil || is.existing == nil {
+		return nil, true
+	}
+	existing := is.existing
+	out = &mcsv1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Labels: labelsOf(t.Service), Annotations: annotationsOf(t.Service),
+		},
+		Spec: mcsv1beta1.ServiceImportSpec{
+			Type:            mcsv1beta1.ClusterSetIP,
+			Ports:           []mcsv1beta1.ServicePort{},
+			SessionAffinity: corev1.ServiceAffinityNone,
+			InternalTrafficPolicy: optional(corev1.ServiceInternalTrafficPolicy(
+				t.Service.GetMultiCluster().GetInternalTrafficPolicy())),
+			TrafficDistribution: optional(t.Service.GetTrafficDistribution()),
+		},
+	}
+	note := func(key string, keys []string) {
+		if len(keys) > 0 {
+			out.Annotations[key] = strings.Join(keys, ",")
+		}
+	}
+	labels, annotations := slices.Sorted(maps.Keys(out.Labels)), slices.Sorted(maps.Keys(out.Annotations))
+	note(naming.AnnotationCopiedLabels, labels)
+	note(naming.AnnotationCopiedAnnotations, annotations)
+	out.Labels[naming.LabelManagedBy], out.Labels[naming.LabelSourceCluster] = naming.ManagedByBroker, ""
+	for _, port := range t.Service.GetPorts() {
+		out.Spec.Ports = append(out.Spec.Ports, mcsv1beta1.ServicePort{Name: port.GetName(),
+			Protocol: corev1.Protocol(port.GetProtocol()), Port: port.GetPort(), AppProtocol: optional(port.GetAppProtocol())})
+	}
+	if seconds := t.Service.GetClientIpAffinitySeconds(); seconds > 0 {
+		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		out.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(seconds)},
+		}
+	}
+	out.Spec.IPFamilies = append(out.Spec.IPFamilies, existing.Spec.IPFamilies...)
+	if t.Service.GetHeadless() {
+		out.Spec.Type = mcsv1beta1.Headless
+	} else {
+		for _, ip := range existing.Spec.ClusterIPs {
+			if ip != "" && ip != corev1.ClusterIPNone {
+				out.Spec.IPs = append(out.Spec.IPs, ip)
+			}
+		}
+	}
+	out.Status.EndpointSliceObjects = mcsv1beta1.EndpointSliceObjectsAbsent
+	if p.hasImportSlices(t.Service.GetHeadless()) {
+		out.Status.EndpointSliceObjects = mcsv1beta1.EndpointSliceObjectsPresent
+	}
+	for _, cluster := range t.Order {
+		out.Status.Clusters = append(out.Status.Clusters, mcsv1beta1.ClusterStatus{Cluster: naming.ClusterLabel(cluster)})
+	}
+	out.Status.Conditions = []metav1.Condition{p.ready(service, t.Service.GetIpFamilies(), existing.Spec.IPFamilies)}
+	return out, true
+}
+
+// ready is the condition of a ServiceImport whose Service exists: the exports need an IP family that this cluster has.
+func (p *Plan) ready(service string, exported []string, here []corev1.IPFamily) metav1.Condition {
+	ready := metav1.Condition{Type: string(mcsv1beta1.ServiceImportConditionReady), Status: metav1.ConditionTrue,
+		Reason: string(mcsv1beta1.ServiceImportReasonReady), Message: "Service " + p.namespace + "/" + service +
+			" leads to it"}
+	if len(exported) > 0 && !slices.ContainsFunc(here,
+		func(f corev1.IPFamily) bool { return slices.Contains(exported, string(f)) }) {
+		ready.Status, ready.Reason = metav1.ConditionFalse, string(mcsv1beta1.ServiceImportReasonIPFamilyNotSupported)
+		ready.Message = fmt.Sprintf("the exports have %s, and this cluster has %v", strings.Join(exported, ", "), here)
+	}
+	return ready
+}
+
+func optional[T ~string](s T) *T {
+	if s == "" {
+		return nil
+	}
+	return &s
+}

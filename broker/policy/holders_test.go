@@ -1,0 +1,147 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var holdersStart = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+func at(seconds int) time.Time { return holdersStart.Add(time.Duration(seconds) * time.Second) }
+
+func member(uid, set string, ips ...string) *semaphorev1.Object {
+	return &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{
+		SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
+}
+
+func said(all []*semaphorev1.Holder) string {
+	var out []string
+	for _, h := range all {
+		from, until := "?", "now"
+		if h.GetFrom() != nil {
+			from = fmt.Sprint(h.GetFrom().AsTime().Sub(holdersStart).Seconds())
+		}
+		if h.GetUntil() != nil {
+			until = fmt.Sprint(h.GetUntil().AsTime().Sub(holdersStart).Seconds())
+		}
+		out = append(out, fmt.Sprintf("%s/%s/%s(%s) in %s %s-%s", h.GetCluster(), h.GetNamespace(), h.GetPod(), h.GetUid(),
+			h.GetSet(), from, until))
+	}
+	return strings.Join(out, "; ")
+}
+
+// TestHolders: who had an address is distinguished by time, also where an address passes from pod to pod.
+func TestHolders(t *testing.T) {
+	m := NewHolders(100, holdersStart)
+	change := func(second int, pod string, old, now *semaphorev1.Object) {
+		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: pod},
+			Old: old, New: now, ObservedAt: at(second)}}, at(second))
+	}
+	ip := netip.MustParseAddr("10.2.0.5")
+	is := func(what, want string, now ...Holder) {
+		t.Helper()
+		all, since := m.Holders(ip, now)
+		if got := said(all); got != want || !since.Equal(holdersStart) {
+			t.Errorf("%s: %s\nwant %s", what, got, want)
+		}
+	}
+	web := Holder{"c2", "shop", "web", "u1", "web"}
+	// A first snapshot says nothing of when.
+	m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
+		Name: "web"},
+		New: member("u1", "web", "10.2.0.5")}}, at(0))
+	is("no pod is known to have changed", "c2/shop/web(u1) in web ?-now", web)
+	change(10, "web", member("u1", "web", "10.2.0.5"), nil)
+	is("it ended", "c2/shop/web(u1) in web ?-10")
+	change(20, "db", nil, member("u2", "db", "10.2.0.5", "fd02::5"))
+	is("another pod has it", "c2/shop/db(u2) in db 20-now; c2/shop/web(u1) in web ?-10",
+		Holder{"c2", "shop", "db", "u2", "db"})
+	change(30, "db", member("u2", "db", "10.2.0.5", "fd02::5"), member("u2", "db", "10.2.0.5"))
+	is("it lost another address", "c2/shop/db(u2) in db 20-now; c2/shop/web(u1) in web ?-10")
+	change(40, "db", member("u2", "db", "10.2.0.5"), member("u2", "cache", "10.2.0.5"))
+	is("it changed its set", "c2/shop/db(u2) in cache 40-now; c2/shop/db(u2) in db 20-40; c2/shop/web(u1) in web ?-10")
+
+	all, _ := m.Holders(ip, nil)
+	for second, want := range map[int]string{5: "c2/shop/web(u1) in web ?-10", 15: "", 25: "c2/shop/db(u2) in db 20-40",
+		40: "c2/shop/db(u2) in cache 40-now"} {
+		if got := said(At(append([]*semaphorev1.Holder{}, all...), at(second))); got != want {
+			t.Errorf("at %d: %s, want %s", second, got, want)
+		}
+	}
+}
+
+// TestBounded: the memory has an end, and says since when it is complete.
+func TestBounded(t *testing.T) {
+	m := NewHolders(3, holdersStart)
+	for i := range 5 {
+		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
+			New: member("u", "s", fmt.Sprintf("10.2.0.%d", i)), ObservedAt: at(i)}}, at(i))
+	}
+	if len(m.slots) != 3 {
+		t.Errorf("%d changes are kept", len(m.slots))
+	}
+	if all, since := m.Holders(netip.MustParseAddr("10.2.0.0"), nil); len(all) != 0 || !since.Equal(at(1)) {
+		t.Errorf("%s since %s", said(all), since)
+	}
+	if all, _ := m.Holders(netip.MustParseAddr("10.2.0.4"), nil); len(all) != 1 {
+		t.Errorf("the newest: %s", said(all))
+	}
+}
+
+// TestShares: a remote whose pods change all the time pushes out none of what another remote has in its share, and the
+// answer about the other's addresses is complete for as long as before. A remote alone has all the room.
+func TestShares(t *testing.T) {
+	m := NewHolders(30, holdersStart)
+	change := func(cluster string, second int, ip string) {
+		m.Take(cluster, []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
+			Name: ip}, New: member(ip, "s", ip), ObservedAt: at(second)}}, at(second))
+	}
+	for i := range 40 {
+		change("c2", i, fmt.Sprintf("10.2.0.%d", i))
+	}
+	if q := m.queues["c2"]; q.n != 30 || !q.since.Equal(at(9)) {
+		t.Errorf("alone it has %d changes since %s", q.n, q.since)
+	}
+	for i := range 10 {
+		change("c3", 40+i, fmt.Sprintf("10.3.0.%d", i))
+		change("c4", 40+i, fmt.Sprintf("10.4.0.%d", i))
+	}
+	for i := range 10_000 {
+		change("c2", 50+i, fmt.Sprintf("10.2.%d.%d", 1+i/250, i%250))
+	}
+	for _, cluster := range []string{"c2", "c3", "c4"} {
+		if q := m.queues[cluster]; q.n != 10 {
+			t.Errorf("%s has %d changes", cluster, q.n)
+		}
+	}
+	for i := range 10 {
+		all, since := m.Holders(netip.MustParseAddr(fmt.Sprintf("10.3.0.%d", i)), nil)
+		if len(all) != 1 || all[0].GetFrom().AsTime() != at(40+i) || !since.Equal(holdersStart) {
+			t.Errorf("10.3.0.%d: %s since %s", i, said(all), since)
+		}
+	}
+	if _, since := m.Holders(netip.MustParseAddr("10.2.0.39"), nil); !since.Equal(at(50 + 9_989)) {
+		t.Errorf("an address that no pod is known to have had: complete since %s", since)
+	}
+	if len(m.slots) != 30 {
+		t.Errorf("%d slots", len(m.slots))
+	}
+}
+
+func BenchmarkTakeOf100Remotes(b *testing.B) {
+	m := NewHolders(Room, holdersStart)
+	change := []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
+		New: member("u", "s", "10.2.0.5"), ObservedAt: holdersStart}}
+	for i := range 2 * Room {
+		m.Take(fmt.Sprint("c", i%100), change, holdersStart)
+	}
+	for i := 0; b.Loop(); i++ {
+		m.Take(fmt.Sprint("c", i%100), change, holdersStart)
+	}
+}

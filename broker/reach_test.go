@@ -1,0 +1,120 @@
+package broker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/stored"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestPodsWithoutATunnel: the endpoints of a mirror and of a global Service that lie on a node without an agent, on one
+// whose endpoint is refused, and on one that the agents have yet to set, are not used, and the status names the nodes
+// and the causes. They are used once a tunnel leads there. A restart of the broker writes nothing.
+func TestPodsWithoutATunnel(t *testing.T) {
+	w := newWorld(t)
+	stop := w.start(w.cfg)
+	agent := w.attach("", 0)
+	outside := nodeObject("n3", 23, "10.2.3.0/24")
+	outside.GetNode().Wireguard.Address = "8.8.8.8:51820"
+	shared := serviceObject("shop", "web", 80)
+	shared.GetService().Global = true
+	e := w.exporter("c2")
+	sendAll(e, "e1", nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 0, "10.2.2.0/24"), outside, shared,
+		sliceObject("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
+	used := func() string {
+		out := map[string]bool{}
+		for _, service := range []string{"c2-shop-73736d-web", "gl-shop-73736d-web"} {
+			for _, s := range w.slicesOf(t, service) {
+				for _, one := range s.Endpoints {
+					if ptr.Deref(one.Conditions.Ready, true) {
+						out[service[:2]+" "+one.Addresses[0]] = true
+					}
+				}
+			}
+		}
+		return strings.Join(slices.Sorted(maps.Keys(out)), ", ")
+	}
+	becomes := func(what, want string) {
+		t.Helper()
+		eventually(t, what, func() (bool, string) { return used() == want, used() })
+	}
+	becomes("only the node with a tunnel", "c2 10.2.1.5, gl 10.2.1.5")
+	finds := func(what string, texts ...string) {
+		t.Helper()
+		eventually(t, what, func() (bool, string) {
+			var found []string
+			for _, f := range w.status(w.cfg).GetFindings() {
+				if f.GetCode() == "NoTunnel" {
+					found = append(found, f.GetFirst()...)
+				}
+			}
+			text := strings.Join(found, "\n")
+			for _, part := range texts {
+				if !strings.Contains(text, part) {
+					return false, text
+				}
+			}
+			return (len(found) > 0) == (len(texts) > 0), text
+		})
+	}
+	finds("both nodes are named", "2 ready endpoints of cluster c2 are not used", "node n2: it has published no key",
+		"node n3: it is refused: ", "endpoint-not-allowed")
+
+	// A restart writes nothing.
+	agent.until("the peer", `
+device c2: 51822 [10.2.0.0/16]
+peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]`, "c2")
+	var before map[string]string
+	eventually(t, "all is written, and the peers are stored for the next broker", func() (bool, string) {
+		has := false
+		for shard := range stored.Shards {
+			m, err := w.admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), stored.Name(shard), metav1.GetOptions{})
+			has = has || err == nil && len(m.BinaryData["c2"]) > 0
+		}
+		before = w.written()
+		return has && len(before) == 6, fmt.Sprint(has, before)
+	})
+	e.cancel()
+	agent.cancel()
+	stop()
+	stop = w.start(w.cfg)
+	defer stop()
+	agent = w.attach("", 0)
+	e = w.exporter("c2")
+	sendAll(e, "e2", nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 0, "10.2.2.0/24"), outside, shared,
+		sliceObject("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
+	finds("the status after a restart", "2 ready endpoints of cluster c2 are not used")
+	if now := w.written(); !maps.Equal(now, before) {
+		t.Errorf("after a restart:\n%v, was\n%v", now, before)
+	}
+
+	// The endpoint of n3 is corrected and n2 gets an agent: both are used once the agents here have set the peers.
+	e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"), nodeObject("n2", 22, "10.2.2.0/24")))
+	e.acked(102)
+	agent.until("three peers", `
+device c2: 51822 [10.2.0.0/16]
+peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
+peer c2/n2: 172.18.2.22:51820 [10.2.2.0/24]
+peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
+	finds("the peers are not everywhere", "node n2: its peer is not set on every node here yet", "node n3: its peer")
+	becomes("the peers are published, and not set", "c2 10.2.1.5, gl 10.2.1.5")
+	agent.applied()
+	becomes("the peers are set", "c2 10.2.1.5, c2 10.2.2.5, c2 10.2.3.5, gl 10.2.1.5, gl 10.2.2.5, gl 10.2.3.5")
+	finds("nothing is left")
+
+	// A node loses its key: what it had in use is not reached any more.
+	e.send(changesFrom(103, nodeObject("n2", 0, "10.2.2.0/24")))
+	e.acked(103)
+	becomes("a node without a key", "c2 10.2.1.5, c2 10.2.3.5, gl 10.2.1.5, gl 10.2.3.5")
+	e.send(deletion(104, &semaphorev1.Object{Key: outside.Key}))
+	e.acked(104)
+	becomes("a node is gone", "c2 10.2.1.5, gl 10.2.1.5")
+	finds("the addresses are of no node", "node n2: it has published no key", "addresses in no node's subnets")
+}

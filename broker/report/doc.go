@@ -1,0 +1,3 @@
+// Package report tells what the broker has done: in Events on the namespace of the mirrors, and in the times that
+// changes of remote clusters took to take effect.
+package report

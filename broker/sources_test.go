@@ -1,0 +1,148 @@
+package broker
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// helloFrom is the Hello of c2's exporter that reads the cluster with a UID.
+func helloFrom(source, epoch string) *semaphorev1.PublishRequest {
+	m := helloMessage("c2", epoch, 100, allKinds...)
+	m.GetHello().SourceId = source
+	return m
+}
+
+// sendFrom sends the whole export of c2 as its exporter does that reads the cluster with a UID.
+func sendFrom(e *exporter, source, epoch string, objects ...*semaphorev1.Object) {
+	e.t.Helper()
+	e.send(helloFrom(source, epoch))
+	if e.recv().GetWelcome() == nil {
+		e.t.Fatal("no welcome")
+	}
+	for _, kind := range allKinds {
+		var of []*semaphorev1.Object
+		for _, o := range objects {
+			if o.Key.Kind == kind {
+				of = append(of, o)
+			}
+		}
+		e.send(snapshotOf(kind, 100, of...)...)
+	}
+	e.acked(100)
+}
+
+// TestASecondCluster: a cluster that was restored from a backup beside the original has its certificate. It changes no
+// object, however often it tries, and whether the original is connected or not, also after a restart of the broker;
+// both sides report it. One command of an operator lets it in, and then the original is the one that is refused.
+func TestASecondCluster(t *testing.T) {
+	r := worldOfObjects(t)
+	stop := r.start(r.cfg)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	const original, second = "0c5f0000-0000-4000-8000-000000000001", "0c5f0000-0000-4000-8000-000000000002"
+
+	first := r.exporter("c2")
+	sendFrom(first, original, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	r.becomes("the original's Service", `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+slice of c2-shop-73736d-echo: 10.2.1.5`)
+	sourceID := func() (id string) {
+		u, err := r.api.Get(t.Context(), "c2", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _, _ = unstructured.NestedString(u.Object, "status", "sourceID")
+		return id
+	}
+	eventually(t, "the original stands", func() (bool, string) { return sourceID() == original, sourceID() })
+	before := r.written()
+	// refused has the exporter of a cluster try, and checks that nothing is accepted from it and that it learns why.
+	refused := func(source, stands string, times int) {
+		t.Helper()
+		for i := range times {
+			conn := r.clusters.dial(t, "c2", "exporter", r.cfg.Listen.Federation, identity.Broker("c1"))
+			e := publish(t, conn)
+			e.send(helloFrom(source, fmt.Sprint("other", i)))
+			err := e.err()
+			conn.Close() // as an exporter does: of many open connections the oldest is closed
+			if status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), stands) ||
+				!strings.Contains(err.Error(), `patch remotecluster c2 --type merge -p '{"spec":{"sourceID":"`+source+`"}}'`) {
+				t.Fatalf("attempt %d ended with %v", i, err)
+			}
+		}
+		if after := r.written(); !maps.Equal(after, before) {
+			t.Fatalf("while it tries:\n%v, was\n%v", after, before)
+		}
+	}
+	refused(second, original, 10)
+	first.send(changesFrom(101, memberObject("shop", "p1", "u1", "web", "10.2.1.7")))
+	first.acked(101) // its stream continues
+	r.shows("c2", "Accepted, Connected, not Healthy (SourceRefused), port 7775")
+	eventually(t, "an Event", func() (bool, string) {
+		all, err := r.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		var notes []string
+		for _, e := range all.Items {
+			notes = append(notes, e.Reason+" "+e.Note)
+		}
+		text := strings.Join(notes, "\n")
+		return strings.Contains(text, "SourceRefused a second cluster") && strings.Contains(text, second), text
+	})
+	eventually(t, "the set", func() (bool, string) {
+		before = r.written()
+		return len(before) == 4, fmt.Sprint(before)
+	})
+	if text := fmt.Sprint(r.status(r.cfg).GetFindings()); !strings.Contains(text, "SourceRefused") ||
+		!strings.Contains(text, original) || !strings.Contains(text, second) {
+		t.Errorf("the status has %s", text)
+	}
+
+	// An exporter that does not know what it reads displaces none that does.
+	e := r.exporter("c2")
+	e.send(helloFrom("", "unknown"))
+	if err := e.err(); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("without a source: %v", err)
+	}
+
+	// The original ends, and the broker restarts: the second has no more right than before.
+	first.cancel()
+	r.shows("c2", "Accepted, not Connected (Disconnected), not Healthy (SourceRefused), port 7775")
+	refused(second, original, 3)
+	stop()
+	stop = r.start(r.cfg)
+	refused(second, original, 3)
+	first = r.exporter("c2")
+	sendFrom(first, original+"/1", "e1b", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.7"))
+
+	// The operator's word ends the stream of the one, and lets the other in.
+	r.patch("c2", `{"sourceID": "`+second+`"}`)
+	if err := first.err(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), second) {
+		t.Errorf("the original's stream ended with %v", err)
+	}
+	rebuilt := r.exporter("c2")
+	sendFrom(rebuilt, second, "e2", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.9"), memberObject("shop", "p1", "u1", "web", "10.2.1.7"))
+	eventually(t, "the rebuilt cluster stands", func() (bool, string) { return sourceID() == second, sourceID() })
+	eventually(t, "its endpoint", func() (bool, string) {
+		text := fmt.Sprint(r.written())
+		return strings.Contains(text, "10.2.1.9") && !strings.Contains(text, "10.2.1.5"), text
+	})
+	before = r.written()
+	refused(original, second, 3)
+	stop()
+}

@@ -1,0 +1,282 @@
+package stored
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/applytest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// drainer is a Drains that runs, with the rights that the manifests give it, and what it published.
+type drainer struct {
+	*Drains
+	t    *testing.T
+	api  kubernetes.Interface // of one who may do everything
+	stop func()
+
+	mu        sync.Mutex
+	published []string
+}
+
+// asBroker is a client with the rights of the manifests.
+func asBroker(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName = "system:serviceaccount:semaphore:semaphore-broker"
+	return kubernetes.NewForConfigOrDie(limited)
+}
+
+func startDrains(t *testing.T, cfg *rest.Config) *drainer {
+	t.Helper()
+	f := &drainer{t: t, api: kubernetes.NewForConfigOrDie(cfg)}
+	f.Drains = NewDrains(asBroker(t, cfg), "semaphore", func(s choice.Drains) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.published = append(f.published, shown(s))
+	}, options())
+	f.stop = testkit.Run(t, f.Run)
+	applytest.Eventually(t, "the drains are known",
+		func() (bool, string) { return f.Synced(), strings.Join(finding.Texts(f.Findings()), "; ") })
+	return f
+}
+
+func shown(s choice.Drains) string {
+	var out []string
+	for _, d := range s.All() {
+		out = append(out, d.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// publishes waits until the last published set is this.
+func (f *drainer) publishes(what, want string) {
+	f.t.Helper()
+	applytest.Eventually(f.t, what, func() (bool, string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.published) > 0 && f.published[len(f.published)-1] == want, fmt.Sprintf("%q", f.published)
+	})
+}
+
+// data is what is in the ConfigMap.
+func (f *drainer) data() map[string]string {
+	f.t.Helper()
+	cm, err := f.api.CoreV1().ConfigMaps("semaphore").Get(f.t.Context(), DrainsName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return cm.Data
+}
+
+func (f *drainer) edit(patch string) {
+	f.t.Helper()
+	if _, err := f.api.CoreV1().ConfigMaps("semaphore").Patch(f.t.Context(), DrainsName, types.MergePatchType,
+		[]byte(patch),
+		metav1.PatchOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *drainer) add(d choice.Drain) {
+	f.t.Helper()
+	if err := f.Add(f.t.Context(), d); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func TestDrains(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	kubetest.Grant(t, cfg, "semaphore-broker", "../../deploy/features/services/broker/rbac.yaml")
+	c2, echo := choice.Target{Cluster: "c2"}, choice.Target{Cluster: "c2", Namespace: "shop", Service: "echo"}
+	n1 := choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.1.0/24")}, By: "ops"}
+	clean := func() {
+		if err := admin.CoreV1().ConfigMaps("semaphore").Delete(t.Context(), DrainsName,
+			metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+
+	t.Run("kept, seen, and removed", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.publishes("at first there is none", "")
+		f.add(choice.Drain{Target: c2, Since: time.Now(), By: "ops"})
+		if got := shown(f.Held()); got != "cluster c2" {
+			t.Errorf("after the answer %q holds", got)
+		}
+		f.add(n1)
+		f.add(choice.Drain{Target: echo})
+		f.publishes("three", "cluster c2, node c2/n1, service c2:shop/echo")
+		if got := f.data(); len(got) != 3 || got["node.c2.n1"] != n1.Text() ||
+			!strings.Contains(got["cluster.c2"], "by: ops\n") {
+			t.Errorf("%q", got)
+		}
+		cm, err := f.api.CoreV1().ConfigMaps("semaphore").Get(t.Context(), DrainsName, metav1.GetOptions{})
+		if err != nil || cm.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+			t.Errorf("labels %v, %v", cm.Labels, err)
+		}
+		f.stop()
+
+		// Another broker, after this one.
+		f = startDrains(t, cfg)
+		f.publishes("as it was", "cluster c2, node c2/n1, service c2:shop/echo")
+		removed, err := f.Remove(t.Context(), c2)
+		if err != nil || fmt.Sprint(removed) != "[cluster c2]" {
+			t.Errorf("removed %v, %v", removed, err)
+		}
+		removed, err = f.Remove(t.Context(), c2)
+		if err != nil || len(removed) != 0 {
+			t.Errorf("removed again: %v, %v", removed, err)
+		}
+		f.publishes("two", "node c2/n1, service c2:shop/echo")
+		clean()
+		f.publishes("taken away, they hold no more", "")
+		f.add(n1)
+		f.publishes("made again", "node c2/n1")
+		if p := finding.Texts(f.Findings()); len(p) != 0 {
+			t.Errorf("%q", p)
+		}
+	})
+
+	t.Run("edited by hand", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.edit(`{"data":{"mine":"cluster: c2\n","typing-error":"clutser: c3\n"}}`)
+		f.publishes("what is edited holds", "cluster c2, node c2/n1")
+		if p := finding.Texts(f.Findings()); len(p) != 1 ||
+			!strings.Contains(p[0], "drain typing-error of ConfigMap semaphore/semaphore-drains is not active: ") ||
+			!strings.Contains(p[0], "clutser") {
+			t.Errorf("%q", p)
+		}
+		f.edit(`{"data":{"typing-error":null,"node.c2.n1":null}}`)
+		f.publishes("what is taken out does not", "cluster c2")
+		// Under another key than ours.
+		if removed, err := f.Remove(t.Context(), c2); err != nil || len(removed) != 1 || len(f.data()) != 0 ||
+			len(finding.Texts(f.Findings())) != 0 {
+			t.Errorf("removed %v, %v; there is %v; %q", removed, err, f.data(), finding.Texts(f.Findings()))
+		}
+		f.edit(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":"helm"}},"data":{"mine":"cluster: c2\n"}}`)
+		applytest.Eventually(t, "someone else's is not read", func() (bool, string) {
+			p := finding.Texts(f.Findings())
+			return len(p) == 1 && strings.Contains(p[0], "lacks the label"), fmt.Sprintf("%q", p)
+		})
+		if err := f.Add(t.Context(), n1); err == nil || !strings.Contains(err.Error(), "semaphore did not create it") ||
+			len(f.data()) != 1 {
+			t.Errorf("%v; %v", err, f.data())
+		}
+		if shown(f.Held()) != "" {
+			t.Errorf("%s holds", shown(f.Held()))
+		}
+	})
+
+	t.Run("over", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.add(choice.Drain{Target: c2, Until: time.Now().Add(8 * time.Second)}) // longer than a write takes
+		f.publishes("one is over", "node c2/n1")
+		f.mu.Lock()
+		if got := fmt.Sprintf("%q", f.published); got != `["" "node c2/n1" "cluster c2, node c2/n1" "node c2/n1"]` {
+			t.Errorf("published %s", got)
+		}
+		f.mu.Unlock()
+		applytest.Eventually(t, "it is taken out", func() (bool, string) {
+			return len(f.data()) == 1, fmt.Sprint(f.data())
+		})
+	})
+
+	// What another has written in between is kept.
+	t.Run("conflict", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.publishes("one", "node c2/n1")
+		other := NewDrains(asBroker(t, cfg), "semaphore", func(choice.Drains) {}, options())
+		testkit.Run(t, other.Run)
+		applytest.Eventually(t, "known", func() (bool, string) { return other.Synced(), "" })
+		var wg sync.WaitGroup
+		for i := range 4 {
+			for _, d := range []*Drains{f.Drains, other} {
+				wg.Go(func() {
+					target := choice.Target{Namespace: "shop", Service: fmt.Sprint("s", i)}
+					if d == other {
+						target.Cluster = "c3"
+					}
+					if err := d.Add(t.Context(), choice.Drain{Target: target}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if got := f.data(); len(got) != 9 {
+			t.Errorf("%v", got)
+		}
+	})
+
+	t.Run("refused", func(t *testing.T) {
+		f := startDrains(t, cfg)
+		if err := f.Add(t.Context(), choice.Drain{Target: n1.Target}); err == nil ||
+			!strings.Contains(err.Error(), "prefixes: none") {
+			t.Error(err)
+		}
+		if err := f.Add(t.Context(), choice.Drain{Target: c2, By: strings.Repeat("x", 2<<20)}); err == nil ||
+			!strings.Contains(err.Error(), "drain cluster c2: ConfigMap semaphore/semaphore-drains: ") {
+			t.Error(err)
+		}
+		if f.data() != nil {
+			t.Error(f.data())
+		}
+		early := NewDrains(asBroker(t, cfg), "semaphore", func(choice.Drains) {}, options())
+		if err := early.Add(t.Context(), n1); err == nil || !strings.Contains(err.Error(), "not known yet") {
+			t.Error(err)
+		}
+	})
+
+	// Without the right to read them they are not known, which is reported, and no empty set is published.
+	t.Run("not allowed", func(t *testing.T) {
+		nobody := rest.CopyConfig(cfg)
+		nobody.Impersonate.UserName = "nobody"
+		published := make(chan choice.Drains, 10)
+		d := NewDrains(kubernetes.NewForConfigOrDie(nobody), "semaphore", func(s choice.Drains) { published <- s }, options())
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		testkit.Run(t, func(context.Context) error { return d.Run(ctx) })
+		applytest.Eventually(t, "the reason is reported", func() (bool, string) {
+			p := strings.Join(finding.Texts(d.Findings()), "; ")
+			return strings.Contains(p, "drains are not known") && strings.Contains(p, "forbidden"), p
+		})
+		if d.Synced() || len(published) > 0 {
+			t.Errorf("synced %v, published %d", d.Synced(), len(published))
+		}
+	})
+}
+
+func options() apply.Options {
+	out, _ := applytest.Options()
+	return out
+}

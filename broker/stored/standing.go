@@ -1,0 +1,356 @@
+package stored
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// This file stores in the own cluster which peers its agents have, so that the next broker knows which node has which
+// key and pod CIDR before a remote connects: a remote that connects first takes nothing from a node that had it.
+//
+// It writes peers as peering.State has them, and reads them once, when a broker begins to lead. Stored peers are as
+// trusted as the broker's own writes, and are checked like a remote's nodes, as the configuration may have changed.
+
+const (
+	// Shards is the number of ConfigMaps. Each holds at most 1 MiB, about 15,000 peers, and RBAC names them one by
+	// one.
+	Shards = 4
+	// maxBytes is the limit of a remote's stored peers; an apiserver accepts a ConfigMap of 1 MiB.
+	maxBytes = 900 << 10
+	// maxUnpacked is the limit of a remote's peers, decompressed.
+	maxUnpacked = 64 << 20
+	// maxDecoded is the limit of the memory for that: two bytes can be an empty message.
+	maxDecoded = 4 * maxUnpacked
+	// batchDelay is how long to wait for more changes before a remote is written.
+	batchDelay = time.Second
+	// bytesPerSecond bounds the rate of writes while peers change all the time: each write contains all peers of a
+	// remote.
+	bytesPerSecond = 16 << 10
+	// retryInterval is the wait after a failure.
+	retryInterval = 2 * time.Second
+)
+
+// Name returns the name of a ConfigMap.
+func Name(shard int) string { return fmt.Sprintf("semaphore-peers-%d", shard) }
+
+// Peers is the source of the peers; see peering.State.
+type Peers interface {
+	// Digests returns the digest of each complete remote, and a channel that is closed when
+	// something has changed.
+	Digests() (map[string]journal.Digest, <-chan struct{})
+	// PeersOf returns the peers of a remote, which must not be modified.
+	PeersOf(cluster string) []*semaphorev1.Peer
+}
+
+// PeerStore reads and writes the ConfigMaps.
+type PeerStore struct {
+	maps    [Shards]*kept.Map
+	every   time.Duration
+	log     *slog.Logger
+	problem *kube.Problem
+	// removed has a value when a remote was removed.
+	removed chan struct{}
+
+	mu      sync.Mutex
+	remotes map[string]bool
+}
+
+// NewPeers makes a store of the peers of the configured remotes.
+func NewPeers(client kubernetes.Interface, namespace string, remotes []string, log *slog.Logger) *PeerStore {
+	s := &PeerStore{every: kept.Every, log: log, problem: kube.NewProblem(log), removed: make(chan struct{}, 1)}
+	for i := range s.maps {
+		s.maps[i] = kept.New(client, namespace, Name(i), naming.ManagedByBroker, log)
+	}
+	s.Follow(remotes)
+	return s
+}
+
+// Follow takes the configured remotes. The stored peers of others are removed.
+func (s *PeerStore) Follow(remotes []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remotes = map[string]bool{}
+	for _, r := range remotes {
+		s.remotes[r] = true
+	}
+	select {
+	case s.removed <- struct{}{}:
+	default: // Run has not looked yet
+	}
+}
+
+func (s *PeerStore) configured(cluster string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.remotes[cluster]
+}
+
+// Problems returns why peers are not stored, a line each.
+func (s *PeerStore) Problems() []string { return s.problem.Lines() }
+
+// Reports returns what somebody changed and the store restored, a line for each ConfigMap.
+func (s *PeerStore) Reports() (lines []string) {
+	for _, m := range s.maps {
+		lines = append(lines, m.Reports()...)
+	}
+	return lines
+}
+
+// shard returns the ConfigMap of a remote.
+func shard(cluster string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(cluster)) // never fails
+	return int(h.Sum32() % Shards)
+}
+
+// Load reads the peers of the configured remotes, by remote and node. It waits until the apiserver answers. Without
+// the right to read them it returns none, and a problem.
+func (s *PeerStore) Load(ctx context.Context) (map[string]map[string]*semaphorev1.Node, error) {
+	all := map[string]map[string]*semaphorev1.Node{}
+	for i := range Shards {
+		for {
+			object, err := s.maps[i].Get(ctx)
+			if err == nil && object != nil {
+				s.read(object, all)
+			}
+			if err == nil {
+				break
+			}
+			s.problem.Set(fmt.Sprintf("the peers of the previous broker are not known: %v", err))
+			if apierrors.IsForbidden(err) {
+				return all, nil
+			}
+			if err := kube.Sleep(ctx, retryInterval); err != nil {
+				return nil, err
+			}
+		}
+	}
+	s.problem.Set("")
+	return all, nil
+}
+
+func (s *PeerStore) read(object *corev1.ConfigMap, all map[string]map[string]*semaphorev1.Node) {
+	for cluster, data := range object.BinaryData {
+		if !s.configured(cluster) {
+			continue
+		}
+		peers, err := unpack(data)
+		if err != nil {
+			s.log.Warn("cannot decode the stored peers of a remote; the broker ignores them", "configmap", object.Name,
+				"cluster", cluster, "error", err)
+			continue
+		}
+		all[cluster] = map[string]*semaphorev1.Node{}
+		for _, p := range peers {
+			all[cluster][p.GetKey().GetNode()] = &semaphorev1.Node{PodCidrs: p.GetAllowedIps(), Wireguard: p.GetWireguard()}
+		}
+	}
+}
+
+// written is what was written of a remote: the digest of its peers, and that of what is stored of them.
+type written struct {
+	peers journal.Digest
+	data  [sha256.Size]byte
+}
+
+// Run writes changes until ctx ends, and restores what somebody else has changed.
+func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
+	tick := time.NewTicker(s.every)
+	defer tick.Stop()
+	done, lost := map[string]written{}, map[string]bool{}
+	forgotten, look := false, false
+	for {
+		select {
+		case <-s.removed:
+			forgotten = false
+		case <-tick.C:
+			look = true
+		default:
+		}
+		if look {
+			look, forgotten = false, false
+			s.look(ctx, done, lost)
+		}
+		now, changed := peers.Digests()
+		for cluster := range done {
+			if _, is := now[cluster]; !is {
+				delete(done, cluster)
+			}
+		}
+		wait := time.Duration(0)
+		for _, cluster := range slices.Sorted(maps.Keys(now)) {
+			if was, ok := done[cluster]; ok && was.peers == now[cluster] || !s.configured(cluster) {
+				continue
+			}
+			n, data, err := s.save(ctx, cluster, peers.PeersOf(cluster))
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				s.problem.Set(fmt.Sprintf("the peers are not stored for the next broker: %v", err))
+				wait = retryInterval
+				continue
+			}
+			if lost[cluster] {
+				s.maps[shard(cluster)].Restored("the peers of " + cluster)
+				delete(lost, cluster)
+			}
+			done[cluster] = written{now[cluster], data}
+			wait += time.Duration(n) * time.Second / bytesPerSecond
+			s.problem.Set("")
+		}
+		if !forgotten {
+			forgotten = s.removeUnconfigured(ctx) == nil
+		}
+		if wait == 0 {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-changed:
+			case <-tick.C:
+				look = true
+			case <-s.removed:
+				forgotten = false
+			}
+		}
+		if err := kube.Sleep(ctx, max(wait, batchDelay)); err != nil {
+			return err
+		}
+	}
+}
+
+// look finds what somebody else has changed or deleted of what was written. It takes that out of done, so that it is
+// written again, and notes it in lost.
+func (s *PeerStore) look(ctx context.Context, done map[string]written, lost map[string]bool) {
+	problem := ""
+	defer func() { s.problem.Set(problem) }()
+	for i, m := range s.maps {
+		var here []string
+		for cluster := range done {
+			if shard(cluster) == i {
+				here = append(here, cluster)
+			}
+		}
+		if len(here) == 0 {
+			continue
+		}
+		object, err := m.Get(ctx)
+		if err != nil {
+			problem = fmt.Sprintf("the stored peers cannot be compared: %v", err)
+			continue
+		}
+		for _, cluster := range here {
+			if object == nil || sha256.Sum256(object.BinaryData[cluster]) != done[cluster].data {
+				delete(done, cluster)
+				lost[cluster] = true
+			}
+		}
+	}
+}
+
+// save writes the peers of a remote, and returns the size of what is stored, in bytes, and its digest.
+func (s *PeerStore) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) (int, [sha256.Size]byte,
+	error) {
+	var none [sha256.Size]byte
+	data, err := pack(peers)
+	if err != nil {
+		return 0, none, err
+	}
+	if len(data) > maxBytes {
+		// A part of the peers is better than none.
+		data, err = pack(peers[:len(peers)*maxBytes/len(data)])
+		if err != nil {
+			return 0, none, err
+		}
+		s.log.Warn("the peers of a remote are too large to store; the next broker learns the others from the remote",
+			"cluster", cluster, "peers", len(peers), "bytes", maxBytes)
+	}
+	_, err = s.maps[shard(cluster)].Change(ctx, func(object *corev1.ConfigMap) {
+		if object.BinaryData == nil {
+			object.BinaryData = map[string][]byte{}
+		}
+		object.BinaryData[cluster] = data
+	})
+	return len(data), sha256.Sum256(data), err
+}
+
+// removeUnconfigured removes the peers of remotes that were removed from the configuration.
+func (s *PeerStore) removeUnconfigured(ctx context.Context) error {
+	for _, m := range s.maps {
+		if _, err := m.Change(ctx, func(object *corev1.ConfigMap) {
+			maps.DeleteFunc(object.BinaryData, func(cluster string, _ []byte) bool { return !s.configured(cluster) })
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack encodes the peers as gzipped PeeringChanges, the message that agents receive. It contains no time: the same
+// peers result in the same bytes.
+func pack(peers []*semaphorev1.Peer) ([]byte, error) {
+	m := &semaphorev1.PeeringChanges{}
+	for _, p := range peers {
+		m.Changes = append(m.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}})
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	if _, err := z.Write(data); err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	if err := z.Close(); err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func unpack(data []byte) ([]*semaphorev1.Peer, error) {
+	z, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	raw, err := io.ReadAll(io.LimitReader(z, maxUnpacked+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) > maxUnpacked {
+		return nil, fmt.Errorf("more than %d bytes", maxUnpacked)
+	}
+	m := &semaphorev1.PeeringChanges{}
+	if err := wire.Decode(raw, m, maxDecoded); err != nil {
+		return nil, err
+	}
+	var peers []*semaphorev1.Peer
+	for _, c := range m.GetChanges() {
+		if p := c.GetPeer(); p != nil {
+			peers = append(peers, p)
+		}
+	}
+	return peers, nil
+}

@@ -1,0 +1,307 @@
+package apply
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+)
+
+// ApplyTyped applies an object of one of Kubernetes' types.
+func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
+	object, err := read.Object(typed)
+	if err == nil {
+		_, err = a.Apply(ctx, object)
+	}
+	return err
+}
+
+// poll is the interval at which the state that a command waits for is read.
+const poll = time.Second
+
+// Applier writes objects to one cluster, and reports on progress what it waits for.
+type Applier struct {
+	Client   dynamic.Interface
+	Cluster  *fleet.Cluster
+	progress io.Writer
+	// Force takes over fields that other field managers own.
+	Force bool
+}
+
+func New(c *fleet.Cluster, progress io.Writer) (*Applier, error) {
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	return &Applier{Client: client, Cluster: c, progress: progress}, nil
+}
+
+func (a *Applier) Say(format string, args ...any) {
+	fmt.Fprintf(a.progress, "%s: %s\n", a.Cluster.Context, show.Printable(fmt.Sprintf(format, args...)))
+}
+
+// Of returns the client for objects of a kind.
+func (a *Applier) Of(r Ref) dynamic.ResourceInterface {
+	resource, _ := meta.UnsafeGuessKindToResource(r.GroupVersionKind)
+	if r.Kind == "SecurityContextConstraints" { // which is its plural already
+		resource.Resource = "securitycontextconstraints"
+	}
+	if r.Namespace == "" {
+		return a.Client.Resource(resource)
+	}
+	return a.Client.Resource(resource).Namespace(r.Namespace)
+}
+
+// Get returns an object; nil if the object, or its type, does not exist.
+func (a *Applier) Get(ctx context.Context, r Ref) (*unstructured.Unstructured, error) {
+	found, err := a.Of(r).Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", a.Cluster.Context, r, err)
+	}
+	return found, nil
+}
+
+// The outcomes of applying an object.
+const (
+	created   = "created"
+	changed   = "changed"
+	unchanged = "unchanged"
+)
+
+// ServerSideApply writes an object as semaphorectl's field manager; force takes over fields that others own.
+func ServerSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any,
+	force bool) (*unstructured.Unstructured, error) {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	return in.Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+}
+
+// Apply writes one object by server-side apply.
+func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outcome string, err error) {
+	ref := RefOf(o)
+	before, err := a.Get(ctx, ref)
+	if err != nil {
+		return "", err
+	}
+	after, err := ServerSideApply(ctx, a.Of(ref), ref.Name, o, a.Force)
+	switch {
+	case apierrors.IsConflict(err):
+		return "", fmt.Errorf("%s: %s: somebody else has set what semaphorectl would: %w; --force-conflicts takes it over",
+			a.Cluster.Context, ref, err)
+	case apierrors.IsNotFound(err):
+		return "", fmt.Errorf("%s: %s: the cluster does not serve this kind: %w", a.Cluster.Context, ref, err)
+	case err != nil:
+		return "", fmt.Errorf("%s: %s: %w", a.Cluster.Context, ref, err)
+	case before == nil:
+		return created, nil
+	case before.GetResourceVersion() != after.GetResourceVersion():
+		return changed, nil
+	}
+	return unchanged, nil
+}
+
+// Remove deletes an object and its dependents.
+func (a *Applier) Remove(ctx context.Context, r Ref) error {
+	foreground := metav1.DeletePropagationForeground
+	err := a.Of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, r, err)
+	}
+	return nil
+}
+
+// RemoveAll deletes objects in their order, and waits until they no longer exist.
+func (a *Applier) RemoveAll(ctx context.Context, refs ...Ref) error {
+	for _, r := range refs {
+		if err := a.Remove(ctx, r); err != nil {
+			return err
+		}
+	}
+	return a.Gone(ctx, refs...)
+}
+
+func (a *Applier) Gone(ctx context.Context, refs ...Ref) error {
+	for _, r := range refs {
+		if err := a.Until(ctx, r.String()+" to be deleted", func() (string, error) {
+			found, err := a.Get(ctx, r)
+			if err != nil || found == nil {
+				return "", err
+			}
+			// One of its own is that of the deletion with all dependents, which goes by itself.
+			if by := slices.DeleteFunc(found.GetFinalizers(),
+				func(f string) bool { return f == metav1.FinalizerDeleteDependents }); len(by) > 0 {
+				return "a finalizer keeps it: " + strings.Join(by, ", "), nil
+			}
+			return "it is there still", nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Until calls ask until left is empty: left names what it still waits for. It prints left whenever that changes.
+func (a *Applier) Until(ctx context.Context, what string, ask func() (left string, err error)) error {
+	said, began := "", time.Now()
+	for {
+		left, err := ask()
+		switch {
+		case ctx.Err() != nil && said != "":
+			return fmt.Errorf("%s: waited %s for %s: %s", a.Cluster.Context, time.Since(began).Round(time.Second), what,
+				show.Printable(said))
+		case err != nil:
+			return err
+		case left == "":
+			return nil
+		case left != said:
+			if time.Since(began) >= poll { // most are done at once
+				a.Say("waiting for %s: %s", what, left)
+			}
+			said = left
+		}
+		if err := kube.Sleep(ctx, poll); err != nil {
+			return fmt.Errorf("%s: waited %s for %s: %s", a.Cluster.Context, time.Since(began).Round(time.Second), what,
+				show.Printable(said))
+		}
+	}
+}
+
+// Ready waits until the pods of an object are ready, as `kubectl rollout status` and `kubectl wait` do.
+func (a *Applier) Ready(ctx context.Context, r Ref) error {
+	return a.Until(ctx, r.String(), func() (string, error) {
+		found, err := a.Get(ctx, r)
+		if err != nil {
+			return "", err
+		}
+		if found == nil {
+			return "", fmt.Errorf("%s: %s was deleted", a.Cluster.Context, r)
+		}
+		left, err := Unready(found)
+		if err != nil || left == "" {
+			return "", err
+		}
+		if why := a.pods(ctx, found); why != "" {
+			left += ": " + why
+		}
+		return left, nil
+	})
+}
+
+// pods returns why an object's pods do not run, as far as their status shows it.
+func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) string {
+	labels, _, _ := unstructured.NestedStringMap(of.Object, "spec", "selector", "matchLabels")
+	list, err := a.Client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(of.GetNamespace()).List(ctx,
+		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})})
+	if err != nil {
+		return "" // it explains, and is not needed
+	}
+	for i := range list.Items {
+		var pod corev1.Pod
+		if err := read.Into(&list.Items[i], &pod); err != nil {
+			continue
+		}
+		if why := Stuck(&pod); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// Served waits until the apiserver serves a definition's objects.
+func (a *Applier) Served(ctx context.Context, definition Ref) error {
+	return a.Until(ctx, definition.String(), func() (string, error) {
+		found, err := a.Get(ctx, definition)
+		if err != nil || found == nil {
+			return "it is not there", err
+		}
+		conditions, _, _ := unstructured.NestedSlice(found.Object, "status", "conditions")
+		for _, c := range conditions {
+			if c, ok := c.(map[string]any); ok && c["type"] == "Established" && c["status"] == "True" {
+				return "", nil
+			}
+		}
+		return "it is not served yet", nil
+	})
+}
+
+// Record returns the record of the cluster's installation; nil for none.
+func (a *Applier) Record(ctx context.Context) (*Record, error) {
+	found, err := a.Get(ctx, Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"},
+		Namespace: a.Cluster.Namespace, Name: RecordName})
+	if err != nil || found == nil {
+		return nil, err
+	}
+	r, err := ParseRecord(found)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, err)
+	}
+	return r, nil
+}
+
+// Keep writes the record, which no other program writes.
+func (a *Applier) Keep(ctx context.Context, r *Record) error {
+	o, err := r.Object()
+	if err != nil {
+		return err
+	}
+	forced := *a
+	forced.Force = true
+	_, err = forced.Apply(ctx, o)
+	return err
+}
+
+// Workload names an object with pods of the namespace of the parts.
+func (a *Applier) Workload(kind, name string) Ref {
+	gvk := schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: kind}
+	if kind == "Job" {
+		gvk.Group = "batch"
+	}
+	return Ref{GroupVersionKind: gvk, Namespace: a.Cluster.Namespace, Name: name}
+}
+
+// ErrStandsInTheWay is the error of verbs that have printed the reason.
+var ErrStandsInTheWay = errors.New("nothing was written")
+
+// Joined returns a text such as "3 created, 2 changed".
+func Joined(counts map[string]int) string {
+	var out []string
+	for _, outcome := range []string{created, changed, unchanged} {
+		if n := counts[outcome]; n > 0 {
+			out = append(out, fmt.Sprintf("%d %s", n, outcome))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// PartOf is the label of the manifests that marks a namespace as semaphore's.
+const PartOf = "app.kubernetes.io/part-of"
+
+func NamespaceRef(name string) Ref {
+	return Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Namespace"), Name: name}
+}
+
+// FieldManager is semaphorectl's field manager.
+const FieldManager = "semaphorectl"

@@ -1,0 +1,44 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+)
+
+// TestGoneNamesFinalizers: who waits for an object that somebody's finalizer keeps learns which one; that of the
+// deletion itself is none.
+func TestGoneNamesFinalizers(t *testing.T) {
+	for finalizers, want := range map[string]string{
+		`"example.org/protection"`:                       "x to be deleted: a finalizer keeps it: example.org/protection",
+		`"foregroundDeletion", "example.org/protection"`: "a finalizer keeps it: example.org/protection",
+		`"foregroundDeletion"`:                           "ConfigMap sys/x to be deleted: it is there still",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "sys",
+				"deletionTimestamp": "2026-11-27T05:00:00Z", "finalizers": [%s]}}`, finalizers)
+		}))
+		a, err := New(&fleet.Cluster{Context: "k1", Config: &rest.Config{Host: server.URL}}, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), poll/2)
+		err = a.Gone(ctx, Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Namespace: "sys",
+			Name: "x"})
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("finalizers %s: %v", finalizers, err)
+		}
+		cancel()
+		server.Close()
+	}
+}

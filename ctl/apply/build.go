@@ -1,0 +1,337 @@
+package apply
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/deploy"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// Paths of the manifests and of the overlay in kustomize's in-memory file system.
+const (
+	manifestsDir = "/deploy"
+	overlayDir   = "/overlay"
+)
+
+type (
+	kustomization struct {
+		APIVersion string      `json:"apiVersion"`
+		Kind       string      `json:"kind"`
+		Namespace  string      `json:"namespace,omitempty"`
+		Resources  []string    `json:"resources"`
+		Components []string    `json:"components"`
+		NameSuffix string      `json:"nameSuffix,omitempty"`
+		ConfigMaps []generator `json:"configMapGenerator,omitempty"`
+		Images     []image     `json:"images,omitempty"`
+		Patches    []patch     `json:"patches,omitempty"`
+	}
+	generator struct {
+		Name      string   `json:"name"`
+		Namespace string   `json:"namespace"`
+		Behavior  string   `json:"behavior,omitempty"`
+		Literals  []string `json:"literals,omitempty"`
+		Files     []string `json:"files,omitempty"`
+	}
+	image struct {
+		Name    string `json:"name"`
+		NewName string `json:"newName,omitempty"`
+		NewTag  string `json:"newTag,omitempty"`
+		Digest  string `json:"digest,omitempty"`
+	}
+	patch struct {
+		Target map[string]string `json:"target"`
+		Patch  string            `json:"patch"`
+	}
+)
+
+// Overlay returns the files of the overlay that a person would write for these values. manifests is the path by which
+// the overlay refers to the manifests, such as ../../deploy.
+func Overlay(v Values, manifests string) (map[string][]byte, error) {
+	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Components: []string{}}
+	for _, dir := range []string{"crds", "namespace", "exporter", "broker"} {
+		k.Resources = append(k.Resources, path.Join(manifests, dir))
+	}
+	encrypts := v.Features.Has(config.Encryption)
+	if encrypts {
+		k.Resources = append(k.Resources, path.Join(manifests, "agent"))
+	}
+	for _, f := range v.Features {
+		k.Components = append(k.Components, path.Join(manifests, "features", string(f)))
+	}
+	for _, c := range v.Components {
+		k.Components = append(k.Components, path.Join(manifests, "features", c))
+	}
+	k.Components = append(k.Components, path.Join(manifests, "cluster-name"))
+	k.ConfigMaps = []generator{
+		{Name: "semaphore-cluster", Namespace: DefaultNamespace, Literals: []string{"name=" + v.Cluster}},
+		{Name: "semaphore-exporter", Namespace: DefaultNamespace, Behavior: "merge",
+			Files: []string{"config.yaml=exporter.yaml"}},
+		{Name: "semaphore-broker", Namespace: DefaultNamespace, Behavior: "merge",
+			Files: []string{"config.yaml=broker.yaml"}},
+		{Name: "semaphore-subnets", Namespace: DefaultNamespace, Behavior: "merge", Files: []string{"broker.yaml"},
+			Literals: policyKeys(v)},
+	}
+	files := map[string]any{"exporter.yaml": exporterConfig(v), "broker.yaml": brokerConfig(v)}
+	if v.Namespace != DefaultNamespace {
+		k.Namespace = v.Namespace
+		if encrypts {
+			files["agent.yaml"] = map[string]any{"broker": map[string]any{"address": "semaphore-broker." + v.Namespace +
+				".svc:8444"}}
+			k.ConfigMaps = append(k.ConfigMaps, generator{Name: "semaphore-agent", Namespace: DefaultNamespace,
+				Behavior: "merge", Files: []string{"config.yaml=agent.yaml"}})
+		}
+	}
+	k.Images = imagesOf(v.Image)
+	if v.Expose != ClusterIP {
+		p := fmt.Sprintf("- {op: add, path: /spec/type, value: %s}\n", v.Expose)
+		if v.NodePort != 0 {
+			p += fmt.Sprintf("- {op: add, path: /spec/ports/0/nodePort, value: %d}\n", v.NodePort)
+		}
+		k.Patches = []patch{{Target: map[string]string{"kind": "Service", "name": "semaphore-broker-federation"}, Patch: p}}
+	}
+	files["kustomization.yaml"] = k
+	return encoded(files)
+}
+
+// encoded encodes the contents of files as YAML.
+func encoded(files map[string]any) (map[string][]byte, error) {
+	out := map[string][]byte{}
+	for name, content := range files {
+		text, err := yaml.Marshal(content)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out[name] = text
+	}
+	return out, nil
+}
+
+// imagesOf returns kustomize's entry for another image; nil for the image of the manifests.
+func imagesOf(reference string) []image {
+	if reference == "" {
+		return nil
+	}
+	i := image{Name: Repository}
+	switch name, digest, ok := strings.Cut(reference, "@"); {
+	case ok:
+		i.NewName, i.Digest = name, digest
+	case strings.LastIndexByte(reference, ':') > strings.LastIndexByte(reference, '/'):
+		at := strings.LastIndexByte(reference, ':')
+		i.NewName, i.NewTag = reference[:at], reference[at+1:]
+	default:
+		i.NewName = reference
+	}
+	return []image{i}
+}
+
+// features adds the features to a configuration. All features need no key.
+func features(v Values, into map[string]any) map[string]any {
+	if len(v.Features) < len(allFeatures) {
+		into["features"] = v.Features
+	}
+	return into
+}
+
+func exporterConfig(v Values) map[string]any {
+	out := map[string]any{}
+	if v.Features.Has(config.Services) { // the own broker receives Services for global services
+		out["localBroker"] = map[string]any{"address": "semaphore-broker-federation." + v.Namespace + ".svc:8443"}
+	}
+	return features(v, imports(v, out))
+}
+
+// MCS is the component of the Multi-Cluster Services API.
+const MCS = "mcs"
+
+// DNS is the component by which the broker keeps its server blocks of CoreDNS current.
+const DNS = "dns"
+
+// imports adds the Multi-Cluster Services API to the configuration of a part.
+func imports(v Values, into map[string]any) map[string]any {
+	if slices.Contains(v.Components, MCS) {
+		into["mcs"] = map[string]any{"enabled": true}
+	}
+	return into
+}
+
+func brokerConfig(v Values) map[string]any {
+	out := map[string]any{"localSubnets": texts(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets)}
+	if slices.Contains(v.Components, "ippools") {
+		out["manageIPPools"] = true
+	}
+	if v.Features.Has(config.Services) {
+		out["globalServices"] = map[string]any{"podSubnets": v.PodSubnets}
+	}
+	if slices.Contains(v.Components, DNS) {
+		out["manageCoreDNS"] = true
+	}
+	if slices.Contains(v.Components, "tunnel-addresses") {
+		out["reserveTunnelAddresses"] = true
+	}
+	if slices.Contains(v.Components, "networksets") {
+		out["sets"] = map[string]any{"namespaced": true}
+	}
+	if v.Namespace != DefaultNamespace {
+		out["mirrorNamespace"], out["agents"] = v.Namespace, map[string]any{"namespace": v.Namespace}
+	}
+	return features(v, imports(v, out))
+}
+
+// policyKeys returns the keys of semaphore-subnets by which admission policies judge what the broker writes.
+func policyKeys(v Values) []string {
+	c := config.Broker{LocalSubnets: texts(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets)}
+	if v.Features.Has(config.Services) {
+		c.GlobalServices.PodSubnets = texts(v.PodSubnets)
+	}
+	keys := config.PolicyKeys(&c)
+	if static := config.StaticServiceIPs(v.ServiceSubnets); static != "" {
+		keys[config.KeyStaticServiceIPs] = static
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		all = append(all, key+"="+keys[key])
+	}
+	return all
+}
+
+func texts(lists ...[]netip.Prefix) (all []string) {
+	for _, p := range slices.Concat(lists...) {
+		all = append(all, p.String())
+	}
+	return all
+}
+
+// Build builds the objects of an installation.
+func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
+
+// BuildCleanup builds the objects that remove an installation: docs/removal.md.
+func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) { return build(v, "cleanup") }
+
+func build(v Values, cleanup string) ([]*unstructured.Unstructured, error) {
+	files, err := Overlay(v, "../deploy")
+	if err != nil {
+		return nil, err
+	}
+	overlays := map[string]map[string][]byte{overlayDir: files}
+	dir := overlayDir
+	if cleanup != "" {
+		dir = overlayDir + "-cleanup"
+		text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../overlay]\n" +
+			"components: [../deploy/" + cleanup + "]\n"
+		if v.Namespace != DefaultNamespace {
+			text += "namespace: " + v.Namespace + "\n"
+		}
+		overlays[dir] = map[string][]byte{"kustomization.yaml": []byte(text)}
+	}
+	return kustomize(overlays, dir)
+}
+
+// kustomize builds one of several overlays. It writes all of them, and the manifests, to an in-memory file system.
+func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructured.Unstructured, error) {
+	disk := filesys.MakeFsInMemory()
+	err := fs.WalkDir(deploy.Manifests, ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := deploy.Manifests.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		return disk.WriteFile(path.Join(manifestsDir, name), data)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("manifests: %w", err)
+	}
+	for overlay, files := range overlays {
+		for name, data := range files {
+			if err := disk.WriteFile(path.Join(overlay, name), data); err != nil {
+				return nil, fmt.Errorf("overlay: %w", err)
+			}
+		}
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, dir)
+	if err != nil {
+		return nil, fmt.Errorf("building the manifests: %w", err)
+	}
+	var out []*unstructured.Unstructured
+	for _, r := range built.Resources() {
+		text, err := r.AsYAML()
+		if err != nil {
+			return nil, fmt.Errorf("building the manifests: %w", err)
+		}
+		data, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			return nil, fmt.Errorf("building the manifests: %w", err)
+		}
+		one := &unstructured.Unstructured{}
+		if err := one.UnmarshalJSON(data); err != nil {
+			return nil, fmt.Errorf("building the manifests: %w", err)
+		}
+		// kustomize sets the overlay's namespace also on kinds that it does not know, some of which are cluster-scoped.
+		if slices.Contains(clusterScoped, one.GetKind()) {
+			one.SetNamespace("")
+		}
+		out = append(out, one)
+	}
+	sortForApply(out)
+	return out, nil
+}
+
+// kinds lists kinds in the order in which they are applied: first those that other objects need. Other kinds follow,
+// and kinds with pods come last.
+var kinds = []string{"Namespace", "CustomResourceDefinition", "SecurityContextConstraints", "ResourceQuota",
+	"ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding", "ValidatingAdmissionPolicy",
+	"ValidatingAdmissionPolicyBinding", "ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+
+// clusterScoped are the cluster-scoped kinds that kustomize does not know, and on which it sets a namespace.
+var clusterScoped = []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+	"SecurityContextConstraints"}
+
+// Runs reports whether objects of a kind have pods.
+func Runs(kind string) bool { return slices.Contains([]string{"Deployment", "DaemonSet", "Job"}, kind) }
+
+// sortForApply sorts objects into the order in which they are applied.
+func sortForApply(all []*unstructured.Unstructured) {
+	rank := func(o *unstructured.Unstructured) int {
+		if i := slices.Index(kinds, o.GetKind()); i >= 0 {
+			return i
+		}
+		if Runs(o.GetKind()) {
+			return len(kinds) + 1
+		}
+		return len(kinds)
+	}
+	slices.SortStableFunc(all, func(a, b *unstructured.Unstructured) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.GetKind(), b.GetKind()),
+			cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+}
+
+// YAML returns objects as YAML documents for kubectl.
+func YAML(all []*unstructured.Unstructured) ([]byte, error) {
+	var out bytes.Buffer
+	for i, o := range all {
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(text)
+	}
+	return out.Bytes(), nil
+}

@@ -1,0 +1,300 @@
+// Package apply decides how semaphore is installed in a cluster, builds the objects for that, and writes objects.
+//
+// Its input are the properties of a cluster and the operator's wishes. Its output are values, the overlay that a person
+// would write for them, and the objects that kustomize builds from that overlay and the manifests in deploy/. That
+// reads no cluster and no disk. Applier in applier.go writes objects, waits for them, and keeps the record.
+package apply
+
+import (
+	"cmp"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/deploy"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// DefaultNamespace is the namespace in the manifests.
+const DefaultNamespace = "semaphore"
+
+// Repository is the image's repository in the manifests.
+const Repository = "ghcr.io/kube-semaphore/semaphore"
+
+// Types of the Service at which other clusters reach the broker.
+const (
+	ClusterIP    = "ClusterIP"
+	NodePort     = "NodePort"
+	LoadBalancer = "LoadBalancer"
+)
+
+// allFeatures lists the features in the order in which they are printed.
+var allFeatures = config.Features{config.Encryption, config.Services, config.Policy}
+
+// Wishes are the choices of an operator; empty fields are derived from the cluster. The cluster stores them, so that
+// the next installation starts from them.
+type Wishes struct {
+	// Name is the name by which other clusters know the cluster.
+	Name     string          `json:"name,omitempty"`
+	Features config.Features `json:"features,omitempty"`
+	// Components of deploy/features, in addition to those that the cluster needs.
+	Components []string `json:"components,omitempty"`
+	// Image is REPOSITORY, REPOSITORY:TAG or REPOSITORY@DIGEST; empty for the image of the release.
+	Image          string         `json:"image,omitempty"`
+	PodSubnets     []netip.Prefix `json:"podSubnets,omitempty"`
+	ServiceSubnets []netip.Prefix `json:"serviceSubnets,omitempty"`
+	NodeSubnets    []netip.Prefix `json:"nodeSubnets,omitempty"`
+	// Expose is the type of the Service at which other clusters reach the broker; the default is NodePort. NodePort is
+	// its port on the nodes; 0 lets the cluster choose one.
+	Expose   string `json:"expose,omitempty"`
+	NodePort int    `json:"nodePort,omitempty"`
+}
+
+// Over returns the wishes w, with empty fields taken from before.
+func (w Wishes) Over(before Wishes) Wishes {
+	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
+	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
+	if w.Features == nil {
+		w.Features = before.Features
+	}
+	if w.Components == nil {
+		w.Components = before.Components
+	}
+	for _, s := range []struct{ here, before *[]netip.Prefix }{{&w.PodSubnets, &before.PodSubnets},
+		{&w.ServiceSubnets, &before.ServiceSubnets}, {&w.NodeSubnets, &before.NodeSubnets}} {
+		if *s.here == nil {
+			*s.here = *s.before
+		}
+	}
+	return w
+}
+
+// FieldError is the error of one field of Wishes, with the field's key in a file.
+type FieldError struct {
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+func wrong(field, format string, args ...any) error {
+	return &FieldError{field, fmt.Errorf(format, args...)}
+}
+
+// Check returns a FieldError for an invalid wish.
+func (w Wishes) Check() error {
+	if w.Name != "" {
+		if err := config.ClusterName(w.Name); err != nil {
+			return wrong("name", "%w", err)
+		}
+	}
+	for i, f := range w.Features {
+		if !slices.Contains(allFeatures, f) {
+			return wrong("features", "%q: use encryption, services, policy", f)
+		}
+		if slices.Contains(w.Features[:i], f) {
+			return wrong("features", "%q is listed twice", f)
+		}
+	}
+	for _, c := range w.Components {
+		if !slices.Contains(Components(), c) {
+			return wrong("components", "%q: use %s", c, strings.Join(Components(), ", "))
+		}
+	}
+	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
+		return wrong("components", "%q imports Services: it needs the feature services", MCS)
+	}
+	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, DNS) {
+		return wrong("components", "%q has names of remote Services resolve: it needs the feature services", DNS)
+	}
+	if !slices.Contains([]string{"", ClusterIP, NodePort, LoadBalancer}, w.Expose) {
+		return wrong("expose", "%q: use NodePort, LoadBalancer or ClusterIP", w.Expose)
+	}
+	if w.NodePort != 0 && w.Expose == ClusterIP {
+		return wrong("nodePort", "%d, but a Service of type ClusterIP has no port on the nodes", w.NodePort)
+	}
+	if w.NodePort < 0 || w.NodePort > 65535 {
+		return wrong("nodePort", "%d is no port", w.NodePort)
+	}
+	if w.Image != "" && !imageName.MatchString(w.Image) {
+		return wrong("image", "%q: use REPOSITORY:TAG or REPOSITORY@sha256:DIGEST", w.Image)
+	}
+	for _, s := range []struct {
+		key string
+		of  []netip.Prefix
+	}{{"podSubnets", w.PodSubnets}, {"serviceSubnets", w.ServiceSubnets}, {"nodeSubnets", w.NodeSubnets}} {
+		for _, p := range s.of {
+			if !p.IsValid() || p.Masked() != p {
+				return wrong(s.key, "%q is no network, such as 10.1.0.0/16", p)
+			}
+		}
+	}
+	return nil
+}
+
+// imageName matches the reference of an image (https://github.com/distribution/reference). It is less strict than a
+// registry.
+var imageName = regexp.MustCompile(`^[a-z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{64})?$`)
+
+// notOffered are the components of deploy/features that Components omits: features are chosen by Wishes.Features, and
+// certificates from cert-manager need an authority that an operator creates.
+var notOffered = []string{string(config.Encryption), string(config.Services), string(config.Policy), "cert-manager"}
+
+// Components returns the names of the components that can be chosen.
+func Components() []string {
+	entries, err := fs.ReadDir(deploy.Manifests, "features")
+	if err != nil {
+		return nil // the directory is embedded in the program
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && !slices.Contains(notOffered, e.Name()) {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+// Values has everything that an overlay contains.
+type Values struct {
+	Cluster   string          `json:"cluster"`
+	Namespace string          `json:"namespace"`
+	Features  config.Features `json:"features"`
+	// Components is sorted.
+	Components []string `json:"components,omitempty"`
+	// Image has the form of Wishes.Image; empty for that of the manifests.
+	Image          string         `json:"image,omitempty"`
+	PodSubnets     []netip.Prefix `json:"podSubnets"`
+	ServiceSubnets []netip.Prefix `json:"serviceSubnets"`
+	NodeSubnets    []netip.Prefix `json:"nodeSubnets"`
+	Expose         string         `json:"expose"`
+	NodePort       int            `json:"nodePort,omitempty"`
+}
+
+// WithWishes returns the properties of a cluster, with subnets replaced by those that the operator named.
+func WithWishes(found *preflight.Cluster, w Wishes) *preflight.Cluster {
+	facts := *found
+	for _, s := range []struct {
+		wanted []netip.Prefix
+		facts  *preflight.Subnets
+	}{{w.PodSubnets, &facts.Pods}, {w.ServiceSubnets, &facts.Services}, {w.NodeSubnets, &facts.IPs}} {
+		if s.wanted != nil {
+			*s.facts = preflight.Subnets{Prefixes: s.wanted, From: "as installed"}
+		}
+	}
+	return &facts
+}
+
+// Addresses returns the nodes' InternalIPs as single addresses, in the form of --node-subnets.
+func Addresses(nodes []preflight.Node) string {
+	var out []string
+	for _, n := range nodes {
+		for _, ip := range n.InternalIPs {
+			out = append(out, netip.PrefixFrom(ip, ip.BitLen()).String())
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+// Reason is a component with the reason why it was chosen.
+type Reason struct{ Component, Why string }
+
+// Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
+// Findings of level Error are reasons not to install.
+func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Values, []Reason, []show.Finding) {
+	facts := *WithWishes(found, w)
+	if w.Name != "" {
+		facts.Names = []string{w.Name}
+	}
+	v := Values{
+		Cluster: facts.Name(), Namespace: namespace, Features: w.Features, Image: cmp.Or(w.Image, imageOf(version)),
+		PodSubnets: facts.Pods.Prefixes, ServiceSubnets: facts.Services.Prefixes, NodeSubnets: facts.IPs.Prefixes,
+		Expose: cmp.Or(w.Expose, NodePort), NodePort: w.NodePort,
+	}
+	if v.Features == nil {
+		v.Features = config.Features{config.Encryption, config.Services}
+		if facts.Calico != nil {
+			v.Features = append(v.Features, config.Policy)
+		}
+	}
+	findings := preflight.Judge([]*preflight.Cluster{&facts})
+	if err := config.ClusterName(v.Cluster); err != nil {
+		findings = append(findings, show.Finding{Code: finding.NameMissing, Level: finding.Error,
+			Subject: facts.Context + ": name", Side: facts.Context, Evidence: err.Error(),
+			Fix: "name the cluster by --cluster"})
+	}
+	if facts.Calico == nil && v.Features.Has(config.Policy) {
+		findings = append(findings, show.Finding{Code: finding.PolicyWithoutCalico, Level: finding.Error,
+			Side:     facts.Context,
+			Subject:  facts.Context + ": feature policy",
+			Evidence: "the CNI is " + facts.CNI + ": policies by sets of remote pods need Calico",
+			Fix:      "--features encryption,services"})
+	}
+	reasons := needed(&facts, v.Features)
+	for _, c := range w.Components {
+		reasons = append(reasons, Reason{c, "wanted"})
+	}
+	for _, r := range reasons {
+		if !slices.Contains(v.Components, r.Component) {
+			v.Components = append(v.Components, r.Component)
+		}
+	}
+	slices.Sort(v.Components)
+	// Both components serve the same purpose.
+	if slices.Contains(v.Components, "userspace-wireguard-privileged") {
+		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "userspace-wireguard" })
+	}
+	if slices.Contains(v.Components, "openshift") { // openshift includes selinux
+		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "selinux" })
+	}
+	return v, reasons, findings
+}
+
+// enforcing are prefixes of the names of OS images that enforce SELinux by default.
+var enforcing = []string{"Red Hat", "CentOS", "Rocky", "AlmaLinux", "Fedora", "Oracle Linux", "Bottlerocket"}
+
+// needed returns the components that a cluster needs, as far as its objects show.
+func needed(c *preflight.Cluster, features config.Features) []Reason {
+	var out []Reason
+	if c.Calico != nil {
+		out = append(out, Reason{"ippools", "Calico must not replace the addresses of pods that call remote pods"})
+	}
+	if strings.Contains(c.Version, "-gke.") {
+		out = append(out, Reason{"gke", "Kubernetes " + c.Version})
+	}
+	if !features.Has(config.Encryption) {
+		return out // what follows is for agents
+	}
+	if old := c.OldKernels(); len(old) > 0 {
+		out = append(out, Reason{"userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", ")})
+	}
+	for _, n := range c.Nodes {
+		if strings.Contains(n.OS, "Red Hat Enterprise Linux CoreOS") {
+			return append(out, Reason{"openshift", "node " + n.Name + " runs " + n.OS})
+		}
+	}
+	for _, n := range c.Nodes {
+		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
+			return append(out, Reason{"selinux", "node " + n.Name + " runs " + n.OS})
+		}
+	}
+	return out
+}
+
+var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.0-9]*)?$`)
+
+// imageOf returns the image of a release of semaphorectl; empty for that of the manifests.
+func imageOf(version string) string {
+	if !release.MatchString(version) {
+		return ""
+	}
+	return Repository + ":" + version
+}

@@ -1,0 +1,254 @@
+package apply
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+var prefixes = testkit.Prefixes
+
+// found returns an ordinary cluster, modified by change.
+func found(change func(*preflight.Cluster)) *preflight.Cluster {
+	c := &preflight.Cluster{Context: "admin@prod", Names: []string{"prod"}, Version: "v1.34.1", CNI: "Calico",
+		Calico: &preflight.Calico{Strict: true}, Pods: preflight.Subnets{Prefixes: prefixes("10.1.0.0/16")},
+		Services: preflight.Subnets{Prefixes: prefixes("10.101.0.0/16")},
+		IPs:      preflight.Subnets{Prefixes: prefixes("192.0.2.0/24")},
+		Nodes: []preflight.Node{{Name: "n1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
+			PodCIDRs: prefixes("10.1.0.0/24"), Kernel: "6.12.1", OS: "Debian GNU/Linux 13"}},
+		DNS: preflight.DNS{ConfigMap: "kube-system/coredns"}}
+	change(c)
+	return c
+}
+
+func TestDecide(t *testing.T) {
+	for name, x := range map[string]struct {
+		found    func(*preflight.Cluster)
+		wishes   Wishes
+		version  string
+		want     func(*Values)
+		findings []string
+	}{
+		"nothing unusual":          {want: func(v *Values) {}},
+		"a release":                {version: "v1.2.3", want: func(v *Values) { v.Image = Repository + ":v1.2.3" }},
+		"a commit after a release": {version: "v1.2.3-4-gabcdef", want: func(v *Values) {}},
+		"a release candidate": {version: "v1.2.3-rc.1", want: func(v *Values) {
+			v.Image = Repository +
+				":v1.2.3-rc.1"
+		}},
+		"another image": {version: "v1.2.3", wishes: Wishes{Image: "r.example/semaphore:x"},
+			want: func(v *Values) { v.Image = "r.example/semaphore:x" }},
+		"no Calico": {found: func(c *preflight.Cluster) { c.Calico, c.CNI = nil, "flannel" }, want: func(v *Values) {
+			v.Features, v.Components = config.Features{config.Encryption, config.Services}, nil
+		}, findings: []string{"no-calico warning"}},
+		"policy without Calico": {found: func(c *preflight.Cluster) { c.Calico, c.CNI = nil, "flannel" },
+			wishes:   Wishes{Features: config.Features{config.Policy}},
+			want:     func(v *Values) { v.Features, v.Components = config.Features{config.Policy}, nil },
+			findings: []string{"no-calico warning", "policy-without-calico error"}},
+		"an old kernel": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
+			want:     func(v *Values) { v.Components = []string{"ippools", "userspace-wireguard"} },
+			findings: []string{"kernel-without-wireguard warning"}},
+		"an old kernel, and no agents": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
+			wishes:   Wishes{Features: config.Features{config.Services}},
+			want:     func(v *Values) { v.Features = config.Features{config.Services} },
+			findings: []string{"kernel-without-wireguard warning"}},
+		"privileged in place of the other": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
+			wishes:   Wishes{Components: []string{"userspace-wireguard-privileged"}},
+			want:     func(v *Values) { v.Components = []string{"ippools", "userspace-wireguard-privileged"} },
+			findings: []string{"kernel-without-wireguard warning"}},
+		"SELinux": {found: func(c *preflight.Cluster) { c.Nodes[0].OS = "Rocky Linux 9.4 (Blue Onyx)" },
+			want: func(v *Values) { v.Components = []string{"ippools", "selinux"} }},
+		"OpenShift": {found: func(c *preflight.Cluster) {
+			c.Nodes[0].OS = "Red Hat Enterprise Linux CoreOS 417.94.202410090854-0"
+		}, wishes: Wishes{Components: []string{"selinux"}},
+			want: func(v *Values) { v.Components = []string{"ippools", "openshift"} }},
+		"GKE": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },
+			want: func(v *Values) { v.Components = []string{"gke", "ippools"} }},
+		"GKE, and no agents": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },
+			wishes: Wishes{Features: config.Features{config.Services}},
+			want: func(v *Values) {
+				v.Features, v.Components = config.Features{config.Services}, []string{"gke", "ippools"}
+			}},
+		"everything is said": {wishes: Wishes{Name: "c1", PodSubnets: prefixes("10.8.0.0/16"),
+			ServiceSubnets: prefixes("10.9.0.0/16"), NodeSubnets: prefixes("192.0.2.7/32"), Expose: LoadBalancer,
+			NodePort: 30001},
+			want: func(v *Values) {
+				v.Cluster, v.PodSubnets, v.ServiceSubnets = "c1", prefixes("10.8.0.0/16"), prefixes("10.9.0.0/16")
+				v.NodeSubnets, v.Expose, v.NodePort = prefixes("192.0.2.7/32"), LoadBalancer, 30001
+			}},
+		"no subnets": {found: func(c *preflight.Cluster) { c.Services.Prefixes = nil },
+			want: func(v *Values) { v.ServiceSubnets = nil }, findings: []string{"subnets-unknown error"}},
+		"no subnets, but said": {found: func(c *preflight.Cluster) { c.Services.Prefixes = nil },
+			wishes: Wishes{ServiceSubnets: prefixes("10.101.0.0/16")}, want: func(v *Values) {}},
+		"no name": {found: func(c *preflight.Cluster) { c.Names, c.Context = nil, "!" },
+			want: func(v *Values) { v.Cluster = "!" }, findings: []string{"name-missing error"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if x.found == nil {
+				x.found = func(*preflight.Cluster) {}
+			}
+			want := Values{Cluster: "prod", Namespace: DefaultNamespace, Features: allFeatures,
+				Components: []string{"ippools"},
+				PodSubnets: prefixes("10.1.0.0/16"), ServiceSubnets: prefixes("10.101.0.0/16"),
+				NodeSubnets: prefixes("192.0.2.0/24"), Expose: NodePort}
+			x.want(&want)
+			got, _, findings := Decide(found(x.found), x.wishes, DefaultNamespace, x.version)
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(),
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+				t.Error(diff)
+			}
+			var codes []string
+			for _, f := range findings {
+				if f.Level != finding.OK {
+					codes = append(codes, string(f.Code)+" "+string(f.Level))
+				}
+			}
+			if slices.Sort(codes); !slices.Equal(codes, x.findings) {
+				t.Errorf("findings %q, want %q", codes, x.findings)
+			}
+		})
+	}
+}
+
+// TestWishes: an error names the key, and fields that are not set keep their earlier value.
+func TestWishes(t *testing.T) {
+	for want, w := range map[string]Wishes{
+		"name: ":           {Name: "C1"},
+		`features: "fast"`: {Features: config.Features{"fast"}},
+		"listed twice":     {Features: config.Features{config.Policy, config.Policy}},
+		`components: "x"`:  {Components: []string{"x"}},
+		`components: "ser`: {Components: []string{"services"}},
+		`expose: "public"`: {Expose: "public"},
+		"nodePort: 30000":  {Expose: ClusterIP, NodePort: 30000},
+		"nodePort: 70000":  {NodePort: 70000},
+		"image: ":          {Image: "no image"},
+		"nodeSubnets: ":    {NodeSubnets: prefixes("192.0.2.7/24")},
+	} {
+		if err := w.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", w, err, want)
+		}
+	}
+	before := Wishes{Name: "c1", Image: "x:1", Components: []string{"gke"}, NodeSubnets: prefixes("192.0.2.0/24"),
+		Features: config.Features{config.Services}, Expose: LoadBalancer, NodePort: 30000}
+	equal := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	if diff := cmp.Diff(before, Wishes{}.Over(before), equal); diff != "" {
+		t.Error(diff)
+	}
+	changed := Wishes{Image: "x:2", Components: []string{}}.Over(before)
+	if changed.Image != "x:2" || len(changed.Components) != 0 || changed.Name != "c1" {
+		t.Errorf("%+v", changed)
+	}
+}
+
+// TestRecord: the record of an installation is read as it was written.
+func TestRecord(t *testing.T) {
+	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, DefaultNamespace, "")
+	objects, err := Build(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Record{Wishes: Wishes{Name: "c1", NodeSubnets: prefixes("192.0.2.0/24")}, Values: v, Version: "v1"}
+	for _, o := range objects {
+		r.Objects = append(r.Objects, RefOf(o))
+	}
+	o, err := r.Object()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseRecord(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	if left := r.Without(r.Objects[1:]); len(left) != 1 || left[0] != r.Objects[0] {
+		t.Errorf("%v", left)
+	}
+	if err := unstructured.SetNestedField(o.Object, "nonsense", "data", "objects"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ParseRecord(o); err == nil || !strings.Contains(err.Error(), "names no object") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestUnready: the results are those of kubectl rollout status.
+func TestUnready(t *testing.T) {
+	for _, x := range []struct {
+		kind   string
+		status map[string]any
+		want   string
+	}{
+		{"Deployment", map[string]any{}, "has not seen it"},
+		{"Deployment", map[string]any{"observedGeneration": int64(2), "replicas": int64(2), "updatedReplicas": int64(2),
+			"availableReplicas": int64(1)}, "1 available"},
+		{"Deployment", map[string]any{"observedGeneration": int64(2), "replicas": int64(3), "updatedReplicas": int64(2),
+			"availableReplicas": int64(2)}, "1 old ones left"},
+		{"Deployment", map[string]any{"observedGeneration": int64(2), "replicas": int64(2), "updatedReplicas": int64(2),
+			"availableReplicas": int64(2)}, ""},
+		{"DaemonSet", map[string]any{"observedGeneration": int64(2), "desiredNumberScheduled": int64(3),
+			"updatedNumberScheduled": int64(3), "numberAvailable": int64(2)}, "3 of 3 pods are new, 2 available"},
+		{"DaemonSet", map[string]any{"observedGeneration": int64(2), "desiredNumberScheduled": int64(3),
+			"updatedNumberScheduled": int64(3), "numberAvailable": int64(3)}, ""},
+		{"Job", map[string]any{}, "not complete"},
+		{"Job", map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}, ""},
+	} {
+		o := &unstructured.Unstructured{Object: map[string]any{"kind": x.kind,
+			"metadata": map[string]any{"generation": int64(2)},
+			"spec":     map[string]any{"replicas": int64(2)}, "status": x.status}}
+		got, err := Unready(o)
+		if err != nil || x.want == "" && got != "" || !strings.Contains(got, x.want) {
+			t.Errorf("%s %v: %q, %v, want %q", x.kind, x.status, got, err, x.want)
+		}
+	}
+	failed := &unstructured.Unstructured{Object: map[string]any{"kind": "Job",
+		"status": map[string]any{"conditions": []any{
+			map[string]any{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}}}}}
+	if _, err := Unready(failed); err == nil || !strings.Contains(err.Error(), "BackoffLimitExceeded") {
+		t.Errorf("a Job that failed: %v", err)
+	}
+}
+
+// TestPoliciesFindSubnets: the admission policies find the subnets of the installation in any namespace, with and
+// without encryption.
+func TestPoliciesFindSubnets(t *testing.T) {
+	for _, features := range []config.Features{allFeatures, {config.Services}} {
+		for _, namespace := range []string{DefaultNamespace, "federation"} {
+			v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, namespace, "")
+			v.Features, v.Components = features, []string{MCS}
+			objects, err := Build(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			subnets, bindings := 0, 0
+			for _, o := range objects {
+				text, _, _ := unstructured.NestedString(o.Object, "data", "broker.yaml")
+				if o.GetLabels()["semaphore.uw.io/subnets"] == "true" && o.GetNamespace() == namespace &&
+					strings.Contains(text, "localSubnets:\n- ") {
+					subnets++
+				}
+				if in, has, _ := unstructured.NestedString(o.Object, "spec", "paramRef", "namespace"); has {
+					if bindings++; in != namespace {
+						t.Errorf("%v in %s: %s looks in %s", features, namespace, o.GetName(), in)
+					}
+				}
+			}
+			if subnets != 1 || bindings != 3 {
+				t.Errorf("%v in %s: %d ConfigMaps with subnets, and %d policies that look for one", features, namespace,
+					subnets,
+					bindings)
+			}
+		}
+	}
+}

@@ -1,0 +1,453 @@
+// Package certs makes authorities and certificates, in files or in clusters, and introduces clusters to each other: who
+// is trusted by which roots, under which name.
+package certs
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/check"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// Word is what the operator says of clusters, in place of what they say of themselves.
+type Word struct {
+	// replace are the names that stand for another cluster from now on.
+	replace []string
+	// pods and nodes are the subnets of a context, joined by +.
+	pods, nodes map[string]string
+	yes         bool
+	In          io.Reader
+}
+
+func (o *Word) Flags(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&o.replace, "replace", nil,
+		"`NAME` of a cluster that was rebuilt, or whose name another cluster takes over: its earlier roots and subnets do "+
+			"not count; may be repeated")
+	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it without asking; a script needs it")
+}
+
+// Bounds adds the flags for what also writes subnets.
+func (o *Word) Bounds(cmd *cobra.Command) {
+	cmd.Flags().StringToStringVar(&o.pods, "pod-subnets", nil,
+		"`CONTEXT=CIDR[+CIDR]`: pods of that cluster, in place of what it says itself; may be repeated")
+	cmd.Flags().StringToStringVar(&o.nodes, "node-subnets", nil,
+		"`CONTEXT=CIDR[+CIDR]`: nodes of that cluster, in place of what it says itself; may be repeated")
+}
+
+// subnetsOf returns the subnets that a flag gives to a context.
+func subnetsOf(flag string, all map[string]string, context string) (out []netip.Prefix, err error) {
+	text, ok := all[context]
+	if !ok {
+		return nil, nil
+	}
+	for one := range strings.SplitSeq(text, "+") {
+		p, err := netip.ParsePrefix(one)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("--%s %s=%s: %q is no network, such as 10.2.0.0/16", flag, context, text, one)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// Given replaces what was read from a cluster by what the operator says of it.
+func (o *Word) Given(facts *preflight.Cluster) error {
+	for _, one := range []struct {
+		flag string
+		all  map[string]string
+		to   *preflight.Subnets
+	}{{"pod-subnets", o.pods, &facts.Pods}, {"node-subnets", o.nodes, &facts.IPs}} {
+		prefixes, err := subnetsOf(one.flag, one.all, facts.Context)
+		if err != nil {
+			return err
+		}
+		if len(prefixes) > 0 {
+			*one.to = preflight.Subnets{Prefixes: prefixes, From: "--" + one.flag}
+		}
+	}
+	return nil
+}
+
+// Ask returns nil if the operator agrees to what is new. Without a terminal nobody can be asked.
+func (o *Word) Ask(ctx context.Context, prompt io.Writer, all []*Introduction) error {
+	nothing := show.OnlyPlanned("written")
+	if o.yes || !slices.ContainsFunc(all, (*Introduction).differs) {
+		return nil
+	}
+	f, ok := o.In.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nothing
+	}
+	if _, err := fmt.Fprint(prompt, "Write this? [y/N] "); err != nil {
+		return err
+	}
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(f).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case said := <-answer:
+		if said != "y" && said != "yes" {
+			return nothing
+		}
+		return nil
+	}
+}
+
+// keyPair is the certificate by which a cluster shows who it is, with its key.
+type keyPair struct{ cert, key []byte }
+
+// Introduction is what one cluster gets of another: its roots and, except by pki exchange, its RemoteCluster.
+// introduce is the only function that writes either.
+type Introduction struct {
+	Here *Store
+	// There is a context, and name is what that cluster says is its name.
+	There, Name string
+	Bundle      []byte
+	// Proof is nil for a cluster in which nothing of semaphore runs.
+	Proof *keyPair
+	// Doubt is why a cluster without proof is not what the name stands for already; nil for no doubt.
+	Doubt error
+	// Facts are nil if only roots are written.
+	Facts     *preflight.Cluster
+	Addresses []string
+	// Source is the UID by which the broker knows the cluster (spec.sourceID); empty if it is not known.
+	Source string
+
+	// What follows is the result of judge.
+	Pods, Nodes []netip.Prefix
+	Object      *unstructured.Unstructured
+	before      *known
+}
+
+// known is a remote that a cluster has already.
+type known struct {
+	preflight.Remote
+	// roots of the RemoteCluster, else of the ConfigMap.
+	roots     []byte
+	addresses []string
+	source    string
+}
+
+// remotesOf returns what a cluster has of others, by name: RemoteClusters, and roots without one. It reads no status.
+func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
+	out := map[string]*known{}
+	bundles, err := p.configMaps.Get(ctx, pki.BundlesConfigMap, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	if err == nil {
+		data, _, err := unstructured.NestedStringMap(bundles.Object, "data")
+		if err != nil {
+			return nil, fmt.Errorf("%s: ConfigMap %s: %w", p.Cluster.Context, pki.BundlesConfigMap, err)
+		}
+		for file, text := range data {
+			if name, ok := strings.CutSuffix(file, ".pem"); ok {
+				out[name] = &known{Remote: preflight.Remote{Name: name}, roots: []byte(text)}
+			}
+		}
+	}
+	list, err := p.Remotes.List(ctx, metav1.ListOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("%s: RemoteClusters: %w", p.Cluster.Context, err)
+	}
+	if err != nil {
+		return out, nil // the cluster does not serve them
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		k := &known{Remote: preflight.Remote{Name: o.GetName()}}
+		if has := out[k.Name]; has != nil {
+			k.roots = has.roots
+		}
+		if text, _, _ := unstructured.NestedString(o.Object, "spec", "trustBundle"); text != "" {
+			k.roots = []byte(text)
+		}
+		if address, _, _ := unstructured.NestedString(o.Object, "spec", "broker", "address"); address != "" {
+			others, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "broker", "otherAddresses")
+			k.addresses = append([]string{address}, others...)
+		}
+		k.source, _, _ = unstructured.NestedString(o.Object, "spec", "sourceID")
+		for field, to := range map[string]*[]netip.Prefix{"podSubnets": &k.Pods, "nodeSubnets": &k.Nodes} {
+			texts, _, err := unstructured.NestedStringSlice(o.Object, "spec", field)
+			for _, text := range texts {
+				var prefix netip.Prefix
+				if prefix, err = netip.ParsePrefix(text); err != nil {
+					break
+				}
+				*to = append(*to, prefix)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: RemoteCluster %s: spec.%s: %w", p.Cluster.Context, k.Name, field, err)
+			}
+		}
+		out[k.Name] = k
+	}
+	return out, nil
+}
+
+// Judge decides what each cluster gets of others, and returns what stands in the way. It reads, and writes nothing.
+func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, error) {
+	var found []show.Finding
+	has := map[*Store]map[string]*known{}
+	for _, x := range all {
+		if has[x.Here] == nil {
+			known, err := x.Here.remotesOf(ctx)
+			if err != nil {
+				return nil, err
+			}
+			has[x.Here] = known
+		}
+		remotes := has[x.Here]
+		in := preflight.Introduction{Here: x.Here.Cluster.Context, There: x.There, Says: preflight.Remote{Name: x.Name},
+			RootsOnly: x.Facts == nil, Replace: slices.Contains(o.replace, x.Name), Doubt: x.Doubt}
+		if x.Facts != nil {
+			in.Says.Pods, in.Says.Nodes = x.Facts.Pods.Prefixes, x.Facts.IPs.Prefixes
+		}
+		var err error
+		if in.Pods, err = subnetsOf("pod-subnets", o.pods, x.There); err != nil {
+			return nil, err
+		}
+		if in.Nodes, err = subnetsOf("node-subnets", o.nodes, x.There); err != nil {
+			return nil, err
+		}
+		if x.before = remotes[x.Name]; x.before != nil {
+			in.Before = &x.before.Remote
+			if x.Proof != nil && !in.Replace {
+				in.Doubt = pki.CheckCertificate(x.before.roots, x.Proof.cert, x.Proof.key, x.Name, "semaphorectl", time.Now())
+			}
+		}
+		for name, other := range remotes {
+			if name != x.Name {
+				in.Others = append(in.Others, other.Remote)
+			}
+		}
+		slices.SortFunc(in.Others, func(a, b preflight.Remote) int { return strings.Compare(a.Name, b.Name) })
+		var one []show.Finding
+		x.Pods, x.Nodes, one = preflight.Pin(in)
+		found = append(found, one...)
+		// The next cluster of this call has to be apart from this one, too.
+		remotes[x.Name] = &known{Remote: preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}}
+		if x.Facts != nil {
+			says := preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}
+			if x.Object, err = ObjectOf(says, x.Bundle, x.Addresses...); err != nil {
+				return nil, err
+			}
+			// The broker lets another cluster of the name in by the operator's word; that word stays.
+			switch {
+			case in.Replace && x.before != nil:
+			case x.before != nil:
+				x.Source = x.before.source
+			default:
+				x.Source = ""
+			}
+			if x.Source != "" {
+				if err := unstructured.SetNestedField(x.Object.Object, x.Source, "spec", "sourceID"); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+func subnets(all []netip.Prefix) (out []v1alpha1.Subnet) {
+	for _, p := range all {
+		out = append(out, v1alpha1.Subnet(p.String()))
+	}
+	return out
+}
+
+// ObjectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it.
+func ObjectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstructured.Unstructured, error) {
+	remote := &v1alpha1.RemoteCluster{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
+		ObjectMeta: metav1.ObjectMeta{Name: r.Name},
+		Spec: v1alpha1.RemoteClusterSpec{PodSubnets: subnets(r.Pods), NodeSubnets: subnets(r.Nodes),
+			TrustBundle: string(bundle)},
+	}
+	if len(addresses) > 0 {
+		remote.Spec.Broker = &v1alpha1.Broker{Address: addresses[0]}
+		for _, other := range addresses[1:] {
+			remote.Spec.Broker.OtherAddresses = append(remote.Spec.Broker.OtherAddresses, v1alpha1.BrokerAddress(other))
+		}
+	}
+	object, err := read.Object(remote)
+	if err != nil {
+		return nil, err
+	}
+	delete(object.Object, "status")
+	unstructured.RemoveNestedField(object.Object, "metadata", "creationTimestamp")
+	return object, nil
+}
+
+// differs reports whether the cluster has something else than what it gets.
+func (x *Introduction) differs() bool {
+	k := x.before
+	if k == nil || x.Bundle != nil && strings.TrimSpace(string(k.roots)) != strings.TrimSpace(string(x.Bundle)) {
+		return true
+	}
+	return x.Facts != nil && (!slices.Equal(k.Pods, x.Pods) || !slices.Equal(k.Nodes, x.Nodes) ||
+		!slices.Equal(k.addresses, x.Addresses) || k.source != x.Source)
+}
+
+// describe prints what a cluster gets of another.
+func (x *Introduction) describe(w io.Writer) error {
+	say := func(what, was, is string) error {
+		if is == "" {
+			return nil
+		}
+		switch {
+		case x.before == nil || was == "":
+		case was == is:
+			is += " (as before)"
+		default:
+			is += " (instead of " + was + ")"
+		}
+		for _, line := range show.Wrap(show.Printable(fmt.Sprintf("  %-7s %s", what, is)), "          ", show.LineWidth) {
+			if _, err := fmt.Fprintln(w, line); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if _, err := fmt.Fprintf(w, "%s gets of %s, which says that it is %s:\n", show.Printable(x.Here.Cluster.Context),
+		show.Printable(x.There), show.Printable(x.Name)); err != nil {
+		return err
+	}
+	was := &known{}
+	if x.before != nil {
+		was = x.before
+	}
+	errs := []error{say("roots", fingerprints(was.roots), fingerprints(x.Bundle))}
+	if x.Facts != nil {
+		text := func(all []netip.Prefix) string { return preflight.Subnets{Prefixes: all}.String() }
+		errs = append(errs, say("pods", text(was.Pods), text(x.Pods)), say("nodes", text(was.Nodes), text(x.Nodes)),
+			say("broker", strings.Join(was.addresses, " "), strings.Join(x.Addresses, " ")),
+			say("source", was.source, x.Source))
+	}
+	return errors.Join(errs...)
+}
+
+// fingerprints returns those of roots, as other verbs print them.
+func fingerprints(bundle []byte) string {
+	var out []string
+	for _, root := range check.ParseBundle("", "", bundle).Roots {
+		out = append(out, check.Fingerprint(root))
+	}
+	return strings.Join(out, " ")
+}
+
+// Propose prints what clusters get of each other, as far as it is new. Whatever prevents it is found here.
+func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) error {
+	found, err := o.Judge(ctx, all)
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		return show.Report(w, found, "table")
+	}
+	for _, x := range all {
+		if x.differs() {
+			if err := x.describe(w); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Write writes what was proposed. It tries every write as a dry run first; roots come last.
+func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) error) error {
+	for _, dry := range []bool{true, false} {
+		for _, x := range all {
+			if x.Object != nil {
+				if err := x.Here.applyRemote(ctx, x.Object, dry); err != nil {
+					return err
+				}
+			}
+			if dry {
+				if err := x.Here.trust(ctx, x.Name, x.Bundle, dry); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for _, x := range all {
+		if err := x.Here.trust(ctx, x.Name, x.Bundle, false); err != nil {
+			return err
+		}
+		if err := wrote(x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dryRun is the value of the option for a write that is only tried.
+func dryRun(dry bool) []string {
+	if dry {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
+func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructured, dry bool) error {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	_, err = p.Remotes.Patch(ctx, object.GetName(), types.ApplyPatchType, data,
+		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
+	if err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", p.Cluster.Context, object.GetName(), err)
+	}
+	return nil
+}
+
+// trust writes the roots of a cluster to the ConfigMap of bundles, and keeps those of others.
+func (p *Store) trust(ctx context.Context, name string, bundle []byte, dry bool) error {
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{name + ".pem": string(bundle)}})
+	if err != nil {
+		return err
+	}
+	_, err = p.configMaps.Patch(ctx, pki.BundlesConfigMap, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
+	if apierrors.IsNotFound(err) {
+		_, err = p.configMaps.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": corev1.SchemeGroupVersion.String(), "kind": "ConfigMap",
+			"metadata": map[string]any{"name": pki.BundlesConfigMap, "namespace": p.Cluster.Namespace},
+			"data":     map[string]any{name + ".pem": string(bundle)},
+		}}, metav1.CreateOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	return nil
+}

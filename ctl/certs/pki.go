@@ -1,0 +1,163 @@
+package certs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+const day = 24 * time.Hour
+
+func Command(access *fleet.Access) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "pki",
+		Short: "make a cluster's certificate authority and its certificates, replace them, and print what peers need to " +
+			"trust it",
+	}
+	cmd.AddCommand(pkiInitCommand(access), pkiBundleCommand(access), pkiExchangeCommand(access), pkiSecretsCommand(),
+		pkiShowCommand(),
+		pkiRotateCommand(access), pkiRotateCACommand())
+	return cmd
+}
+
+// place returns an error unless a verb has either a directory or a cluster.
+func place(dir string, access *fleet.Access) error {
+	if (dir == "") == !access.Given() {
+		return errors.New("--dir, --context: give one of them")
+	}
+	return nil
+}
+
+func pkiInitCommand(access *fleet.Access) *cobra.Command {
+	var dir, cluster string
+	var v validity
+	cmd := &cobra.Command{
+		Use:   "init --cluster NAME {--context C | --dir DIR}",
+		Short: "make an authority and the certificates of exporter, broker and semaphorectl",
+		Long: `Makes the authority of a cluster and the certificates of its parts: with --context as Secrets of that cluster,
+so that the key of the authority is on no disk of this machine; with --dir as files. In a cluster it makes
+what is missing and writes over nothing.
+
+  semaphorectl pki init --context c1 --cluster c1`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v.complete(cmd)
+			if err := place(dir, access); err != nil {
+				return err
+			}
+			if dir == "" {
+				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.Validity)
+			}
+			if err := pki.Init(dir, cluster, v.Validity, time.Now()); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(),
+				"made in %[3]s: the authority of %[1]s, and certificates of %[2]s\nkeep %[3]s/ca.key where nobody else reads it; "+
+					"for the peers: semaphorectl pki bundle --dir %[3]s\n",
+				cluster, strings.Join(pki.Parts, ", "), dir)
+			return nil
+		},
+	}
+	show.ClusterFlag(cmd, &cluster, "that of this one, as in its configuration files")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` to write to")
+	v.authorityFlags(cmd)
+	v.certificateFlags(cmd)
+	show.Required(cmd, "cluster")
+	return cmd
+}
+
+func pkiBundleCommand(access *fleet.Access) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "bundle {--context C | --dir DIR}",
+		Short: "print the root certificates that peers of the cluster need; they are public",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := place(dir, access); err != nil {
+				return err
+			}
+			if dir == "" {
+				return bundleIn(cmd.Context(), cmd.OutOrStdout(), access)
+			}
+			_, bundle, err := pki.Bundle(dir)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(bundle)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
+	return cmd
+}
+
+func pkiSecretsCommand() *cobra.Command {
+	var dir, namespace string
+	var peers map[string]string
+	cmd := &cobra.Command{
+		Use:   "secrets --dir DIR --peer-bundle CLUSTER=FILE…",
+		Short: "print the Secrets and the ConfigMap of bundles for kubectl apply, in the own cluster",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			bundles := map[string][]byte{}
+			for name, file := range peers {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return fmt.Errorf("--peer-bundle %s=%s: %w", name, file, err)
+				}
+				bundles[name] = data
+			}
+			out, err := pki.Secrets(dir, namespace, bundles, time.Now())
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(out)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
+	cmd.Flags().StringVar(&namespace, "namespace", "semaphore", "namespace of the parts")
+	cmd.Flags().StringToStringVar(&peers, "peer-bundle", nil,
+		"`CLUSTER=FILE`: what semaphorectl pki bundle printed for a peer; may be repeated")
+	show.Required(cmd, "dir")
+	return cmd
+}
+
+// DefaultValidity is the validity of certificates without a flag.
+var DefaultValidity = pki.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
+
+// validity is the validity of certificates that a command creates.
+type validity struct {
+	pki.Validity
+	authorityDays, certificateDays int
+}
+
+func (v *validity) authorityFlags(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&v.Authority, "ca-validity", DefaultValidity.Authority, "how long the authority is good for")
+	cmd.Flags().IntVar(&v.authorityDays, "ca-days", 0, "the same in days")
+	cmd.MarkFlagsMutuallyExclusive("ca-validity", "ca-days")
+}
+
+func (v *validity) certificateFlags(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&v.Certificate, "validity", DefaultValidity.Certificate,
+		"how long the certificates are good for")
+	cmd.Flags().IntVar(&v.certificateDays, "days", 0, "the same in days")
+	cmd.MarkFlagsMutuallyExclusive("validity", "days")
+}
+
+func (v *validity) complete(cmd *cobra.Command) {
+	if cmd.Flags().Changed("ca-days") {
+		v.Authority = time.Duration(v.authorityDays) * day
+	}
+	if cmd.Flags().Changed("days") {
+		v.Certificate = time.Duration(v.certificateDays) * day
+	}
+}

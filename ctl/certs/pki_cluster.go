@@ -1,0 +1,376 @@
+package certs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// pkiWithin bounds all requests to an apiserver.
+const pkiWithin = time.Minute
+
+// Store is the authority of a cluster and the certificates that it signed, as Secrets of that cluster.
+type Store struct {
+	Cluster    *fleet.Cluster
+	secrets    dynamic.ResourceInterface
+	configMaps dynamic.ResourceInterface
+	Remotes    dynamic.ResourceInterface
+}
+
+func Of(c *fleet.Cluster) (*Store, error) {
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	return &Store{
+		Cluster: c, secrets: client.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(c.Namespace),
+		configMaps: client.Resource(read.ConfigMapsGVR).Namespace(c.Namespace),
+		Remotes:    client.Resource(v1alpha1.RemoteClusters),
+	}, nil
+}
+
+// pkiIn returns that of the one cluster that the flags name.
+func pkiIn(access *fleet.Access) (*Store, error) {
+	cluster, err := access.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	return Of(cluster)
+}
+
+// Secret returns the data of a Secret; nil if it does not exist.
+func (p *Store) Secret(ctx context.Context, name string) (map[string][]byte, error) {
+	found, err := p.secrets.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	var secret corev1.Secret
+	if err := read.Into(found, &secret); err != nil {
+		return nil, fmt.Errorf("%s: Secret %s: %w", p.Cluster.Context, name, err)
+	}
+	return secret.Data, nil
+}
+
+func TlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
+	return &corev1.Secret{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace,
+			Labels: map[string]string{"app.kubernetes.io/part-of": "semaphore"}},
+		Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}
+}
+
+// Authority returns that of the cluster; nil for none.
+func (p *Store) Authority(ctx context.Context) (*pki.Authority, error) {
+	data, err := p.Secret(ctx, pki.AuthoritySecret)
+	if err != nil || data == nil {
+		return nil, err
+	}
+	a, err := pki.ParseAuthority(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return nil, fmt.Errorf("%s: Secret %s/%s: %w", p.Cluster.Context, p.Cluster.Namespace, pki.AuthoritySecret, err)
+	}
+	return a, nil
+}
+
+// Ensure creates what the cluster lacks of an authority, certificates and bundle, and prints it. It overwrites nothing,
+// so that it can be called again after an interruption.
+func (p *Store) Ensure(ctx context.Context, name string, v pki.Validity, now time.Time) (made []string,
+	err error) {
+	a, err := p.Authority(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if a == nil {
+		if a, err = p.found(ctx, name, v, now); err != nil {
+			return nil, err
+		}
+		made = append(made, "authority")
+	}
+	if a.Cluster() != name {
+		return made, fmt.Errorf("%s: Secret %s/%s is the authority of %q, not of %q", p.Cluster.Context,
+			p.Cluster.Namespace,
+			pki.AuthoritySecret, a.Cluster(), name)
+	}
+	for _, part := range pki.Parts {
+		have, err := p.Secret(ctx, pki.SecretName(part))
+		if err != nil {
+			return made, err
+		}
+		if have != nil {
+			continue
+		}
+		if err := p.issue(ctx, a, part, v.Certificate, now); err != nil {
+			return made, err
+		}
+		made = append(made, "certificate of "+part)
+	}
+	cert, _, err := a.PEM()
+	if err != nil {
+		return made, err
+	}
+	return made, p.trust(ctx, name, cert, false)
+}
+
+// found creates the authority; if another call created one at the same time, that one counts.
+func (p *Store) found(ctx context.Context, name string, v pki.Validity, now time.Time) (*pki.Authority, error) {
+	if have, err := p.Secret(ctx, pki.SecretName("broker")); err != nil {
+		return nil, err
+	} else if have != nil {
+		return nil, fmt.Errorf("%s: there is a Secret %s/%s and no %s: the cluster's authority is elsewhere, such as a "+
+			"directory of pki init",
+			p.Cluster.Context, p.Cluster.Namespace, pki.SecretName("broker"), pki.AuthoritySecret)
+	}
+	a, err := pki.NewAuthority(name, v.Authority, now)
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := a.PEM()
+	if err != nil {
+		return nil, err
+	}
+	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, pki.AuthoritySecret, cert, key))
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.secrets.Create(ctx, secret, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return p.Authority(ctx)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%s: namespace %s does not exist: kubectl --context %s apply -f "+
+			"deploy/namespace/namespace.yaml", p.Cluster.Context, p.Cluster.Namespace, p.Cluster.Context)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	return a, nil
+}
+
+// issue creates a key and a certificate for a part, in place of the existing ones.
+func (p *Store) issue(ctx context.Context, a *pki.Authority, part string, validity time.Duration,
+	now time.Time) error {
+	cert, key, err := a.Issue(part, validity, now)
+	if err != nil {
+		return err
+	}
+	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, pki.SecretName(part), cert, key))
+	if err != nil {
+		return err
+	}
+	if _, err := apply.ServerSideApply(ctx, p.secrets, secret.GetName(), secret, true); err != nil {
+		return fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	return nil
+}
+
+// OwnIdentity is the name of a cluster and its roots, with the key pair that shows it.
+type OwnIdentity struct {
+	Name   string
+	Bundle []byte
+	Proof  keyPair
+}
+
+// Own returns the name of the cluster and its roots, as its parts have them: its own certificate has the name, wherever
+// its authority is. Its roots must prove that certificate.
+func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
+	secret := pki.SecretName("semaphorectl")
+	data, err := p.Secret(ctx, secret)
+	if err != nil {
+		return nil, err
+	}
+	if data == nil {
+		return nil, fmt.Errorf("%s: no Secret %s/%s: %s --cluster NAME makes it", p.Cluster.Context, p.Cluster.Namespace,
+			secret, fleet.CommandFor(p.Cluster, "pki init"))
+	}
+	out := &OwnIdentity{Proof: keyPair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}}
+	cert, err := pki.ParseRoot(out.Proof.cert)
+	if err != nil || len(cert.URIs) != 1 {
+		return nil, fmt.Errorf("%s: the certificate in Secret %s names no cluster: %w", p.Cluster.Context, secret, err)
+	}
+	out.Name = cert.URIs[0].Host
+	found, err := p.configMaps.Get(ctx, pki.BundlesConfigMap, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	}
+	text, ok, err := unstructured.NestedString(found.Object, "data", out.Name+".pem")
+	if err != nil || !ok {
+		return nil, fmt.Errorf("%s: ConfigMap %s has no %s.pem", p.Cluster.Context, pki.BundlesConfigMap, out.Name)
+	}
+	out.Bundle = []byte(text)
+	if err := pki.CheckCertificate(out.Bundle, out.Proof.cert, out.Proof.key, out.Name, "semaphorectl",
+		time.Now()); err != nil {
+		return nil, fmt.Errorf("%s: the roots of %s do not prove the certificate in Secret %s: %w; %s makes another",
+			p.Cluster.Context, out.Name, secret, err, fleet.CommandFor(p.Cluster, "pki rotate"))
+	}
+	return out, nil
+}
+
+// initIn creates the authority of a cluster in that cluster.
+func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string, v pki.Validity) error {
+	p, err := pkiIn(access)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	made, err := p.Ensure(ctx, name, v, time.Now())
+	if err != nil {
+		return err
+	}
+	line := fmt.Sprintf("%s: made in namespace %s: %s", p.Cluster.Context, p.Cluster.Namespace, strings.Join(made, ", "))
+	if len(made) == 0 {
+		line = fmt.Sprintf("%s: nothing made: all of it is in namespace %s already", p.Cluster.Context, p.Cluster.Namespace)
+	}
+	_, err = fmt.Fprintf(w, "%s\nnext: %s --context PEER, once PEER has an authority too\n",
+		strings.Join(show.Wrap(line, "  ", show.LineWidth), "\n"), fleet.CommandFor(p.Cluster, "pki exchange"))
+	return err
+}
+
+// rotateIn replaces the certificates of parts in a cluster that has its own authority.
+func rotateIn(ctx context.Context, w io.Writer, access *fleet.Access, parts []string, validity time.Duration) error {
+	p, err := pkiIn(access)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	a, err := p.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	if a == nil {
+		return fmt.Errorf("%s: no Secret %s/%s: the authority is elsewhere; use --dir", p.Cluster.Context,
+			p.Cluster.Namespace,
+			pki.AuthoritySecret)
+	}
+	if len(parts) == 0 {
+		parts = pki.Parts
+	}
+	for _, part := range parts {
+		if err := p.issue(ctx, a, part, validity, time.Now()); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintf(w, "%s: made certificates of %s; parts read them within two minutes, and nothing restarts\n",
+		p.Cluster.Context, strings.Join(parts, ", "))
+	return err
+}
+
+// bundleIn prints the roots of a cluster as its parts have them.
+func bundleIn(ctx context.Context, w io.Writer, access *fleet.Access) error {
+	p, err := pkiIn(access)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	own, err := p.Own(ctx)
+	if err == nil {
+		_, err = w.Write(own.Bundle)
+	}
+	return err
+}
+
+func pkiExchangeCommand(access *fleet.Access) *cobra.Command {
+	var says Word
+	cmd := &cobra.Command{
+		Use:   "exchange --context C1 --context C2…",
+		Short: "have clusters trust each other: give the roots of each to all others",
+		Long: `Gives the root certificates of each cluster of --context to all others of them. They are public; what matters
+is that nobody replaces them on the way, which is through the apiservers, by your kubeconfig. It shows them and
+asks before it writes. A cluster whose name stands for another one already is refused. Nothing restarts: parts
+read their bundles again.
+
+  semaphorectl pki exchange --context c1 --context c2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			clusters, err := access.Clusters()
+			if err != nil {
+				return err
+			}
+			if len(clusters) < 2 {
+				return errors.New("--context: give two or more")
+			}
+			says.In = cmd.InOrStdin()
+			return exchange(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), clusters, &says)
+		},
+	}
+	says.Flags(cmd)
+	show.CompleteFlag(cmd, "replace", fleet.CompleteRemotes(access))
+	return cmd
+}
+
+// exchange reads all before it writes anything.
+func exchange(ctx context.Context, w, prompt io.Writer, clusters []*fleet.Cluster, says *Word) error {
+	reading, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	type party struct {
+		*Store
+		*OwnIdentity
+	}
+	var all []party
+	for _, c := range clusters {
+		p, err := Of(c)
+		if err != nil {
+			return err
+		}
+		own, err := p.Own(reading)
+		if err != nil {
+			return err
+		}
+		if i := slices.IndexFunc(all, func(other party) bool { return other.Name == own.Name }); i >= 0 {
+			return fmt.Errorf("%s and %s: both are named %q", all[i].Cluster.Context, c.Context, own.Name)
+		}
+		all = append(all, party{p, own})
+	}
+	var gets []*Introduction
+	names := map[*Introduction]string{} // of the cluster that gets it
+	for _, here := range all {
+		for _, there := range all {
+			if here.Name == there.Name {
+				continue
+			}
+			bundle, err := pki.PeerBundle(here.Name, there.Name, there.Bundle)
+			if err != nil {
+				return fmt.Errorf("%s: %w", there.Cluster.Context, err)
+			}
+			x := &Introduction{Here: here.Store, There: there.Cluster.Context, Name: there.Name, Bundle: bundle,
+				Proof: &there.Proof}
+			gets, names[x] = append(gets, x), here.Name
+		}
+	}
+	if err := says.Propose(reading, w, gets); err != nil {
+		return err
+	}
+	if err := says.Ask(ctx, prompt, gets); err != nil {
+		return err
+	}
+	writing, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	return Write(writing, gets, func(x *Introduction) error {
+		_, err := fmt.Fprintf(w, "%s trusts %s by root %s\n", names[x], x.Name, fingerprints(x.Bundle))
+		return err
+	})
+}

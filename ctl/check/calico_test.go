@@ -1,0 +1,60 @@
+package check
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestJudgeCalico(t *testing.T) {
+	pool := func(name, cidr string, edit ...func(*Pool)) Pool {
+		p := Pool{Name: name, CIDR: netip.MustParsePrefix(cidr), Disabled: true, DisableBGPExport: true}
+		for _, e := range edit {
+			e(&p)
+		}
+		return p
+	}
+	enabled := func(p *Pool) { p.Disabled, p.DisableBGPExport, p.NATOutgoing = false, false, true }
+	exported := func(p *Pool) { p.DisableBGPExport = false }
+	own := pool("own", "10.1.0.0/16", enabled)
+	c2 := []RemoteSubnet{{"c2", netip.MustParsePrefix("10.2.0.0/16")}}
+	for name, test := range map[string]struct {
+		facts      Calico
+		want, says string
+	}{
+		"as it should be": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
+		"announced": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported",
+			`kubectl patch ippools.crd.projectcalico.org c2 --type merge -p '{"spec":{"disableBGPExport":true}}'`},
+		"announced, a part": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16"),
+			pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:pool-exported", "IPPool c2a"},
+		"given out": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled",
+			`'{"spec":{"disabled":true,"disableBGPExport":true}}'`},
+		"given out, and more": {Calico{Pools: []Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled",
+			"put pools in its place"},
+		"no pool": {Calico{Pools: []Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
+		"no pool, no masquerade": {Calico{Pools: []Pool{pool("own", "10.1.0.0/16", func(p *Pool) { p.Disabled = false })}},
+			"pools", ""},
+		"strict": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, Strict: true},
+			"pools strict-affinity", ""},
+		"not strict": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, StrictFix: "fix it"},
+			"pools WARNING:affinity-not-strict", "fix it"},
+		"not strict, host-local": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
+		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "NOT-CHECKED:calico-not-read",
+			"forbidden"},
+		"down": {Calico{Err: errors.New("refused")}, "WARNING:calico-unreadable", "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.facts.Remotes, test.facts.PoolResource = c2, "ippools.crd.projectcalico.org"
+			found := graded(judgeCalico(test.facts))
+			complete(t, found)
+			text := ""
+			for _, f := range found {
+				text += f.Subject + ": " + f.Evidence + "; " + f.Fix + "\n"
+			}
+			if got := codes(found); got != test.want || !strings.Contains(text, test.says) {
+				t.Errorf("%s, not %s with %q:\n%s", got, test.want, test.says, text)
+			}
+		})
+	}
+}

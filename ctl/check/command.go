@@ -1,0 +1,472 @@
+package check
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// checker is one call of check.
+type checker struct {
+	access                     *fleet.Access
+	pre, traffic               bool
+	sent                       verify.Traffic
+	configFile, pkiDir, tlsDir string
+	manifests                  []string
+	cluster                    string
+	peers                      map[string]string
+	own                        string
+	address, expect            string
+	timeout                    time.Duration
+	output                     *show.Outputs
+	dns                        dnsFlags
+	in                         io.Reader
+	// broker and remotes are of the manifests: the configuration of the broker, and the RemoteClusters as JSON.
+	broker  *config.Broker
+	remotes []string
+}
+
+// Bounds of the wait for a listener, and with --pre for the answers, with --traffic for the pods and each check.
+const (
+	waitForListener = 5 * time.Second
+	waitForClusters = 30 * time.Second
+)
+
+func Command(access *fleet.Access) *cobra.Command {
+	c := checker{access: access, dns: dnsFlags{access: access}}
+	cmd := &cobra.Command{
+		Use: "check [--pre | --traffic | -f FILE | --config FILE | --dir DIR | --tls-dir DIR] " +
+			"[--address HOST:PORT --expect ID]",
+		Short: "check what is installed, what clusters are like before, manifests, and with --traffic real packets",
+		Long: `Checks configurations, certificates, names, clocks, ports, the DNS and Calico's pools. For each fault it
+prints the cause, who must act, and the fix. It changes nothing, except with --traffic.
+
+Without a file it checks the exporters and brokers of the clusters of --context, in their pods:
+
+  semaphorectl check --context c1,c2
+
+  --pre       clusters before anything is installed in them: Kubernetes, nodes and their kernels, the CNI, Calico's
+              IPPools and IPAM, subnets of pods, Services and nodes, kube-proxy, CoreDNS, clocks and your rights; and
+              what prevents the installation in each, and the connection of each two. Whether packets of one cluster's
+              nodes reach those of another, only packets can say: docs/install.md lists the ports
+              (docs/adr/0041-preflight.md):
+              semaphorectl check --pre --context c1,c2
+  --traffic   linked clusters by real traffic, see below:
+              semaphorectl check --traffic --context c1,c2
+  -f          manifests, before they are applied: the configuration of the parts in the output of kubectl
+              kustomize or helm template (- is standard input), and RemoteClusters beside it:
+              kubectl kustomize overlay/c1 | semaphorectl check -f - -f overlay/c1/remotes/c2.yaml
+  --config    all that the configuration file of an exporter, broker or agent names: certificate, roots of all
+              clusters, brokers to be reached; with a broker's, whether the cluster's CoreDNS knows the names of
+              remote services (--coredns), and whether its Calico leaves their pods alone. With
+              --cluster a file that leaves the cluster's name to an overlay
+  --dir       a directory of semaphorectl pki init
+  --tls-dir   a directory with tls.crt, tls.key and CLUSTER.pem files
+  --address   a listener: is it reached, does it speak TLS, who is there, does it take our certificate
+
+--traffic makes a namespace with three small pods, on different nodes, in each cluster, sends traffic between them from
+each cluster to each other, says what passed, and removes all of it, also when it is interrupted or fails. Of what is
+installed it checks:
+
+  pod-ip       a pod of one cluster reaches a pod of the other by its IP, which sees the IP of the pod that asks
+  encryption   the bytes went through the WireGuard devices of both nodes, and the route leads into the device
+  path-mtu     1 MiB passes in each direction, not only small packets
+  mirror       a Service that one cluster offers is reached in the other as its mirror
+  dns          and by a name like server.NAMESPACE.svc.cluster.c2, where CoreDNS has the block
+  global       and as a global service
+  policy       a Calico policy that admits a set of pods admits the pod in the set, and no other
+  cleanup      nothing of it is left, in any of the clusters
+
+What is not installed, or cannot be looked at, is printed as unchecked, with the reason. The pods run the image of the
+cluster's broker, so nodes need to pull nothing else. docs/install.md has the rights that this takes.
+
+Exit code 0 when all is well, 1 when the command is used wrongly, a cluster cannot be asked or the traffic cannot be
+made, 2 when there are errors or warnings, or traffic did not pass, 3 when there are none, and something was not looked
+at (NOT CHECKED).`,
+		Args: cobra.NoArgs,
+		RunE: c.run,
+	}
+	f := cmd.Flags()
+	f.BoolVar(&c.pre, "pre", false, "clusters before anything is installed in them")
+	f.BoolVar(&c.traffic, "traffic", false, "real traffic between pods of linked clusters, which it makes and removes")
+	f.StringVar(&c.sent.Image, "image", "", "with --traffic: `image` of the pods, which has semaphorectl in its PATH "+
+		"(default: that of the cluster's broker)")
+	f.BoolVar(&c.sent.Clean, "clean", false, "with --traffic: only remove what a check that was killed has left")
+	f.StringArrayVarP(&c.manifests, "filename", "f", nil, "`file` with manifests, - for standard input; may be repeated")
+	f.StringVar(&c.configFile, "config", "", "configuration `file` of an exporter, broker or agent")
+	show.ClusterFlag(cmd, &c.cluster, "with --config or -f: the cluster's, where the file has none")
+	f.StringVar(&c.pkiDir, "dir", "", "`directory` of semaphorectl pki init")
+	f.StringVar(&c.tlsDir, "tls-dir", "", "`directory` with tls.crt, tls.key and CLUSTER.pem files")
+	f.StringToStringVar(&c.peers, "peer-bundle", nil,
+		"with --dir or --tls-dir, `CLUSTER=FILE`: the root certificates of a peer; may be repeated")
+	f.StringVar(&c.own, "own", "", "with --tls-dir: the SPIFFE `ID` that tls.crt must have")
+	f.StringVar(&c.address, "address", "", "`host:port` of a listener to try")
+	f.StringVar(&c.expect, "expect", "",
+		"with --address: the SPIFFE `ID` that the listener must have, such as spiffe://c2/broker")
+	show.TimeoutFlag(cmd, &c.timeout, waitForListener)
+	f.Lookup("timeout").Usage += "; with --pre and --traffic 30s, and with --traffic for each of its steps"
+	c.output = show.OutputFlag(cmd, "table", "json", "yaml")
+	c.dns.flags(f)
+	return cmd
+}
+
+func (c *checker) run(cmd *cobra.Command, _ []string) error {
+	c.in = cmd.InOrStdin()
+	inPods, err := c.use()
+	if err != nil {
+		return err
+	}
+	if (c.pre || c.traffic) && !cmd.Flags().Changed("timeout") {
+		c.timeout = waitForClusters
+	}
+	switch {
+	case c.pre:
+		return preflight.Run(cmd.Context(), cmd.OutOrStdout(), c.access, c.output.Chosen, c.timeout)
+	case c.traffic:
+		c.sent.Timeout, c.sent.Format = c.timeout, c.output.Chosen
+		return c.sent.Run(cmd, c.access)
+	case inPods:
+		return c.inPods(cmd)
+	}
+	facts, err := c.gather(cmd.Context())
+	if err != nil {
+		return err
+	}
+	return show.Report(cmd.OutOrStdout(), Judge(facts), c.output.Chosen)
+}
+
+// listener is the target of a connection.
+type listener struct {
+	address string
+	expect  spiffeid.ID
+}
+
+// use returns what is wrong with the combination of flags, and whether to check the pods of clusters.
+func (c *checker) use() (inPods bool, err error) {
+	places := 0
+	for _, given := range []bool{c.pre, c.traffic, len(c.manifests) > 0, c.configFile != "", c.pkiDir != "",
+		c.tlsDir != ""} {
+		if given {
+			places++
+		}
+	}
+	switch {
+	case places > 1:
+		return false, errors.New("--pre, --traffic, -f, --config, --dir, --tls-dir: give one of them")
+	case (c.pre || c.traffic) && c.address != "":
+		return false, errors.New("--address: without --pre and --traffic")
+	case !c.traffic && (c.sent.Image != "" || c.sent.Clean):
+		return false, errors.New("--image, --clean: they are for --traffic")
+	case (c.address == "") != (c.expect == ""):
+		return false, errors.New("--address and --expect: give both or none")
+	case c.timeout <= 0:
+		return false, fmt.Errorf("--timeout %s: use more than 0", c.timeout)
+	case c.cluster != "" && c.configFile == "" && len(c.manifests) == 0:
+		return false, errors.New("--cluster: it needs --config or -f: it sets the name that their file lacks")
+	case c.cluster != "":
+		if err := config.ClusterName(c.cluster); err != nil {
+			return false, fmt.Errorf("--cluster: %w", err)
+		}
+	}
+	if err := c.output.Check(); err != nil {
+		return false, err
+	}
+	if places == 0 && c.address == "" {
+		// In a part's container, check that part, as the other verbs do.
+		if fleet.InContainer() && !c.access.Given() {
+			c.configFile = read.PodConfig
+		} else {
+			inPods = true
+		}
+	}
+	return inPods, c.dns.use(c.configFile != "" || inPods)
+}
+
+// inPods runs semaphorectl in the pods of exporter and broker, where their files are, and combines the findings.
+func (c *checker) inPods(cmd *cobra.Command) error {
+	clusters, err := c.access.Clusters()
+	if err != nil {
+		return err
+	}
+	parts := []string{fleet.Exporter, fleet.Broker}
+	found, failed := make([][]show.Finding, len(clusters)*len(parts)), make([]error, len(clusters)*len(parts))
+	ctx, cancel := context.WithTimeout(cmd.Context(), inPodsWithin+c.timeout)
+	defer cancel()
+	var g errgroup.Group
+	for i, cluster := range clusters {
+		for j, part := range parts {
+			g.Go(func() error {
+				n := i*len(parts) + j
+				found[n], failed[n] = c.inPod(ctx, cluster, part)
+				return nil
+			})
+		}
+	}
+	_ = g.Wait() // no goroutine returns an error
+	if err := show.Report(cmd.OutOrStdout(), slices.Concat(found...), c.output.Chosen); errors.Join(failed...) == nil {
+		return err
+	}
+	return errors.Join(failed...)
+}
+
+// inPodsWithin bounds the check of a part, without its listeners.
+const inPodsWithin = 30 * time.Second
+
+func (c *checker) inPod(ctx context.Context, cluster *fleet.Cluster, part string) ([]show.Finding, error) {
+	args := []string{"check", "--config", read.PodConfig, "-o", "json", "--timeout", c.timeout.String()}
+	if part == fleet.Broker {
+		args = append(args, "--coredns", c.dns.configMap, "--cluster-domain", c.dns.clusterDomain)
+	}
+	out, _, err := cluster.Run(ctx, part, args...)
+	if err != nil {
+		return nil, err
+	}
+	var said struct{ Findings []show.Finding }
+	if err := json.Unmarshal(out, &said); err != nil {
+		return nil, fmt.Errorf("%s: check in the pod of the %s: %w", cluster.Context, part, err)
+	}
+	for i := range said.Findings {
+		said.Findings[i].Subject = cluster.Context + " " + part + ": " + said.Findings[i].Subject
+	}
+	return said.Findings, nil
+}
+
+// gather collects the facts to judge.
+func (c *checker) gather(ctx context.Context) (Facts, error) {
+	facts := Facts{Now: time.Now()}
+	facts.ClockSynced, facts.ClockKnown = Clock()
+	var dial []listener
+	if c.address != "" {
+		id, err := spiffeid.FromString(c.expect)
+		if err != nil {
+			return facts, fmt.Errorf("--expect %q: %w: use a SPIFFE ID such as spiffe://c2/broker", c.expect, err)
+		}
+		dial = append(dial, listener{c.address, id})
+	}
+	for cluster := range c.peers {
+		if err := config.ClusterName(cluster); err != nil {
+			return facts, fmt.Errorf("--peer-bundle: %w", err)
+		}
+	}
+	// show sets what is shown to listeners, and the sender's identity.
+	var show *tls.Certificate
+	var from string
+	var err error
+	switch {
+	case len(c.manifests) > 0:
+		facts.Configs, err = c.readManifests()
+	case c.configFile != "":
+		var more []listener
+		show, from, more, err = c.gatherConfig(ctx, &facts)
+		dial = append(dial, more...)
+	case c.pkiDir != "":
+		show, from, err = gatherPKI(&facts, c.pkiDir)
+	case c.tlsDir != "":
+		show, err = c.gatherTLSDir(&facts)
+	}
+	if err != nil {
+		return facts, err
+	}
+	for cluster, file := range c.peers {
+		facts.Roots = slices.DeleteFunc(facts.Roots, func(b Bundle) bool { return b.Cluster == cluster })
+		facts.Roots = append(facts.Roots, ReadBundle(cluster, file))
+	}
+	slices.SortFunc(facts.Roots, func(a, b Bundle) int { return strings.Compare(a.Cluster, b.Cluster) })
+
+	facts.Dialled = make([]Dialled, len(dial))
+	var g errgroup.Group
+	g.SetLimit(16)
+	for i, l := range dial {
+		g.Go(func() error {
+			facts.Dialled[i] = Dial(ctx, l.address, from, l.expect, show, c.timeout)
+			return nil
+		})
+	}
+	return facts, g.Wait()
+}
+
+func (c *checker) gatherTLSDir(facts *Facts) (*tls.Certificate, error) {
+	var want spiffeid.ID
+	if c.own != "" {
+		var err error
+		if want, err = spiffeid.FromString(c.own); err != nil {
+			return nil, fmt.Errorf("--own %q: %w: use a SPIFFE ID such as spiffe://c1/exporter", c.own, err)
+		}
+	}
+	own, show := ReadOwn(filepath.Join(c.tlsDir, "tls.crt"), filepath.Join(c.tlsDir, "tls.key"), want,
+		"semaphorectl pki rotate --dir DIR")
+	facts.Own = append(facts.Own, own)
+	files, err := filepath.Glob(filepath.Join(c.tlsDir, "*.pem"))
+	if err != nil {
+		return nil, fmt.Errorf("--tls-dir: %w", err)
+	}
+	for _, file := range files {
+		facts.Roots = append(facts.Roots, ReadBundle(strings.TrimSuffix(filepath.Base(file), ".pem"), file))
+	}
+	return show, nil
+}
+
+// gatherPKI collects all certificates of a directory. Listeners are shown the exporter's, because the exporter calls
+// other clusters.
+func gatherPKI(facts *Facts, dir string) (show *tls.Certificate, cluster string, err error) {
+	cluster, _, err = pki.Bundle(dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("--dir: %w", err)
+	}
+	items, err := pki.Inventory(dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("--dir: %w", err)
+	}
+	bundle := Bundle{Cluster: cluster, File: dir}
+	for _, item := range items {
+		if item.Cert.IsCA {
+			bundle.Roots = append(bundle.Roots, item.Cert)
+			continue
+		}
+		part := filepath.Dir(item.File)
+		own, pair := ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"),
+			pki.IDOf(cluster, part),
+			"semaphorectl pki rotate --dir "+dir)
+		facts.Own = append(facts.Own, own)
+		if part == "exporter" {
+			show = pair
+		}
+	}
+	facts.Roots = append(facts.Roots, bundle)
+	return show, cluster, nil
+}
+
+// gatherConfig collects all that a configuration file names. An invalid file is a finding.
+func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Certificate, cluster string,
+	dial []listener, err error) {
+	file, dns := c.configFile, c.dns
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, "", nil, fmt.Errorf("--config: %w", err)
+	}
+	var keys struct {
+		LocalSubnets        []any
+		Broker, LocalBroker any
+	}
+	invalid := func(err error) (*tls.Certificate, string, []listener, error) {
+		facts.Configs = append(facts.Configs, Config{File: file, Err: err})
+		return nil, "", nil, nil
+	}
+	valid := func(part, cluster string) {
+		facts.Configs = append(facts.Configs, Config{File: file, Of: fmt.Sprintf("of the %s of %s", part, cluster)})
+	}
+	if err := yaml.Unmarshal(text, &keys); err != nil {
+		return invalid(err)
+	}
+	if text, err = named(text, c.cluster); err != nil {
+		return invalid(err)
+	}
+	var own spiffeid.ID
+	var from config.TLS
+	var clusters []string
+	var bundles map[string]string // of RemoteClusters
+	switch {
+	case keys.Broker == nil && len(keys.LocalSubnets) > 0:
+		c, err := config.Parse[config.Broker](text)
+		if err != nil {
+			return invalid(err)
+		}
+		valid("broker", c.Cluster)
+		if followed, roots, err := fleet.WithObjects(ctx, c, dns.access); err == nil {
+			c, bundles = followed, roots
+		} else if !errors.Is(err, rest.ErrNotInCluster) { // without a cluster the file alone is checked
+			return nil, "", nil, fmt.Errorf("--config %s: %w", file, err)
+		}
+		cluster, own, from, clusters = c.Cluster, identity.Broker(c.Cluster), c.TLS, c.Names()
+		facts.DNS = dns.gather(ctx, c, file)
+		facts.Calico = gatherCalico(ctx, c, dns.access)
+		facts.Policies = gatherPolicies(ctx, c, dns.access)
+		facts.PolicyKeys = gatherPolicyKeys(ctx, c, dns.access)
+	case keys.LocalBroker != nil:
+		c, err := config.Parse[config.Exporter](text)
+		if err != nil {
+			return invalid(err)
+		}
+		valid("exporter", c.Cluster)
+		cluster, own, from = c.Cluster, identity.Exporter(c.Cluster), c.TLS
+		clusters = []string{c.LocalBroker.Cluster}
+		dial = []listener{{c.LocalBroker.Address, identity.Broker(c.LocalBroker.Cluster)}}
+	default:
+		c, err := config.Parse[config.Agent](text)
+		if err != nil {
+			return invalid(errors.Join(errors.New("it has neither localBroker (an exporter) nor localSubnets (a "+
+				"broker), and is no agent's either"), err))
+		}
+		valid("agent", c.Cluster)
+		return nil, c.Cluster, gatherAgent(ctx, facts, c), nil
+	}
+	if !slices.Contains(clusters, cluster) { // an exporter may publish to its own broker
+		clusters = append(clusters, cluster)
+	}
+	return gatherIdentity(ctx, facts, from, own, clusters, bundles), cluster, dial, nil
+}
+
+// gatherAgent adds the roots of an agent's broker to the facts, and returns the broker's listener.
+func gatherAgent(ctx context.Context, facts *Facts, c *config.Agent) []listener {
+	if c.Broker.WorkloadAPI == "" {
+		facts.Roots = append(facts.Roots, ReadBundle(c.Cluster, c.Broker.BundleFile))
+	} else {
+		askWorkloadAPI(ctx, facts, c.Broker.WorkloadAPI, spiffeid.ID{}, []string{c.Cluster})
+	}
+	return []listener{{c.Broker.Address, identity.Broker(c.Cluster)}}
+}
+
+// gatherIdentity adds a part's own certificate and the roots of clusters from files or a Workload API, and returns the
+// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of files.
+func gatherIdentity(ctx context.Context, facts *Facts, from config.TLS, own spiffeid.ID,
+	clusters []string, bundles map[string]string) *tls.Certificate {
+	if from.WorkloadAPI != "" {
+		return askWorkloadAPI(ctx, facts, from.WorkloadAPI, own, clusters)
+	}
+	found, pair := ReadOwn(from.CertFile, from.KeyFile, own,
+		"semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
+	// A mounted Secret can be read by everything that runs in the pod, which is only the part.
+	found.KeyOpen = false
+	facts.Own = append(facts.Own, found)
+	for _, name := range clusters {
+		if text, ok := bundles[name]; ok {
+			facts.Roots = append(facts.Roots, ParseBundle(name, "RemoteCluster "+name, []byte(text)))
+			continue
+		}
+		facts.Roots = append(facts.Roots, ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
+	}
+	return pair
+}
+
+// askWorkloadAPI gets from a Workload API what files would contain.
+func askWorkloadAPI(ctx context.Context, facts *Facts, address string, own spiffeid.ID,
+	clusters []string) *tls.Certificate {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	found, pair, roots := AskWorkloadAPI(ctx, address, own, clusters)
+	facts.Own, facts.Roots = append(facts.Own, found), append(facts.Roots, roots...)
+	return pair
+}

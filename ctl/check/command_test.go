@@ -1,0 +1,204 @@
+package check
+
+import (
+	"encoding/pem"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+)
+
+func TestCheck(t *testing.T) {
+	dir := ctltest.Linked(t)
+	at := func(path string) string { return filepath.Join(dir, path) }
+	address := ctltest.ListenAs(t, dir)
+	before := []string{"--dir", at("c1"), "--peer-bundle", "c2=" + at("c2.pem"), "--address", address, "--expect",
+		"spiffe://c2/broker"}
+	if f, code := ctltest.Found(t, before...); code != 0 || f["connection"].Level != finding.OK || len(f) != 4 {
+		t.Errorf("two clusters that are linked as documented: exit code %d\n%+v", code, f)
+	}
+	exporter := func(cert string) string {
+		path := at("exporter.yaml")
+		must(t, os.WriteFile(path,
+			[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
+				"localBroker: {cluster: c2, address: %q}\ntls: {certFile: "+
+				"%s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+				address, at(cert), at(cert), at("bundles"))), 0o644))
+		return path
+	}
+	if f, code := ctltest.Found(t, "--config", exporter("c1/exporter")); code != 0 ||
+		f["connection"].Level != finding.OK ||
+		f["peer"].Subject != "spiffe://c2/broker at "+address {
+		t.Errorf("an exporter's configuration: exit code %d\n%+v", code, f)
+	}
+	broker := at("broker.yaml")
+	must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\ntls: "+
+		"{certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
+	if f, code := ctltest.Found(t, "--config", broker); f["certificate"].Subject != "spiffe://c1/broker" ||
+		f["bundle-missing"].Code != "" {
+		t.Errorf("a broker's configuration: exit code %d\n%+v", code, f)
+	}
+	agent := at("agent.yaml")
+	must(t, os.WriteFile(agent,
+		[]byte(fmt.Sprintf("cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))), 0o644))
+	if f, code := ctltest.Found(t, "--config", agent); code != 2 || f["not-shown"].Level != finding.Warning ||
+		f["peer"].Level != finding.OK {
+		t.Errorf("an agent's, with the address of the listener for exporters: exit code %d\n%+v", code, f)
+	}
+	if f, code := ctltest.Found(t, "--config", exporter("c1/broker")); code != 2 ||
+		f["certificate-name"].Level != finding.Error ||
+		f["refused-by-peer"].Side != "c2" {
+		t.Errorf("another part's certificate: exit code %d\n%+v", code, f)
+	}
+	wrong := at("wrong.yaml")
+	must(t, os.WriteFile(wrong, []byte("cluster: C1\nlocalBroker: {cluster: c2, address: x}\n"), 0o644))
+	if f, code := ctltest.Found(t, "--config", wrong); code != 2 || f["config-invalid"].Level != finding.Error {
+		t.Errorf("a configuration that is wrong: exit code %d\n%+v", code, f)
+	}
+	if f, code := ctltest.Found(t, "--tls-dir", at("c1/semaphorectl"), "--own", "spiffe://c1/semaphorectl"); code != 0 ||
+		f["certificate"].Level != finding.OK || f["root"].Level != finding.OK {
+		t.Errorf("an operator's directory: exit code %d\n%+v", code, f)
+	}
+	if f, code := ctltest.Found(t, "--address", address, "--expect", "spiffe://c2/broker"); code != 2 ||
+		f["peer-not-verified"].Level != finding.Warning {
+		t.Errorf("an address alone: exit code %d\n%+v", code, f)
+	}
+
+	// Files that were mixed up.
+	must(t, os.Chmod(at("c1/exporter/tls.key"), 0o644))
+	if f, code := ctltest.Found(t, before...); code != 2 || f["key-open"].Fix != "chmod 600 "+at("c1/exporter/tls.key") {
+		t.Errorf("a key for everyone: exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(at("c2.pem"), []byte("hello"), 0o644))
+	if f, code := ctltest.Found(t, before...); code != 2 || f["bundle-unreadable"].Subject != at("c2.pem") {
+		t.Errorf("no bundle: exit code %d\n%+v", code, f)
+	}
+
+	out, code, err := ctltest.Run(t, append([]string{"check"}, before...)...)
+	if code != 2 || err.Error() != "1 error, 1 warning" || !strings.HasPrefix(out, "OK ") ||
+		!strings.Contains(out, "\nERROR    bundle-unreadable  "+at("c2.pem")) ||
+		!strings.Contains(out, "to do (here): in c2: semaphorectl pki bundle") {
+		t.Errorf("exit code %d, %v\n%s", code, err, out)
+	}
+}
+
+func TestCheckUsedWrongly(t *testing.T) {
+	for args, want := range map[string]string{
+		"check --kubeconfig /nowhere":                                  "how to reach the apiserver",
+		"check --kubeconfig /nowhere --coredns none":                   "how to reach the apiserver",
+		"check --config a -f b":                                        "give one of them",
+		"check --dir a --cluster c1":                                   "--cluster: it needs --config or -f",
+		"check --config a --cluster C1":                                "--cluster: ",
+		"check -f /nowhere":                                            "-f: open /nowhere",
+		"check --dir a --tls-dir b":                                    "give one of them",
+		"check --address a:1":                                          "give both or none",
+		"check --address a:1 --expect x":                               `--expect "x"`,
+		"check --dir /nowhere":                                         "--dir: root certificate",
+		"check --config /nowhere":                                      "--config: open /nowhere",
+		"check --tls-dir /nowhere -o xml":                              "use table, json or yaml",
+		"check --tls-dir /nowhere --own x":                             `--own "x"`,
+		"check --config a --coredns b":                                 `--coredns "b": use NAMESPACE/NAME`,
+		"check --dir a --coredns b/c":                                  "use it with a broker's --config",
+		"check --config a --cluster-domain a_b":                        "--cluster-domain",
+		"check --no-such-flag":                                         "unknown flag",
+		"check --dir a --peer-bundle C2=x":                             "no cluster name",
+		"check --address a:1 --expect spiffe://c2/broker --timeout 0s": "use more than 0",
+	} {
+		_, code, err := ctltest.Run(t, strings.Fields(args)...)
+		if code != 1 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, %v; want 1 and %q", args, code, err, want)
+		}
+	}
+}
+
+// TestCheckWorkloadAPI: if certificates come from a Workload API, check uses it like the part.
+func TestCheckWorkloadAPI(t *testing.T) {
+	dir := ctltest.Linked(t)
+	address := ctltest.ListenAs(t, dir)
+	spire := spireAgent{dir: filepath.Join(dir, "c1"), part: "exporter", federated: filepath.Join(dir, "c2")}
+	socket := spire.serve(t)
+	path := filepath.Join(dir, "exporter.yaml")
+	must(t, os.WriteFile(path,
+		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
+			"localBroker: {cluster: c2, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
+			socket)), 0o644))
+	if f, code := ctltest.Found(t, "--config", path); code != 0 || f["connection"].Level != finding.OK ||
+		f["certificate"].Subject != "spiffe://c1/exporter" {
+		t.Errorf("exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(path,
+		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
+			"localBroker: {cluster: c3, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
+			socket)), 0o644))
+	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["bundle-missing"].Level != finding.Error ||
+		f["peer-name"].Level != finding.Error {
+		t.Errorf("a cluster that is not federated: exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(path,
+		[]byte(fmt.Sprintf("cluster: c1\nbroker: {address: %q, workloadAPI: 'unix://%s.not'}\n", address, socket)), 0o644))
+	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["certificate-unreadable"].Level != finding.Error {
+		t.Errorf("no agent of SPIRE: exit code %d\n%+v", code, f)
+	}
+}
+
+// spireAgent is a Workload API that returns one certificate of a directory.
+type spireAgent struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+	dir, part, federated string
+}
+
+func (a spireAgent) serve(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	server := grpc.NewServer()
+	workload.RegisterSpiffeWorkloadAPIServer(server, a)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		must(t, <-done)
+	})
+	return socket
+}
+
+func (a spireAgent) FetchX509SVID(_ *workload.X509SVIDRequest,
+	stream workload.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
+	svid, err := x509svid.Load(filepath.Join(a.dir, a.part, "tls.crt"), filepath.Join(a.dir, a.part, "tls.key"))
+	if err != nil {
+		return err
+	}
+	cert, key, err := svid.MarshalRaw()
+	if err != nil {
+		return err
+	}
+	root := func(dir string) []byte {
+		_, text, err := pki.Bundle(dir)
+		if err != nil {
+			return nil
+		}
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	if err := stream.Send(&workload.X509SVIDResponse{
+		Svids: []*workload.X509SVID{{SpiffeId: svid.ID.String(), X509Svid: cert, X509SvidKey: key,
+			Bundle: root(a.dir)}},
+		FederatedBundles: map[string][]byte{"spiffe://c2": root(a.federated)},
+	}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}

@@ -1,0 +1,100 @@
+// Package check finds what is wrong with a certificate, a name, a clock, a port, the DNS or Calico's pools, before or
+// while two clusters are connected.
+//
+// command.go, gather*.go and probe.go collect facts (files, a Workload API, a connection, objects of a cluster) and do
+// not judge; judge.go, dns.go, calico.go, policies.go and policykeys.go turn facts into findings and have no effects.
+package check
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+)
+
+// Own is the certificate that a part shows to others.
+type Own struct {
+	// CertFile and KeyFile are its files; a Workload API's address in both.
+	CertFile, KeyFile string
+	// Part and Cluster are its owner, as far as known.
+	Part, Cluster string
+	// Want is the ID that it must have; the zero ID for any.
+	Want spiffeid.ID
+	// Certs is the chain, the part's own first, unless CertErr says why there is none.
+	Certs   []*x509.Certificate
+	CertErr error
+	// KeyErr is why the key cannot be used with the certificate; nil if it can.
+	KeyErr error
+	// KeyOpen is set if others than its owner and group may read the key's file.
+	KeyOpen bool
+	// Fix is the command that makes a new one.
+	Fix string
+}
+
+// Bundle has the roots of one cluster.
+type Bundle struct {
+	Cluster, File string
+	Roots         []*x509.Certificate
+	// Missing is set if the file does not exist; Err is any other fault.
+	Missing bool
+	Err     error
+}
+
+// Dialled is the result of a connection to a listener.
+type Dialled struct {
+	Address string
+	// Expect is the expected ID of the listener.
+	Expect spiffeid.ID
+	// From is the cluster that dialled, as far as known.
+	From string
+	// ResolveErr, ConnectErr and HandshakeErr: the first that is not nil is where the connection failed.
+	ResolveErr, ConnectErr, HandshakeErr error
+	// Version of TLS, such as tls.VersionTLS13.
+	Version uint16
+	// Certs is the chain that the listener showed.
+	Certs []*x509.Certificate
+	// Showed is set if we had a certificate to show. AfterErr is how the listener ended the connection once it had seen
+	// ours, or nil if it did not.
+	Showed   bool
+	AfterErr error
+	// Mutual is set if the listener asks clients for a certificate.
+	Mutual bool
+}
+
+// Facts is all that was collected.
+type Facts struct {
+	Now     time.Time
+	Own     []Own
+	Roots   []Bundle
+	Dialled []Dialled
+	// ClockSynced is set if the kernel considers this machine's clock synchronised; ClockKnown if it answered.
+	ClockSynced, ClockKnown bool
+	// DNS is nil if the names of services are not checked.
+	DNS *DNS
+	// Calico is nil if the cluster's is not checked.
+	Calico *Calico
+	// Policies is nil if the cluster's are not checked.
+	Policies *Policies
+	// PolicyKeys is nil if what admission policies judge by is not checked.
+	PolicyKeys *PolicyKeys
+	// Configs are the configuration files that were read.
+	Configs []Config
+}
+
+// Fingerprint is the beginning of the SHA-256 of a certificate, enough to tell two apart.
+func Fingerprint(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.Raw)
+	return fmt.Sprintf("%x", sum[:8])
+}
+
+// Config is a configuration file.
+type Config struct {
+	// File is its path.
+	File string
+	// Of is its owner, such as "of the broker of c1".
+	Of string
+	// Err is why it cannot be used, with a method Unwrap() []error for several reasons; nil if it can.
+	Err error
+}

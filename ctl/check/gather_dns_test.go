@@ -1,0 +1,143 @@
+package check
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// TestCheckCoreDNS: the findings of check about a real cluster's CoreDNS, before and after the blocks that coredns
+// prints are added.
+func TestCheckCoreDNS(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	dir := ctltest.Linked(t)
+	at := func(path string) string { return filepath.Join(dir, path) }
+	broker := at("broker.yaml")
+	write := func(more string) {
+		t.Helper()
+		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: "+
+			"[10.1.0.0/16]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
+			at("c1/broker"), at("c1/broker"), at("bundles"), more)), 0o644))
+	}
+	kubetest.InstallRemoteClusters(t, api)
+	kubetest.CreateRemote(t, api, "c2", "{servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")
+
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-unreadable"].Level != finding.Warning ||
+		!strings.Contains(f["coredns-unreadable"].Evidence, `configmaps "coredns" not found`) {
+		t.Errorf("no CoreDNS: exit code %d\n%+v", code, f)
+	}
+	if f, code := ctltest.Found(t, "--config", broker, "--coredns", "none"); code != 0 {
+		t.Errorf("not to be looked at: exit code %d\n%+v", code, f)
+	}
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
+	config, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), config, metav1.CreateOptions{})
+	must(t, err)
+	f, code := ctltest.Found(t, "--config", broker)
+	if missing := f["coredns-missing"]; code != 2 ||
+		missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" ||
+		missing.Subject != "ConfigMap kube-system/coredns" {
+		t.Errorf("without blocks: exit code %d\n%+v", code, f)
+	}
+	// The same Corefile, where semaphorectl had put blocks.
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "mirrors"}}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = admin.CoreV1().ConfigMaps("mirrors").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: "semaphore-dns"}}, metav1.CreateOptions{})
+	must(t, err)
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-lost"].Level != finding.Error ||
+		f["coredns-missing"].Code != "" {
+		t.Errorf("with lost blocks: exit code %d\n%+v", code, f)
+	}
+	must(t, admin.CoreV1().ConfigMaps("mirrors").Delete(t.Context(), "semaphore-dns", metav1.DeleteOptions{}))
+	blocks, _, err := ctltest.Run(t, "coredns", "--config", broker)
+	must(t, err)
+	old, _, err := ctltest.Run(t, "coredns", "--remote", "c2", "--mirror-namespace",
+		"mirrors") // before servicePrefix was set
+	must(t, err)
+	for _, test := range []struct {
+		data  map[string]string
+		flags []string
+		code  int
+		want  map[string]string // by code, what the evidence says
+	}{
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0,
+			map[string]string{"coredns": "it has the server blocks of cluster.c2, cluster.global"}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 2,
+			map[string]string{"coredns": "of cluster.global",
+				"coredns-differs": `its server block cluster.c2 lacks the line "name regex`}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 2,
+			map[string]string{"coredns-differs": "home.arpa"}},
+		{map[string]string{"Corefile": "import custom/*.server\n", "semaphore.server": blocks},
+			[]string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"coredns": "cluster.c2, cluster.global"}},
+		{map[string]string{"other": blocks}, nil, 2,
+			map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
+	} {
+		config.Data = test.data
+		config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+		must(t, err)
+		f, code := ctltest.Found(t, append([]string{"--config", broker}, test.flags...)...)
+		if code != test.code {
+			t.Errorf("%v: exit code %d, not %d\n%+v", test.want, code, test.code, f)
+		}
+		for _, word := range []string{"coredns", "coredns-missing", "coredns-differs", "coredns-unreadable"} {
+			if want, got := test.want[word], f[word]; (want == "") != (got.Code == "") || !strings.Contains(got.Evidence,
+				want) {
+				t.Errorf("%v: %s is %+v, not %q", test.flags, word, got, want)
+			}
+		}
+	}
+
+	// The blocks are in a file that the Corefile imports. A file that is not imported is not read.
+	config.Data = map[string]string{"Corefile": ctltest.K3sCorefile}
+	config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+	must(t, err)
+	custom := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns-custom"},
+		Data: map[string]string{"semaphore.disabled": blocks}}
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+		t.Errorf("without the file: exit code %d\n%+v", code, f)
+	}
+	custom, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), custom, metav1.CreateOptions{})
+	must(t, err)
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+		t.Errorf("with a file that is not imported: exit code %d\n%+v", code, f)
+	}
+	custom.Data = map[string]string{"semaphore.server": blocks}
+	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), custom, metav1.UpdateOptions{})
+	must(t, err)
+	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["coredns"].Evidence !=
+		"it has the server blocks of cluster.c2, cluster.global" {
+		t.Errorf("with the file: exit code %d\n%+v", code, f)
+	}
+	config.Data = map[string]string{"other": blocks}
+	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+	must(t, err)
+
+	// The check is skipped on a machine that is not a pod, unless a kubeconfig is given, and without services.
+	write("")
+	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["coredns-not-read"].Level != finding.NotChecked {
+		t.Errorf("nowhere: exit code %d\n%+v", code, f)
+	}
+	if f, code := ctltest.Found(t, "--config", broker, "--kubeconfig", kubetest.Kubeconfig(t, api)); code != 2 ||
+		f["coredns-unreadable"].Code == "" {
+		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
+	}
+	write("features: [encryption, policy]\n")
+	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["coredns-not-read"].Code != "" {
+		t.Errorf("without services: exit code %d\n%+v", code, f)
+	}
+}

@@ -1,0 +1,378 @@
+package check
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+)
+
+const layout = "2006-01-02 15:04 MST"
+
+// Judge returns findings about the facts, the good ones too, which show what was checked.
+func Judge(f Facts) []show.Finding {
+	var all []show.Finding
+	for _, c := range f.Configs {
+		all = append(all, judgeConfig(c)...)
+	}
+	bundles := map[string]Bundle{}
+	for _, b := range f.Roots {
+		bundles[b.Cluster] = b
+		all = append(all, judgeBundle(b, f.Now)...)
+	}
+	for _, own := range f.Own {
+		all = append(all, judgeOwn(own, bundles, f.Now)...)
+	}
+	for _, d := range f.Dialled {
+		all = append(all, judgeDialled(d, bundles, f.Now)...)
+	}
+	if f.DNS != nil {
+		all = append(all, judgeDNS(*f.DNS)...)
+	}
+	if f.Calico != nil {
+		all = append(all, judgeCalico(*f.Calico)...)
+	}
+	if f.Policies != nil {
+		all = append(all, judgePolicies(*f.Policies)...)
+	}
+	if f.PolicyKeys != nil {
+		all = append(all, judgePolicyKeys(*f.PolicyKeys))
+	}
+	return graded(append(all, judgeClock(f, all)...))
+}
+
+// graded sets the level of each finding from its code.
+func graded(all []show.Finding) []show.Finding {
+	for i := range all {
+		all[i].Level = all[i].Code.Level()
+	}
+	return all
+}
+
+// judgeConfig judges a configuration file: one finding for each fault.
+func judgeConfig(c Config) []show.Finding {
+	if c.Err == nil {
+		return []show.Finding{{Code: finding.Config, Subject: c.File, Evidence: "the configuration " + c.Of + " is valid"}}
+	}
+	wrong := []error{c.Err}
+	if several, ok := c.Err.(interface{ Unwrap() []error }); ok {
+		wrong = several.Unwrap()
+	}
+	var all []show.Finding
+	for _, err := range wrong {
+		f := show.Finding{Code: finding.ConfigInvalid, Subject: c.File, Evidence: err.Error(), Side: "here",
+			Fix: "correct the key that it names; docs/configuration.md has them all"}
+		if strings.HasPrefix(err.Error(), `cluster: ""`) {
+			f.Fix = "name the cluster in the file, or by --cluster where an overlay adds it"
+		} else if strings.HasPrefix(err.Error(), "spec.") {
+			f.Fix = "correct the field that it names; docs/remotes.md has them all"
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// validities are the codes for the validity of each sort of certificate.
+var validities = []finding.Validity{finding.Certificate, finding.Root, finding.Peer}
+
+// judgeClock judges our own clock if certificates are not valid now: many clocks are right although the kernel does not
+// know it.
+func judgeClock(f Facts, found []show.Finding) []show.Finding {
+	for _, other := range found {
+		if !f.ClockKnown || !slices.ContainsFunc(validities, func(v finding.Validity) bool {
+			return other.Code == v.Expired ||
+				other.Code == v.NotYet
+		}) {
+			continue
+		}
+		clock := show.Finding{Code: finding.Clock, Subject: "this machine's clock",
+			Evidence: fmt.Sprintf("it says %s, and the kernel considers it synchronised: check the other side's",
+				f.Now.UTC().Format(layout))}
+		if !f.ClockSynced {
+			clock.Code, clock.Side, clock.Fix = finding.ClockNotSynchronised, "here", "timedatectl set-ntp true"
+			clock.Evidence = fmt.Sprintf("it says %s, and the kernel does not consider it synchronised with any time server",
+				f.Now.UTC().Format(layout))
+		}
+		return []show.Finding{clock}
+	}
+	return nil
+}
+
+func judgeBundle(b Bundle, now time.Time) []show.Finding {
+	fetch := fmt.Sprintf("in %s: semaphorectl pki bundle --dir DIR > %s.pem; here: semaphorectl pki secrets --dir DIR "+
+		"--peer-bundle %s=%s.pem | kubectl apply -f -",
+		b.Cluster, b.Cluster, b.Cluster, b.Cluster)
+	bad := func(code finding.Code, format string, args ...any) []show.Finding {
+		return []show.Finding{{Code: code, Subject: b.File, Evidence: fmt.Sprintf(format, args...), Side: "here",
+			Fix: fetch}}
+	}
+	switch {
+	case b.Missing:
+		return bad(finding.BundleMissing, "there are no root certificates of %s, so that no part of it is trusted",
+			b.Cluster)
+	case b.Err != nil:
+		return bad(finding.BundleUnreadable, "%v", b.Err)
+	case len(b.Roots) == 0:
+		return bad(finding.BundleUnreadable, "it holds no certificate")
+	}
+	var all []show.Finding
+	for _, root := range b.Roots {
+		name := fmt.Sprintf("root %s of %s", Fingerprint(root), b.Cluster)
+		if len(root.URIs) == 1 && root.URIs[0].Host != b.Cluster {
+			all = append(all, show.Finding{Code: finding.BundleOfAnother, Subject: b.File, Side: "here", Fix: fetch,
+				Evidence: fmt.Sprintf("a root in it is that of %q", root.URIs[0].Host)})
+			continue
+		}
+		if !root.IsCA {
+			all = append(all, show.Finding{Code: finding.RootIsNoAuthority, Subject: b.File, Side: b.Cluster, Fix: fetch,
+				Evidence: fmt.Sprintf("%s is no certificate of an authority: nothing that it signed is trusted", name)})
+			continue
+		}
+		all = append(all, judgeTime(finding.Root, name, root, now, b.Cluster, "semaphorectl pki rotate-ca --dir DIR"))
+	}
+	return all
+}
+
+func judgeTime(kind finding.Validity, subject string, cert *x509.Certificate, now time.Time, side,
+	renew string) show.Finding {
+	f := show.Finding{Code: kind.Good, Subject: subject, Evidence: fmt.Sprintf("valid until %s, %s from now",
+		cert.NotAfter.UTC().Format(layout), days(cert.NotAfter.Sub(now)))}
+	err := identity.Validity(cert, now)
+	life, left := cert.NotAfter.Sub(cert.NotBefore), cert.NotAfter.Sub(now)
+	switch {
+	case err != nil && now.Before(cert.NotBefore):
+		// Issuers backdate certificates, so that the fault is a clock and not the certificate.
+		f.Code, f.Evidence = kind.NotYet, err.Error()
+		f.Side, f.Fix = "the side whose clock is wrong", "timedatectl status, on both sides"
+	case err != nil:
+		f.Code, f.Evidence, f.Side, f.Fix = kind.Expired, err.Error(), side, renew
+	case left < soon(life):
+		f.Code, f.Side, f.Fix = kind.ExpiresSoon, side, renew
+	}
+	return f
+}
+
+// soon is when the end of a certificate is worth a warning: automatic renewal happens at a third of the life or
+// earlier.
+func soon(life time.Duration) time.Duration { return min(life/5, 30*24*time.Hour) }
+
+func days(d time.Duration) string {
+	if d < 48*time.Hour {
+		return d.Round(time.Minute).String()
+	}
+	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
+}
+
+// judgeOwn judges what a part shows to others.
+func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding {
+	bad := func(code finding.Code, subject, fix, format string, args ...any) show.Finding {
+		return show.Finding{Code: code, Subject: subject, Evidence: fmt.Sprintf(format, args...), Side: "here", Fix: fix}
+	}
+	if own.CertErr != nil {
+		return []show.Finding{bad(finding.CertificateUnreadable, own.CertFile, own.Fix, "%v", own.CertErr)}
+	}
+	cert := own.Certs[0]
+	id, err := x509svid.IDFromCert(cert)
+	if err != nil {
+		return []show.Finding{bad(finding.CertificateName, own.CertFile, own.Fix, "it has no SPIFFE ID: %v", err)}
+	}
+	var all []show.Finding
+	if !own.Want.IsZero() && id != own.Want {
+		all = append(all, bad(finding.CertificateName, own.CertFile,
+			"mount the Secret of the part that this is, or correct the configuration's cluster",
+			"it belongs to %s, and it must be %s", id, own.Want))
+	}
+	if own.KeyErr != nil {
+		all = append(all, bad(finding.KeyUnusable, own.KeyFile, own.Fix, "%v", own.KeyErr))
+	}
+	if own.KeyOpen {
+		all = append(all, show.Finding{Code: finding.KeyOpen, Subject: own.KeyFile, Side: "here", Fix: "chmod 600 " +
+			own.KeyFile,
+			Evidence: "everyone on this machine may read it"})
+	}
+	all = append(all, judgeTime(finding.Certificate, id.String(), cert, now, "here", own.Fix))
+	b, known := bundles[identity.ClusterOf(id)]
+	switch err := chain(own.Certs, b, now); {
+	case !known, len(b.Roots) == 0: // judgeBundle reports it
+	case err != nil:
+		all = append(all, bad(finding.CertificateChain, own.CertFile, own.Fix,
+			"%s; every cluster that trusts %s refuses it",
+			err, b.File))
+	}
+	return all
+}
+
+// chain returns why certificates are not trusted under a bundle, apart from their validity in time.
+func chain(certs []*x509.Certificate, b Bundle, now time.Time) error {
+	td, err := x509svid.IDFromCert(certs[0])
+	if err != nil {
+		return err
+	}
+	// Verify at a time when the leaf is valid: its validity is a finding of its own.
+	at := now
+	if leaf := certs[0]; identity.Validity(leaf, now) != nil {
+		at = leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
+	}
+	_, _, err = x509svid.Verify(certs, x509bundle.FromX509Authorities(td.TrustDomain(), b.Roots), x509svid.WithTime(at))
+	var unknown x509.UnknownAuthorityError
+	if errors.As(err, &unknown) {
+		var have []string
+		for _, r := range b.Roots {
+			have = append(have, fmt.Sprintf("%x", r.SubjectKeyId))
+		}
+		return fmt.Errorf("no root that is trusted for %s signed it: it is of the key %x (%s), trusted are %s",
+			td.TrustDomain().Name(), certs[len(certs)-1].AuthorityKeyId, certs[len(certs)-1].Issuer.CommonName,
+			strings.Join(have, ", "))
+	}
+	return err
+}
+
+// judgeDialled judges a connection: name, port, TLS, identity of the listener, and whether it accepts our certificate.
+func judgeDialled(d Dialled, bundles map[string]Bundle, now time.Time) []show.Finding {
+	there := d.Expect.TrustDomain().Name()
+	from := d.From
+	if from == "" {
+		from = "here"
+	}
+	bad := func(code finding.Code, side, fix, format string, args ...any) []show.Finding {
+		return []show.Finding{{Code: code, Subject: d.Address, Evidence: fmt.Sprintf(format, args...), Side: side,
+			Fix: fix}}
+	}
+	service := fmt.Sprintf("semaphorectl status --context %[1]s; kubectl --context %[1]s -n semaphore get "+
+		"service,endpointslice,pods", there)
+	switch {
+	case d.ResolveErr != nil:
+		return bad(finding.AddressUnknown, from, "correct the address in the exporter's configuration, or its DNS entry",
+			"no address: %v", d.ResolveErr)
+	case errors.Is(d.ConnectErr, syscall.ECONNREFUSED):
+		return bad(finding.PortClosed, there, service, "the machine answers and nothing listens: %v", d.ConnectErr)
+	case d.ConnectErr != nil && isTimeout(d.ConnectErr):
+		return bad(finding.PortUnreachable, "network", "open the port between the clusters; docs/install.md has the list",
+			"no answer: a firewall, a wrong address, or no route: %v", d.ConnectErr)
+	case d.ConnectErr != nil:
+		return bad(finding.PortUnreachable, "network", "open the port between the clusters; docs/install.md has the list",
+			"%v", d.ConnectErr)
+	case d.HandshakeErr != nil:
+		return judgeHandshake(d, there, service)
+	}
+	var all []show.Finding
+	if d.Version < tls.VersionTLS13 {
+		return bad(finding.TLSOld, there, service,
+			"it speaks %s at most, so that it is no part of semaphore (which wants TLS 1.3)", tls.VersionName(d.Version))
+	}
+	all = append(all, judgePeer(d, bundles, there, now)...)
+	if f, ok := judgeAnswer(d, there, from); ok {
+		all = append(all, f)
+	}
+	return all
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &n) && n.Timeout()
+}
+
+func judgeHandshake(d Dialled, there, service string) []show.Finding {
+	f := show.Finding{Subject: d.Address, Side: there, Fix: service}
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(d.HandshakeErr, &record):
+		f.Code, f.Evidence = finding.NotTLS,
+			fmt.Sprintf("something answers that does not speak TLS: another service has this port (%v)", d.HandshakeErr)
+	case isTimeout(d.HandshakeErr):
+		f.Code, f.Evidence = finding.TLSSilent, "the port is open and nothing answers TLS: a load balancer without a pod "+
+			"behind it, or a service that waits for its caller to speak first"
+	case errors.Is(d.HandshakeErr, io.EOF), errors.Is(d.HandshakeErr, syscall.ECONNRESET):
+		f.Code, f.Evidence = finding.TLSCut,
+			fmt.Sprintf("the connection is cut before TLS is agreed on: a load balancer without a pod behind it, or a "+
+				"firewall (%v)", d.HandshakeErr)
+	case strings.Contains(d.HandshakeErr.Error(), "protocol version"):
+		f.Code, f.Evidence = finding.TLSOld,
+			fmt.Sprintf("it speaks no TLS of this age, so that it is no part of semaphore: %v", d.HandshakeErr)
+	default:
+		f.Code, f.Evidence = finding.TLSFailed, d.HandshakeErr.Error()
+	}
+	return []show.Finding{f}
+}
+
+// judgePeer judges the certificate that a listener showed.
+func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time) []show.Finding {
+	if len(d.Certs) == 0 {
+		return []show.Finding{{Code: finding.PeerName, Subject: d.Address, Evidence: "it shows no certificate", Side: there,
+			Fix: "correct the address"}}
+	}
+	id, err := x509svid.IDFromCert(d.Certs[0])
+	if err != nil {
+		return []show.Finding{{Code: finding.PeerName, Subject: d.Address, Side: there,
+			Fix: "correct the address, in the exporter's configuration",
+			Evidence: fmt.Sprintf("its certificate (%s) has no SPIFFE ID, so that it is no part of semaphore: %v",
+				d.Certs[0].Subject, err)}}
+	}
+	var all []show.Finding
+	if id != d.Expect {
+		all = append(all, show.Finding{Code: finding.PeerName, Subject: d.Address, Side: "here",
+			Fix:      "correct the address or the cluster's name, in the exporter's configuration",
+			Evidence: fmt.Sprintf("%s is there, and %s is expected", id, d.Expect)})
+	}
+	subject := id.String() + " at " + d.Address
+	all = append(all, judgeTime(finding.Peer, subject, d.Certs[0], now, there,
+		"in "+there+": semaphorectl pki rotate --dir DIR"))
+	b, known := bundles[identity.ClusterOf(id)]
+	switch err := chain(d.Certs, b, now); {
+	case len(bundles) == 0 && !d.Showed: // only an address was given
+		all = append(all, show.Finding{Code: finding.PeerNotVerified, Subject: subject, Side: "here",
+			Evidence: "no root certificates were given to verify it with",
+			Fix:      "give --config, --dir or --tls-dir"})
+	case !known:
+		all = append(all, show.Finding{Code: finding.PeerUntrusted, Subject: subject, Side: "here",
+			Evidence: fmt.Sprintf("no root certificates of %s are known here", identity.ClusterOf(id)),
+			Fix: fmt.Sprintf("take the bundle of %s (semaphorectl pki bundle, there), and give it to semaphorectl pki secrets "+
+				"--peer-bundle", identity.ClusterOf(id))})
+	case len(b.Roots) == 0: // judgeBundle reports it
+	case err != nil:
+		all = append(all, show.Finding{Code: finding.PeerUntrusted, Subject: subject, Side: "here", Evidence: err.Error(),
+			Fix: fmt.Sprintf("get the bundle of %s again (semaphorectl pki bundle, there): compare it with %s", there,
+				b.File)})
+	}
+	return all
+}
+
+// judgeAnswer judges how the listener answered our certificate.
+func judgeAnswer(d Dialled, there, from string) (show.Finding, bool) {
+	f := show.Finding{Subject: d.Address, Side: there}
+	logs := fmt.Sprintf("in %s: kubectl -n semaphore logs deploy/semaphore-%s | grep refused", there,
+		strings.TrimPrefix(d.Expect.Path(), "/"))
+	switch {
+	case d.AfterErr == nil && (d.Showed || !d.Mutual):
+		f.Code, f.Side, f.Evidence = finding.Connection, "", "TLS 1.3 is agreed on"
+		if d.Mutual {
+			f.Evidence += ", and our certificate is taken"
+		}
+	case !d.Showed:
+		f.Code, f.Side = finding.NotShown, from
+		f.Evidence = "no certificate was shown to it, so that it is not known whether it accepts ours"
+		f.Fix = "give --tls-dir, --dir or --config"
+	case isTimeout(d.AfterErr):
+		f.Code, f.Evidence, f.Fix = finding.SilentAfterTLS, "it agreed on TLS, and says nothing since", logs
+	default:
+		f.Code, f.Fix = finding.RefusedByPeer, logs
+		f.Evidence = fmt.Sprintf("it refuses our certificate, and TLS lets it say no more than %q: the reason is in its "+
+			"log. Usual are: it has no or another bundle of %s, it does not list %s, or the clocks differ", d.AfterErr,
+			from, from)
+	}
+	return f, true
+}

@@ -1,0 +1,270 @@
+package check
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+const day = 24 * time.Hour
+
+// now is the time at which the tests create everything.
+var now = time.Now().Truncate(time.Second)
+
+// must ends the test on an error.
+var must = testkit.Must
+
+// cluster returns the directory of a cluster's certificates, created at a time and valid for a year.
+func cluster(t *testing.T, name string, made time.Time) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	must(t, pki.Init(dir, name, pki.Validity{Authority: 3650 * day, Certificate: 365 * day}, made))
+	return dir
+}
+
+func bundleOf(t *testing.T, dir string) Bundle {
+	t.Helper()
+	name, _, err := pki.Bundle(dir)
+	must(t, err)
+	b := ReadBundle(name, filepath.Join(dir, "ca.crt"))
+	must(t, b.Err)
+	return b
+}
+
+func own(t *testing.T, dir, part string) Own {
+	t.Helper()
+	o, _ := ReadOwn(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"),
+		identity.Exporter("c1"), "again")
+	return o
+}
+
+// codes returns the codes of findings, each with its level unless it is OK.
+func codes(findings []show.Finding) string {
+	var all []string
+	for _, f := range findings {
+		code := string(f.Code)
+		if f.Level != finding.OK {
+			code = strings.ToUpper(string(f.Level)) + ":" + code
+		}
+		all = append(all, code)
+	}
+	return strings.Join(all, " ")
+}
+
+// complete checks that each finding that is not OK says who must act and how, and that all have evidence.
+func complete(t *testing.T, findings []show.Finding) {
+	t.Helper()
+	for _, f := range findings {
+		toDo := f.Level != finding.OK && f.Level != finding.NotChecked
+		if f.Code == "" || f.Subject == "" || f.Evidence == "" || toDo && (f.Side == "" || f.Fix == "") ||
+			strings.Contains(f.Evidence, "%!") {
+			t.Errorf("incomplete: %+v", f)
+		}
+	}
+}
+
+func TestJudgeOwn(t *testing.T) {
+	dir, other := cluster(t, "c1", now), cluster(t, "c1", now)
+	good, roots := own(t, dir, "exporter"), map[string]Bundle{"c1": bundleOf(t, dir)}
+	for name, test := range map[string]struct {
+		own   func(*Own)
+		roots map[string]Bundle
+		at    time.Time
+		want  string
+		says  []string
+	}{
+		"good": {func(*Own) {}, roots, now, "certificate", []string{"valid until"}},
+		"last days": {func(*Own) {}, roots, now.Add(340 * day), "WARNING:certificate-expires-soon",
+			[]string{"25 days from now"}},
+		"not yet the last days": {func(*Own) {}, roots, now.Add(330 * day), "certificate", nil},
+		"expired": {func(*Own) {}, roots, now.Add(366 * day), "ERROR:certificate-expired",
+			[]string{"has expired 24h0m0s ago", "and our clock says"}},
+		"our clock is behind": {func(*Own) {}, roots, now.Add(-10 * time.Minute), "ERROR:certificate-not-yet-valid",
+			[]string{"for another 5m0s", "our clock says"}},
+		"5 minutes behind": {func(*Own) {}, roots, now.Add(-5 * time.Minute), "certificate", nil},
+		"another part's": {func(o *Own) { *o = own(t, dir, "broker") }, roots, now,
+			"ERROR:certificate-name certificate",
+			[]string{"belongs to spiffe://c1/broker, and it must be spiffe://c1/exporter"}},
+		"another authority's": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now,
+			"certificate ERROR:certificate-chain", []string{"no root that is trusted for c1 signed it"}},
+		"and expired": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now.Add(366 * day),
+			"ERROR:certificate-expired ERROR:certificate-chain", nil},
+		"no bundle": {func(*Own) {}, nil, now, "certificate", nil},
+		"no certificate": {func(o *Own) { o.CertErr = os.ErrNotExist }, roots, now, "ERROR:certificate-unreadable",
+			[]string{"file does not exist"}},
+		"no SPIFFE ID": {func(o *Own) { o.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:certificate-name",
+			[]string{"has no SPIFFE ID"}},
+		"no key": {func(o *Own) { o.KeyErr = os.ErrNotExist }, roots, now,
+			"ERROR:key-unusable certificate", nil},
+		"a key for everyone": {func(o *Own) { o.KeyOpen = true }, roots, now, "WARNING:key-open certificate", nil},
+		"any name, as none given": {func(o *Own) { *o = own(t, dir, "broker"); o.Want = identity.Broker("c1") }, roots, now,
+			"certificate", nil},
+	} {
+		o := good
+		test.own(&o)
+		got := graded(judgeOwn(o, test.roots, test.at))
+		complete(t, got)
+		if codes(got) != test.want {
+			t.Errorf("%s: %s; want %s", name, codes(got), test.want)
+		}
+		all := ""
+		for _, f := range got {
+			all += f.Evidence + "\n"
+		}
+		for _, says := range test.says {
+			if !strings.Contains(all, says) {
+				t.Errorf("%s: no %q in\n%s", name, says, all)
+			}
+		}
+	}
+}
+
+func TestJudgeBundle(t *testing.T) {
+	c1, c2 := cluster(t, "c1", now), cluster(t, "c2", now)
+	roots := append(bundleOf(t, c1).Roots, bundleOf(t, cluster(t, "c1", now)).Roots...)
+	for name, test := range map[string]struct {
+		bundle Bundle
+		at     time.Time
+		want   string
+	}{
+		"good":                 {Bundle{Roots: roots[:1]}, now, "root"},
+		"two roots":            {Bundle{Roots: roots}, now, "root root"},
+		"missing":              {Bundle{Missing: true}, now, "ERROR:bundle-missing"},
+		"unreadable":           {Bundle{Err: os.ErrPermission}, now, "ERROR:bundle-unreadable"},
+		"empty":                {Bundle{}, now, "ERROR:bundle-unreadable"},
+		"another cluster's":    {Bundle{Roots: bundleOf(t, c2).Roots}, now, "ERROR:bundle-of-another-cluster"},
+		"no authority":         {Bundle{Roots: own(t, c1, "broker").Certs}, now, "ERROR:bundle-of-another-cluster"},
+		"a leaf without names": {Bundle{Roots: []*x509.Certificate{{}}}, now, "ERROR:root-is-no-authority"},
+		"last days":            {Bundle{Roots: roots[:1]}, now.Add(3625 * day), "WARNING:root-expires-soon"},
+		"expired":              {Bundle{Roots: roots[:1]}, now.Add(3651 * day), "ERROR:root-expired"},
+		"our clock is behind":  {Bundle{Roots: roots[:1]}, now.Add(-time.Hour), "ERROR:root-not-yet-valid"},
+	} {
+		b := test.bundle
+		b.Cluster, b.File = "c1", "c1.pem"
+		got := graded(judgeBundle(b, test.at))
+		complete(t, got)
+		if name == "no authority" {
+			test.want = "ERROR:root-is-no-authority"
+		}
+		if codes(got) != test.want {
+			t.Errorf("%s: %s; want %s", name, codes(got), test.want)
+		}
+	}
+}
+
+func TestJudgeDialled(t *testing.T) {
+	c2, other := cluster(t, "c2", now), cluster(t, "c2", now)
+	broker, exporter := own(t, c2, "broker").Certs, own(t, c2, "exporter").Certs
+	roots := map[string]Bundle{"c2": bundleOf(t, c2)}
+	good := Dialled{Address: "192.0.2.1:8443", Expect: identity.Broker("c2"), From: "c1", Version: tls.VersionTLS13,
+		Certs: broker, Showed: true, Mutual: true}
+	timeout := &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}
+	for name, test := range map[string]struct {
+		change func(*Dialled)
+		roots  map[string]Bundle
+		at     time.Time
+		want   string
+		side   string // the side of the last finding
+	}{
+		"good": {func(*Dialled) {}, roots, now, "peer connection", ""},
+		"a listener for agents": {func(d *Dialled) { d.Mutual, d.Showed = false, false }, roots, now,
+			"peer connection", ""},
+		"no such name": {func(d *Dialled) { d.ResolveErr = &net.DNSError{} }, roots, now,
+			"ERROR:address-unknown", "c1"},
+		"nobody listens": {func(d *Dialled) { d.ConnectErr = &net.OpError{Err: syscall.ECONNREFUSED} }, roots, now,
+			"ERROR:port-closed", "c2"},
+		"nobody answers": {func(d *Dialled) { d.ConnectErr = timeout }, roots, now, "ERROR:port-unreachable",
+			"network"},
+		"no route": {func(d *Dialled) { d.ConnectErr = syscall.EHOSTUNREACH }, roots, now,
+			"ERROR:port-unreachable", "network"},
+		"no TLS": {func(d *Dialled) { d.HandshakeErr = tls.RecordHeaderError{Msg: "first record"} }, roots,
+			now, "ERROR:not-tls", "c2"},
+		"silence": {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:tls-silent", "c2"},
+		"cut":     {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:tls-cut", "c2"},
+		"TLS 1.1": {func(d *Dialled) {
+			d.HandshakeErr = errors.New("remote error: tls: protocol version " +
+				"not supported")
+		}, roots, now, "ERROR:tls-old", "c2"},
+		"TLS 1.2": {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:tls-old", "c2"},
+		"another alert": {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: internal error") },
+			roots, now, "ERROR:tls-failed", "c2"},
+		"somebody else": {func(d *Dialled) { d.Certs = exporter }, roots, now,
+			"ERROR:peer-name peer connection", ""},
+		"a web server": {func(d *Dialled) { d.Certs = []*x509.Certificate{{}} }, roots, now,
+			"ERROR:peer-name connection", ""},
+		"no certificate": {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:peer-name connection", ""},
+		"another root": {func(d *Dialled) { d.Certs = own(t, other, "broker").Certs }, roots, now,
+			"peer ERROR:peer-untrusted connection", ""},
+		"only an address": {func(d *Dialled) { d.Showed, d.AfterErr = false, io.EOF }, nil, now,
+			"peer WARNING:peer-not-verified WARNING:not-shown", "c1"},
+		"no root": {func(*Dialled) {}, nil, now, "peer ERROR:peer-untrusted connection", ""},
+		"expired": {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:peer-expired connection", ""},
+		"our clock is behind": {func(*Dialled) {}, roots, now.Add(-time.Hour),
+			"ERROR:peer-not-yet-valid connection", ""},
+		"soon": {func(*Dialled) {}, roots, now.Add(350 * day),
+			"WARNING:peer-expires-soon connection", ""},
+		"it refuses us": {func(d *Dialled) { d.AfterErr = errors.New("remote error: tls: bad certificate") },
+			roots, now, "peer ERROR:refused-by-peer", "c2"},
+		"we have nothing to show": {func(d *Dialled) { d.Showed = false; d.AfterErr = errors.New("certificate required") },
+			roots, now, "peer WARNING:not-shown", "c1"},
+		"it is silent after TLS": {func(d *Dialled) { d.AfterErr = timeout }, roots, now,
+			"peer WARNING:silent-after-tls", "c2"},
+		"nothing is known of whose": {func(d *Dialled) { d.From = ""; d.Showed = false; d.AfterErr = io.EOF }, roots, now,
+			"peer WARNING:not-shown", "here"},
+	} {
+		d := good
+		test.change(&d)
+		got := graded(judgeDialled(d, test.roots, test.at))
+		complete(t, got)
+		if codes(got) != test.want || got[len(got)-1].Side != test.side {
+			t.Errorf("%s: %s, by %q; want %s, by %q", name, codes(got), got[len(got)-1].Side, test.want, test.side)
+		}
+	}
+}
+
+// TestJudgeClock: the clock is mentioned exactly if a certificate is outside of its validity.
+func TestJudgeClock(t *testing.T) {
+	dir := cluster(t, "c1", now)
+	facts := Facts{Now: now, Own: []Own{own(t, dir, "exporter")}, Roots: []Bundle{bundleOf(t, dir)}, ClockKnown: true}
+	for _, test := range []struct {
+		at     time.Time
+		known  bool
+		synced bool
+		want   string
+	}{
+		{now, true, false, "root certificate"},
+		{now.Add(366 * day), true, false, "root ERROR:certificate-expired WARNING:clock-not-synchronised"},
+		{now.Add(366 * day), true, true, "root ERROR:certificate-expired clock"},
+		{now.Add(366 * day), false, false, "root ERROR:certificate-expired"},
+	} {
+		facts.Now, facts.ClockKnown, facts.ClockSynced = test.at, test.known, test.synced
+		got := Judge(facts)
+		complete(t, got)
+		if codes(got) != test.want {
+			t.Errorf("%s; want %s", codes(got), test.want)
+		}
+	}
+	facts = Facts{Now: now, Configs: []Config{{File: "c.yaml", Err: errors.New("cluster: required")},
+		{File: "d.yaml", Of: "of the broker of c1"},
+		{File: "e.yaml", Err: errors.Join(errors.New(`cluster: "" is no cluster name`), errors.New("remotes: required"))}}}
+	got := Judge(facts)
+	complete(t, got)
+	if codes(got) != "ERROR:config-invalid config ERROR:config-invalid ERROR:config-invalid" ||
+		got[3].Evidence != "remotes: required" || !strings.Contains(got[2].Fix, "--cluster") {
+		t.Error(codes(got), got)
+	}
+}

@@ -1,0 +1,159 @@
+package check
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+)
+
+// configMaps are the names of those with a part's configuration; kustomize may add a hash, and an overlay a prefix.
+var configMaps = regexp.MustCompile(`(?:^|-)semaphore-(exporter|broker|agent)(?:-[0-9a-z]{10})?$`)
+
+// readManifests validates the configuration of the parts in manifests.
+func (c *checker) readManifests() ([]Config, error) {
+	var all []Config
+	for _, file := range c.manifests {
+		in := c.in
+		where := "standard input"
+		if file != "-" {
+			f, err := os.Open(file)
+			if err != nil {
+				return nil, fmt.Errorf("-f: %w", err)
+			}
+			defer f.Close()
+			in, where = f, file
+		}
+		found, err := c.readObjects(in, where)
+		if err != nil {
+			return nil, fmt.Errorf("-f %s: %w", file, err)
+		}
+		all = append(all, found...)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("-f: there is no ConfigMap semaphore-exporter, semaphore-broker or semaphore-agent with " +
+			"config.yaml; for a configuration file itself use --config")
+	}
+	judged, err := c.judgeRemotes()
+	return append(all, judged...), err
+}
+
+// judgeRemotes judges the RemoteClusters among the manifests by the configuration of the broker among them.
+func (c *checker) judgeRemotes() ([]Config, error) {
+	if c.broker == nil {
+		return nil, nil
+	}
+	objects, names, err := remotes.Propose(nil, c.remotes, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("-f: %w", err)
+	}
+	decision := remotes.Decide(c.broker, nil, objects, nil)
+	var all []Config
+	for _, name := range names {
+		one := Config{File: "RemoteCluster " + name, Of: "of a remote of " + c.broker.Cluster}
+		if v := decision.Verdicts[name]; !v.Accepted() {
+			one.Err = errors.New(v.Message)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func (c *checker) readObjects(in io.Reader, where string) ([]Config, error) {
+	var all []Config
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var object struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Data     map[string]string
+		}
+		if err := yaml.Unmarshal(document, &object); err != nil {
+			return nil, fmt.Errorf("object that begins with %q: %w", firstLine(document), err)
+		}
+		if object.Kind == v1alpha1.Kind {
+			text, err := yaml.YAMLToJSON(document)
+			if err != nil {
+				return nil, fmt.Errorf("RemoteCluster %s: %w", object.Metadata.Name, err)
+			}
+			c.remotes = append(c.remotes, string(text))
+		}
+		name := configMaps.FindStringSubmatch(object.Metadata.Name)
+		text, has := object.Data["config.yaml"]
+		if object.Kind != "ConfigMap" || name == nil || !has {
+			continue
+		}
+		all = append(all, c.judgeText(name[1], []byte(text), fmt.Sprintf("ConfigMap %s in %s", object.Metadata.Name,
+			where)))
+	}
+}
+
+func firstLine(text []byte) string {
+	line, _, _ := strings.Cut(string(bytes.TrimSpace(text)), "\n")
+	return line
+}
+
+// judgeText validates the configuration of a part.
+func (c *checker) judgeText(part string, text []byte, where string) Config {
+	out := Config{File: where}
+	text, out.Err = named(text, c.cluster)
+	cluster := ""
+	switch {
+	case out.Err != nil:
+	case part == "exporter":
+		var parsed *config.Exporter
+		if parsed, out.Err = config.Parse[config.Exporter](text); out.Err == nil {
+			cluster = parsed.Cluster
+		}
+	case part == "broker":
+		var parsed *config.Broker
+		if parsed, out.Err = config.Parse[config.Broker](text); out.Err == nil {
+			cluster, c.broker = parsed.Cluster, parsed
+		}
+	default:
+		var parsed *config.Agent
+		if parsed, out.Err = config.Parse[config.Agent](text); out.Err == nil {
+			cluster = parsed.Cluster
+		}
+	}
+	out.Of = fmt.Sprintf("of the %s of %s", part, cluster)
+	return out
+}
+
+// named adds the cluster's name to a configuration file, as the component deploy/cluster-name does. A file with another
+// name is an error.
+func named(text []byte, cluster string) ([]byte, error) {
+	if cluster == "" {
+		return text, nil
+	}
+	var has struct{ Cluster string }
+	if err := yaml.Unmarshal(text, &has); err != nil {
+		return nil, err
+	}
+	switch has.Cluster {
+	case cluster:
+		return text, nil
+	case "":
+		return append(bytes.Clone(text), "\ncluster: "+cluster+"\n"...), nil
+	}
+	return nil, fmt.Errorf("cluster: %q, and --cluster is %q", has.Cluster, cluster)
+}

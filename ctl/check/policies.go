@@ -1,0 +1,40 @@
+package check
+
+import (
+	"fmt"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Policies describes how Calico's policies select sets of remotes.
+type Policies struct {
+	// Err is why it is unknown; Forbidden is set if rights are missing.
+	Err       error
+	Forbidden bool
+	// Total is the number of policies, Open are the rules that admit a set of any remote, a sentence each.
+	Total int
+	Open  []string
+}
+
+// judgePolicies judges whether the policies leave it to a remote which of its pods they admit.
+func judgePolicies(p Policies) []show.Finding {
+	const subject = "Calico's policies"
+	switch {
+	case p.Forbidden:
+		return []show.Finding{{Code: finding.PoliciesNotRead, Subject: subject,
+			Evidence: p.Err.Error() + "; --kubeconfig of somebody who may read them has them judged"}}
+	case p.Err != nil:
+		return []show.Finding{{Code: finding.PoliciesUnreadable, Subject: subject, Side: "here", Evidence: p.Err.Error(),
+			Fix: "give --kubeconfig of somebody who may read Calico's policies and sets"}}
+	case len(p.Open) == 0:
+		return []show.Finding{{Code: finding.Policies, Subject: subject,
+			Evidence: fmt.Sprintf("none of %d lets in a set whichever remote it is of", p.Total)}}
+	}
+	var all []show.Finding
+	for _, open := range p.Open {
+		all = append(all, show.Finding{Code: finding.PolicyWithoutCluster, Subject: subject, Side: "here", Evidence: open,
+			Fix: "name the cluster, and the namespace, in the selector: docs/policies.md"})
+	}
+	return all
+}

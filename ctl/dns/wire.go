@@ -1,0 +1,331 @@
+package dns
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// SystemNamespace is where CoreDNS is.
+const SystemNamespace = "kube-system"
+
+// dnsWiring is where a cluster's CoreDNS finds semaphore's server blocks: in a file of their own, if the Corefile
+// imports files, or in a section of the Corefile.
+type dnsWiring struct {
+	*apply.Applier
+	corefile string
+	// version is the resourceVersion of the ConfigMap with the Corefile: a concurrent change is not overwritten.
+	version string
+	// file is semaphore's key in the ConfigMap custom, whose files the Corefile imports; empty for the section.
+	custom, file string
+	// has is the current text, and wired whether it is semaphore's. outside are the server blocks of others.
+	has   string
+	Wired bool
+	// marked is set if semaphorectl wired it before: blocks that are missing then are lost.
+	marked  bool
+	outside []string
+}
+
+func ConfigMapRef(namespace, name string) apply.Ref {
+	return apply.Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}, Namespace: namespace,
+		Name: name}
+}
+
+func deploymentRef(namespace, name string) apply.Ref {
+	return apply.Ref{GroupVersionKind: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"},
+		Namespace: namespace, Name: name}
+}
+
+// ErrNoCoreDNS is the error for clusters whose names another program answers.
+var ErrNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see docs/services.md for other servers")
+
+// Find finds out how CoreDNS is configured.
+func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
+	found, err := a.Get(ctx, ConfigMapRef(SystemNamespace, "coredns"))
+	if err != nil {
+		return nil, err
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, ErrNoCoreDNS)
+	}
+	d := &dnsWiring{Applier: a, version: found.GetResourceVersion()}
+	mark, err := a.Get(ctx, ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS))
+	if err != nil {
+		return nil, err
+	}
+	d.marked = mark != nil
+	d.corefile, _, _ = unstructured.NestedString(found.Object, "data", "Corefile")
+	d.outside = []string{coredns.WithSection(d.corefile, "")}
+	if d.has, d.Wired = coredns.Section(d.corefile); d.Wired {
+		return d, nil // it remains where it is
+	}
+	pattern, imports := coredns.Import(d.corefile)
+	if !imports {
+		return d, nil
+	}
+	deployment, err := a.Get(ctx, deploymentRef(SystemNamespace, "coredns"))
+	if err != nil || deployment == nil {
+		return d, err
+	}
+	if d.custom = MountedFrom(deployment, path.Dir(pattern)); d.custom == "" {
+		return d, nil
+	}
+	d.file = coredns.FileOf(pattern)
+	custom, err := a.Get(ctx, ConfigMapRef(SystemNamespace, d.custom))
+	if err != nil || custom == nil {
+		return d, err
+	}
+	d.has, d.Wired, _ = unstructured.NestedString(custom.Object, "data", d.file)
+	files, _, _ := unstructured.NestedStringMap(custom.Object, "data")
+	d.outside = append(d.outside, coredns.Others(files, pattern)...)
+	return d, nil
+}
+
+// MountedFrom returns the ConfigMap that a Deployment mounts at a directory, which may be relative to that of the
+// Corefile; empty for none.
+func MountedFrom(deployment *unstructured.Unstructured, dir string) string {
+	spec, _, _ := unstructured.NestedMap(deployment.Object, "spec", "template", "spec")
+	containers, _, _ := unstructured.NestedSlice(spec, "containers")
+	volumes, _, _ := unstructured.NestedSlice(spec, "volumes")
+	for _, c := range containers {
+		c, _ := c.(map[string]any)
+		mounts, _, _ := unstructured.NestedSlice(c, "volumeMounts")
+		for _, m := range mounts {
+			m, _ := m.(map[string]any)
+			at, _ := m["mountPath"].(string)
+			if at != dir && !strings.HasSuffix(at, "/"+dir) {
+				continue
+			}
+			for _, v := range volumes {
+				v, _ := v.(map[string]any)
+				if name, _, _ := unstructured.NestedString(v, "configMap", "name"); v["name"] == m["name"] && name != "" {
+					return name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// remotes returns the blocks for all RemoteClusters, and for the services of all clusters; left names those without a
+// block.
+func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, err error) {
+	domain := coredns.ClusterDomain(d.corefile)
+	list, err := d.Client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", nil, fmt.Errorf("%s: RemoteClusters: %w", d.Cluster.Context, err)
+	}
+	var remotes []coredns.Remote
+	if err == nil {
+		for i := range list.Items {
+			r, err := fleet.RemoteCluster(&list.Items[i])
+			if err != nil {
+				return "", nil, fmt.Errorf("%s: %w", d.Cluster.Context, err)
+			}
+			remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
+		}
+	}
+	record, err := d.Record(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	imports := record != nil && slices.Contains(record.Values.Components, apply.MCS)
+	knows := false
+	if imports {
+		knows, _ = coredns.KnowsImports(imageOfCoreDNS(ctx, d.Cluster))
+	}
+	text, left = coredns.Text(coredns.Of(remotes, d.Cluster.Namespace, domain, imports), knows, d.outside...)
+	return text, left, nil
+}
+
+// write writes blocks where CoreDNS finds them, or removes semaphore's if blocks is empty, and restarts CoreDNS. It
+// returns what it did; empty for nothing. The broker may have written them a moment ago: then CoreDNS is restarted all
+// the same, so that names resolve when the command ends.
+func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err error) {
+	if blocks == d.has && d.Wired == (blocks != "") {
+		stale, err := d.stale(ctx, blocks)
+		if err != nil || !stale {
+			return "", err
+		}
+		return "restarted to read", d.restart(ctx, blocks)
+	}
+	where := ConfigMapRef(SystemNamespace, "coredns")
+	value := any(coredns.WithSection(d.corefile, blocks))
+	key := "Corefile"
+	if d.file != "" {
+		where, key, value = ConfigMapRef(SystemNamespace, d.custom), d.file, blocks
+		if blocks == "" {
+			value = nil
+		}
+	}
+	object := map[string]any{"data": map[string]any{key: value}}
+	if d.file == "" {
+		object["metadata"] = map[string]any{"resourceVersion": d.version}
+	}
+	patch, err := json.Marshal(object)
+	if err != nil {
+		return "", err
+	}
+	options := metav1.PatchOptions{FieldManager: apply.FieldManager}
+	_, err = d.Of(where).Patch(ctx, where.Name, types.MergePatchType, patch, options)
+	if apierrors.IsNotFound(err) && blocks != "" {
+		_, err = d.Of(where).Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1",
+			"kind": "ConfigMap", "metadata": map[string]any{"name": where.Name, "namespace": where.Namespace},
+			"data": map[string]any{key: blocks}}}, metav1.CreateOptions{FieldManager: apply.FieldManager})
+	}
+	if err != nil && !(apierrors.IsNotFound(err) && blocks == "") {
+		return "", fmt.Errorf("%s: %s: %w", d.Cluster.Context, where, err)
+	}
+	return "wrote", d.restart(ctx, blocks)
+}
+
+// restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
+// a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
+func (d *dnsWiring) restart(ctx context.Context, blocks string) error {
+	deployment := deploymentRef(SystemNamespace, "coredns")
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
+		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339),
+			blocksAnnotation: sumOf(blocks)}}}}})
+	if err != nil {
+		return err
+	}
+	_, err = d.Of(deployment).Patch(ctx, deployment.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{FieldManager: apply.FieldManager})
+	if apierrors.IsNotFound(err) {
+		d.Say("CoreDNS is no Deployment kube-system/coredns: it reads its blocks within two minutes, or when it is restarted")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", d.Cluster.Context, deployment, err)
+	}
+	return d.Ready(ctx, deployment)
+}
+
+// blocksAnnotation is on CoreDNS's pods: the checksum of the blocks for which semaphorectl restarted them.
+const blocksAnnotation = "semaphore.uw.io/dns-blocks"
+
+// sumOf returns the value of the annotation for blocks; nil, which removes it, for none.
+func sumOf(blocks string) any {
+	if blocks == "" {
+		return nil
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(blocks)))[:16]
+}
+
+// stale reports whether semaphorectl restarted CoreDNS for other blocks than these.
+func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
+	deployment, err := d.Get(ctx, deploymentRef(SystemNamespace, "coredns"))
+	if err != nil || deployment == nil || blocks == "" {
+		return false, err
+	}
+	sum, found, _ := unstructured.NestedString(deployment.Object, "spec", "template", "metadata", "annotations",
+		blocksAnnotation)
+	return found && sum != sumOf(blocks), nil
+}
+
+// Wire makes CoreDNS answer for the remotes of a cluster; without always only if it did before. The broker or
+// somebody else may change the ConfigMap at the same moment.
+func Wire(ctx context.Context, a *apply.Applier, always bool) (said string, err error) {
+	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		said, err = wireDNSOnce(ctx, a, always)
+		return err
+	})
+	return said, err
+}
+
+func wireDNSOnce(ctx context.Context, a *apply.Applier, always bool) (said string, err error) {
+	d, err := Find(ctx, a)
+	if !always && (errors.Is(err, ErrNoCoreDNS) || err == nil && !d.Wired && !d.marked) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	blocks, left, err := d.remotes(ctx)
+	if err != nil {
+		return "", err
+	}
+	did, err := d.write(ctx, blocks)
+	if err == nil && blocks != "" {
+		err = d.mark(ctx) // after the blocks: one without the other is reported as a loss
+	}
+	if err != nil || did == "" {
+		return "", err
+	}
+	where := "a section of ConfigMap kube-system/coredns"
+	if d.file != "" {
+		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
+	}
+	said = strings.Join(append([]string{"CoreDNS: " + did + " " + where}, left...), "; ")
+	daemons, err := a.Client.Resource(read.DaemonSetsGVR).
+		Namespace(SystemNamespace).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		for _, one := range daemons.Items {
+			if strings.HasPrefix(one.GetName(), "node-local-dns") {
+				said += "; NodeLocal DNSCache must forward these names to CoreDNS, see docs/services.md"
+			}
+		}
+	}
+	return said, nil
+}
+
+// mark records that there should be blocks, for the broker and for the next call.
+func (d *dnsWiring) mark(ctx context.Context) error {
+	if d.marked {
+		return nil
+	}
+	ref := ConfigMapRef(d.Cluster.Namespace, naming.ConfigMapDNS)
+	_, err := apply.ServerSideApply(ctx, d.Of(ref), ref.Name, map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": ref.Name, "namespace": ref.Namespace,
+			"labels": map[string]any{apply.PartOf: "semaphore"}},
+		"data": map[string]any{"README": "semaphorectl put server blocks into CoreDNS's configuration. If they are " +
+			"missing, the broker reports coredns-lost, and restores them with manageCoreDNS. To end that, delete this " +
+			"ConfigMap."},
+	}, true)
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", d.Cluster.Context, ref, err)
+	}
+	return nil
+}
+
+func Unwire(ctx context.Context, a *apply.Applier) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		d, err := Find(ctx, a)
+		if errors.Is(err, ErrNoCoreDNS) || err == nil && !d.Wired && !d.marked {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		// First, so that the broker neither reports nor restores what is removed now.
+		ref := ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS)
+		if err := a.Of(ref).Delete(ctx, ref.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, ref, err)
+		}
+		if !d.Wired {
+			return nil
+		}
+		_, err = d.write(ctx, "")
+		return err
+	})
+}

@@ -1,0 +1,228 @@
+package dns
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// coreDNS returns CoreDNS's Deployment as in K3s and AKS, with the optional ConfigMap of additions.
+func coreDNS() *appsv1.Deployment {
+	labels := map[string]string{"k8s-app": "kube-dns"}
+	optional := true
+	volume := func(name, of string, optional *bool) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: of}, Optional: optional}}}
+	}
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "coredns", Image: "coredns", VolumeMounts: []corev1.VolumeMount{
+				{Name: "config-volume", MountPath: "/etc/coredns"},
+				{Name: "custom-config-volume", MountPath: "/etc/coredns/custom"}}}},
+			Volumes: []corev1.Volume{volume("config-volume", "coredns", nil),
+				volume("custom-config-volume", "coredns-custom", &optional)},
+		}},
+	}}
+}
+
+// TestDNSByImport: if the Corefile imports server blocks, semaphore's are in a file of their own, and the Corefile and
+// the files of others do not change. A real CoreDNS answers with the file, which follows the RemoteClusters.
+func TestDNSByImport(t *testing.T) {
+	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	must(t, ctltest.AwaitDefault(t, admin))
+	kubetest.InstallRemoteClusters(t, cfg)
+	mirrors(t, admin)
+	ctx, maps := t.Context(), admin.CoreV1().ConfigMaps("kube-system")
+	_, err := admin.AppsV1().Deployments("kube-system").Create(ctx, coreDNS(), metav1.CreateOptions{})
+	must(t, err)
+	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
+	c, err := access.Cluster()
+	must(t, err)
+	a, err := apply.New(c, os.Stderr)
+	must(t, err)
+	wire := func(always bool) string {
+		t.Helper()
+		said, err := Wire(ctx, a, always)
+		must(t, err)
+		return said
+	}
+	custom := func() map[string]string {
+		t.Helper()
+		m, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{})
+		must(t, err)
+		return m.Data
+	}
+	for _, corefile := range []string{ctltest.K3sCorefile, strings.ReplaceAll(ctltest.K3sCorefile, "/etc/coredns/custom",
+		"custom")} {
+		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+			Data: map[string]string{"Corefile": corefile, "NodeHosts": "172.18.1.7 n1"}}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
+			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+
+		if said := wire(false); said != "" {
+			t.Errorf("what is not wired was wired: %s", said)
+		}
+		if said := wire(true); said != "CoreDNS: wrote ConfigMap kube-system/coredns-custom, key semaphore.server" {
+			t.Errorf("it said %q", said)
+		}
+		if d, err := admin.AppsV1().Deployments("kube-system").Get(ctx, "coredns", metav1.GetOptions{}); err != nil ||
+			d.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+			t.Errorf("CoreDNS was not restarted: %v", err)
+		}
+		if said := wire(true); said != "" {
+			t.Errorf("the second time it said %q", said)
+		}
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
+			[]byte(`{"data":{"example.server":"example.org {\n    errors\n}\n"}}`), metav1.PatchOptions{})
+		must(t, err)
+		dir := t.TempDir()
+		for key, text := range custom() {
+			text = strings.ReplaceAll(text, "pods insecure",
+				"kubeconfig "+kubetest.Kubeconfig(t, cfg)+"\n        pods insecure")
+			must(t, os.WriteFile(filepath.Join(dir, key), []byte(text), 0o600))
+		}
+		const remote, global = "echo.shop.svc.cluster.c2.", "echo.shop.svc.cluster.global."
+		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg), remote, global)
+		for name, want := range map[string]string{remote: "10.96.7.1", global: "10.96.7.4"} {
+			if code, got, err := resolve(ctx, server, name, dnsmessage.TypeA); err != nil || len(got) != 1 || got[0] != want {
+				t.Errorf("%s: %s, %v, %v; want %s", name, code, got, err, want)
+			}
+		}
+
+		// The broker was faster: the text is there, and CoreDNS is restarted for it once.
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c4"},
+			"spec": map[string]any{"podSubnets": []any{"10.4.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+		d, err := Find(ctx, a)
+		must(t, err)
+		text, _, err := d.remotes(ctx)
+		must(t, err)
+		patch, err := json.Marshal(map[string]any{"data": map[string]any{"semaphore.server": text}})
+		must(t, err)
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", patch, metav1.PatchOptions{})
+		must(t, err)
+		if said := wire(false); said !=
+			"CoreDNS: restarted to read ConfigMap kube-system/coredns-custom, key semaphore.server" {
+			t.Errorf("after the broker it said %q", said)
+		}
+		if said := wire(false); said != "" {
+			t.Errorf("then it said %q", said)
+		}
+		// A domain with a block of somebody else's gets no second one.
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
+			[]byte(`{"data":{"c4.server":"cluster.c4:53 {\n    errors\n}\n"}}`), metav1.PatchOptions{})
+		must(t, err)
+		if said := wire(false); !strings.Contains(said, "no block for cluster.c4: another block answers it") {
+			t.Errorf("it said %q", said)
+		}
+		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c4") {
+			t.Errorf("the domain is there twice:\n%s", text)
+		}
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", []byte(`{"data":{"c4.server":null}}`),
+			metav1.PatchOptions{})
+		must(t, err)
+		must(t, remotes.Delete(ctx, "c4", metav1.DeleteOptions{}))
+		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
+		// A remote whose block would hide the own cluster's names is left out, with a message; the others are written.
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "local"},
+			"spec": map[string]any{"podSubnets": []any{"10.3.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+		if said := wire(false); !strings.Contains(said, "no block for cluster.local: ") {
+			t.Errorf("it said %q", said)
+		}
+		must(t, remotes.Delete(ctx, "local", metav1.DeleteOptions{}))
+		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c2") ||
+			strings.Contains(text, "\ncluster.local {") || !strings.Contains(text, "cluster.global {") {
+			t.Errorf("after the RemoteCluster was deleted the file is\n%s", text)
+		}
+		must(t, Unwire(ctx, a))
+		if left := custom(); len(left) != 1 || left["example.server"] == "" {
+			t.Errorf("afterwards there is %q", left)
+		}
+		m, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
+		must(t, err)
+		if m.Data["Corefile"] != corefile {
+			t.Errorf("the Corefile is\n%s", m.Data["Corefile"])
+		}
+		must(t, maps.Delete(ctx, "coredns", metav1.DeleteOptions{}))
+		must(t, maps.Delete(ctx, "coredns-custom", metav1.DeleteOptions{}))
+	}
+
+	// In a section of the Corefile, which somebody else changes at the same moment.
+	own := strings.Replace(ctltest.K3sCorefile, "import /etc/coredns/custom/*.server\n", "", 1)
+	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"Corefile": own}}, metav1.CreateOptions{})
+	must(t, err)
+	var faster atomic.Bool
+	c.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/configmaps/coredns") &&
+				faster.CompareAndSwap(true, false) {
+				if _, err := maps.Patch(r.Context(), "coredns", "application/merge-patch+json",
+					[]byte(`{"data":{"at":"`+time.Now().String()+`"}}`), metav1.PatchOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	a, err = apply.New(c, os.Stderr)
+	must(t, err)
+	faster.Store(true)
+	if said := wire(true); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" || faster.Load() {
+		t.Errorf("beside another write it said %q", said)
+	}
+	// An add-on manager resets the Corefile: the next call of any verb adds the blocks again.
+	resets := func() {
+		t.Helper()
+		m, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
+		must(t, err)
+		m.Data = map[string]string{"Corefile": own}
+		_, err = maps.Update(ctx, m, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	resets()
+	if said := wire(false); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" {
+		t.Errorf("after a reset it said %q", said)
+	}
+	resets()
+	must(t, Unwire(ctx, a)) // which ends it, also where the blocks are gone already
+	if said := wire(false); said != "" {
+		t.Errorf("after it was ended it said %q", said)
+	}
+	if said := wire(true); said == "" {
+		t.Error("it was not wired again")
+	}
+	faster.Store(true)
+	must(t, Unwire(ctx, a))
+	if m, err := maps.Get(ctx, "coredns", metav1.GetOptions{}); err != nil || m.Data["Corefile"] != own || faster.Load() {
+		t.Errorf("afterwards: %v, %v", m, err)
+	}
+}

@@ -1,0 +1,221 @@
+package path
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Facts are what is known of two pods and everything between them. A nil pointer is unknown; NotRead has the reason.
+// Facts about a name are nil if the question was about a pod or an address.
+type Facts struct {
+	Now time.Time
+	// Source and Target are the two pods. If the question was about a Service, Target is one of its pods.
+	Source, Target Pod
+	Name           *Name
+	DNS            *DNS
+	Mirror         *Mirror
+	Slices         *Slices
+	Proxy          *Proxy
+	// There is the way from the source's node to the target, and Back that from the target's node to the source.
+	There, Back *Way
+	// TargetNode is the target's node.
+	TargetNode *Node
+	// Pools are Calico's on the source's side, and TargetPools on the target's.
+	Pools, TargetPools *Pools
+	// Sets are the sets in the target's cluster that hold the source.
+	Sets *Sets
+	// Egress is the verdict of the policies of the source's cluster on a packet, and Ingress that of the target's.
+	Egress, Ingress *policy.Result
+	// NotRead is why facts are unknown, by the link for which they are needed.
+	NotRead map[finding.Code][]string
+}
+
+// Pod is one end.
+type Pod struct {
+	// Cluster is the name of its cluster; empty for unknown. Namespace and Name are empty for an address alone.
+	Cluster, Namespace, Name string
+	Node                     string
+	IP                       netip.Addr
+	HostNetwork              bool
+	// Problem is why the pod cannot be an end, such as that it has no IP; empty for none.
+	Problem string
+}
+
+// String is such as "c1/shop/client (10.1.40.130)".
+func (p Pod) String() string {
+	name := p.IP.String()
+	if p.Name != "" {
+		name = p.Namespace + "/" + p.Name
+		if p.Cluster != "" {
+			name = p.Cluster + "/" + name
+		}
+		if p.IP.IsValid() {
+			name += " (" + p.IP.String() + ")"
+		}
+	}
+	return name
+}
+
+// Name is a name of a Service and what it means.
+type Name struct {
+	// Text is the name of the question; Remote, Namespace and Service are its parts, Remote "global" for a global
+	// service and "clusterset.local" for an imported one.
+	Text, Remote, Namespace, Service string
+	// Known means that the broker of the source's cluster has a remote of that name.
+	Known bool
+	// Source is the Service in its own cluster; nil for unknown.
+	Source *Exported
+	// Import is the ServiceImport in the source's cluster; nil except for a name in clusterset.local, and for unknown.
+	Import *Import
+}
+
+// Import is a ServiceImport.
+type Import struct {
+	Exists bool
+	// NoNamespace means that its namespace does not exist, without which there is no import.
+	NoNamespace bool
+	// Clusters export it. NotReady is why it is not ready; empty if it is.
+	Clusters []string
+	NotReady string
+	// Exports are the ServiceExports of that name, in the clusters that were asked.
+	Exports []Export
+}
+
+// Export is a ServiceExport.
+type Export struct {
+	Cluster string
+	// Problems are the conditions with the wrong status.
+	Problems []string
+}
+
+// Exported is a Service in its own cluster.
+type Exported struct {
+	Exists bool
+	// Selected means that its labels offer it to other clusters; Refused is why it is not exported anyway.
+	Selected bool
+	Refused  string
+	// Ready is how many of its endpoints are ready there; negative for unknown.
+	Ready int
+}
+
+// DNS is the configuration of DNS in the source's cluster.
+type DNS struct {
+	// Where is the ConfigMap with the server blocks.
+	Where string
+	// Zone is the domain to serve. Missing means that no server block serves it, Differs is a line that the block
+	// lacks; Unreadable is why that is unknown.
+	Zone, Differs, Unreadable string
+	Missing                   bool
+	// Ready and Servers count the endpoints of the cluster's DNS Service; Servers is negative for unknown.
+	Ready, Servers int
+}
+
+// Mirror is the Service that represents the remote one.
+type Mirror struct {
+	Namespace, Name string
+	Exists, Owned   bool
+	Created         time.Time
+	ClusterIP       string
+	Headless        bool
+	// Ports are texts such as "8080/TCP". Port is that of the question; empty for none.
+	Ports []string
+	Port  string
+	// Problem is what the broker reports about it.
+	Problem string
+}
+
+// Slices are the endpoints of the mirror.
+type Slices struct {
+	Total, Ready int
+	// Drains are the drains in effect that cover the Service or its cluster, such as "cluster c2"; Undrain is the command
+	// that ends the first.
+	Drains  []string
+	Undrain string
+	// Gone are remotes that the broker considers gone.
+	Gone []string
+	// NoTunnel names the nodes whose ready endpoints are not used, because no tunnel leads to them, and why.
+	NoTunnel []string
+	// Connected means that the remote's exporter is connected; LastHeard is the age of its endpoints here, zero for
+	// never.
+	Connected bool
+	LastHeard time.Time
+	// Chosen is the endpoint for which the rest of the chain is judged.
+	Chosen netip.Addr
+}
+
+// Proxy is kube-proxy on the source's node.
+type Proxy struct {
+	Answered, Healthy bool
+	LastUpdated       time.Time
+	Problem           string
+}
+
+// Way is what a node does with packets to an address of a remote, as its agent reads it from the kernel.
+type Way struct {
+	Node string
+	// Remote is the cluster to which the address belongs, as the agent knows; empty for none.
+	Remote string
+	// Link is the interface of the route; RouteError is why there is no route. Ruled means that the rule to the agent's
+	// table exists.
+	Link, RouteError string
+	Ruled            bool
+	Interface        string
+	Exists, Up       bool
+	MTU              int
+	Problem          string
+	Confirmed        time.Time
+	// Wanted is the peer that the broker desires, Present the one that the kernel has; nil for none.
+	Wanted, Present *Peer
+	// State is talking, silent or idle; empty for unknown.
+	State     string
+	Handshake time.Time
+	Since     time.Time
+	Reason    string
+	Measured  *Measured
+}
+
+// Peer is a WireGuard peer.
+type Peer struct{ Node, Endpoint, AllowedIP string }
+
+// Measured is a measurement of a path; Problem is why there is none.
+type Measured struct {
+	Answered        bool
+	Carries, Needed int
+	Problem         string
+	// RoundTrip is the shortest time between a datagram and its answer; 0 for unknown.
+	RoundTrip time.Duration
+}
+
+// Node is a node as its apiserver has it.
+type Node struct {
+	Name   string
+	Ready  bool
+	Reason string
+	Since  time.Time
+	// Agent means that the node's agent answers; AgentProblem is why it does not.
+	Agent        bool
+	AgentProblem string
+}
+
+// Pools are Calico's IPPools of one cluster, as far as they decide about a packet.
+type Pools struct {
+	// NATOutgoing means that the own pod is in a pool whose packets to addresses outside all pools get the node's IP as
+	// their source.
+	NATOutgoing bool
+	// Covering is the pool that has the other pod's IP; empty for none. Enabled means that it also assigns IPs here.
+	Covering string
+	Enabled  bool
+}
+
+// Sets are the sets in the target's cluster that contain the source.
+type Sets struct {
+	// Names are such as "c1/shop/client". LastHeard is the age of the newest, zero for unknown.
+	Names     []string
+	LastHeard time.Time
+	// Label is the key and value of the source's label that puts it into a set; empty for none. Key is the key that it
+	// should have.
+	Label, Key string
+}

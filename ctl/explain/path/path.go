@@ -1,0 +1,730 @@
+// Package path decides whether a pod reaches another in another cluster, and if not, at which link of the path it
+// fails.
+//
+// It is pure. In: facts from the apiservers, brokers and agents of both clusters. Out: a chain of links with a verdict
+// and evidence each. A link that fails only because another one fails is not broken but follows from that one, so that
+// the first broken link is the cause. What is unknown is named and never guessed.
+package path
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Verdict on a link.
+type Verdict string
+
+// The verdicts.
+const (
+	// OK is a link that works, as far as its evidence shows.
+	OK Verdict = "ok"
+	// Broken is a link that does not.
+	Broken Verdict = "broken"
+	// Unknown is a link that was not examined, or whose state follows from a broken one.
+	Unknown Verdict = "unknown"
+	// None is a link that this path does not have.
+	None Verdict = "none"
+)
+
+// Link is one link of the chain.
+type Link struct {
+	Code  finding.Code `json:"code"`
+	Title string       `json:"title"`
+	// Where is the cluster, or the cluster and node, that the evidence is from.
+	Where    string   `json:"where,omitempty"`
+	Verdict  Verdict  `json:"verdict"`
+	Evidence []string `json:"evidence,omitempty"`
+	// Fault is the evidence that the link is broken; empty for one that is not.
+	Fault string `json:"fault,omitempty"`
+	// Fix is what to do about a broken link, and in which cluster.
+	Fix string `json:"fix,omitempty"`
+}
+
+// Chain is the path.
+type Chain struct {
+	From  string `json:"from"`
+	To    string `json:"to"`
+	Links []Link `json:"links"`
+	// NotRead is what could not be read, a sentence each.
+	NotRead []string `json:"not_read,omitempty"`
+}
+
+// Broken returns the first broken link; nil for none.
+func (c *Chain) Broken() *Link {
+	i := slices.IndexFunc(c.Links, func(l Link) bool { return l.Verdict == Broken })
+	if i < 0 {
+		return nil
+	}
+	return &c.Links[i]
+}
+
+// Count returns how many links have a verdict.
+func (c *Chain) Count(v Verdict) (n int) {
+	for _, l := range c.Links {
+		if l.Verdict == v {
+			n++
+		}
+	}
+	return n
+}
+
+// judge builds one chain.
+type judge struct {
+	*Facts
+	chain *Chain
+}
+
+// Judge judges the path from the source to the target.
+func Judge(f Facts) *Chain {
+	j := &judge{Facts: &f, chain: &Chain{From: f.Source.String(), To: f.Target.String()}}
+	if f.Name != nil {
+		j.chain.To = f.Name.Text
+		if f.Target.IP.IsValid() {
+			j.chain.To += " → " + f.Target.String()
+		}
+	}
+	for _, link := range []func() Link{
+		j.name, j.dns, j.mirror, j.slices, j.proxy, j.route, j.device, j.peer, j.handshake, j.mtu, j.farNode, j.pool,
+		j.set, j.policyOut, j.policyIn,
+	} {
+		l := link()
+		for _, why := range f.NotRead[l.Code] {
+			if l.Verdict != None {
+				j.chain.NotRead = append(j.chain.NotRead, l.Title+": "+why)
+			}
+		}
+		j.chain.Links = append(j.chain.Links, l)
+	}
+	return j.chain
+}
+
+// ago is the age of something.
+func (j *judge) ago(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	d := max(j.Now.Sub(t), 0)
+	if d < 10*time.Second {
+		return d.Round(100*time.Millisecond).String() + " ago"
+	}
+	return d.Round(time.Second).String() + " ago"
+}
+
+// lasting is for how long something has been so.
+func (j *judge) lasting(since time.Time) string { return strings.TrimSuffix(j.ago(since), " ago") }
+
+// found returns a link with its evidence, in the order in which it was found.
+func found(code finding.Code, title, where string) Link {
+	return Link{Code: code, Title: title, Where: where, Verdict: OK}
+}
+
+func (l Link) add(format string, args ...any) Link {
+	l.Evidence = append(l.Evidence, fmt.Sprintf(format, args...))
+	return l
+}
+
+func (l Link) broken(fix, format string, args ...any) Link {
+	fault := fmt.Sprintf(format, args...)
+	if l.Verdict != Broken { // the first cause is the one to fix
+		l.Verdict, l.Fault, l.Fix = Broken, fault, fix
+	}
+	l.Evidence = append(l.Evidence, fault)
+	return l
+}
+
+func (l Link) unknown(format string, args ...any) Link {
+	if l.Verdict == OK {
+		l.Verdict = Unknown
+	}
+	return l.add(format, args...)
+}
+
+func (l Link) none(format string, args ...any) Link {
+	l.Verdict = None
+	return l.add(format, args...)
+}
+
+// is reports whether an earlier link is broken.
+func (j *judge) is(code finding.Code) bool {
+	return slices.ContainsFunc(j.chain.Links, func(l Link) bool { return l.Code == code && l.Verdict == Broken })
+}
+
+// noTarget reports that there is no address by which to judge the rest of the chain.
+func (j *judge) noTarget() bool { return !j.Target.IP.IsValid() }
+
+const notExamined = "not examined"
+
+func (j *judge) name() Link {
+	l := found(finding.PathName, "name", j.Target.Cluster)
+	n := j.Name
+	if n == nil {
+		if j.Source.Problem != "" {
+			l.Where = j.Source.Cluster
+			return l.broken("start the pod, or name another one", "%s: %s", j.Source, j.Source.Problem)
+		}
+		if j.Target.Problem != "" {
+			return l.broken("start the pod, or name another one", "%s: %s", j.Target, j.Target.Problem)
+		}
+		return l.none("a pod or an address was asked for")
+	}
+	l.Where = n.Remote
+	if !n.Known {
+		return l.broken("use the name of a remote, or global: semaphorectl status lists them",
+			"%s: cluster %q is no remote of %s", n.Text, n.Remote, j.Source.Cluster)
+	}
+	if n.Remote == clusterSetName {
+		return j.imported(l)
+	}
+	s := n.Source
+	switch {
+	case s == nil:
+		return l.unknown("%s is Service %s/%s of %s; whether %s exports it was not looked at", n.Text, n.Namespace,
+			n.Service, n.Remote, n.Remote)
+	case !s.Exists:
+		return l.broken(fmt.Sprintf("in %s: create the Service, or use its right name and namespace", n.Remote),
+			"%s has no Service %s/%s", n.Remote, n.Namespace, n.Service)
+	case !s.Selected:
+		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label service %s mirror.semaphore.uw.io/mirror-service=true",
+			n.Remote, n.Namespace, n.Service), "Service %s/%s of %s has no label that offers it to other clusters",
+			n.Namespace, n.Service, n.Remote)
+	case s.Refused != "":
+		return l.broken(fmt.Sprintf("in %s: kubectl -n %s describe service %s", n.Remote, n.Namespace, n.Service),
+			"%s does not export Service %s/%s: %s", n.Remote, n.Namespace, n.Service, s.Refused)
+	}
+	return l.add("%s exports Service %s/%s", n.Remote, n.Namespace, n.Service)
+}
+
+// imported judges a name in clusterset.local.
+func (j *judge) imported(l Link) Link {
+	n, i := j.Name, j.Name.Import
+	l.Where = j.Source.Cluster
+	if i == nil {
+		return l.unknown("whether ServiceImport %s/%s exists was not looked at", n.Namespace, n.Service)
+	}
+	problems := func(l Link) Link {
+		for _, e := range i.Exports {
+			for _, p := range e.Problems {
+				l = l.add("the ServiceExport in %s: %s", e.Cluster, p)
+			}
+		}
+		return l
+	}
+	switch {
+	case i.Exists && i.NotReady != "":
+		return problems(l.broken("kubectl -n "+n.Namespace+" describe serviceimport "+n.Service,
+			"ServiceImport %s/%s is not ready: %s", n.Namespace, n.Service, i.NotReady))
+	case i.Exists:
+		return problems(l.add("ServiceImport %s/%s, exported by %s", n.Namespace, n.Service, strings.Join(i.Clusters,
+			", ")))
+	case i.NoNamespace:
+		return problems(l.broken("kubectl create namespace "+n.Namespace+" in "+j.Source.Cluster,
+			"there is no ServiceImport %s/%s: its namespace does not exist", n.Namespace, n.Service))
+	case len(i.Exports) == 0:
+		return l.broken("create a ServiceExport "+n.Service+" in namespace "+n.Namespace+
+			" of the cluster that has the Service",
+			"there is no ServiceImport %s/%s, and no ServiceExport in the clusters that were asked", n.Namespace, n.Service)
+	}
+	return problems(l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why under PROBLEMS",
+		"there is no ServiceImport %s/%s, and %s exports it", n.Namespace, n.Service, i.Exports[0].Cluster))
+}
+
+func (j *judge) dns() Link {
+	l := found(finding.PathDNS, "DNS block", j.Source.Cluster)
+	d := j.DNS
+	switch {
+	case j.Name == nil:
+		return l.none("no name was asked for")
+	case d == nil:
+		return l.unknown(notExamined)
+	case d.Unreadable != "":
+		l = l.unknown("%s: %s", d.Where, d.Unreadable)
+	case d.Missing:
+		return l.broken(prints(j.Name.Remote)+"; add it to the Corefile",
+			"%s has no server block %s", d.Where, d.Zone)
+	case d.Differs != "":
+		return l.broken(prints(j.Name.Remote)+"; put it in its place",
+			"the server block %s of %s lacks the line %q", d.Zone, d.Where, d.Differs)
+	default:
+		l = l.add("%s has the server block %s", d.Where, d.Zone)
+	}
+	switch {
+	case d.Servers < 0:
+		return l.add("how many DNS servers are ready was not looked at")
+	case d.Ready == 0:
+		return l.broken("start CoreDNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
+			"none of %d DNS servers is ready", d.Servers)
+	}
+	return l.add("%d of %d DNS servers are ready", d.Ready, d.Servers)
+}
+
+func (j *judge) mirror() Link {
+	l := found(finding.PathMirror, "mirror Service", j.Source.Cluster)
+	m := j.Mirror
+	switch {
+	case j.Name == nil:
+		return l.none("no Service was asked for")
+	case m == nil:
+		return l.unknown(notExamined)
+	case !m.Exists && j.is(finding.PathName):
+		return l.unknown("there is no Service %s/%s, which follows", m.Namespace, m.Name)
+	case !m.Exists:
+		l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why under PROBLEMS",
+			"there is no Service %s/%s", m.Namespace, m.Name)
+	case !m.Owned:
+		l = l.broken(fmt.Sprintf("kubectl -n %s delete service %s, and the broker creates its own", m.Namespace, m.Name),
+			"Service %s/%s, created %s, is not the broker's", m.Namespace, m.Name, j.ago(m.Created))
+	case m.Port != "" && !slices.Contains(m.Ports, m.Port):
+		l = l.broken("ask for one of its ports, or add the port to the Service in "+j.Name.Remote,
+			"Service %s/%s has no port %s, only %s", m.Namespace, m.Name, m.Port, strings.Join(m.Ports, ", "))
+	default:
+		ip := "headless"
+		if !m.Headless {
+			ip = m.ClusterIP
+		}
+		l = l.add("Service %s/%s, %s, ports %s, created %s", m.Namespace, m.Name, ip, strings.Join(m.Ports, ", "),
+			j.ago(m.Created))
+	}
+	if m.Problem != "" {
+		l = l.add("the broker says: %s", m.Problem)
+	}
+	return l
+}
+
+func (j *judge) slices() Link {
+	l := found(finding.PathSlices, "slices, preference and drain", j.Source.Cluster)
+	s := j.Slices
+	switch {
+	case j.Name == nil:
+		return l.none("no Service was asked for")
+	case j.is(finding.PathName) || j.is(finding.PathMirror):
+		return l.unknown("follows from the above")
+	case s == nil:
+		return l.unknown(notExamined)
+	}
+	if s.Ready == 0 {
+		remote := j.Name.Remote
+		switch source := j.Name.Source; {
+		case len(s.Drains) > 0:
+			l = l.broken(s.Undrain, "none of %d endpoints is in use: %s is drained", s.Total, strings.Join(s.Drains, ", "))
+		case len(s.Gone) > 0:
+			l = l.broken("bring "+strings.Join(s.Gone, ", ")+" back; semaphorectl status says since when it is gone",
+				"none of %d endpoints is in use: the broker takes %s for gone", s.Total, strings.Join(s.Gone, ", "))
+		case len(s.NoTunnel) > 0 && (source == nil || source.Ready > 0):
+			l = l.broken("in "+remote+": see that each of these nodes has an agent; semaphorectl status shows the causes",
+				"none of %d endpoints is in use: %s", s.Total, strings.Join(s.NoTunnel, "; "))
+		case source != nil && source.Ready == 0:
+			l = l.broken(fmt.Sprintf("in %s: make a pod behind Service %s/%s ready", remote, j.Name.Namespace,
+				j.Name.Service),
+				"none of %d endpoints is ready, and none is in %s either", s.Total, remote)
+		case !s.Connected && !several(j.Name.Remote):
+			l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why "+remote+" is not connected",
+				"none of %d endpoints is ready, and %s is not connected", s.Total, remote)
+		default:
+			l = l.broken("semaphorectl trace service/"+j.Name.Namespace+"/"+j.Name.Service+" shows where they are held up",
+				"none of %d endpoints is ready", s.Total)
+		}
+	} else {
+		l = l.add("%d of %d endpoints are in use; the chain below is that of %s", s.Ready, s.Total, s.Chosen)
+		for _, d := range s.Drains {
+			l = l.add("%s is drained", d)
+		}
+		for _, line := range s.NoTunnel {
+			l = l.add("%s", line)
+		}
+	}
+	if several(j.Name.Remote) {
+		return l
+	}
+	if s.Connected {
+		return l.add("%s confirmed its endpoints %s", j.Name.Remote, j.ago(s.LastHeard))
+	}
+	return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
+}
+
+// globalName is the cluster of global services in names, and clusterSetName that of imported ones.
+const globalName, clusterSetName = "global", "clusterset.local"
+
+func several(remote string) bool { return remote == globalName || remote == clusterSetName }
+
+// prints returns the command that prints the server block of a name.
+func prints(remote string) string {
+	if remote == clusterSetName {
+		return "semaphorectl coredns prints the block of " + clusterSetName
+	}
+	return "semaphorectl coredns --remote " + remote + " prints the block"
+}
+
+func (j *judge) proxy() Link {
+	l := found(finding.PathKubeProxy, "kube-proxy", at(j.Source))
+	p := j.Proxy
+	switch {
+	case j.Name == nil:
+		return l.none("no Service was asked for")
+	case j.Mirror != nil && j.Mirror.Headless:
+		return l.none("the Service is headless: its names are those of the pods")
+	case p == nil:
+		return l.unknown(notExamined)
+	case !p.Answered:
+		return l.broken("start kube-proxy on "+j.Source.Node+", or see its log",
+			"its health port does not answer: %s", p.Problem)
+	case !p.Healthy:
+		return l.broken("see the log of kube-proxy on "+j.Source.Node, "%s; its rules are of %s", p.Problem,
+			j.ago(p.LastUpdated))
+	}
+	return l.add("healthy; its rules are of %s", j.ago(p.LastUpdated))
+}
+
+func at(p Pod) string {
+	if p.Node == "" {
+		return p.Cluster
+	}
+	return p.Cluster + "/" + p.Node
+}
+
+// way returns a link that an agent's answer decides; false if the answer is unknown.
+func (j *judge) way(code finding.Code, title string) (Link, bool) {
+	l := found(code, title, at(j.Source))
+	switch {
+	case j.noTarget():
+		return l.unknown("there is no address to look up, which follows from the above"), false
+	case j.sameCluster():
+		return l.none("both pods are in %s, and no tunnel is between them", j.Source.Cluster), false
+	case j.There == nil:
+		return l.unknown(notExamined), false
+	}
+	return l, true
+}
+
+func (j *judge) sameCluster() bool {
+	return j.Source.Cluster != "" && j.Source.Cluster == j.Target.Cluster
+}
+
+// deviceFault returns what is wrong with the device of a way; empty for nothing.
+func deviceFault(w *Way) string {
+	switch {
+	case w.Remote == "":
+		return ""
+	case !w.Exists && w.Problem != "":
+		return w.Interface + ": " + w.Problem
+	case !w.Exists:
+		return w.Interface + " does not exist"
+	case !w.Up:
+		return strings.TrimSuffix(w.Interface+" is down: "+w.Problem, ": ")
+	}
+	return ""
+}
+
+// routeFault returns what is wrong with the route of a way.
+func routeFault(w *Way, to Pod) string {
+	switch {
+	case w.Remote == "":
+		return fmt.Sprintf("%s is in the subnets of no remote that the node has a device to", to.IP)
+	case w.RouteError != "":
+		return w.RouteError
+	case w.Link != w.Interface:
+		rule := ""
+		if !w.Ruled {
+			rule = "; the rule to the agent's routing table is missing"
+		}
+		return fmt.Sprintf("packets to %s leave by %s, not by %s%s", to.IP, w.Link, w.Interface, rule)
+	}
+	return ""
+}
+
+// peerFault returns what is wrong with the peer of a way, and how to fix it.
+func peerFault(w *Way, to Pod) (fault, fix string) {
+	switch {
+	case w.Present == nil && w.Wanted == nil:
+		return fmt.Sprintf("no peer of %s has %s among its allowed IPs, and the broker desires none", w.Interface, to.IP),
+			fmt.Sprintf("in %s: semaphorectl status of the exporter and the agent of node %s says why the node, or the pod's "+
+				"prefix, is not exported", to.Cluster, to.Node)
+	case w.Present == nil:
+		return fmt.Sprintf("no peer of %s has %s among its allowed IPs; the broker desires %s with %s", w.Interface, to.IP,
+				w.Wanted.Node, w.Wanted.AllowedIP),
+			"semaphorectl status --agent " + w.Node + " says why the agent does not set the peer"
+	case to.Node != "" && w.Present.Node != "" && w.Present.Node != to.Node:
+		return fmt.Sprintf("packets to %s go to node %s, and the pod is on node %s", to.IP, w.Present.Node, to.Node),
+			fmt.Sprintf("in %s: the pod has an IP of another node's prefix; set allowedIPs to blocks, see docs/exporting.md",
+				to.Cluster)
+	}
+	return "", ""
+}
+
+func (j *judge) route() Link {
+	l, known := j.way(finding.PathRoute, "route and rule")
+	if !known {
+		return l
+	}
+	w := j.There
+	fault := routeFault(w, j.Target)
+	switch {
+	case fault == "":
+		return l.add("packets to %s leave by %s", j.Target.IP, w.Link)
+	case deviceFault(w) != "":
+		return l.unknown("%s, which follows from the device", fault)
+	}
+	return l.broken(fmt.Sprintf("on node %s: ip rule; ip route get %s; remove the rule or route that comes first, "+
+		"or add the pod's subnet to the remote", w.Node, j.Target.IP), "%s", fault)
+}
+
+func (j *judge) device() Link {
+	l, known := j.way(finding.PathDevice, "device")
+	if !known {
+		return l
+	}
+	w := j.There
+	if w.Remote == "" {
+		return l.unknown("there is no device to look at, which follows from the above")
+	}
+	if fault := deviceFault(w); fault != "" {
+		return l.broken("semaphorectl status --agent "+w.Node+" has the details", "%s", fault)
+	}
+	l = l.add("%s is up, MTU %d", w.Interface, w.MTU)
+	if w.Problem != "" {
+		l = l.add("the agent says: %s", w.Problem)
+	}
+	return l.add("the broker confirmed what the agent sets %s", j.ago(w.Confirmed))
+}
+
+func (j *judge) peer() Link {
+	l, known := j.way(finding.PathPeer, "peer and allowed IPs")
+	if !known {
+		return l
+	}
+	w := j.There
+	if w.Remote == "" || deviceFault(w) != "" {
+		return l.unknown("follows from the above")
+	}
+	if fault, fix := peerFault(w, j.Target); fault != "" {
+		return l.broken(fix, "%s", fault)
+	}
+	return l.add("node %s, endpoint %s, has %s", w.Present.Node, w.Present.Endpoint, w.Present.AllowedIP)
+}
+
+// backFault returns why the target's node does not send answers back, apart from the session; empty for nothing known.
+func (j *judge) backFault() (fault, fix string) {
+	n := j.TargetNode
+	if n != nil && !n.Ready {
+		return fmt.Sprintf("node %s has not been ready for %s: %s", n.Name, j.lasting(n.Since), n.Reason),
+			fmt.Sprintf("in %s: bring node %s back: kubectl describe node %s", j.Target.Cluster, n.Name, n.Name)
+	}
+	w := j.Back
+	if w == nil {
+		return "", ""
+	}
+	if fault := deviceFault(w); fault != "" {
+		return fault, fmt.Sprintf("in %s: semaphorectl status --agent %s has the details", j.Target.Cluster, w.Node)
+	}
+	if fault := routeFault(w, j.Source); fault != "" {
+		return fault, fmt.Sprintf("in %s, on node %s: ip rule; ip route get %s; remove the rule or route that comes first",
+			j.Target.Cluster, w.Node, j.Source.IP)
+	}
+	return peerFault(w, j.Source)
+}
+
+func (j *judge) handshake() Link {
+	l, known := j.way(finding.PathHandshake, "handshake")
+	if !known {
+		return l
+	}
+	w := j.There
+	if w.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) {
+		return l.unknown("follows from the above")
+	}
+	silent := func(w *Way, what string) string {
+		return fmt.Sprintf("%s has not heard %s for %s: %s", w.Node, what, j.lasting(w.Since), w.Reason)
+	}
+	there := w.State == "silent"
+	back := j.Back != nil && j.Back.State == "silent"
+	if there || back {
+		if fault, _ := j.backFault(); fault != "" {
+			return l.unknown("no answer, which follows from the far node")
+		}
+	}
+	fix := fmt.Sprintf("let UDP pass between %s and the peer's endpoint, in both directions; see docs/paths.md", w.Node)
+	if there {
+		text := silent(w, "node "+w.Present.Node)
+		if n := j.TargetNode; n != nil && !n.Agent && n.AgentProblem != "" && n.Name == w.Present.Node {
+			text += fmt.Sprintf("; and its agent cannot be asked: %s", n.AgentProblem)
+			fix = fmt.Sprintf("in %s: see that an agent runs on node %s: kubectl -n semaphore get pods -o wide "+
+				"--field-selector spec.nodeName=%s; if one does, %s", j.Target.Cluster, n.Name, n.Name, fix)
+		}
+		l = l.broken(fix, "%s", text)
+	}
+	if back {
+		l = l.broken(fix, "%s", silent(j.Back, "node "+w.Node))
+	}
+	if l.Verdict == Broken {
+		return l
+	}
+	if w.State != "talking" {
+		return l.unknown("the last handshake with %s was %s, and nothing is sent to it: send a request, and ask again",
+			w.Present.Node, j.ago(w.Handshake))
+	}
+	return l.add("a session with %s works; last handshake %s", w.Present.Node, j.ago(w.Handshake))
+}
+
+func (j *judge) mtu() Link {
+	l, known := j.way(finding.PathMTU, "path MTU")
+	if !known {
+		return l
+	}
+	if j.There.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) || j.is(finding.PathHandshake) {
+		return l.unknown("follows from the above")
+	}
+	one := func(l Link, from string, m *Measured) Link {
+		switch {
+		case m == nil:
+			return l
+		case m.Problem != "":
+			return l.unknown("from %s: %s", from, m.Problem)
+		case !m.Answered:
+			return l.unknown("from %s: the other node does not answer probes (UDP, probePort)", from)
+		case m.Carries < m.Needed:
+			carries := fmt.Sprintf("%d bytes", m.Carries)
+			if m.Carries == 0 {
+				carries = "less than the least MTU"
+			}
+			return l.broken("set remotes[].wireguard.mtu to what the path carries, or make the path wider; see docs/paths.md",
+				"from %s the path carries %s, and the device sends up to %d", from, carries, m.Needed)
+		}
+		roundTrip := ""
+		if m.RoundTrip > 0 {
+			roundTrip = fmt.Sprintf(" with a round trip of %s", m.RoundTrip.Round(10*time.Microsecond))
+		}
+		return l.add("from %s the path carries %d bytes%s, measured now", from, m.Carries, roundTrip)
+	}
+	l = one(l, j.Source.Cluster+"/"+j.There.Node, j.There.Measured)
+	if j.Back != nil {
+		l = one(l, j.Target.Cluster+"/"+j.Back.Node, j.Back.Measured)
+	}
+	if len(l.Evidence) == 0 {
+		return l.unknown(notExamined)
+	}
+	return l
+}
+
+func (j *judge) farNode() Link {
+	l := found(finding.PathFarNode, "far node", at(j.Target))
+	switch {
+	case j.noTarget():
+		return l.unknown("there is no pod to look at, which follows from the above")
+	case j.sameCluster():
+		return l.none("both pods are in %s", j.Source.Cluster)
+	case j.TargetNode == nil && j.Back == nil:
+		return l.unknown(notExamined)
+	}
+	if fault, fix := j.backFault(); fault != "" {
+		return l.broken(fix, "%s", fault)
+	}
+	if n := j.TargetNode; n != nil {
+		l = l.add("node %s has been ready for %s", n.Name, j.lasting(n.Since))
+		if !n.Agent {
+			l = l.unknown("its agent was not asked: %s", n.AgentProblem)
+		}
+	}
+	if w := j.Back; w != nil {
+		l = l.add("answers to %s leave by %s, to node %s", j.Source.IP, w.Link, w.Present.Node)
+	}
+	return l
+}
+
+func (j *judge) pool() Link {
+	l := found(finding.PathPool, "Calico's pools", j.Source.Cluster)
+	p := j.Pools
+	switch {
+	case j.noTarget():
+		return l.unknown("there is no address to look at, which follows from the above")
+	case j.sameCluster():
+		return l.none("both pods are in %s", j.Source.Cluster)
+	case p == nil:
+		return l.unknown(notExamined)
+	case p.Enabled:
+		l = l.broken("kubectl patch ippool "+p.Covering+" --type merge -p '{\"spec\":{\"disabled\":true}}'",
+			"IPPool %s assigns IPs of %s to pods of %s", p.Covering, j.Target.Cluster, j.Source.Cluster)
+	case p.Covering != "":
+		l = l.add("IPPool %s has %s, disabled: Calico keeps the source IP", p.Covering, j.Target.IP)
+	case p.NATOutgoing:
+		l = l.broken("create a disabled IPPool of the remote's pod subnet, or set manageIPPools in broker.yaml",
+			"no IPPool has %s, and the pod's own pool has natOutgoing: Calico replaces the source IP by the node's",
+			j.Target.IP)
+	default:
+		l = l.add("no IPPool has %s, and none replaces the source IP", j.Target.IP)
+	}
+	if t := j.TargetPools; t != nil && t.Covering == "" && t.NATOutgoing {
+		l = l.add("in %s no IPPool has %s: connections in the other direction do not work", j.Target.Cluster, j.Source.IP)
+	}
+	return l
+}
+
+func (j *judge) set() Link {
+	l := found(finding.PathSet, "set", j.Target.Cluster)
+	switch {
+	case j.noTarget():
+		return l.unknown("there is no pod to look at, which follows from the above")
+	case j.sameCluster():
+		return l.none("both pods are in %s", j.Source.Cluster)
+	}
+	if s := j.Sets; s != nil {
+		switch {
+		case len(s.Names) > 0:
+			l = l.add("%s is in %s, confirmed %s", j.Source.IP, strings.Join(s.Names, ", "), j.ago(s.LastHeard))
+		default:
+			l = l.add("%s is in no set of the broker", j.Source.IP)
+		}
+	}
+	needs := func(r *policy.Result) bool { return r != nil && r.Verdict != policy.Allowed && r.NeedsSet }
+	switch {
+	case needs(j.Ingress) && j.Sets != nil && len(j.Sets.Names) == 0 && j.Sets.Label == "" && j.Sets.Key != "":
+		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label pod %s %s=NAME, by the workload's template",
+			j.Source.Cluster, j.Source.Namespace, j.Source.Name, j.Sets.Key),
+			"a policy of %s admits sets, and the pod has no label %s", j.Target.Cluster, j.Sets.Key)
+	case needs(j.Ingress):
+		return l.broken("semaphorectl get sets of "+j.Target.Cluster+", and semaphorectl trace setmember/"+
+			j.Source.Namespace+"/"+j.Source.Name, "a policy of %s admits sets, and no network set there has %s",
+			j.Target.Cluster, j.Source.IP)
+	case needs(j.Egress):
+		return l.broken("semaphorectl get sets of "+j.Source.Cluster,
+			"a policy of %s admits sets, and no network set there has %s",
+			j.Source.Cluster, j.Target.IP)
+	case j.Ingress == nil:
+		return l.unknown("whether a policy asks for a set was not looked at")
+	}
+	return l
+}
+
+func (j *judge) policyOut() Link {
+	return j.policy(finding.PathPolicyOut, "policies of the client's side", j.Source, j.Egress, "egress")
+}
+
+func (j *judge) policyIn() Link {
+	return j.policy(finding.PathPolicyIn, "policies of the pod's side", j.Target, j.Ingress, "ingress")
+}
+
+func (j *judge) policy(code finding.Code, title string, pod Pod, r *policy.Result, direction string) Link {
+	l := found(code, title, pod.Cluster)
+	switch {
+	case j.noTarget():
+		return l.unknown("there is no pod to look at, which follows from the above")
+	case pod.HostNetwork:
+		return l.unknown("the pod is on the host network: policies of host endpoints are not looked at")
+	case r == nil:
+		return l.unknown(notExamined)
+	case r.Verdict == policy.Allowed:
+		return l.add("%s", r.Why)
+	case r.NeedsSet && j.is(finding.PathSet):
+		return l.unknown("%s, which follows from the set", r.Why)
+	case r.Verdict == policy.Depends:
+		return l.unknown("%s", r.Why)
+	}
+	fix := "change the policy"
+	if len(r.Missing) > 0 {
+		fix = "add " + r.Missing[0]
+	}
+	return l.broken(fmt.Sprintf("in %s: %s (%s)", pod.Cluster, fix, direction), "%s", r.Why)
+}

@@ -1,0 +1,994 @@
+package explain
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"golang.org/x/sync/errgroup"
+	grpcstatus "google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/ctl/dns"
+	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// side is one cluster for which there is a context.
+type side struct {
+	access  *fleet.Access
+	cluster *fleet.Cluster
+	client  dynamic.Interface
+	// name is the cluster's name in semaphore.
+	name string
+	// broker is the status of its broker; nil with the reason in brokerErr.
+	broker    *semaphorev1.GetStatusResponse
+	brokerErr error
+}
+
+// pathGatherer collects the facts of one path.
+type pathGatherer struct {
+	pathOptions
+	sides []*side
+	// away is why a context is not among the sides, a text each.
+	away  []string
+	facts *path.Facts
+	// source and target are the clusters of both ends; target is nil without a context of it.
+	source, target *side
+	sourcePod      *corev1.Pod
+	targetPod      *corev1.Pod
+	// protocol and port are those of the question, the port of the pod; 0 for any.
+	protocol string
+	port     uint16
+	mirror   *corev1.Service
+	slices   []endpointSlice
+
+	notReadMu sync.Mutex // the links are looked at side by side
+}
+
+// gatherPath collects the facts of the path between two ends. Without the source's pod it returns an error.
+func gatherPath(ctx context.Context, o pathOptions, from, to end) (*path.Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	clusters, err := o.access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	g := &pathGatherer{pathOptions: o, facts: &path.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
+	if err := g.findSides(ctx, clusters); err != nil {
+		return nil, err
+	}
+	if to.port != "" {
+		if g.port, g.protocol, err = parsePort(to.port); err != nil {
+			return nil, fmt.Errorf("TO: %w", err)
+		}
+	}
+	if err := g.findSource(ctx, from); err != nil {
+		return nil, err
+	}
+	if err := g.findTarget(ctx, to); err != nil {
+		return nil, err
+	}
+	g.along(ctx)
+	g.facts.Now = time.Now()
+	return g.facts, nil
+}
+
+// sideWithin bounds the time in which a cluster says which one it is, so that time is left for the others.
+const sideWithin = 10 * time.Second
+
+// findSides asks all clusters which one they are. Those that do not answer are away, unless none does.
+func (g *pathGatherer) findSides(ctx context.Context, clusters []*fleet.Cluster) error {
+	ctx, cancel := context.WithTimeout(ctx, sideWithin)
+	defer cancel()
+	var group errgroup.Group
+	sides, failed := make([]*side, len(clusters)), make([]error, len(clusters))
+	for i, c := range clusters {
+		group.Go(func() error { sides[i], failed[i] = newSide(ctx, g.pathOptions, c); return nil })
+	}
+	_ = group.Wait() // none returns an error
+	for i, s := range sides {
+		if s != nil {
+			g.sides = append(g.sides, s)
+		} else {
+			g.away = append(g.away, "context "+strings.ReplaceAll(failed[i].Error(), "\n", "; "))
+		}
+	}
+	if len(g.sides) == 0 {
+		return errors.Join(failed...)
+	}
+	return nil
+}
+
+// without says why a cluster cannot be asked: no context leads to it, or one that may lead to it does not answer.
+func (g *pathGatherer) without(cluster string) string {
+	if len(g.away) == 0 {
+		return "no --context is of " + cluster
+	}
+	return "no --context that answers is of " + cluster + "; " + strings.Join(g.away, "; ")
+}
+
+// noSuch is the error for an end that no cluster has that was asked.
+func (g *pathGatherer) noSuch(end, text, what string) error {
+	var names []string
+	for _, s := range g.sides {
+		names = append(names, s.name)
+	}
+	err := fmt.Errorf("%s %s: no such %s in %s", end, text, what, strings.Join(names, ", "))
+	if len(g.away) > 0 {
+		return fmt.Errorf("%w; not asked: %s", err, strings.Join(g.away, "; "))
+	}
+	return fmt.Errorf("%w: give --context for its cluster", err)
+}
+
+func newSide(ctx context.Context, o pathOptions, c *fleet.Cluster) (*side, error) {
+	s := &side{cluster: c, access: &fleet.Access{Kubeconfig: o.access.Kubeconfig, Namespace: o.access.Namespace}}
+	if len(o.access.Contexts) > 0 {
+		s.access.Contexts = []string{c.Context}
+	}
+	var err error
+	if s.client, err = read.New(c.Config); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	s.broker, s.brokerErr = s.ask(ctx, fleet.Broker)
+	s.name = s.broker.GetCluster()
+	if s.name == "" {
+		exporter, err := s.ask(ctx, fleet.Exporter)
+		if err != nil {
+			return nil, fmt.Errorf("%s: neither broker nor exporter says which cluster it is: %w", c.Context, s.brokerErr)
+		}
+		s.name = exporter.GetCluster()
+	}
+	return s, nil
+}
+
+// ask returns the status of the part that leads.
+func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResponse, error) {
+	parts, err := (&fleet.Target{Access: s.access, Parts: []string{part}}).Dial(ctx)
+	if len(parts) == 0 {
+		return nil, err
+	}
+	defer parts[0].Close()
+	return parts[0].Status(ctx, askWithin)
+}
+
+// askWithin is how long a part may take for an answer without a measurement.
+const askWithin = 5 * time.Second
+
+func (g *pathGatherer) notRead(code finding.Code, format string, args ...any) {
+	g.notReadMu.Lock()
+	defer g.notReadMu.Unlock()
+	g.facts.NotRead[code] = append(g.facts.NotRead[code], fmt.Sprintf(format, args...))
+}
+
+func (g *pathGatherer) side(cluster string) *side {
+	i := slices.IndexFunc(g.sides, func(s *side) bool { return s.name == cluster })
+	if i < 0 {
+		return nil
+	}
+	return g.sides[i]
+}
+
+// endpointSlice is what explain reads of an EndpointSlice; the types of that group are left out to keep the program
+// small.
+type endpointSlice struct {
+	Metadata  metav1.ObjectMeta `json:"metadata"`
+	Endpoints []sliceEndpoint   `json:"endpoints"`
+	Ports     []struct {
+		Name *string `json:"name"`
+		Port *int32  `json:"port"`
+	} `json:"ports"`
+}
+
+type sliceEndpoint struct {
+	Addresses  []string `json:"addresses"`
+	Conditions struct {
+		Ready *bool `json:"ready"`
+	} `json:"conditions"`
+	TargetRef *corev1.ObjectReference `json:"targetRef"`
+}
+
+// getAs reads one object; nil without an error if it does not exist.
+func getAs[T any](ctx context.Context, s *side, resource schema.GroupVersionResource, namespace,
+	name string) (*T, error) {
+	found, err := read.Get[T](ctx, s.client, resource, namespace, name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s %s/%s: %w", s.name, resource.Resource, namespace, name, err)
+	}
+	return found, nil
+}
+
+func listAs[T any](ctx context.Context, s *side, resource schema.GroupVersionResource, namespace string,
+	options metav1.ListOptions) ([]T, error) {
+	found, err := read.List[T](ctx, s.client, resource, namespace, options)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", s.name, resource.Resource, err)
+	}
+	return found, nil
+}
+
+// findNamed finds an object by its name; nil if no cluster that may be meant has it.
+func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.GroupVersionResource, e end) (
+	*side, *T, error) {
+	for _, s := range g.sides {
+		if e.cluster != "" && s.name != e.cluster {
+			continue
+		}
+		found, err := getAs[T](ctx, s, resource, e.namespace, e.name)
+		if found != nil || err != nil {
+			return s, found, err
+		}
+	}
+	return nil, nil, nil
+}
+
+// podAt returns the pod with an IP; nil if no cluster has one.
+func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1.Pod, error) {
+	for _, s := range g.sides {
+		pod, err := s.podAt(ctx, ip)
+		if pod != nil || err != nil {
+			return s, pod, err
+		}
+	}
+	return nil, nil, nil
+}
+
+func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
+	pods, err := listAs[corev1.Pod](ctx, s, read.PodsGVR, "", metav1.ListOptions{FieldSelector: "status.podIP=" +
+		ip.String()})
+	if err != nil {
+		return nil, err
+	}
+	for i := range pods {
+		if p := &pods[i]; p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork {
+			return p, nil
+		}
+	}
+	return nil, nil
+}
+
+// findSource finds the pod from which packets come.
+func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
+	switch {
+	case e.host != "":
+		return fmt.Errorf("FROM %s: packets come from a pod: use [CLUSTER/]NAMESPACE/NAME", e.text)
+	case e.address.IsValid():
+		g.source, g.sourcePod, err = g.podAt(ctx, e.address)
+	default:
+		g.source, g.sourcePod, err = findNamed[corev1.Pod](ctx, g, read.PodsGVR, e)
+		if err == nil && g.sourcePod == nil {
+			g.source, g.sourcePod, err = g.podBehind(ctx, e)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("FROM %w", err)
+	}
+	if g.sourcePod == nil {
+		return g.noSuch("FROM", e.text, "pod")
+	}
+	g.facts.Source = podFacts(g.source.name, g.sourcePod, netip.Addr{})
+	return nil
+}
+
+// podBehind returns a ready pod of a Service.
+func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod, error) {
+	s, service, err := findNamed[corev1.Service](ctx, g, read.ServicesGVR, e)
+	if service == nil || err != nil {
+		return nil, nil, err
+	}
+	slices, err := s.slicesOf(ctx, service.Namespace, service.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, slice := range slices {
+		for _, endpoint := range slice.Endpoints {
+			if isReady(endpoint) && endpoint.TargetRef != nil && endpoint.TargetRef.Kind == "Pod" {
+				pod, err := getAs[corev1.Pod](ctx, s, read.PodsGVR, endpoint.TargetRef.Namespace, endpoint.TargetRef.Name)
+				return s, pod, err
+			}
+		}
+	}
+	return nil, nil, nil
+}
+
+func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpointSlice, error) {
+	all, err := listAs[endpointSlice](ctx, s, read.SlicesGVR, namespace,
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service})
+	slices.SortFunc(all, func(a, b endpointSlice) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
+	return all, err
+}
+
+func isReady(e sliceEndpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
+
+// podFacts returns the facts of a pod. like is an address of the requested family, the zero value for any.
+func podFacts(cluster string, p *corev1.Pod, like netip.Addr) path.Pod {
+	out := path.Pod{Cluster: cluster, Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName,
+		HostNetwork: p.Spec.HostNetwork}
+	for _, ip := range p.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && !out.IP.IsValid() && (!like.IsValid() || a.Is4() == like.Is4()) {
+			out.IP = a
+		}
+	}
+	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Running != nil
+	})
+	switch {
+	case !out.IP.IsValid():
+		out.Problem = "it has no IP; it is " + string(p.Status.Phase)
+	case !running:
+		out.Problem = "no container of it runs; it is " + string(p.Status.Phase)
+	}
+	return out
+}
+
+// findTarget finds the destination of the packets: a Service of a remote, a pod or an address.
+func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
+	if e.host != "" {
+		return g.byService(ctx, e.host, e.cluster, e.namespace, e.name)
+	}
+	var s *side
+	var pod *corev1.Pod
+	var err error
+	if e.address.IsValid() {
+		s, pod, err = g.podAt(ctx, e.address)
+		if err == nil && pod == nil {
+			if service, err := g.clusterIP(ctx, e.address); service != nil || err != nil {
+				return g.byMirror(ctx, service, err)
+			}
+			g.facts.Target = path.Pod{IP: e.address}
+			return nil
+		}
+	} else if s, pod, err = findNamed[corev1.Pod](ctx, g, read.PodsGVR, e); err == nil && pod == nil {
+		of, service, err := findNamed[corev1.Service](ctx, g, read.ServicesGVR, e)
+		switch {
+		case err != nil:
+			return fmt.Errorf("TO %w", err)
+		case service == nil && e.cluster != "" && g.side(e.cluster) == nil:
+			// The other cluster cannot be asked; its Services are known here by their mirrors, and its pods are not.
+			if err := g.byService(ctx, e.text, e.cluster, e.namespace, e.name); err != nil || g.mirror != nil {
+				return err
+			}
+			return fmt.Errorf("TO %s: %s has no mirror of such a Service, and %s; if it is a pod, give its IP, and if it is a "+
+				"Service, its name in the DNS: %s.%s.svc.cluster.%s", e.text, g.source.name, g.without(e.cluster), e.name,
+				e.namespace, e.cluster)
+		case service == nil:
+			return g.noSuch("TO", e.text, "pod or Service")
+		case of == g.source:
+			return fmt.Errorf("TO %s: it is a Service of %s, as is FROM: semaphore is not between them", e.text, of.name)
+		}
+		host := e.name + "." + e.namespace + ".svc.cluster." + of.name
+		return g.byService(ctx, host, of.name, e.namespace, e.name)
+	}
+	if err != nil {
+		return fmt.Errorf("TO %w", err)
+	}
+	g.target, g.targetPod = s, pod
+	g.facts.Target = podFacts(s.name, pod, g.facts.Source.IP)
+	return nil
+}
+
+// clusterIP returns the Service of the source's cluster that has an address; nil for none.
+func (g *pathGatherer) clusterIP(ctx context.Context, ip netip.Addr) (*corev1.Service, error) {
+	all, err := listAs[corev1.Service](ctx, g.source, read.ServicesGVR, "", metav1.ListOptions{})
+	for i := range all {
+		if slices.Contains(all[i].Spec.ClusterIPs, ip.String()) {
+			return &all[i], err
+		}
+	}
+	return nil, err
+}
+
+// byMirror continues with the Service that a mirror represents.
+func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, err error) error {
+	if err != nil {
+		return fmt.Errorf("TO %w", err)
+	}
+	remote := service.Labels[naming.LabelSourceCluster]
+	if service.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+		return fmt.Errorf("TO: Service %s/%s of %s has that address, and is no mirror of a remote Service",
+			service.Namespace,
+			service.Name, g.source.name)
+	}
+	namespace, name := service.Annotations[naming.AnnotationSourceNamespace],
+		service.Annotations[naming.AnnotationSourceName]
+	domain := "cluster." + remote
+	switch {
+	case service.Labels[naming.LabelImported] != "":
+		remote, domain = coredns.ClusterSetDomain, coredns.ClusterSetDomain
+	case remote == "":
+		remote, domain = naming.GlobalCluster, "cluster."+naming.GlobalCluster
+	}
+	return g.byService(ctx, name+"."+namespace+".svc."+domain, remote, namespace, name)
+}
+
+// byService collects the facts between a name and an endpoint.
+func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, name string) error {
+	g.facts.Name = &path.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
+		Known: ofSeveral(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
+			func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == remote })}
+	g.facts.Target.Cluster = remote
+	g.target = g.side(remote)
+	if err := g.findMirror(ctx, remote, namespace, name); err != nil {
+		g.notRead(finding.PathMirror, "%v", err)
+	}
+	if remote == coredns.ClusterSetDomain {
+		g.imported(ctx)
+	} else {
+		g.exported(ctx)
+	}
+	g.readDNS(ctx)
+	if g.mirror == nil {
+		return nil
+	}
+	if err := g.readSlices(ctx); err != nil {
+		g.notRead(finding.PathSlices, "%v", err)
+	}
+	return nil
+}
+
+// findMirror finds the Service that represents a remote one: by its annotations, or by the name that it would have.
+func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name string) error {
+	selector := naming.LabelManagedBy + "=" + naming.ManagedByBroker
+	all, err := listAs[corev1.Service](ctx, g.source, read.ServicesGVR, "", metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return err
+	}
+	prefix, in := usualPrefix(remote), g.access.Namespace
+	m := &path.Mirror{}
+	for i := range all {
+		s := &all[i]
+		if !represents(s, remote) {
+			continue
+		}
+		sourceNamespace, sourceName := s.Annotations[naming.AnnotationSourceNamespace],
+			s.Annotations[naming.AnnotationSourceName]
+		if before, ok := strings.CutSuffix(s.Name, naming.Mirror("", sourceNamespace, sourceName)); ok && sourceName != "" {
+			prefix, in = before, s.Namespace
+		} else if remote == coredns.ClusterSetDomain { // its name may have a hash
+			in = s.Namespace
+		}
+		if sourceNamespace == namespace && sourceName == name {
+			g.mirror = s
+			break
+		}
+	}
+	m.Namespace, m.Name, m.Owned = in, naming.Mirror(prefix, namespace, name), true
+	if remote == coredns.ClusterSetDomain {
+		m.Name = naming.Import(namespace, name)
+	}
+	if g.mirror == nil {
+		foreign, err := getAs[corev1.Service](ctx, g.source, read.ServicesGVR, m.Namespace, m.Name)
+		if err != nil {
+			return err
+		}
+		if foreign != nil {
+			m.Exists, m.Owned, m.Created = true, false, foreign.CreationTimestamp.Time
+		}
+	} else {
+		m.Namespace, m.Name, m.Exists = g.mirror.Namespace, g.mirror.Name, true
+		m.Created, m.ClusterIP = g.mirror.CreationTimestamp.Time, g.mirror.Spec.ClusterIP
+		m.Headless = m.ClusterIP == corev1.ClusterIPNone
+		for _, p := range g.mirror.Spec.Ports {
+			m.Ports = append(m.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+		}
+		if g.port != 0 {
+			m.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
+		}
+	}
+	for _, problem := range g.source.broker.GetProblems() {
+		if strings.Contains(problem, m.Name) || strings.Contains(problem, " "+namespace+"/"+name) {
+			m.Problem = problem
+		}
+	}
+	g.facts.Mirror = m
+	if in != "" {
+		g.facts.DNS = &path.DNS{Zone: block(remote, prefix, in, "").Zone()}
+	}
+	return nil
+}
+
+// usualPrefix begins the names of mirrors of a remote, or of services of several clusters, unless the RemoteCluster has
+// another.
+func usualPrefix(remote string) string {
+	switch remote {
+	case naming.GlobalCluster:
+		return naming.GlobalPrefix
+	case coredns.ClusterSetDomain:
+		return naming.ImportPrefix
+	}
+	return naming.ClusterLabel(remote)
+}
+
+// ofSeveral reports whether a Service represents those of several clusters.
+func ofSeveral(remote string) bool {
+	return remote == naming.GlobalCluster || remote == coredns.ClusterSetDomain
+}
+
+// represents reports whether a Service of the broker represents one of a remote, or of several clusters.
+func represents(s *corev1.Service, remote string) bool {
+	switch remote {
+	case naming.GlobalCluster:
+		return s.Labels[naming.LabelGlobal] != ""
+	case coredns.ClusterSetDomain:
+		return s.Labels[naming.LabelImported] != ""
+	}
+	return s.Labels[naming.LabelSourceCluster] == remote
+}
+
+// block returns the server block that answers a name.
+func block(remote, prefix, mirrorNamespace, domain string) coredns.Block {
+	if remote == coredns.ClusterSetDomain {
+		return coredns.ClusterSet(mirrorNamespace, domain)
+	}
+	return coredns.Block{Cluster: remote, Prefix: prefix, MirrorNamespace: mirrorNamespace, ClusterDomain: domain}
+}
+
+// exported reads the Service in its own cluster.
+func (g *pathGatherer) exported(ctx context.Context) {
+	n := g.facts.Name
+	if g.target == nil {
+		if n.Remote != naming.GlobalCluster {
+			g.notRead(finding.PathName, "%s", g.without(n.Remote))
+		}
+		return
+	}
+	service, err := getAs[corev1.Service](ctx, g.target, read.ServicesGVR, n.Namespace, n.Service)
+	if err != nil {
+		g.notRead(finding.PathName, "%v", err)
+		return
+	}
+	n.Source = &path.Exported{Exists: service != nil, Ready: -1}
+	if service == nil {
+		return
+	}
+	offered := func(selector string) bool {
+		key, value, _ := strings.Cut(selector, "=")
+		return service.Labels[key] == value
+	}
+	// The exporter may select Services by other labels. An existing mirror proves that it did.
+	n.Source.Selected = offered(naming.DefaultMirrorSelector) || offered(naming.DefaultGlobalSelector) || g.mirror != nil
+	if exporter, err := g.target.ask(ctx, fleet.Exporter); err != nil {
+		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
+	} else if g.mirror == nil {
+		for _, problem := range exporter.GetProblems() {
+			if strings.Contains(problem, n.Namespace+"/"+n.Service) {
+				n.Source.Refused = problem
+			}
+		}
+	}
+	all, err := g.target.slicesOf(ctx, n.Namespace, n.Service)
+	if err != nil {
+		return
+	}
+	n.Source.Ready = 0
+	for _, slice := range all {
+		for _, e := range slice.Endpoints {
+			if isReady(e) {
+				n.Source.Ready++
+			}
+		}
+	}
+}
+
+// readDNS reads the configuration of CoreDNS in the source's cluster.
+func (g *pathGatherer) readDNS(ctx context.Context) {
+	d, m := g.facts.DNS, g.facts.Mirror
+	if d == nil || g.coredns == dns.NoCorefile {
+		g.facts.DNS = nil
+		return
+	}
+	remote := g.facts.Name.Remote
+	prefix := strings.TrimSuffix(m.Name, naming.Mirror("", g.facts.Name.Namespace, g.facts.Name.Service))
+	want := block(remote, prefix, m.Namespace, g.domain)
+	d.Zone, d.Servers = want.Zone(), -1
+	namespace, rest, _ := strings.Cut(g.coredns, "/")
+	name, key, _ := strings.Cut(rest, "/")
+	d.Where = "ConfigMap " + namespace + "/" + name
+	config, err := getAs[corev1.ConfigMap](ctx, g.source, read.ConfigMapsGVR, namespace,
+		name)
+	switch {
+	case err != nil:
+		d.Unreadable = err.Error()
+	case config == nil:
+		d.Unreadable = "it does not exist: name the ConfigMap with --coredns"
+	default:
+		text := config.Data[key]
+		if key == "" {
+			for _, one := range config.Data {
+				text += one + "\n"
+			}
+		}
+		for _, f := range coredns.Compare(text, []coredns.Block{want}) {
+			d.Missing, d.Differs = f.Missing, f.Line
+		}
+	}
+	all, err := g.source.slicesOf(ctx, "kube-system", "kube-dns")
+	if err != nil || len(all) == 0 {
+		return // elsewhere than most have it
+	}
+	d.Servers = 0
+	for _, slice := range all {
+		for _, e := range slice.Endpoints {
+			d.Servers++
+			if isReady(e) {
+				d.Ready++
+			}
+		}
+	}
+}
+
+// readSlices reads the endpoints of the mirror, and chooses one.
+func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
+	if g.slices, err = g.source.slicesOf(ctx, g.mirror.Namespace, g.mirror.Name); err != nil {
+		return err
+	}
+	out := &path.Slices{}
+	var ready []netip.Addr
+	for _, slice := range g.slices {
+		for _, e := range slice.Endpoints {
+			for _, text := range e.Addresses {
+				a, err := netip.ParseAddr(text)
+				if err != nil || g.facts.Source.IP.IsValid() && a.Is4() != g.facts.Source.IP.Is4() {
+					continue
+				}
+				out.Total++
+				if isReady(e) {
+					ready = append(ready, a)
+				}
+			}
+		}
+	}
+	slices.SortFunc(ready, netip.Addr.Compare)
+	out.Ready = len(ready)
+	n := g.facts.Name
+	for _, d := range g.source.broker.GetDrains() {
+		t := d.GetTarget()
+		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || ofSeveral(n.Remote)
+		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
+			out.Drains = append(out.Drains, show.TargetName(t))
+		}
+	}
+	if len(out.Drains) > 0 {
+		out.Undrain = "semaphorectl undrain " + out.Drains[0]
+	}
+	if gone := g.mirror.Annotations[naming.AnnotationGoneClusters]; gone != "" {
+		out.Gone = strings.Split(gone, ",")
+	}
+	for _, f := range g.source.broker.GetFindings() {
+		if f.GetCode() == string(finding.NoTunnel) && (f.GetCluster() == n.Remote || ofSeveral(n.Remote)) {
+			out.NoTunnel = append(out.NoTunnel, f.GetFirst()...)
+		}
+	}
+	for _, l := range g.source.broker.GetLinks() {
+		if l.GetCluster() != n.Remote {
+			continue
+		}
+		out.Connected = l.GetConnected()
+		for _, k := range l.GetKinds() {
+			if k.GetKind() == semaphorev1.Kind_KIND_ENDPOINT_SLICE && k.GetLastHeard() != nil {
+				out.LastHeard = k.GetLastHeard().AsTime()
+			}
+		}
+	}
+	g.facts.Slices = out
+	g.targetPort()
+	if len(ready) == 0 {
+		return nil
+	}
+	out.Chosen = ready[0]
+	g.facts.Target.IP = out.Chosen
+	return g.endpointPod(ctx)
+}
+
+// targetPort maps the port of the mirror to that of the pods. If none was given and there is only one, it is that one.
+func (g *pathGatherer) targetPort() {
+	ports := g.mirror.Spec.Ports
+	if g.port == 0 && len(ports) != 1 {
+		return
+	}
+	for _, p := range ports {
+		if g.port != 0 && (p.Port != int32(g.port) || string(p.Protocol) != g.protocol) {
+			continue
+		}
+		for _, slice := range g.slices {
+			for _, of := range slice.Ports {
+				if of.Name != nil && *of.Name == p.Name && of.Port != nil {
+					g.port, g.protocol = uint16(*of.Port), string(p.Protocol)
+					return
+				}
+			}
+		}
+	}
+}
+
+// endpointPod finds the pod of the chosen endpoint.
+func (g *pathGatherer) endpointPod(ctx context.Context) error {
+	of := g.sides
+	if g.target != nil {
+		of = []*side{g.target}
+	}
+	for _, s := range of {
+		pod, err := s.podAt(ctx, g.facts.Target.IP)
+		if err != nil {
+			return err
+		}
+		if pod != nil {
+			g.target, g.targetPod = s, pod
+			at := g.facts.Target.IP
+			g.facts.Target = podFacts(s.name, pod, at)
+			return nil
+		}
+	}
+	return nil
+}
+
+// along collects the facts between the two pods.
+func (g *pathGatherer) along(ctx context.Context) {
+	f := g.facts
+	var group errgroup.Group
+	if f.Target.IP.IsValid() && f.Source.IP.IsValid() && (f.Target.Cluster == "" ||
+		f.Target.Cluster != f.Source.Cluster) {
+		group.Go(func() error { g.thereAndBack(ctx); return nil })
+	} else if f.Name != nil {
+		group.Go(func() error { g.onlyProxy(ctx); return nil })
+	}
+	group.Go(func() error { g.pools(ctx); return nil })
+	_ = group.Wait() // none returns an error
+	if f.Target.Cluster == "" && f.There != nil {
+		f.Target.Cluster = f.There.Remote
+		g.target = g.side(f.There.Remote)
+	}
+	if f.Target.IP.IsValid() {
+		g.policies(ctx)
+	}
+}
+
+// lookUp asks the agent of a node.
+func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpPathRequest) (
+	*semaphorev1.LookUpPathResponse, error) {
+	parts, err := (&fleet.Target{Access: s.access, Parts: []string{fleet.Agent}, Nodes: []string{node}}).Dial(ctx)
+	if len(parts) == 0 {
+		return nil, err
+	}
+	defer parts[0].Close()
+	out, err := parts[0].LookUpPath(ctx, req)
+	if err != nil {
+		return nil, errors.New(grpcstatus.Convert(err).Message())
+	}
+	return out, nil
+}
+
+func (g *pathGatherer) onlyProxy(ctx context.Context) {
+	answer, err := g.source.lookUp(ctx, g.facts.Source.Node,
+		&semaphorev1.LookUpPathRequest{To: g.facts.Source.IP.String(), KubeProxy: true})
+	if err != nil {
+		g.notRead(finding.PathKubeProxy, "the agent of %s/%s: %v", g.source.name, g.facts.Source.Node, err)
+		return
+	}
+	g.facts.Proxy = proxyFacts(answer.GetKubeProxy())
+}
+
+// thereAndBack asks the agents of both nodes.
+func (g *pathGatherer) thereAndBack(ctx context.Context) {
+	f := g.facts
+	var group errgroup.Group
+	var answer, back *semaphorev1.LookUpPathResponse
+	var err, backErr error
+	group.Go(func() error {
+		answer, err = g.source.lookUp(ctx, f.Source.Node, &semaphorev1.LookUpPathRequest{
+			To: f.Target.IP.String(), From: f.Source.IP.String(), Measure: true, KubeProxy: f.Name != nil})
+		return nil
+	})
+	if g.target != nil && f.Target.Node != "" {
+		group.Go(func() error {
+			f.TargetNode = g.targetNode(ctx)
+			return nil
+		})
+		group.Go(func() error {
+			back, backErr = g.target.lookUp(ctx, f.Target.Node, &semaphorev1.LookUpPathRequest{
+				To: f.Source.IP.String(), From: f.Target.IP.String(), Measure: true})
+			return nil
+		})
+	}
+	_ = group.Wait() // none returns an error
+	if err != nil {
+		for _, code := range []finding.Code{finding.PathKubeProxy, finding.PathRoute, finding.PathDevice, finding.PathPeer,
+			finding.PathHandshake, finding.PathMTU} {
+			g.notRead(code, "the agent of %s/%s: %v", g.source.name, f.Source.Node, err)
+		}
+	} else {
+		f.There = egressFacts(f.Source.Node, answer)
+		f.Proxy = proxyFacts(answer.GetKubeProxy())
+	}
+	switch {
+	case g.target == nil:
+		g.notRead(finding.PathFarNode, "%s", g.without(cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String())))
+	case backErr != nil:
+		g.notRead(finding.PathFarNode, "the agent of %s/%s: %v", g.target.name, f.Target.Node, backErr)
+		if f.TargetNode != nil {
+			f.TargetNode.AgentProblem = backErr.Error()
+		}
+	case back != nil:
+		f.Back = egressFacts(f.Target.Node, back)
+		if f.TargetNode != nil {
+			f.TargetNode.Agent = true
+		}
+	}
+}
+
+func proxyFacts(p *semaphorev1.ProxyHealth) *path.Proxy {
+	if p == nil {
+		return nil
+	}
+	return &path.Proxy{Answered: p.GetAnswered(), Healthy: p.GetHealthy(),
+		LastUpdated: finding.TimeOf(p.GetLastUpdated()), Problem: p.GetProblem()}
+}
+
+// egressFacts converts one direction of a path, as the agent of a node answers.
+func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
+	peer := func(p *semaphorev1.PathPeer) *path.Peer {
+		if p == nil {
+			return nil
+		}
+		return &path.Peer{Node: p.GetNode(), Endpoint: p.GetEndpoint(), AllowedIP: p.GetAllowedIp()}
+	}
+	w := &path.Way{
+		Node: node, Remote: a.GetCluster(), Link: a.GetRoute().GetLink(), RouteError: a.GetRoute().GetError(),
+		Ruled: a.GetRoute().GetRuled(), Interface: a.GetInterface(), Exists: a.GetDeviceExists(), Up: a.GetDeviceUp(),
+		MTU: int(a.GetMtu()), Problem: a.GetDeviceProblem(), Confirmed: finding.TimeOf(a.GetConfirmedAt()),
+		Wanted: peer(a.GetWanted()), Present: peer(a.GetPresent()),
+		State:     semaphorev1.SessionStateName(a.GetSession().GetState()),
+		Handshake: finding.TimeOf(a.GetSession().GetLastHandshake()),
+		Since:     finding.TimeOf(a.GetSession().GetSilentSince()),
+		Reason:    a.GetSession().GetReason(),
+	}
+	if m := a.GetMeasurement(); m != nil {
+		w.Measured = &path.Measured{Answered: m.GetAnswered(), Carries: int(m.GetCarries()), Needed: int(m.GetNeeded()),
+			Problem: m.GetProblem(), RoundTrip: m.GetRoundTrip().AsDuration()}
+	}
+	return w
+}
+
+func (g *pathGatherer) targetNode(ctx context.Context) *path.Node {
+	node, err := getAs[corev1.Node](ctx, g.target, read.NodesGVR, "", g.facts.Target.Node)
+	if err != nil || node == nil {
+		g.notRead(finding.PathFarNode, "node %s of %s: %v", g.facts.Target.Node, g.target.name, err)
+		return nil
+	}
+	out := &path.Node{Name: node.Name}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Ready, out.Reason, out.Since = c.Status == corev1.ConditionTrue, c.Message, c.LastTransitionTime.Time
+		}
+	}
+	return out
+}
+
+// pools reads Calico's IPPools of both sides.
+func (g *pathGatherer) pools(ctx context.Context) {
+	f := g.facts
+	if !f.Target.IP.IsValid() {
+		return
+	}
+	var err error
+	if f.Pools, err = g.source.poolsOf(ctx, f.Source.IP, f.Target.IP); err != nil {
+		g.notRead(finding.PathPool, "%s: %v", g.source.name, err)
+	}
+	if g.target != nil && g.target != g.source {
+		if f.TargetPools, err = g.target.poolsOf(ctx, f.Target.IP, f.Source.IP); err != nil {
+			g.notRead(finding.PathPool, "%s: %v", g.target.name, err)
+		}
+	}
+}
+
+// poolsOf reads the pools that decide about packets from an own pod to another.
+func (s *side) poolsOf(ctx context.Context, own, other netip.Addr) (*path.Pools, error) {
+	client, err := kube.Calico(s.cluster.Config)
+	if err != nil {
+		return nil, err
+	}
+	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
+		metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	out := &path.Pools{}
+	for _, p := range list.(*calicov3.IPPoolList).Items {
+		prefix, err := netip.ParsePrefix(p.Spec.CIDR)
+		if err != nil {
+			return nil, fmt.Errorf("IPPool %s: %w", p.Name, err)
+		}
+		if prefix.Contains(own) && p.Spec.NATOutgoing {
+			out.NATOutgoing = true
+		}
+		if prefix.Contains(other) {
+			out.Covering, out.Enabled = p.Name, !p.Spec.Disabled
+		}
+	}
+	return out, nil
+}
+
+// policies judges the policies of both sides, and reads the sets.
+func (g *pathGatherer) policies(ctx context.Context) {
+	f := g.facts
+	if f.Source.Cluster == f.Target.Cluster {
+		for _, code := range []finding.Code{finding.PathPolicyIn, finding.PathPolicyOut} {
+			g.notRead(code, "both pods are in %s", f.Source.Cluster)
+		}
+		return
+	}
+	cluster, pod, err := readFor(ctx, g.source.cluster.Config, f.Source.Namespace, f.Source.Name)
+	if err != nil {
+		g.notRead(finding.PathPolicyOut, "%v", err)
+	} else {
+		r := policy.Explain(cluster, policy.Packet{From: f.Target.IP, To: pod, Protocol: g.protocol, Port: g.port,
+			Egress: true})
+		f.Egress = &r
+		for _, n := range r.NotEvaluated {
+			g.notRead(finding.PathPolicyOut, "%s", n)
+		}
+	}
+	if g.target == nil {
+		for _, code := range []finding.Code{finding.PathSet, finding.PathPolicyIn} {
+			g.notRead(code, "%s", g.without(cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String())))
+		}
+		return
+	}
+	g.readSets(ctx)
+	if f.Target.Name == "" {
+		g.notRead(finding.PathPolicyIn, "no pod of %s has %s", g.target.name, f.Target.IP)
+		return
+	}
+	if cluster, pod, err = readFor(ctx, g.target.cluster.Config, f.Target.Namespace, f.Target.Name); err != nil {
+		g.notRead(finding.PathPolicyIn, "%v", err)
+		return
+	}
+	r := policy.Explain(cluster, policy.Packet{From: f.Source.IP, To: pod, Protocol: g.protocol, Port: g.port})
+	f.Ingress = &r
+	for _, n := range r.NotEvaluated {
+		g.notRead(finding.PathPolicyIn, "%s", n)
+	}
+}
+
+// readSets reads which sets of the target's cluster hold the source.
+func (g *pathGatherer) readSets(ctx context.Context) {
+	t := &fleet.Target{Access: g.target.access, Parts: []string{fleet.Broker}}
+	found, err := fleet.AskSets(ctx, t, &semaphorev1.ListSetsRequest{Address: g.facts.Source.IP.String()}, askWithin)
+	if err != nil {
+		g.notRead(finding.PathSet, "%v", err)
+		return
+	}
+	out := &path.Sets{Key: naming.DefaultLabelDomain + "/name"}
+	for _, s := range found.Sets {
+		out.Names = append(out.Names, show.SetName(s))
+		if at := finding.TimeOf(s.GetLastHeard()); at.After(out.LastHeard) {
+			out.LastHeard = at
+		}
+	}
+	for _, domain := range []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain} {
+		if value := g.sourcePod.Labels[domain+"/name"]; value != "" {
+			out.Label = domain + "/name=" + strconv.Quote(value)
+		}
+	}
+	g.facts.Sets = out
+}

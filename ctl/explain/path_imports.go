@@ -1,0 +1,84 @@
+package explain
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+type serviceImport struct {
+	Status struct {
+		Clusters []struct {
+			Cluster string `json:"cluster"`
+		} `json:"clusters"`
+		Conditions []metav1.Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+type serviceExport struct {
+	Status struct {
+		Conditions []metav1.Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+// getMCS reads an object of the Multi-Cluster Services API; nil without an error if it does not exist, or the API does
+// not.
+func getMCS[T any](ctx context.Context, s *side, plural, namespace, name string) (found *T, err error) {
+	for _, version := range read.MCSVersions {
+		found, err = getAs[T](ctx, s, schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: version,
+			Resource: plural}, namespace, name)
+		if found != nil || err != nil && !apierrors.IsNotFound(err) {
+			return found, err
+		}
+	}
+	return nil, err
+}
+
+// imported reads the ServiceImport in the source's cluster, and the ServiceExports of all clusters.
+func (g *pathGatherer) imported(ctx context.Context) {
+	n := g.facts.Name
+	have, err := getMCS[serviceImport](ctx, g.source, "serviceimports", n.Namespace, n.Service)
+	if err != nil {
+		g.notRead(finding.PathName, "%v", err)
+		return
+	}
+	n.Import = &path.Import{Exists: have != nil}
+	if have == nil {
+		ns, err := getAs[corev1.Namespace](ctx, g.source, read.NamespacesGVR, "",
+			n.Namespace)
+		n.Import.NoNamespace = err == nil && ns == nil
+	} else {
+		for _, c := range have.Status.Clusters {
+			n.Import.Clusters = append(n.Import.Clusters, c.Cluster)
+		}
+		for _, c := range have.Status.Conditions {
+			if c.Type == "Ready" && c.Status == metav1.ConditionFalse {
+				n.Import.NotReady = c.Reason + ": " + c.Message
+			}
+		}
+	}
+	for _, s := range g.sides {
+		export, err := getMCS[serviceExport](ctx, s, "serviceexports", n.Namespace, n.Service)
+		if err != nil {
+			g.notRead(finding.PathName, "%v", err)
+			continue
+		}
+		if export == nil {
+			continue
+		}
+		e := path.Export{Cluster: s.name}
+		for _, c := range export.Status.Conditions {
+			if bad := c.Status == metav1.ConditionTrue; bad == (c.Type == "Conflict") {
+				e.Problems = append(e.Problems, c.Type+"="+string(c.Status)+", "+c.Reason+": "+c.Message)
+			}
+		}
+		n.Import.Exports = append(n.Import.Exports, e)
+	}
+}

@@ -1,0 +1,122 @@
+package explain
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+)
+
+func TestParseEnd(t *testing.T) {
+	for text, want := range map[string]end{
+		"10.1.0.5":         {address: netip.MustParseAddr("10.1.0.5")},
+		"10.1.0.5:80":      {address: netip.MustParseAddr("10.1.0.5"), port: "80"},
+		"fd00::5":          {address: netip.MustParseAddr("fd00::5")},
+		"[fd00::5]:53":     {address: netip.MustParseAddr("fd00::5"), port: "53"},
+		"shop/web":         {namespace: "shop", name: "web"},
+		"c2/shop/web:8080": {cluster: "c2", namespace: "shop", name: "web", port: "8080"},
+		"echo.shop.svc.cluster.c2:80": {host: "echo.shop.svc.cluster.c2", cluster: "c2", namespace: "shop", name: "echo",
+			port: "80"},
+		"echo.shop.svc.cluster.eu-1.example.com": {host: "echo.shop.svc.cluster.eu-1.example.com",
+			cluster: "eu-1.example.com", namespace: "shop", name: "echo"},
+		"db-0.db.shop.svc.cluster.global.": {host: "db-0.db.shop.svc.cluster.global", cluster: "global", namespace: "shop",
+			name: "db"},
+		"echo.shop.svc.clusterset.local:80": {host: "echo.shop.svc.clusterset.local", cluster: "clusterset.local",
+			namespace: "shop", name: "echo", port: "80"},
+		"web-0.c2.echo.shop.svc.clusterset.local": {host: "web-0.c2.echo.shop.svc.clusterset.local",
+			cluster: "clusterset.local", namespace: "shop", name: "echo"},
+	} {
+		got, err := parseEnd(text)
+		want.text = text
+		if err != nil || got != want {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "web", "a//b", "a/b/c/d", "shop/web:0", "shop/web:http",
+		"echo.svc.cluster.c2", "echo.shop.svc.cluster.", "echo.shop.svc.c2", "echo.shop.svc.clusterset.c2",
+		"10.1.0.300"} {
+		if got, err := parseEnd(text); err == nil {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+}
+
+// TestAway: what cannot be looked at names the contexts that do not answer, and an end that is not found does, too.
+func TestAway(t *testing.T) {
+	g := &pathGatherer{sides: []*side{{name: "c1"}}}
+	if got := g.without("c2"); got != "no --context is of c2" {
+		t.Error(got)
+	}
+	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1: give --context for its "+
+		"cluster" {
+		t.Error(got)
+	}
+	g.away = []string{"context two: connection refused"}
+	if got := g.without("c2"); got != "no --context that answers is of c2; context two: connection refused" {
+		t.Error(got)
+	}
+	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1; not asked: "+
+		"context two: connection refused" {
+		t.Error(got)
+	}
+}
+
+// TestUsualPrefix: a mirror that does not exist yet is searched for by the name that the broker would give it.
+func TestUsualPrefix(t *testing.T) {
+	for remote, want := range map[string]string{"c2": "c2", "eu-1.example.com": naming.ClusterLabel("eu-1.example.com"),
+		"global": "gl", "clusterset.local": "mcs"} {
+		if got := usualPrefix(remote); got != want || strings.Contains(got, ".") {
+			t.Errorf("%s: %q, not %q", remote, got, want)
+		}
+	}
+}
+
+// TestPrintChain: the verdict comes first, and no text of another cluster controls the terminal.
+func TestPrintChain(t *testing.T) {
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	chain := path.Judge(path.Facts{
+		Now: now,
+		Source: path.Pod{Cluster: "c1", Namespace: "shop", Name: "client", Node: "n1",
+			IP: netip.MustParseAddr("10.1.0.5")},
+		Target: path.Pod{Cluster: "c2", Namespace: "shop", Name: "echo\x1b[31m", Node: "m1",
+			IP: netip.MustParseAddr("10.2.0.5")},
+		There: &path.Way{Node: "n1", Remote: "c2", Link: "wireguard.c2", Interface: "wireguard.c2", Exists: true, Up: true,
+			MTU: 1420, Confirmed: now, Present: &path.Peer{Node: "m1", Endpoint: "192.0.2.7:7775", AllowedIP: "10.2.0.0/24"},
+			State: "silent", Since: now.Add(-time.Minute), Reason: "no answer to handshakes; endpoint 192.0.2.7:7775"},
+		Pools:   &path.Pools{Covering: "semaphore-c2-10-2-0-0-16"},
+		NotRead: map[finding.Code][]string{finding.PathFarNode: {"no --context is of c2"}},
+	})
+	var out bytes.Buffer
+	must(t, printChain(&out, chain, "text"))
+	ctltest.Golden(t, "explain-path", out.String())
+	out.Reset()
+	must(t, printChain(&out, chain, "json"))
+	ctltest.Golden(t, "explain-path-json", out.String())
+	if strings.Contains(out.String(), "\x1b") {
+		t.Error("a control character is printed")
+	}
+}
+
+// TestExplainUse: impossible arguments are refused before any cluster is asked.
+func TestExplainUse(t *testing.T) {
+	for _, c := range []struct{ args, says string }{
+		{"", "give FROM and TO"},
+		{"a/b", "give FROM and TO"},
+		{"a/b c/d --from x", "without --from"},
+		{"a/b c", "TO \"c\": use"},
+		{"a c/d", "FROM \"a\": use"},
+		{"a/b c/d:80 --port 80", "has a port already"},
+		{"a/b c/d -o xml", "use text, json or yaml"},
+	} {
+		_, code, err := ctltest.Run(t, append([]string{"explain"}, strings.Fields(c.args)...)...)
+		if err == nil || code != 1 || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("explain %s: code %d, %v", c.args, code, err)
+		}
+	}
+}

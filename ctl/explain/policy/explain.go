@@ -1,0 +1,249 @@
+// Package explain decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
+// and what is missing if they deny it.
+//
+// It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict
+// with its reasons. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one
+// namespace or of all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy). It judges the
+// policies of one cluster: the ingress of its pod, or the egress of its pod to a remote one. The remote cluster alone
+// knows its own policies. It names what it cannot judge from these inputs, and never guesses.
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// Cluster is what the own cluster has.
+type Cluster struct {
+	// Namespaces are the labels of all namespaces, by name; ServiceAccounts those of the pod's namespace.
+	Namespaces      map[string]map[string]string
+	ServiceAccounts map[string]map[string]string
+	Tiers           []calicov3.Tier
+	GlobalPolicies  []calicov3.GlobalNetworkPolicy
+	Policies        []calicov3.NetworkPolicy
+	KubePolicies    []networkingv1.NetworkPolicy
+	GlobalSets      []calicov3.GlobalNetworkSet
+	Sets            []calicov3.NetworkSet
+	// Unread is what else could decide and was not read, a sentence each.
+	Unread []string
+}
+
+// Packet is the packet to judge.
+type Packet struct {
+	From netip.Addr
+	To   *corev1.Pod
+	// Egress turns the packet around: it is from To, the local pod, to From, the remote address.
+	Egress bool
+	// Protocol is TCP, UDP or SCTP. Port 0 means any: the verdict says what depends on it.
+	Protocol string
+	Port     uint16
+}
+
+// Verdict on a packet.
+type Verdict int
+
+const (
+	// Allowed by a rule, or because no policy selects the pod.
+	Allowed Verdict = iota
+	// Denied by a rule, or because policies select the pod and none allows the packet.
+	Denied
+	// Depends on something unknown; the reasons name it.
+	Depends
+)
+
+func (v Verdict) String() string { return [...]string{"allowed", "denied", "depends"}[v] }
+
+// Result is a verdict with its reasons.
+type Result struct {
+	Verdict Verdict
+	// Why has the reason in one sentence.
+	Why string
+	// InSets are the network sets that contain the packet's source.
+	InSets []string
+	// Policies are those that select the pod, in order of evaluation, with their outcomes.
+	Policies []Judged
+	// Missing is what would admit a denied packet, a sentence each.
+	Missing []string
+	// NeedsSet is set if a rule selects network sets, and none has the remote address.
+	NeedsSet bool
+	// OpenToRemotes are rules of the policies that select the pod and admit a set of any remote, a sentence each.
+	OpenToRemotes []string
+	// NotEvaluated is what was left out, a sentence each.
+	NotEvaluated []string
+}
+
+// Judged is the outcome of a policy that selects the pod.
+type Judged struct {
+	// Policy is "Kind namespace/name".
+	Policy string
+	Tier   string
+	// Outcome is "allows", "denies", "passes", "says nothing", or "may …".
+	Outcome string
+	// Detail names the rule, or why no rule matches.
+	Detail string
+}
+
+// tierDefault is the tier of policies that name none, as those of Kubernetes.
+const tierDefault = "default"
+
+func (e *explainer) direction() string {
+	if e.packet.Egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+// Explain judges one packet.
+func Explain(c *Cluster, p Packet) Result {
+	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), notEvaluated: slices.Clone(c.Unread)}
+	var out Result
+	for _, s := range e.sets {
+		out.InSets = append(out.InSets, s.name)
+	}
+	policies := e.selecting()
+	tiers := e.tiers()
+	for _, p := range policies {
+		if !slices.ContainsFunc(tiers, func(t tier) bool { return t.name == p.tier }) {
+			e.skip("%s is of tier %s, which is not there", p.title, p.tier)
+		}
+	}
+	out.Verdict, out.Why = e.walk(tiers, policies, &out)
+	if out.Verdict != Allowed {
+		out.Missing = e.missing(policies)
+	}
+	if !p.Egress {
+		out.OpenToRemotes = openToRemotes(c, policies)
+	}
+	out.NotEvaluated, out.NeedsSet = e.notEvaluated, e.needsSet
+	return out
+}
+
+type explainer struct {
+	cluster      *Cluster
+	packet       Packet
+	sets         []set
+	notEvaluated []string
+	// needsSet is Result.NeedsSet.
+	needsSet bool
+}
+
+func (e *explainer) skip(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	if !slices.Contains(e.notEvaluated, line) {
+		e.notEvaluated = append(e.notEvaluated, line)
+	}
+}
+
+// walk evaluates the policies in order, tier by tier.
+func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict, string) {
+	var open []string // policies whose outcome depends on something, and their possible outcomes
+	opens := map[calicov3.Action]bool{}
+	end := func(action calicov3.Action, why string) (Verdict, string) {
+		delete(opens, action)
+		switch {
+		case len(opens) > 0:
+			return Depends, open[0]
+		case action == calicov3.Allow:
+			return Allowed, why
+		}
+		return Denied, why
+	}
+	for _, t := range tiers {
+		asked, left := false, false
+		for _, p := range policies {
+			if p.tier != t.name || left {
+				continue
+			}
+			asked = true
+			w := e.ask(p)
+			judged := Judged{Policy: p.title, Tier: p.tier, Outcome: says(w.action), Detail: w.detail}
+			if len(w.open) > 0 {
+				judged.Outcome, judged.Detail = "may "+verbs[w.open[0]], w.openDetail
+				open = append(open, fmt.Sprintf("%s %s it: %s", p.title, judged.Outcome, judged.Detail))
+			}
+			for _, action := range w.open {
+				opens[action] = true
+			}
+			out.Policies = append(out.Policies, judged)
+			switch w.action {
+			case calicov3.Allow, calicov3.Deny:
+				return end(w.action, fmt.Sprintf("%s %s it: %s", p.title, says(w.action), w.detail))
+			case calicov3.Pass:
+				left = true
+			}
+		}
+		if asked && !left && t.action != calicov3.Pass {
+			return end(calicov3.Deny,
+				fmt.Sprintf("policies of tier %s select the pod, and none of them allows the packet", t.name))
+		}
+	}
+	if len(out.Policies) == 0 {
+		if e.packet.Egress {
+			return Allowed, "no policy selects the pod for egress"
+		}
+		return Allowed, "no policy selects the pod for ingress"
+	}
+	return end(calicov3.Allow, "the policies that select the pod pass it on, and after the last tier pods are open")
+}
+
+var verbs = map[calicov3.Action]string{calicov3.Allow: "allow", calicov3.Deny: "deny", calicov3.Pass: "pass"}
+
+func says(action calicov3.Action) string {
+	switch action {
+	case calicov3.Allow:
+		return "allows"
+	case calicov3.Deny:
+		return "denies"
+	case calicov3.Pass:
+		return "passes"
+	}
+	return "says nothing"
+}
+
+type tier struct {
+	name   string
+	order  *float64
+	action calicov3.Action
+}
+
+// tiers sorts them by order of evaluation: https://docs.tigera.io/calico/latest/reference/resources/tier
+func (e *explainer) tiers() []tier {
+	defaultOrder := float64(1_000_000)
+	out := []tier{}
+	for _, t := range e.cluster.Tiers {
+		one := tier{t.Name, t.Spec.Order, calicov3.Deny}
+		if t.Spec.DefaultAction != nil {
+			one.action = *t.Spec.DefaultAction
+		}
+		if t.Name == tierDefault {
+			continue // its order and action are fixed
+		}
+		out = append(out, one)
+	}
+	out = append(out, tier{tierDefault, &defaultOrder, calicov3.Deny})
+	slices.SortFunc(out, func(a, b tier) int {
+		return cmp.Or(compareOrder(a.order, b.order),
+			strings.Compare(a.name, b.name))
+	})
+	return out
+}
+
+// compareOrder sorts what has no order last.
+func compareOrder(a, b *float64) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return cmp.Compare(*a, *b)
+}

@@ -1,0 +1,324 @@
+package policy
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const remote = "10.2.0.5"
+
+// world returns a cluster with a pod shop/db and one set of a remote with 10.2.0.5.
+func world(t *testing.T, manifests string) (*Cluster, Packet) {
+	t.Helper()
+	c := &Cluster{
+		Namespaces:      map[string]map[string]string{"shop": {"team": "blue"}, "other": {"team": "red"}},
+		ServiceAccounts: map[string]map[string]string{"default": {"trust": "low"}},
+		GlobalSets: []calicov3.GlobalNetworkSet{{
+			ObjectMeta: metav1.ObjectMeta{Name: "c2-web-front", Labels: map[string]string{
+				"semaphore.uw.systems/name": "front", "semaphore.uw.systems/namespace": "web",
+				"semaphore.uw.systems/cluster": "c2",
+			}},
+			Spec: calicov3.GlobalNetworkSetSpec{Nets: []string{remote + "/32"}},
+		}},
+	}
+	for _, doc := range strings.Split(manifests, "\n---\n") {
+		var kind metav1.TypeMeta
+		read := func(into any) {
+			t.Helper()
+			if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
+				t.Fatalf("%v in\n%s", err, doc)
+			}
+		}
+		if strings.TrimSpace(doc) == "" {
+			continue
+		}
+		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
+			t.Fatal(err)
+		}
+		switch kind.APIVersion + " " + kind.Kind {
+		case "networking.k8s.io/v1 NetworkPolicy":
+			var p networkingv1.NetworkPolicy
+			read(&p)
+			c.KubePolicies = append(c.KubePolicies, p)
+		case "projectcalico.org/v3 NetworkPolicy":
+			var p calicov3.NetworkPolicy
+			read(&p)
+			c.Policies = append(c.Policies, p)
+		case "projectcalico.org/v3 GlobalNetworkPolicy":
+			var p calicov3.GlobalNetworkPolicy
+			read(&p)
+			c.GlobalPolicies = append(c.GlobalPolicies, p)
+		case "projectcalico.org/v3 NetworkSet":
+			var s calicov3.NetworkSet
+			read(&s)
+			c.Sets = append(c.Sets, s)
+		case "projectcalico.org/v3 Tier":
+			var s calicov3.Tier
+			read(&s)
+			c.Tiers = append(c.Tiers, s)
+		default:
+			t.Fatalf("kind %q", kind.Kind)
+		}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", Labels: map[string]string{"app": "db"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "sql",
+			ContainerPort: 5432}}}}},
+		Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.9"}}},
+	}
+	return c, Packet{From: netip.MustParseAddr(remote), To: pod, Protocol: "TCP", Port: 5432}
+}
+
+// calico returns a NetworkPolicy of Calico in shop that selects the pod, with one rule.
+func calico(rule string) string {
+	return "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec:\n  " +
+		"selector: app == 'db'\n  types: [Ingress]\n  ingress:\n  - " + rule + "\n"
+}
+
+func global(name, spec string) string {
+	return "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: " + name + "}\nspec: " +
+		spec + "\n"
+}
+
+func kube(name, ingress string) string {
+	return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name +
+		", namespace: shop}\nspec:\n  podSelector: {matchLabels: {app: db}}\n  ingress: " + ingress + "\n"
+}
+
+func join(docs ...string) string { return strings.Join(docs, "\n---\n") }
+
+const front = `semaphore.uw.systems/name == 'front'`
+
+func TestExplain(t *testing.T) {
+	for _, test := range []struct {
+		name, manifests string
+		change          func(*Packet)
+		want            Verdict
+		// why, missing and left are parts of the explanation.
+		why, missing, left string
+	}{
+		{"no policy", "", nil, Allowed, "no policy selects the pod", "", ""},
+		{"policy for other pods", strings.Replace(calico("{action: Deny}"), "app == 'db'", "app == 'web'", 1), nil, Allowed,
+			"no policy selects", "", ""},
+		{"policy of another namespace", strings.Replace(calico("{action: Deny}"), "namespace: shop", "namespace: other", 1),
+			nil, Allowed, "no policy selects", "", ""},
+		{"egress alone", strings.Replace(calico("{action: Deny}"), "types: [Ingress]", "types: [Egress]", 1), nil, Allowed,
+			"no policy selects", "", ""},
+		{"rule with global()", calico(`{action: Allow, source: {selector: "` + front + `", namespaceSelector: global()}}`),
+			nil, Allowed, "rule 1, by GlobalNetworkSet c2-web-front", "", ""},
+		{"rule without global()", calico(`{action: Allow, source: {selector: "` + front + `"}}`), nil, Denied,
+			"none of them allows", "namespaceSelector: global()", ""},
+		{"rule with all()", calico(`{action: Allow, source: {selector: "` + front + `", namespaceSelector: all()}}`), nil,
+			Denied, "none of them allows", "an ingress rule with action Allow", ""},
+		{"rule for another set", calico(`{action: Allow, source: {selector: "semaphore.uw.systems/name == 'back'", ` +
+			`namespaceSelector: global()}}`), nil, Denied, "none of them",
+			"semaphore.uw.systems/cluster == 'c2' && semaphore.uw.systems/name == 'front' && semaphore.uw.systems/namespace " +
+				"== 'web'", ""},
+		{"global policy needs no global()",
+			global("g", `{selector: "app == 'db'", ingress: [{action: Allow, source: {selector: "`+front+`"}}]}`), nil,
+			Allowed,
+			"by GlobalNetworkSet c2-web-front", "", ""},
+		{"global policy by namespace labels", global("g", `{namespaceSelector: "team == 'red'", types: [Ingress]}`), nil,
+			Allowed, "no policy selects", "", ""},
+		{"global policy by ServiceAccount labels",
+			global("g", `{serviceAccountSelector: "trust == 'low'", types: [Ingress]}`), nil, Denied, "tier default", "", ""},
+		{"global policy for hosts",
+			global("g",
+				`{selector: all(), preDNAT: true, applyOnForward: true, types: [Ingress], ingress: [{action: Deny}]}`),
+			nil, Allowed, "no policy selects", "", "host endpoints only"},
+		{"set of the namespace", join("apiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: s, namespace: "+
+			"shop, labels: {kind: remote}}\nspec: {nets: [10.2.0.0/24]}",
+			calico(`{action: Allow, source: {selector: "kind == 'remote'"}}`)), nil, Allowed, "by NetworkSet shop/s", "", ""},
+		{"set of another namespace", join("apiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: s, "+
+			"namespace: other, labels: {kind: remote}}\nspec: {nets: [10.2.0.0/24]}",
+			calico(`{action: Allow, source: {selector: "kind == 'remote'"}}`)), nil, Denied, "", "", ""},
+		{"set of namespaces by label", join("apiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: s, "+
+			"namespace: other, labels: {kind: remote}}\nspec: {nets: [10.2.0.0/24]}",
+			calico(`{action: Allow, source: {selector: "kind == 'remote'", namespaceSelector: "team == 'red'"}}`)), nil,
+			Allowed,
+			"by NetworkSet other/s", "", ""},
+		{"nets", calico(`{action: Allow, source: {nets: [10.2.0.0/16]}}`), nil, Allowed, "by nets 10.2.0.0/16", "", ""},
+		{"other nets", calico(`{action: Allow, source: {nets: [10.3.0.0/16]}}`), nil, Denied, "", "", ""},
+		{"notNets", calico(`{action: Allow, source: {notNets: [10.2.0.0/16]}}`), nil, Denied, "", "", ""},
+		{"notSelector of the own namespace", calico(`{action: Allow, source: {notSelector: "kind == 'other'"}}`), nil,
+			Denied,
+			"none of them allows", "", ""},
+		{"notSelector", calico(`{action: Allow, source: {namespaceSelector: global(), notSelector: "` + front + `"}}`), nil,
+			Denied, "", "", ""},
+		{"a local ServiceAccount", calico(`{action: Allow, source: {serviceAccounts: {names: [front]}}}`), nil, Denied,
+			"", "", ""},
+		{"endpoints of a Service", calico(`{action: Allow, source: {services: {name: a, namespace: shop}}}`), nil, Denied,
+			"", "", ""},
+		{"its port", calico(`{action: Allow, protocol: TCP, destination: {ports: [5432]}}`), nil, Allowed, "", "", ""},
+		{"a range of ports", calico(`{action: Allow, protocol: TCP, destination: {ports: ["5000:6000"]}}`), nil, Allowed,
+			"", "", ""},
+		{"its port by name", calico(`{action: Allow, protocol: TCP, destination: {ports: [sql]}}`), nil, Allowed, "", "",
+			""},
+		{"another port", calico(`{action: Allow, protocol: TCP, destination: {ports: [80]}}`), nil, Denied, "", "", ""},
+		{"notPorts", calico(`{action: Allow, protocol: TCP, destination: {notPorts: [5432]}}`), nil, Denied, "", "", ""},
+		{"another protocol", calico(`{action: Allow, protocol: UDP}`), nil, Denied, "", "", ""},
+		{"protocol by number", calico(`{action: Allow, protocol: 6}`), nil, Allowed, "", "", ""},
+		{"the other family", calico(`{action: Allow, ipVersion: 6}`), nil, Denied, "", "", ""},
+		{"ICMP", calico(`{action: Allow, icmp: {type: 8}}`), nil, Denied, "", "", ""},
+		{"any port, and a rule for one", calico(`{action: Allow, protocol: TCP, destination: {ports: [80]}}`),
+			func(p *Packet) { p.Port = 0 }, Depends, "the port: 80", "", ""},
+		{"any port, and whatever it is it is allowed",
+			calico("{action: Allow, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"),
+			func(p *Packet) { p.Port = 0 }, Allowed, "rule 2", "", ""},
+		{"any port, and one is denied",
+			calico("{action: Deny, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"),
+			func(p *Packet) { p.Port = 0 }, Depends, "may deny", "", ""},
+		{"what HTTP asks for", calico(`{action: Allow, http: {methods: [GET]}}`), nil, Depends, "HTTP", "", ""},
+		{"the first rule counts", calico("{action: Deny}\n  - {action: Allow}"), nil, Denied, "rule 1", "", ""},
+		{"a log is no verdict", calico("{action: Log}\n  - {action: Allow}"), nil, Allowed, "rule 2", "", ""},
+		{"another pod by destination", calico(`{action: Allow, destination: {selector: "app == 'web'"}}`), nil, Denied,
+			"", "", ""},
+		{"the pod by destination", calico(`{action: Allow, destination: {selector: "app == 'db'"}}`), nil, Allowed,
+			"", "", ""},
+		{"a selector that is none", calico(`{action: Allow, source: {selector: "app =="}}`), nil, Denied, "", "", "app =="},
+
+		{"Kubernetes: pods", kube("k", "[{from: [{podSelector: {}}]}]"), nil, Denied, "", "", ""},
+		{"Kubernetes: namespaces", kube("k", "[{from: [{namespaceSelector: {}}]}]"), nil, Denied, "", "", ""},
+		{"Kubernetes: a block", kube("k", "[{from: [{ipBlock: {cidr: 10.2.0.0/16}}]}]"), nil, Allowed,
+			"nets 10.2.0.0/16", "", ""},
+		{"Kubernetes: a block without it", kube("k", "[{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.2.0.5/32]}}]}]"),
+			nil, Denied, "", "", ""},
+		{"Kubernetes: pods or a block", kube("k", "[{from: [{podSelector: {}}, {ipBlock: {cidr: 10.2.0.0/16}}]}]"), nil,
+			Allowed, "rule 1", "", ""},
+		{"Kubernetes: anyone to a port", kube("k", "[{ports: [{port: 5432}]}]"), nil, Allowed, "", "", ""},
+		{"Kubernetes: anyone to a named port", kube("k", "[{ports: [{port: sql}]}]"), nil, Allowed, "", "", ""},
+		{"Kubernetes: anyone to others", kube("k", "[{ports: [{port: 80, endPort: 90}]}]"), nil, Denied, "", "", ""},
+		{"Kubernetes: anyone by UDP", kube("k", "[{ports: [{protocol: UDP}]}]"), nil, Denied, "", "", ""},
+		{"Kubernetes: all of TCP, port not asked", kube("k", "[{ports: [{protocol: TCP}]}]"),
+			func(p *Packet) { p.Port = 0 },
+			Allowed, "", "", ""},
+		{"Kubernetes: no rule", kube("k", "[]"), nil, Denied, "", "", ""},
+		{"Kubernetes and Calico: either allows",
+			join(kube("k", "[]"), calico(`{action: Allow, source: {selector: "`+front+`", namespaceSelector: global()}}`)),
+			nil,
+			Allowed, "", "", ""},
+		{"an earlier order denies", join(global("g", `{order: 1, selector: all(), ingress: [{action: Deny}]}`),
+			kube("k", "[{}]")), nil, Denied, "GlobalNetworkPolicy g", "", ""},
+		{"a later order does not", join(global("g", `{order: 2000, selector: all(), ingress: [{action: Deny}]}`),
+			kube("k", "[{}]")), nil, Allowed, "NetworkPolicy shop/k", "", ""},
+		{"no order is last", join(global("g", `{selector: all(), ingress: [{action: Deny}]}`), kube("k", "[{}]")), nil,
+			Allowed, "NetworkPolicy shop/k", "", ""},
+
+		{"a tier before denies", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: "+
+			"{order: 1}", global("first.g", `{tier: first, selector: all(), types: [Ingress]}`), kube("k", "[{}]")), nil,
+			Denied,
+			"tier first", "", ""},
+		{"a tier before passes", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: "+
+			"{order: 1}", global("first.g", `{tier: first, selector: all(), ingress: [{action: Pass}]}`), kube("k", "[{}]")),
+			nil, Allowed, "NetworkPolicy shop/k", "", ""},
+		{"a tier passes by default",
+			join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: {order: 1, defaultAction: Pass}",
+				global("first.g", `{tier: first, selector: all(), types: [Ingress]}`)), nil, Allowed,
+			"after the last tier", "", ""},
+		{"a tier after the default one",
+			join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: last}\nspec: {}",
+				global("last.g", `{tier: last, selector: all(), ingress: [{action: Deny}]}`), kube("k", "[{}]")), nil, Allowed,
+			"NetworkPolicy shop/k", "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, p := world(t, test.manifests)
+			if test.change != nil {
+				test.change(&p)
+			}
+			got := Explain(c, p)
+			said := got.Why
+			for _, j := range got.Policies {
+				said += "; " + j.Policy + " " + j.Outcome + ": " + j.Detail
+			}
+			if got.Verdict != test.want || !strings.Contains(got.Why, test.why) {
+				t.Errorf("%s: %s\nwant %s: %s", got.Verdict, said, test.want, test.why)
+			}
+			if missing := strings.Join(got.Missing, "; "); !strings.Contains(missing, test.missing) ||
+				got.Verdict == Denied &&
+					missing == "" {
+				t.Errorf("missing is %q, want %q in it", missing, test.missing)
+			}
+			if left := strings.Join(got.NotEvaluated, "; "); !strings.Contains(left, test.left) || test.left == "" &&
+				left != "" {
+				t.Errorf("not evaluated is %q, want %q in it", left, test.left)
+			}
+			if len(got.InSets) == 0 || got.InSets[0] != "GlobalNetworkSet c2-web-front" {
+				t.Errorf("in sets %q", got.InSets)
+			}
+		})
+	}
+}
+
+func TestExplainUnknownSource(t *testing.T) {
+	c, p := world(t, calico(`{action: Allow, source: {selector: "`+front+`", namespaceSelector: global()}}`))
+	p.From = netip.MustParseAddr("10.2.0.6")
+	got := Explain(c, p)
+	if got.Verdict != Denied || len(got.InSets) != 0 || len(got.Missing) != 1 ||
+		!strings.Contains(got.Missing[0], "in no network set") {
+		t.Errorf("%+v", got)
+	}
+	if !strings.Contains(got.Policies[0].Detail, "no network set holds 10.2.0.6") {
+		t.Errorf("%q", got.Policies[0].Detail)
+	}
+}
+
+// TestExplainEgress: the egress rules of the same policies apply to packets of the local pod.
+func TestExplainEgress(t *testing.T) {
+	const selected = `{action: Allow, destination: {selector: "` + front + `", namespaceSelector: global(), ports: [80]}}`
+	calicoOut := func(spec string) string {
+		return "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: out, namespace: shop}\nspec: " +
+			spec
+	}
+	kubeOut := func(spec string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: k, namespace: shop}\nspec: " + spec
+	}
+	for _, test := range []struct {
+		name, manifests string
+		port            uint16
+		want            Verdict
+		why             string
+		needsSet        bool
+	}{
+		{"none", "", 80, Allowed, "no policy selects the pod for egress", false},
+		{"about ingress", kubeOut("{podSelector: {}, ingress: []}"), 80, Allowed, "for egress", false},
+		{"none allowed", kubeOut("{podSelector: {}, policyTypes: [Egress]}"), 80, Denied, "none of them allows", false},
+		{"to anywhere", kubeOut("{podSelector: {}, egress: [{}]}"), 80, Allowed, "egress rule 1", false},
+		{"another port", kubeOut("{podSelector: {}, egress: [{ports: [{port: 53}]}]}"), 80, Denied, "none of them", false},
+		{"its subnet", kubeOut("{podSelector: {}, egress: [{to: [{ipBlock: {cidr: 10.2.0.0/16}}]}]}"), 80, Allowed,
+			"rule 1", false},
+		{"own pods", kubeOut("{podSelector: {}, egress: [{to: [{podSelector: {}}]}]}"), 80, Denied, "none of them", false},
+		{"its set", calicoOut("{selector: all(), types: [Egress], egress: [" + selected + "]}"), 80, Allowed,
+			"egress rule 1", false},
+		{"its set, another port", calicoOut("{selector: all(), egress: [" + selected + "]}"), 81, Denied,
+			"none of them", false},
+		{"denied", calicoOut("{selector: all(), egress: [{action: Deny}]}"), 80, Denied, "egress rule 1", false},
+		{"in no set", calicoOut("{selector: all(), egress: [" + selected + "]}"), 80, Denied, "none of them", true},
+	} {
+		c, p := world(t, test.manifests)
+		p.Egress, p.Port = true, test.port
+		if test.needsSet {
+			p.From = netip.MustParseAddr("10.2.0.6")
+		}
+		got := Explain(c, p)
+		if got.Verdict != test.want || !strings.Contains(got.Why, test.why) || got.NeedsSet != test.needsSet {
+			t.Errorf("%s: %s: %s, needs a set: %t", test.name, got.Verdict, got.Why, got.NeedsSet)
+		}
+	}
+}
+
+func TestExplainIPv6(t *testing.T) {
+	c, p := world(t,
+		calico(`{action: Allow, ipVersion: 6, source: {selector: "`+front+`", namespaceSelector: global()}}`))
+	c.GlobalSets[0].Spec.Nets = append(c.GlobalSets[0].Spec.Nets, "fd02::5/128")
+	p.From = netip.MustParseAddr("fd02::5")
+	if got := Explain(c, p); got.Verdict != Allowed {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,134 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/selector"
+)
+
+// Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
+const (
+	namespacePrefix      = "pcns."
+	serviceAccountPrefix = "pcsa."
+)
+
+// expression is a selector; the zero value matches all.
+type expression struct{ all []selector.Selector }
+
+func (x expression) matches(labels map[string]string) bool {
+	for _, s := range x.all {
+		if !s(labels) {
+			return false
+		}
+	}
+	return true
+}
+
+func (x expression) empty() bool { return len(x.all) == 0 }
+
+// scopes are what a selector of each prefix means. all() and global() in a selector of namespaces mean objects in some
+// namespace, and in none.
+var scopes = map[string]selector.Scope{
+	namespacePrefix: {Prefix: namespacePrefix, All: selector.Has(calicov3.LabelNamespace),
+		Global: selector.Not(selector.Has(calicov3.LabelNamespace))},
+	serviceAccountPrefix: {Prefix: serviceAccountPrefix, All: selector.Has(calicov3.LabelServiceAccount)},
+}
+
+// and adds a selector, whose labels get a prefix.
+func (x *expression) and(text, prefix string) error {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	s, err := selector.Parse(text, scopes[prefix])
+	if err != nil {
+		return fmt.Errorf("selector %.200q: %w", text, err)
+	}
+	x.all = append(x.all, s)
+	return nil
+}
+
+// selectorOf returns what a policy's own selectors select.
+func selectorOf(own, namespace, serviceAccount string) (expression, error) {
+	var x expression
+	for _, part := range []struct{ text, prefix string }{{own, ""}, {namespace, namespacePrefix},
+		{serviceAccount, serviceAccountPrefix}} {
+		if err := x.and(part.text, part.prefix); err != nil {
+			return x, err
+		}
+	}
+	return x, nil
+}
+
+// entity returns what a rule of a policy in namespace (empty for of all) selects as one of its ends. With any selector
+// a policy of one namespace means only that namespace, unless it selects others.
+func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
+	var x expression
+	if err := x.and(r.Selector, ""); err != nil {
+		return x, err
+	}
+	if r.ServiceAccounts != nil {
+		if err := x.and(r.ServiceAccounts.Selector, serviceAccountPrefix); err != nil {
+			return x, err
+		}
+		if names := r.ServiceAccounts.Names; len(names) > 0 {
+			x.all = append(x.all, selector.In(calicov3.LabelServiceAccount, names...))
+		}
+	}
+	switch {
+	case r.NamespaceSelector != "":
+		return x, x.and(r.NamespaceSelector, namespacePrefix)
+	case namespace != "" && (!x.empty() || r.NotSelector != ""):
+		x.all = append(x.all, selector.In(calicov3.LabelNamespace, namespace))
+	}
+	return x, nil
+}
+
+// set is a network set that contains the address in question.
+type set struct {
+	name   string
+	labels map[string]string
+	// global is set if it is in no namespace.
+	global bool
+}
+
+// setsWith returns the sets that contain an address, those of all namespaces first.
+func setsWith(c *Cluster, ip netip.Addr) []set {
+	var out []set
+	for i := range c.GlobalSets {
+		if s := &c.GlobalSets[i]; holds(s.Spec.Nets, ip) {
+			out = append(out, set{"GlobalNetworkSet " + s.Name, s.Labels, true})
+		}
+	}
+	for i := range c.Sets {
+		s := &c.Sets[i]
+		if !holds(s.Spec.Nets, ip) {
+			continue
+		}
+		all := inherited(c.Namespaces[s.Namespace], namespacePrefix)
+		maps.Copy(all, s.Labels)
+		all[calicov3.LabelNamespace] = s.Namespace
+		out = append(out, set{fmt.Sprintf("NetworkSet %s/%s", s.Namespace, s.Name), all, false})
+	}
+	return out
+}
+
+func holds(nets []string, ip netip.Addr) bool {
+	for _, text := range nets {
+		if n, err := netip.ParsePrefix(text); err == nil {
+			if n.Contains(ip) {
+				return true
+			}
+		} else if one, err := netip.ParseAddr(text); err == nil && one == ip {
+			return true
+		}
+	}
+	return false
+}
+
+func labelSet(l map[string]string) labels.Set { return l }

@@ -1,0 +1,150 @@
+package fleet
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+// DefaultNamespace is where the manifests put the parts.
+const DefaultNamespace = "semaphore"
+
+// Access says which clusters a command is about and how to reach their apiservers, by the flags that kubectl has for
+// it.
+type Access struct {
+	// Contexts of the kubeconfig; none for its current one.
+	Contexts []string
+	// All is set for all contexts of the kubeconfig.
+	All bool
+	// Kubeconfig is a file; empty for those that kubectl takes.
+	Kubeconfig string
+	// Namespace of the parts.
+	Namespace string
+}
+
+// Flags adds --context, --all-contexts, --kubeconfig and -n.
+func (a *Access) Flags(f *pflag.FlagSet) {
+	f.StringSliceVar(&a.Contexts, "context", nil,
+		"context of the kubeconfig; for several clusters C1,C2, or repeated (default: the current one)")
+	f.BoolVar(&a.All, "all-contexts", false, "all contexts of the kubeconfig")
+	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: as kubectl)")
+	f.StringVarP(&a.Namespace, "namespace", "n", DefaultNamespace, "namespace of the parts")
+}
+
+// Resolve names the contexts of --all-contexts. It is called before a verb runs.
+func (a *Access) Resolve() error {
+	if !a.All {
+		return nil
+	}
+	if len(a.Contexts) > 0 {
+		return errors.New("--all-contexts: without --context")
+	}
+	names, err := a.Names()
+	if err != nil {
+		return fmt.Errorf("--all-contexts: %w", err)
+	}
+	if len(names) == 0 {
+		return errors.New("--all-contexts: the kubeconfig has no context")
+	}
+	a.Contexts = names
+	return nil
+}
+
+// Given reports whether the flags name a cluster. Without one, a command in a part's container asks that part.
+func (a *Access) Given() bool { return len(a.Contexts) > 0 || a.Kubeconfig != "" }
+
+// Cluster is the cluster of one context of the kubeconfig.
+type Cluster struct {
+	// Context is its name in the kubeconfig, for messages; "in-cluster" if a pod's own ServiceAccount is used.
+	Context string
+	// Kubeconfig is the file that Access named, if it did.
+	Kubeconfig string
+	// Namespace of the parts.
+	Namespace string
+	Config    *rest.Config
+	// orders is set for a command that changes something.
+	orders bool
+}
+
+// Clusters returns the clusters of the flags, at least one.
+func (a *Access) Clusters() ([]*Cluster, error) {
+	contexts := a.Contexts
+	if len(contexts) == 0 {
+		contexts = []string{""}
+	}
+	for i, name := range contexts {
+		if slices.Contains(contexts[:i], name) {
+			return nil, fmt.Errorf("--context %s: given twice", name)
+		}
+	}
+	var out []*Cluster
+	for _, name := range contexts {
+		c, err := a.cluster(name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// Cluster returns the one cluster of the flags, for commands that are about one.
+func (a *Access) Cluster() (*Cluster, error) {
+	all, err := a.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	if len(all) > 1 {
+		return nil, errors.New("--context: give one; this command is about one cluster")
+	}
+	return all[0], nil
+}
+
+// Names returns the contexts of the kubeconfig, for shell completion.
+func (a *Access) Names() ([]string, error) {
+	raw, err := a.loader("").RawConfig()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for name := range raw.Contexts {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func (a *Access) loader(context string) clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = a.Kubeconfig
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: context})
+}
+
+func (a *Access) cluster(context string) (*Cluster, error) {
+	loader := a.loader(context)
+	cfg, err := loader.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("how to reach the apiserver (--kubeconfig, --context): %w", err)
+	}
+	if context == "" {
+		raw, err := loader.RawConfig()
+		if err != nil {
+			return nil, fmt.Errorf("--kubeconfig: %w", err)
+		}
+		if context = raw.CurrentContext; context == "" {
+			context = "in-cluster"
+		}
+	}
+	// enough for the few requests of a person who waits
+	cfg.QPS, cfg.UserAgent = -1, "semaphorectl/"+program.Version
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return prompt{next, AnswerWithin} })
+	return &Cluster{Context: context, Kubeconfig: a.Kubeconfig, Namespace: a.Namespace, Config: cfg}, nil
+}

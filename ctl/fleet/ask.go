@@ -1,0 +1,121 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// elsewhere is the advice after an error for something that was not found here.
+const elsewhere = ": give --context, or run this in the pod of the leading broker, or give --address"
+
+// Status asks a part for its status, and closes the connection.
+func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
+	defer p.Close()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	if err != nil {
+		return nil, errors.New(grpcstatus.Convert(err).Message())
+	}
+	return s, nil
+}
+
+// Control returns the ControlService of the part; an exporter has none.
+func (p *Part) Control() semaphorev1.ControlServiceClient {
+	return semaphorev1.NewControlServiceClient(p.conn)
+}
+
+// Each calls call for each part, closes the connections, and returns how many parts support what is asked: a part does
+// not if call returns the code Unimplemented. Each part has the time of timeout, however long another one took.
+func Each(ctx context.Context, timeout time.Duration, parts []*Part,
+	call func(context.Context, *Part) error) (asked int, err error) {
+	var failed []string
+	for _, p := range parts {
+		calling, cancel := context.WithTimeout(ctx, timeout)
+		err := call(calling, p)
+		cancel()
+		p.Close()
+		if grpcstatus.Code(err) == codes.Unimplemented {
+			continue
+		}
+		asked++
+		if err != nil {
+			failed = append(failed, fmt.Sprintf("%s: %s", p.Where, show.Printable(grpcstatus.Convert(err).Message())))
+		}
+	}
+	if len(failed) > 0 {
+		return asked, errors.New(strings.Join(failed, "; "))
+	}
+	return asked, nil
+}
+
+// Brokers calls call for each broker that supports what is asked. does and which describe for an error what only
+// brokers do, and which brokers.
+func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which string,
+	call func(context.Context, *Part) error) error {
+	parts, unreached := t.dialBrokers(ctx, does)
+	if len(parts) == 0 {
+		return unreached
+	}
+	asked, err := Each(ctx, timeout, parts, call)
+	if asked == 0 && unreached == nil {
+		return errors.New("none of the parts asked is " + which + elsewhere)
+	}
+	return joinLines([]error{err, unreached})
+}
+
+func (t *Target) dialBrokers(ctx context.Context, does string) ([]*Part, error) {
+	if t.Part != "" && t.Part != Broker {
+		return nil, fmt.Errorf("--part %q: only a broker %s", t.Part, does)
+	}
+	return t.Dial(ctx)
+}
+
+// OneCluster returns an error if the flags name several clusters, for commands that are about one.
+func (t *Target) OneCluster() error {
+	if len(t.Access.Contexts) > 1 {
+		return errors.New("--context: give one; this command is about one cluster")
+	}
+	return nil
+}
+
+// Broker returns the status of the leading broker among the parts. A part that does not answer matters only if no
+// broker leads.
+func (t *Target) Broker(ctx context.Context, timeout time.Duration,
+	does string) (*semaphorev1.GetStatusResponse, error) {
+	if err := t.OneCluster(); err != nil {
+		return nil, err
+	}
+	parts, err := t.dialBrokers(ctx, does)
+	if len(parts) == 0 {
+		return nil, err
+	}
+	var found *semaphorev1.GetStatusResponse
+	for _, p := range parts {
+		s, askErr := p.Status(ctx, timeout)
+		switch {
+		case askErr != nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.Where, askErr))
+		case s.GetPart() == "broker" && s.GetStandby():
+			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the leader", p.Where))
+		case s.GetPart() == "broker":
+			found = s
+		}
+	}
+	switch {
+	case found != nil:
+		return found, nil
+	case err != nil:
+		return nil, err
+	}
+	return nil, errors.New("none of the parts asked is a broker" + elsewhere)
+}

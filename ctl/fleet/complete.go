@@ -1,0 +1,305 @@
+package fleet
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// CompleteContexts completes the contexts of the kubeconfig.
+func CompleteContexts(access *Access) show.Names {
+	return func(context.Context, string) []string {
+		all, _ := access.Names() // no kubeconfig, no names
+		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(access.Contexts, name) })
+	}
+}
+
+// fromBrokers returns names from the leading brokers among the parts, as far as these answer.
+func fromBrokers(ctx context.Context, t *Target,
+	of func(context.Context, *Part, *semaphorev1.GetStatusResponse) []string) (out []string) {
+	dialers, err := t.Dialers()
+	if err != nil {
+		return nil
+	}
+	var mu sync.Mutex // of out
+	var asking sync.WaitGroup
+	for _, dial := range dialers {
+		asking.Go(func() {
+			p, err := dial(ctx)
+			if err != nil {
+				return
+			}
+			defer p.Close()
+			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+			if err != nil || s.GetPart() != Broker || s.GetStandby() {
+				return
+			}
+			found := of(ctx, p, s)
+			mu.Lock()
+			defer mu.Unlock()
+			out = append(out, found...)
+		})
+	}
+	asking.Wait()
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// CompleteStatus completes names from the status of the leading broker.
+func CompleteStatus(t *Target, of func(*semaphorev1.GetStatusResponse) []string) show.Names {
+	return func(ctx context.Context, _ string) []string {
+		return fromBrokers(ctx, t, func(_ context.Context, _ *Part, s *semaphorev1.GetStatusResponse) []string {
+			return of(s)
+		})
+	}
+}
+
+// CompleteNodes returns the nodes that can be drained, as CLUSTER/NODE; clusters first.
+func CompleteNodes(t *Target) show.Names {
+	return func(ctx context.Context, typed string) []string {
+		cluster, name, given := strings.Cut(typed, "/")
+		return fromBrokers(ctx, t, func(ctx context.Context, p *Part,
+			s *semaphorev1.GetStatusResponse) (out []string) {
+			switch {
+			case !given:
+				for _, c := range append(LinkedOf(s), s.GetCluster()) {
+					out = append(out, c+"/")
+				}
+			case cluster == s.GetCluster():
+				for _, node := range NodesOf(s) {
+					out = append(out, cluster+"/"+node)
+				}
+			default:
+				of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name}
+				nodes, _, _ := Accepted(ctx, p, cluster, of)
+				for _, node := range nodes {
+					out = append(out, cluster+"/"+node)
+				}
+			}
+			return out
+		})
+	}
+}
+
+// CompleteServices returns the Services that can be drained: NAMESPACE/NAME, and CLUSTER:NAMESPACE/NAME once CLUSTER:
+// has been typed.
+func CompleteServices(t *Target) show.Names {
+	return func(ctx context.Context, typed string) []string {
+		cluster, service, given := strings.Cut(typed, ":")
+		prefix := cluster + ":"
+		if !given {
+			service, prefix = typed, ""
+		}
+		of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE}
+		if namespace, name, ok := strings.Cut(service, "/"); ok {
+			of.Namespace, of.Name = namespace, name
+		}
+		return fromBrokers(ctx, t, func(ctx context.Context, p *Part,
+			s *semaphorev1.GetStatusResponse) (out []string) {
+			clusters := []string{cluster}
+			if !given {
+				clusters = LinkedOf(s)
+				for _, c := range clusters {
+					out = append(out, c+":")
+				}
+			}
+			for _, c := range clusters {
+				names, _, _ := Accepted(ctx, p, c, of)
+				for _, name := range names {
+					out = append(out, prefix+name)
+				}
+			}
+			return out
+		})
+	}
+}
+
+// Accepted returns the names of a cluster's objects at a broker: those like an object. more is how many others there
+// are.
+func Accepted(ctx context.Context, p *Part, cluster string, like *semaphorev1.ObjectKey) (out []string, more int,
+	err error) {
+	answer, err := p.Locate(ctx, &semaphorev1.LocateRequest{Object: like, Cluster: cluster})
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, place := range answer.GetPlaces() {
+		_, name, named := strings.Cut(place.GetObject(), " ")
+		if named && place.GetHop() == debug.HopAccept && place.GetCluster() == cluster &&
+			place.GetState() == debug.PlaceDone {
+			out = append(out, name)
+		}
+	}
+	return out, int(answer.GetMore()), nil
+}
+
+// LinkedOf returns the clusters that the broker has links to, without its own.
+func LinkedOf(s *semaphorev1.GetStatusResponse) (out []string) {
+	for _, l := range s.GetLinks() {
+		if l.GetCluster() != s.GetCluster() {
+			out = append(out, l.GetCluster())
+		}
+	}
+	return out
+}
+
+// BrakedOf returns the clusters of which the broker retains objects.
+func BrakedOf(s *semaphorev1.GetStatusResponse) (out []string) {
+	for _, l := range s.GetLinks() {
+		for _, k := range l.GetKinds() {
+			if k.GetHeldBack() > 0 {
+				out = append(out, l.GetCluster())
+			}
+		}
+	}
+	return out
+}
+
+// NodesOf returns those of the own cluster.
+func NodesOf(s *semaphorev1.GetStatusResponse) (out []string) {
+	for _, n := range s.GetNodes() {
+		out = append(out, n.GetNode())
+	}
+	return out
+}
+
+// DrainedOf returns the drained targets of a kind, as undrain takes them.
+func DrainedOf(kind string) func(*semaphorev1.GetStatusResponse) []string {
+	return func(s *semaphorev1.GetStatusResponse) (out []string) {
+		for _, d := range s.GetDrains() {
+			if name, ok := strings.CutPrefix(show.TargetName(d.GetTarget()), kind+" "); ok {
+				out = append(out, name)
+			}
+		}
+		return out
+	}
+}
+
+// CompleteSets returns those of the broker, or their pods, as CLUSTER/NAMESPACE/NAME.
+func CompleteSets(t *Target, pods bool) show.Names {
+	return func(ctx context.Context, typed string) (out []string) {
+		// The cluster narrows the request: there may be 100,000 pods.
+		cluster, _, given := strings.Cut(typed, "/")
+		req := &semaphorev1.ListSetsRequest{}
+		if given {
+			req.Cluster = cluster
+		}
+		found, err := AskSets(ctx, t, req, show.CompleteAskWithin)
+		if err != nil {
+			return nil
+		}
+		for _, s := range found.Sets {
+			if !pods {
+				out = append(out, show.SetName(s))
+				continue
+			}
+			for _, p := range s.GetPods() {
+				out = append(out, s.GetCluster()+"/"+s.GetNamespace()+"/"+p.GetName())
+			}
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+}
+
+// traced are the resources of the kinds of objects that can be traced.
+var traced = map[string]schema.GroupVersionResource{
+	"service":       read.ServicesGVR,
+	"endpointslice": read.SlicesGVR,
+	"setmember":     read.PodsGVR,
+	"node":          read.NodesGVR,
+}
+
+// CompleteTraced returns those of the clusters, as objectForms says; kinds and namespaces first.
+func CompleteTraced(access *Access) show.Names {
+	return func(ctx context.Context, typed string) (out []string) {
+		kind, rest, given := strings.Cut(typed, "/")
+		of, known := traced[kind]
+		switch {
+		case !given:
+			for _, name := range slices.Sorted(maps.Keys(traced)) {
+				out = append(out, name+"/")
+			}
+		case kind == "node":
+			for _, name := range listed(ctx, access, "", of) {
+				out = append(out, "node/"+name)
+			}
+		case known:
+			for _, name := range inNamespaces(ctx, access, rest, of) {
+				out = append(out, kind+"/"+name)
+			}
+		}
+		return out
+	}
+}
+
+// CompleteNamespaced returns objects of the clusters as NAMESPACE/NAME.
+func CompleteNamespaced(access *Access, of ...schema.GroupVersionResource) show.Names {
+	return func(ctx context.Context, typed string) []string { return inNamespaces(ctx, access, typed, of...) }
+}
+
+// CompleteRemotes returns the names of the clusters' RemoteClusters.
+func CompleteRemotes(access *Access) show.Names {
+	return func(ctx context.Context, _ string) []string { return listed(ctx, access, "", v1alpha1.RemoteClusters) }
+}
+
+// inNamespaces returns the objects of the namespace that has been typed, and before that the namespaces, as they are
+// fewer.
+func inNamespaces(ctx context.Context, access *Access, typed string,
+	of ...schema.GroupVersionResource) (out []string) {
+	namespace, _, given := strings.Cut(typed, "/")
+	if !given {
+		for _, name := range listed(ctx, access, "", read.NamespacesGVR) {
+			out = append(out, name+"/")
+		}
+		return out
+	}
+	for _, name := range listed(ctx, access, namespace, of...) {
+		out = append(out, namespace+"/"+name)
+	}
+	return out
+}
+
+// listed returns the names of objects in all clusters of the flags, as far as these answer.
+func listed(ctx context.Context, access *Access, namespace string,
+	resources ...schema.GroupVersionResource) (out []string) {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return nil
+	}
+	var mu sync.Mutex // of out
+	var listing sync.WaitGroup
+	for _, c := range clusters {
+		for _, of := range resources {
+			listing.Go(func() {
+				client, err := metadata.NewForConfig(c.Config)
+				if err != nil {
+					return
+				}
+				found, err := client.Resource(of).Namespace(namespace).List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for i := range found.Items {
+					out = append(out, found.Items[i].Name)
+				}
+			})
+		}
+	}
+	listing.Wait()
+	slices.Sort(out)
+	return slices.Compact(out)
+}

@@ -1,0 +1,185 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Parts of a cluster, by the label app.kubernetes.io/component of their pods. Their containers have the same names.
+const (
+	Exporter = "exporter"
+	Broker   = "broker"
+	Agent    = "agent"
+)
+
+// Pod is a pod of a part.
+type Pod struct {
+	Namespace, Name, Node string
+	// Container is the one in which semaphorectl runs.
+	Container string
+	Ready     bool
+	// Image is that of the container; Config is the ConfigMap with the part's configuration, empty where the pod has none.
+	Image, Config string
+}
+
+// Pods returns the running pods of a part, of one node if node names one: the leader first, if EndpointSlices name it,
+// then those that are ready.
+func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, err
+	}
+	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + part}
+	if node != "" {
+		options.FieldSelector = "spec.nodeName=" + node
+	}
+	pods, err := read.List[corev1.Pod](ctx, client, read.PodsGVR, c.Namespace, options)
+	if Silent(err) {
+		return nil, fmt.Errorf("%s: %w", c.Context, Plain(err))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: list pods of %s: %w", c.Context, c.Namespace, err)
+	}
+	leader := ""
+	if part == Broker && len(pods) > 1 {
+		leader = c.leader(ctx, client)
+	}
+	found := candidates(pods, part, leader)
+	if len(found) == 0 {
+		on := ""
+		if node != "" {
+			on = " on node " + node
+		}
+		return nil, fmt.Errorf("%s: no pod of the %s runs%s in namespace %s, of %d there: is it the right -n?", c.Context,
+			part, on, c.Namespace, len(pods))
+	}
+	return found, nil
+}
+
+// candidates returns the pods to ask, in order. A pod that is not ready may be asked for the reason.
+func candidates(pods []corev1.Pod, part, leader string) []*Pod {
+	var out []*Pod
+	for _, p := range pods {
+		i := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+			return s.Name == part &&
+				s.State.Running != nil
+		})
+		if i < 0 || p.DeletionTimestamp != nil && p.Name != leader {
+			continue
+		}
+		pod := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Container: part,
+			Ready: p.Status.ContainerStatuses[i].Ready}
+		for _, c := range p.Spec.Containers {
+			if c.Name == part {
+				pod.Image = c.Image
+			}
+		}
+		for _, v := range p.Spec.Volumes {
+			if v.Name == "config" && v.ConfigMap != nil {
+				pod.Config = v.ConfigMap.Name
+			}
+		}
+		out = append(out, pod)
+	}
+	rank := func(p *Pod) int {
+		switch {
+		case p.Name == leader:
+			return 0
+		case p.Ready:
+			return 1
+		}
+		return 2
+	}
+	slices.SortFunc(out, func(a, b *Pod) int { return cmp.Or(rank(a)-rank(b), strings.Compare(a.Name, b.Name)) })
+	return out
+}
+
+// endpoints are the fields of an EndpointSlice that name the leader.
+type endpoints struct {
+	Endpoints []struct {
+		TargetRef *struct {
+			Kind string `json:"kind"`
+			Name string `json:"name"`
+		} `json:"targetRef"`
+	} `json:"endpoints"`
+}
+
+// leader returns the pod that the slices of the broker's Service name (docs/adr/0023-calls-reach-the-leader.md). A
+// caller who may exec may lack the right to list them, and does not need it: a standby relays semaphorectl to the
+// leader.
+func (c *Cluster) leader(ctx context.Context, client dynamic.Interface) string {
+	list, err := client.Resource(read.SlicesGVR).Namespace(c.Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=semaphore-broker"})
+	if err != nil {
+		return ""
+	}
+	for i := range list.Items {
+		var slice endpoints
+		if err := read.Into(&list.Items[i], &slice); err != nil {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+				return e.TargetRef.Name
+			}
+		}
+	}
+	return ""
+}
+
+// Part connects to one of the pods of a part, of one node for an agent: the one that leads, where it can be reached.
+func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
+	return c.part(ctx, part, node)
+}
+
+// part connects to one of the pods of a part: to the leader if it can be reached.
+func (c *Cluster) part(ctx context.Context, part, node string) (*Part, error) {
+	pods, err := c.Pods(ctx, part, node)
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	for _, pod := range pods {
+		p, err := c.dial(ctx, pod)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			if ctx.Err() != nil || apierrors.IsForbidden(err) {
+				return nil, failed
+			}
+			continue
+		}
+		return c.fromStandby(ctx, p, pods), nil
+	}
+	return nil, failed
+}
+
+// fromStandby replaces a standby that names its leader by the leader, because an exporter relays nobody. On any error
+// the standby answers.
+func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {
+	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	if err != nil || !s.GetStandby() {
+		return p
+	}
+	i := slices.IndexFunc(pods, func(pod *Pod) bool { return pod.Name == s.GetLeader() })
+	if i < 0 {
+		return p
+	}
+	leader, err := c.dial(ctx, pods[i])
+	if err != nil {
+		return p
+	}
+	p.Close()
+	return leader
+}

@@ -1,0 +1,175 @@
+package get
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// held is a pod that had an address, as a broker remembers it.
+type held struct {
+	// By is the cluster of the broker that remembers it.
+	By        string `json:"by"`
+	Cluster   string `json:"cluster"`
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	UID       string `json:"uid"`
+	Set       string `json:"set"`
+	// From is absent for a time before the broker's memory, Until for a pod that has the address.
+	From  *time.Time `json:"from,omitempty"`
+	Until *time.Time `json:"until,omitempty"`
+}
+
+func ipCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
+	var at string
+	var output *show.Outputs
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "ip IP",
+		Short: "which pod of which cluster has or had an IP, and in which sets",
+		Long: `Prints which remote pods had an IP while they were in a set, newest first, as the brokers remember. A broker
+remembers the last 32,768 changes since it leads, of each remote its share, and says since when that is complete. Pods
+without a set label are not known to brokers.
+
+Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked, and 2 when --at is before what is
+remembered.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := output.Check(); err != nil {
+				return err
+			}
+			ip, err := netip.ParseAddr(args[0])
+			if err != nil {
+				return fmt.Errorf("%q: use an IP address", args[0])
+			}
+			req := &semaphorev1.ListHoldersRequest{Address: ip.Unmap().String()}
+			var when time.Time
+			if at != "" {
+				if when, err = parseTime(at, time.Now()); err != nil {
+					return err
+				}
+				req.At = timestamppb.New(when)
+			}
+			all, since, notAsked := holders(cmd.Context(), &t, timeout, req)
+			if notAsked != nil && len(all) == 0 {
+				return notAsked
+			}
+			if err := printHeld(cmd.OutOrStdout(), ip, all, since, output.Chosen); err != nil {
+				return err
+			}
+			switch {
+			case notAsked != nil:
+				return notAsked
+			case !when.IsZero() && when.Before(since):
+				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("--at %s is before what is remembered, since %s",
+					when.UTC().Format(time.RFC3339), since.UTC().Format(time.RFC3339))}
+			case len(all) == 0:
+				return fmt.Errorf("no broker that was asked knows a remote pod of a set with %s", ip)
+			}
+			return nil
+		},
+	}
+	t.Flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&at, "at", "",
+		"only who had it at this `time`: 2026-11-22T12:00:00Z, 12:00:00 of today, or 10m for ten minutes ago")
+	show.TimeoutFlag(cmd, &timeout, 10*time.Second)
+	output = show.OutputFlag(cmd, "table", "json", "yaml")
+	return cmd
+}
+
+// holders asks the brokers, and returns since when all that answer remember. The error says which do not.
+func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *semaphorev1.ListHoldersRequest) (
+	all []held, since time.Time, err error,
+) {
+	err = t.Brokers(ctx, timeout, "remembers pods", "a broker with the policy feature",
+		func(ctx context.Context, p *fleet.Part) error {
+			answer, err := p.ListHolders(ctx, req)
+			if err != nil {
+				return err
+			}
+			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+			if err != nil {
+				return err
+			}
+			if of := answer.GetSince().AsTime(); of.After(since) {
+				since = of
+			}
+			for _, h := range answer.GetHolders() {
+				all = append(all, holder(s.GetCluster(), h))
+			}
+			return nil
+		})
+	return all, since, err
+}
+
+// parseTime understands a time of RFC 3339, a time of today and an age.
+func parseTime(text string, now time.Time) (time.Time, error) {
+	if t, err := time.Parse(time.RFC3339, text); err == nil {
+		return t, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	for _, layout := range []string{time.TimeOnly, "15:04"} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			return time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location()), nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("--at %q: use a time such as 2026-11-22T12:00:00Z or 12:00:00, or an age such as 10m",
+		text)
+}
+
+func holder(by string, h *semaphorev1.Holder) held {
+	out := held{By: by, Cluster: h.GetCluster(), Namespace: h.GetNamespace(), Pod: h.GetPod(), UID: h.GetUid(),
+		Set: h.GetSet()}
+	for of, at := range map[**time.Time]*timestamppb.Timestamp{&out.From: h.GetFrom(), &out.Until: h.GetUntil()} {
+		if at != nil {
+			t := at.AsTime()
+			*of = &t
+		}
+	}
+	return out
+}
+
+func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output string) error {
+	if output != "table" {
+		return show.PrintValue(w, struct {
+			Address string    `json:"address"`
+			Holders []held    `json:"holders"`
+			Since   time.Time `json:"complete_since"`
+		}{ip.String(), all, since}, output)
+	}
+	text := func(t *time.Time, none string) string {
+		if t == nil {
+			return none
+		}
+		return t.UTC().Format("2006-01-02 15:04:05Z")
+	}
+	var out strings.Builder
+	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "POD\tSET\tFROM\tUNTIL\tSAYS")
+	for _, h := range all {
+		pod := show.Printable(h.Cluster + "/" + h.Namespace + "/" + h.Pod)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", pod, show.Printable(h.Set), text(h.From, "before"),
+			text(h.Until, "now"), h.By)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(&out, "complete since %s\n", since.UTC().Format("2006-01-02 15:04:05Z"))
+	return show.PrintLines(w, out.String())
+}

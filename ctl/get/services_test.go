@@ -1,0 +1,79 @@
+package get
+
+import (
+	"context"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+)
+
+// TestServices: each Service of a remote has the state of what the broker makes of it, and one that cannot be written
+// is a fault.
+func TestServices(t *testing.T) {
+	failing := true
+	places := func(of *semaphorev1.ObjectKey) []debug.Place {
+		name := of.GetNamespace() + "/" + of.GetName()
+		mirror := "service semaphore/c2-" + of.GetNamespace() + "-73736d-" + of.GetName()
+		write := debug.Place{Hop: debug.HopWrite, Object: mirror, Cluster: "c2", State: debug.PlaceDone,
+			Detail: "IP 10.1.0.9"}
+		if of.GetName() == "pay" && failing {
+			write.State, write.Detail = debug.PlaceFailed, "quota\x1b[2J"
+		}
+		return []debug.Place{
+			{Hop: debug.HopAccept, Object: "service " + name, Cluster: "c2", State: debug.PlaceDone, Detail: "revision 1"},
+			{Hop: debug.HopPlan, Object: mirror, Cluster: "c2", State: debug.PlaceDone,
+				Detail: "mirror; c2: 2 of 2 endpoints ready"},
+			write,
+		}
+	}
+	locate := func(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+		out := &debug.Places{}
+		if req.GetCluster() == "" {
+			for _, p := range places(req.GetObject()) {
+				out.Add(p)
+			}
+			return &out.LocateResponse, nil
+		}
+		for _, name := range []string{"shop/echo", "shop/echo-2", "shop/pay"} {
+			like := req.GetObject()
+			if strings.HasPrefix(name, like.GetNamespace()+"/"+like.GetName()) || like.GetNamespace() == "" {
+				out.Add(debug.Place{Hop: debug.HopAccept, Object: "service " + name, Cluster: req.GetCluster(),
+					State: debug.PlaceDone})
+			}
+		}
+		return &out.LocateResponse, nil
+	}
+	broker := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), ctltest.Well, debug.Answers{Locate: locate})
+	agent := ctltest.Serve(t, debug.NewRecorder("agent", "c1", "n1"), ctltest.Well)
+	s := ctltest.NewSession(t)
+	s.Call("get services", "--socket", broker, "--socket", agent)
+	s.Call("get services shop/echo -o wide", "--socket", broker)
+	failing = false
+	s.Call("get services shop -o json", "--socket", broker)
+	s.Call("get services other", "--socket", broker)
+	s.Golden("services", regexp.MustCompile(`revision|endpoints ready; IP`)) // what is wide or for a program
+	if _, code, err := ctltest.Run(t, "get", "services", "--socket", agent); code != 1 ||
+		!strings.Contains(err.Error(), "none of the parts asked is a broker") {
+		t.Errorf("an agent: %d, %v", code, err)
+	}
+}
+
+// TestNodes: a node without its agent, or with a problem, is a fault.
+func TestNodes(t *testing.T) {
+	nodes := []*semaphorev1.NodeStatus{{Node: "n1", Attached: true, Devices: 1},
+		{Node: "n2", WithoutEncryption: "labelled"}}
+	broker := ctltest.Serve(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
+		return &semaphorev1.GetStatusResponse{Ready: true, Nodes: nodes}
+	})
+	s := ctltest.NewSession(t)
+	s.Call("get nodes", "--socket", broker)
+	nodes = append(nodes, &semaphorev1.NodeStatus{Node: "n3", Problems: []string{"the device is\x1b[2J away"}})
+	s.Call("get nodes", "--socket", broker)
+	nodes = nil
+	s.Call("get nodes", "--socket", broker)
+	s.Golden("nodes", nil)
+}

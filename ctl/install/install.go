@@ -1,0 +1,594 @@
+// Package install installs semaphore in clusters, and removes it.
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/certs"
+	"github.com/kube-semaphore/semaphore/ctl/dns"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+// installer is a call of install.
+type installer struct {
+	access  *fleet.Access
+	wishes  apply.Wishes
+	dryRun  show.DryRun
+	output  string
+	timeout time.Duration
+	force   bool
+	dns     bool
+}
+
+func Command(access *fleet.Access) *cobra.Command {
+	i := installer{access: access}
+	var features []string
+	cmd := &cobra.Command{
+		Use:   "install --context C",
+		Short: "install semaphore in a cluster, or upgrade what install has installed",
+		Long: `Installs semaphore in a cluster: finds out what the cluster is like, prints that and what follows from it,
+makes the cluster's authority and certificates in the cluster, applies the manifests and waits until all parts are
+ready. Keys never touch this machine. Nothing is written where something stands in the way.
+
+  semaphorectl install --context c1
+  semaphorectl install --context c2
+  semaphorectl link --context c1 --context c2
+
+It can be called again: with the same semaphorectl nothing changes, with a newer one it is the upgrade. What was
+wanted before is wanted again unless a flag says otherwise.
+
+  semaphorectl install --context c1 --features services,policy
+  semaphorectl install --context c1 --dry-run=client -o yaml > c1.yaml
+
+Exit code 0 when all parts are ready, 1 when the cluster cannot be asked or does not do what it should in time, 2 when
+something stands in the way.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, f := range features {
+				i.wishes.Features = append(i.wishes.Features, config.Feature(f))
+			}
+			if err := i.check(); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), i.timeout)
+			defer cancel()
+			return i.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	show.ClusterFlag(cmd, &i.wishes.Name, "that of this one (default: as found)")
+	f.StringSliceVar(&features, "features", nil,
+		"of encryption, services and policy (default: all, without Calico all but policy)")
+	f.StringSliceVar(&i.wishes.Components, "components", nil,
+		"directories of deploy/features beyond those that the cluster is found to need, such as userspace-wireguard")
+	f.StringVar(&i.wishes.Image, "image", "", "`REPOSITORY:TAG` or REPOSITORY@DIGEST (default: that of this release)")
+	f.Var((*prefixesFlag)(&i.wishes.PodSubnets), "pod-subnets", "subnets of the pods (default: as found)")
+	f.Var((*prefixesFlag)(&i.wishes.ServiceSubnets), "service-subnets", "subnets of the Services (default: as found)")
+	f.Var((*prefixesFlag)(&i.wishes.NodeSubnets), "node-subnets", "subnets of the nodes' InternalIPs (default: as found)")
+	f.StringVar(&i.wishes.Expose, "expose", "",
+		"how other clusters reach the broker: NodePort, LoadBalancer or ClusterIP (default NodePort)")
+	f.IntVar(&i.wishes.NodePort, "node-port", 0, "that `port` of the nodes (default: the cluster chooses)")
+	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and the broker keep them "+
+		"current; restarts CoreDNS")
+	show.PlannedFlags(cmd, &i.dryRun, &i.output)
+	f.BoolVar(&i.force, "force-conflicts", false, "take over fields of our objects that somebody else has set")
+	show.TimeoutFlag(cmd, &i.timeout, 5*time.Minute)
+	show.CompleteFlag(cmd, "features", show.OneOf("encryption", "services", "policy"))
+	show.CompleteFlag(cmd, "components", show.OneOf(apply.Components()...))
+	show.CompleteFlag(cmd, "expose", show.OneOf(apply.NodePort, apply.LoadBalancer, apply.ClusterIP))
+	return cmd
+}
+
+// prefixesFlag is a list of networks.
+type prefixesFlag []netip.Prefix
+
+var _ pflag.Value = (*prefixesFlag)(nil)
+
+func (p *prefixesFlag) String() string { return preflight.Subnets{Prefixes: *p}.String() }
+
+func (p *prefixesFlag) Type() string { return "CIDRs" }
+
+func (p *prefixesFlag) Set(text string) error {
+	for one := range strings.SplitSeq(text, ",") {
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(one))
+		if err != nil {
+			return fmt.Errorf("%q is no network, such as 10.1.0.0/16", one)
+		}
+		*p = append(*p, prefix)
+	}
+	return nil
+}
+
+// flagOf is the flag of a wish; most have its name.
+var flagOf = map[string]string{"name": "cluster", "podSubnets": "pod-subnets", "serviceSubnets": "service-subnets",
+	"nodeSubnets": "node-subnets", "nodePort": "node-port"}
+
+func (i *installer) check() error {
+	var field *apply.FieldError
+	if err := i.wishes.Check(); errors.As(err, &field) {
+		flag := field.Field
+		if other, ok := flagOf[flag]; ok {
+			flag = other
+		}
+		return fmt.Errorf("--%s: %w", flag, field.Err)
+	}
+	switch {
+	case show.CheckPlanned(i.output, i.dryRun) != nil:
+		return show.CheckPlanned(i.output, i.dryRun)
+	case i.wishes.Name != "" && len(i.access.Contexts) > 1:
+		return errors.New("--cluster: give one --context with it; clusters have different names")
+	}
+	return nil
+}
+
+// installation is the desired state of one cluster.
+type installation struct {
+	*apply.Applier
+	pki     *certs.Store
+	facts   *preflight.Cluster
+	before  *apply.Record
+	wishes  apply.Wishes
+	values  apply.Values
+	reasons []apply.Reason
+	objects []*unstructured.Unstructured
+}
+
+// run decides for all clusters before it writes to one.
+func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
+	clusters, err := i.access.Clusters()
+	if err != nil {
+		return err
+	}
+	facts, err := preflight.SurveyAll(ctx, i.access)
+	if err != nil {
+		return err
+	}
+	said := w
+	if i.dryRun.On() { // standard output is for kubectl
+		said = progress
+	}
+	var all []*installation
+	var findings []show.Finding
+	for n, c := range clusters {
+		one, found, err := i.decide(ctx, c, facts[n], progress)
+		if err != nil {
+			return err
+		}
+		for _, other := range all {
+			findings = append(findings, preflight.JudgePair(other.facts, one.facts)...)
+		}
+		all, findings = append(all, one), append(findings, found...)
+		if err := one.describe(said); err != nil {
+			return err
+		}
+	}
+	if err := printBlockers(said, findings); err != nil {
+		return err
+	}
+	if i.output == "json" {
+		var clusters []show.Planned
+		for _, one := range all {
+			clusters = append(clusters, show.Planned{Context: one.Cluster.Context, Objects: one.objects})
+		}
+		return show.PrintPlanned(w, clusters)
+	}
+	for _, one := range all {
+		if i.dryRun.On() {
+			text, err := apply.YAML(one.objects)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w, "---\n# %s. Its keys: %s --cluster %s\n%s",
+				show.Printable(one.Cluster.Context), fleet.CommandFor(one.Cluster, "pki init"), one.values.Cluster,
+				text); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := one.install(ctx, w); err != nil {
+			return err
+		}
+		said, err := dns.Wire(ctx, one.Applier, i.dns)
+		if err != nil {
+			return err
+		}
+		if said != "" {
+			if _, err := fmt.Fprintf(w, "%s: %s\n", show.Printable(one.Cluster.Context), show.Printable(said)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// printBlockers prints findings, and returns an error if one of them is an error.
+func printBlockers(w io.Writer, findings []show.Finding) error {
+	findings = slices.DeleteFunc(slices.Clone(findings), func(f show.Finding) bool { return f.Level == finding.OK })
+	if len(findings) == 0 {
+		return nil
+	}
+	err := show.Report(w, findings, "table")
+	if !slices.ContainsFunc(findings, func(f show.Finding) bool { return f.Level == finding.Error }) {
+		_, err = fmt.Fprintln(w)
+		return err
+	}
+	return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%w: %w", apply.ErrStandsInTheWay, err)}
+}
+
+// withDNS returns wishes with the component by which the broker keeps CoreDNS's blocks current, if --dns wires them and
+// there will be names of remote Services.
+func (i *installer) withDNS(w apply.Wishes) apply.Wishes {
+	if i.dns && (w.Features == nil || w.Features.Has(config.Services)) && !slices.Contains(w.Components, apply.DNS) {
+		w.Components = append(slices.Clone(w.Components), apply.DNS)
+	}
+	return w
+}
+
+// decide reads the cluster's state, and makes the objects to apply.
+func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflight.Cluster,
+	progress io.Writer) (*installation, []show.Finding, error) {
+	a, err := apply.New(c, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	a.Force = i.force
+	one := &installation{Applier: a, facts: facts, wishes: i.wishes}
+	if one.pki, err = certs.Of(c); err != nil {
+		return nil, nil, err
+	}
+	if one.before, err = a.Record(ctx); err != nil {
+		return nil, nil, err
+	}
+	var findings []show.Finding
+	var refuse refusal = func(code finding.Code, subject, fix, evidence string, args ...any) {
+		findings = append(findings, show.Finding{Code: code, Level: finding.Error, Subject: c.Context + ": " + subject,
+			Side: c.Context, Evidence: fmt.Sprintf(evidence, args...), Fix: fix})
+	}
+	var has string // the name that the cluster has already
+	if one.before != nil {
+		has, one.wishes = one.before.Values.Cluster, i.wishes.Over(one.before.Wishes)
+	}
+	if authority, err := one.pki.Authority(ctx); err != nil {
+		return nil, nil, err
+	} else if authority != nil {
+		has = authority.Cluster()
+	}
+	if i.wishes.Name != "" && has != "" && has != i.wishes.Name {
+		refuse(finding.OtherName, "name", "install without --cluster, or uninstall first",
+			"semaphore is installed as %q, not as %q: other clusters, certificates and objects have that name", has,
+			i.wishes.Name)
+	}
+	if one.wishes.Name == "" {
+		one.wishes.Name = has
+	}
+	one.wishes = i.withDNS(one.wishes)
+	if err := one.occupied(ctx, refuse); err != nil {
+		return nil, nil, err
+	}
+	var found []show.Finding
+	one.values, one.reasons, found = apply.Decide(facts, one.wishes, c.Namespace, program.Version)
+	one.wishes.Name = one.values.Cluster
+	facts.Names = []string{one.values.Cluster}
+	facts.Pods.Prefixes, facts.Services.Prefixes = one.values.PodSubnets, one.values.ServiceSubnets
+	facts.IPs.Prefixes = one.values.NodeSubnets
+	findings = append(findings, found...)
+	if one.before != nil {
+		for _, f := range one.before.Values.Features {
+			if !one.values.Features.Has(f) {
+				refuse(finding.FeatureRemoved, "features", "follow docs/removal.md#one-feature, or uninstall and install again",
+					"%s is to be taken away: what it made in the cluster and on its nodes would stay", f)
+			}
+		}
+		if err := one.encryptable(ctx, refuse); err != nil {
+			return nil, nil, err
+		}
+	}
+	if slices.ContainsFunc(findings, func(f show.Finding) bool { return f.Level == finding.Error }) {
+		return one, findings, nil
+	}
+	one.objects, err = apply.Build(one.values)
+	return one, findings, err
+}
+
+// refusal records why a cluster is not written to.
+type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
+
+// encryptable refuses to add encryption while a RemoteCluster has no nodeSubnets: exporter and broker would not start.
+func (i *installation) encryptable(ctx context.Context, refuse refusal) error {
+	if !i.values.Features.Has(config.Encryption) || i.before.Values.Features.Has(config.Encryption) {
+		return nil
+	}
+	list, err := i.Client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%s: RemoteClusters: %w", i.Cluster.Context, err)
+	}
+	for _, o := range list.Items {
+		var r v1alpha1.RemoteCluster
+		if err := read.Into(&o, &r); err != nil {
+			return fmt.Errorf("%s: RemoteCluster %s: %w", i.Cluster.Context, o.GetName(), err)
+		}
+		if len(r.Spec.PodSubnets) > 0 && len(r.Spec.NodeSubnets) == 0 {
+			refuse(finding.NoNodeSubnets, "RemoteCluster "+r.Name,
+				fmt.Sprintf("name the subnets of its nodes: kubectl --context %s edit remotecluster %s", i.Cluster.Context,
+					r.Name),
+				"encryption is to be added, and spec.nodeSubnets is missing")
+		}
+	}
+	return nil
+}
+
+// occupied refuses a cluster in which another program installed semaphore, or in which the namespace belongs to others.
+func (i *installation) occupied(ctx context.Context, refuse refusal) error {
+	if i.before == nil {
+		broker, err := i.Get(ctx, i.Workload("Deployment", "semaphore-broker"))
+		if err != nil {
+			return err
+		}
+		if broker != nil && fieldsOf(broker) != apply.FieldManager {
+			refuse(finding.OtherInstallation, "Deployment semaphore-broker",
+				"upgrade it as it was installed, or remove it first",
+				"semaphore is installed already, by %s", fieldsOf(broker))
+		} else if broker != nil && len(i.wishes.Features) == 0 {
+			// Otherwise features and subnets would be decided again, as in a new cluster.
+			refuse(finding.RecordLost, "ConfigMap "+apply.RecordName,
+				"restore it; or say what is wanted: --features, and the other flags with which it was installed",
+				"semaphorectl installed semaphore there, and the record of how is gone")
+		}
+	}
+	c := i.Cluster
+	namespace, err := i.Get(ctx, apply.NamespaceRef(c.Namespace))
+	if err != nil {
+		return err
+	}
+	switch {
+	case namespace == nil:
+	case namespace.GetDeletionTimestamp() != nil:
+		refuse(finding.NamespaceEnds, "namespace "+c.Namespace, "wait until it is deleted", "it is being deleted")
+	case namespace.GetLabels()[apply.PartOf] != "semaphore":
+		refuse(finding.NamespaceTaken, "namespace "+c.Namespace, fmt.Sprintf("use another one (-n); or, where it is for "+
+			"semaphore alone: kubectl --context %s label namespace %s %s=semaphore", c.Context, c.Namespace, apply.PartOf),
+			"it is there already, and uninstall deletes it with all that is in it")
+	}
+	return nil
+}
+
+// fieldsOf returns who created an object, by its managedFields.
+func fieldsOf(o *unstructured.Unstructured) string {
+	for _, m := range o.GetManagedFields() {
+		if m.Subresource == "" {
+			return m.Manager
+		}
+	}
+	return "somebody else"
+}
+
+// describe prints what was found and what follows from it.
+func (i *installation) describe(w io.Writer) error {
+	if err := preflight.Describe(w, i.facts); err != nil || i.objects == nil {
+		return err
+	}
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	v := i.values
+	fmt.Fprintln(t, "to install")
+	fmt.Fprintf(t, "  as\t%s, in namespace %s\n", v.Cluster, v.Namespace)
+	var features []string
+	for _, f := range v.Features {
+		features = append(features, string(f))
+	}
+	fmt.Fprintf(t, "  features\t%s\n", strings.Join(features, ", "))
+	for _, c := range v.Components {
+		why := ""
+		for _, r := range i.reasons {
+			if r.Component == c {
+				why = " (" + r.Why + ")"
+			}
+		}
+		fmt.Fprintf(t, "  component\t%s%s\n", c, why)
+	}
+	image := v.Image
+	if image == "" {
+		image = "of the manifests, " + apply.Repository + ":main"
+	}
+	fmt.Fprintf(t, "  image\t%s\n", image)
+	reached := "Service of type " + v.Expose
+	if v.NodePort != 0 {
+		reached += fmt.Sprintf(", port %d", v.NodePort)
+	}
+	fmt.Fprintf(t, "  other clusters reach the broker by\t%s\n", reached)
+	fmt.Fprintln(t)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return show.PrintLines(w, text.String())
+}
+
+// definitionRef names the definition of RemoteClusters, whose objects wait for it.
+func definitionRef(objects []*unstructured.Unstructured) (apply.Ref, bool) {
+	for _, o := range objects {
+		if o.GetKind() == "CustomResourceDefinition" {
+			return apply.RefOf(o), true
+		}
+	}
+	return apply.Ref{}, false
+}
+
+// defineMCS applies the definitions of the Multi-Cluster Services API that are absent or older, with the caller's
+// rights: no part may write any.
+func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
+	done, err := definitions.Apply(ctx, crds{i.Client.Resource(schema.GroupVersionResource{
+		Group: apiextensionsv1.GroupName, Version: "v1", Resource: "customresourcedefinitions"})}, false)
+	for _, d := range done {
+		if _, err := fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
+			d.Name,
+			d.Action, show.Printable(d.Why)); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// crds reads and writes CustomResourceDefinitions.
+type crds struct{ api dynamic.ResourceInterface }
+
+func (c crds) Get(ctx context.Context, name string,
+	o metav1.GetOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
+	found, err := c.api.Get(ctx, name, o)
+	return crdOf(found, err)
+}
+
+func (c crds) Create(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
+	o metav1.CreateOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
+	u, err := unstructuredCRD(d)
+	if err != nil {
+		return nil, err
+	}
+	made, err := c.api.Create(ctx, u, o)
+	return crdOf(made, err)
+}
+
+func (c crds) Update(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
+	o metav1.UpdateOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
+	u, err := unstructuredCRD(d)
+	if err != nil {
+		return nil, err
+	}
+	made, err := c.api.Update(ctx, u, o)
+	return crdOf(made, err)
+}
+
+func crdOf(u *unstructured.Unstructured, err error) (*apiextensionsv1.CustomResourceDefinition, error) {
+	if err != nil {
+		return nil, err
+	}
+	d := &apiextensionsv1.CustomResourceDefinition{}
+	return d, read.Into(u, d)
+}
+
+func unstructuredCRD(d *apiextensionsv1.CustomResourceDefinition) (*unstructured.Unstructured, error) {
+	u, err := read.Object(d)
+	if err != nil {
+		return nil, err
+	}
+	u.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
+	return u, nil
+}
+
+// install applies the objects, and waits until they are ready.
+func (i *installation) install(ctx context.Context, w io.Writer) error {
+	began := time.Now()
+	counts := map[string]int{}
+	if err := i.applyAll(ctx, counts, isFirst); err != nil {
+		return err
+	}
+	if ref, ok := definitionRef(i.objects); ok {
+		if err := i.Served(ctx, ref); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(i.values.Components, apply.MCS) {
+		if err := i.defineMCS(ctx, w); err != nil {
+			return err
+		}
+	}
+	made, err := i.pki.Ensure(ctx, i.values.Cluster, certs.DefaultValidity, time.Now())
+	if err != nil {
+		return err
+	}
+	if len(made) > 0 {
+		i.Say("made in the cluster: %s", strings.Join(made, ", "))
+	}
+	record := &apply.Record{Wishes: i.wishes, Values: i.values, Version: program.Version}
+	for _, o := range i.objects {
+		record.Objects = append(record.Objects, apply.RefOf(o))
+	}
+	// The record precedes the objects, so that an interrupted call leaves no object that is not recorded.
+	now := *record
+	var stale []apply.Ref
+	if i.before != nil {
+		stale = i.before.Without(record.Objects)
+		now.Objects = slices.Concat(record.Objects, stale)
+	}
+	if err := i.Keep(ctx, &now); err != nil {
+		return err
+	}
+	if err := i.applyAll(ctx, counts, func(kind string) bool { return !isFirst(kind) }); err != nil {
+		return err
+	}
+	for _, o := range i.objects {
+		if apply.Runs(o.GetKind()) {
+			if err := i.Ready(ctx, apply.RefOf(o)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := i.removeStale(ctx, stale); err != nil {
+		return err
+	}
+	if err := i.Keep(ctx, record); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: installed as %s: %s; all parts are ready after %s\n", show.Printable(i.Cluster.Context),
+		i.values.Cluster, apply.Joined(counts), time.Since(began).Round(100*time.Millisecond))
+	return err
+}
+
+// isFirst reports whether objects of a kind must exist before others are applied.
+func isFirst(kind string) bool { return kind == "Namespace" || kind == "CustomResourceDefinition" }
+
+// applyAll applies the objects of some kinds, and counts their outcomes.
+func (i *installation) applyAll(ctx context.Context, counts map[string]int, which func(kind string) bool) error {
+	for _, o := range i.objects {
+		if !which(o.GetKind()) {
+			continue
+		}
+		outcome, err := i.Apply(ctx, o)
+		if err != nil {
+			return err
+		}
+		counts[outcome]++
+	}
+	return nil
+}
+
+// removeStale removes the objects of the last installation that this one lacks. It keeps namespaces and definitions:
+// others may have objects in them.
+func (i *installation) removeStale(ctx context.Context, stale []apply.Ref) error {
+	stale = slices.DeleteFunc(stale, func(r apply.Ref) bool { return isFirst(r.Kind) })
+	for _, r := range slices.Backward(stale) {
+		i.Say("deleting %s, which the installation no longer has", r)
+		if err := i.Remove(ctx, r); err != nil {
+			return err
+		}
+	}
+	return i.Gone(ctx, stale...)
+}

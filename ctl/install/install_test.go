@@ -1,0 +1,220 @@
+package install
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+)
+
+// TestInstall: one command and a kubeconfig install semaphore in an empty cluster as in the manifests. A second call
+// changes nothing, and uninstall restores the earlier state.
+func TestInstall(t *testing.T) {
+	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	home := t.TempDir()
+	t.Chdir(home)
+	t.Setenv("HOME", home)
+	t.Setenv("TMPDIR", home)
+	ctl := func(want int, args string) string {
+		t.Helper()
+		out, code, err := ctltest.Run(t, strings.Fields(args+" --context c1 --kubeconfig "+kubeconfig)...)
+		if code != want {
+			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
+		}
+		if err != nil {
+			out += "error: " + err.Error() + "\n"
+		}
+		return ctltest.Durations.ReplaceAllString(regexp.MustCompile(`v1\.\d+\.\d+\S*`).ReplaceAllString(out, "v1.N"),
+			"TIME")
+	}
+	must(t, ctltest.AwaitDefault(t, admin))
+	const corefile = ".:53 {\n    kubernetes example.org in-addr.arpa {\n    }\n}\n"
+	_, err := admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile}},
+		metav1.CreateOptions{})
+	must(t, err)
+	names := func() string {
+		t.Helper()
+		c, err := admin.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "coredns", metav1.GetOptions{})
+		must(t, err)
+		return c.Data["Corefile"]
+	}
+	before := ctltest.Everything(t, cfg)
+	if out := ctl(2, "install -n kube-system"); !strings.Contains(out, "namespace-taken") {
+		t.Errorf("into a namespace of others:\n%s", out)
+	}
+	yaml := ctl(0, "install --dry-run=client -o yaml")
+	for _, want := range []string{"kind: DaemonSet", "kind: CustomResourceDefinition", "cluster: c1"} {
+		if !strings.Contains(yaml, want) {
+			t.Errorf("--dry-run=client prints no %q", want)
+		}
+	}
+	var asJSON struct{ Clusters []show.Planned }
+	must(t, json.Unmarshal([]byte(ctl(0, "install --dry-run=client -o json")), &asJSON))
+	if len(asJSON.Clusters) != 1 || asJSON.Clusters[0].Context != "c1" ||
+		len(asJSON.Clusters[0].Objects) != strings.Count(yaml, "\napiVersion: ") {
+		t.Errorf("-o json prints %d clusters, YAML has %d objects", len(asJSON.Clusters),
+			strings.Count(yaml, "\napiVersion: "))
+	}
+	if after := ctltest.Everything(t, cfg); after != before {
+		t.Error("--dry-run=client wrote something")
+	}
+	ctltest.Golden(t, "install", ctl(0, "install"))
+	ctltest.Golden(t, "install-again", ctl(0, "install"))
+
+	// The record of an installation is lost: nothing is decided again, unless one says what is wanted.
+	records := admin.CoreV1().ConfigMaps("semaphore")
+	record, err := records.Get(t.Context(), apply.RecordName, metav1.GetOptions{})
+	must(t, err)
+	must(t, records.Delete(t.Context(), record.Name, metav1.DeleteOptions{}))
+	if out := ctl(2, "install"); !strings.Contains(out, "record-lost") {
+		t.Errorf("without the record: %s", out)
+	}
+	ctl(0, "install --features services --dry-run=client -o yaml")
+	record.ResourceVersion = ""
+	_, err = records.Create(t.Context(), record, metav1.CreateOptions{})
+	must(t, err)
+	for _, name := range []string{"semaphore-broker", "semaphore-exporter"} {
+		d, err := admin.AppsV1().Deployments("semaphore").Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		if d.Status.AvailableReplicas != 2 {
+			t.Errorf("%s: %d replicas are available", name, d.Status.AvailableReplicas)
+		}
+	}
+	ctltest.Golden(t, "install-other-name", ctl(2, "install --cluster c9"))
+	ctltest.Golden(t, "install-feature-removed", ctl(2, "install --features services,policy"))
+	rights := func() error {
+		_, err := admin.RbacV1().ClusterRoles().Get(t.Context(), "semaphore-broker-networksets", metav1.GetOptions{})
+		return err
+	}
+	ctltest.Golden(t, "install-component", ctl(0, "install --components networksets"))
+	must(t, rights())
+	ctl(0, "install")
+	must(t, rights()) // the earlier wishes
+	ctl(0, "install --components=")
+	if err := rights(); !apierrors.IsNotFound(err) {
+		t.Errorf("without the component its rights are there still: %v", err)
+	}
+
+	imports := func(name, want string) {
+		t.Helper()
+		c, err := admin.CoreV1().ConfigMaps("semaphore").List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		found := false
+		for _, m := range c.Items {
+			found = found || strings.HasPrefix(m.Name, name) && strings.Contains(m.Data["config.yaml"], want)
+		}
+		if !found {
+			t.Errorf("no configuration of %s has %q", name, want)
+		}
+	}
+	if out := ctl(0, "install --components mcs"); strings.Count(out, "created, as there is none") != 2 {
+		t.Errorf("the definitions are not applied:\n%s", out)
+	}
+	for _, part := range []string{"semaphore-broker", "semaphore-exporter"} {
+		imports(part, "mcs:\n  enabled: true")
+	}
+	ctl(0, "install --components=")
+
+	ctltest.Golden(t, "install-dns", ctl(0, "install --dns"))
+	if text := names(); !strings.HasPrefix(text, corefile) || !strings.Contains(text, "\ncluster.global {") ||
+		!strings.Contains(text, `svc\.example\.org`) {
+		t.Errorf("the Corefile is\n%s", text)
+	}
+	_, err = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters).Create(t.Context(),
+		&unstructured.Unstructured{Object: map[string]any{"apiVersion": v1alpha1.GroupVersion.String(),
+			"kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
+			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}, "servicePrefix": "two"}}}, metav1.CreateOptions{})
+	must(t, err)
+	ctl(0, "install") // existing DNS blocks are updated
+	if text := names(); !strings.Contains(text, "\ncluster.c2 {") || !strings.Contains(text, "two-{2}-73736d-{1}") {
+		t.Errorf("the Corefile is\n%s", text)
+	}
+
+	_, err = admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/pubKey":"x","other":"stays"}}}`),
+		metav1.PatchOptions{})
+	must(t, err)
+	ctltest.Golden(t, "uninstall", ctl(0, "uninstall"))
+	if _, err := admin.AppsV1().Deployments("semaphore").Get(t.Context(), "semaphore-broker",
+		metav1.GetOptions{}); err != nil {
+		t.Errorf("without --yes it was removed: %v", err)
+	}
+	ctltest.Golden(t, "uninstall-yes", ctl(0, "uninstall --yes"))
+	_, err = admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"other":null}}}`), metav1.PatchOptions{})
+	must(t, err)
+	// The definitions of the Multi-Cluster Services API, and the users' ServiceExports, outlive the component and the
+	// parts.
+	after, definitions := strings.Split(ctltest.Everything(t, cfg), "\n"), 0
+	after = slices.DeleteFunc(after, func(line string) bool {
+		is := strings.HasPrefix(line, "apiextensions.k8s.io/v1 customresourcedefinitions ") &&
+			strings.Contains(line, ".multicluster.x-k8s.io ")
+		if is {
+			definitions++
+		}
+		return is
+	})
+	if d := cmp.Diff(strings.Split(before, "\n"), after); d != "" || definitions != 2 {
+		t.Errorf("uninstall leaves something, or took too much; %d definitions stay:\n%s", definitions, d)
+	}
+	if text := names(); text != corefile {
+		t.Errorf("uninstall leaves of the Corefile\n%q", text)
+	}
+	ctltest.Golden(t, "uninstall-again", ctl(0, "uninstall"))
+	entries, err := os.ReadDir(home)
+	must(t, err)
+	for _, e := range entries {
+		t.Errorf("%s was written on this machine", e.Name())
+	}
+	encryptionLater(t, cfg, ctl)
+}
+
+// encryptionLater: install adds encryption only when each RemoteCluster has what it needs.
+func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args string) string) {
+	t.Helper()
+	ctl(0, "install --features services,policy")
+	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	_, err := remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
+		"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
+	must(t, err)
+	ctltest.Golden(t, "install-no-node-subnets", ctl(2, "install --features encryption,services,policy"))
+	agents := func() bool {
+		t.Helper()
+		_, err := kubernetes.NewForConfigOrDie(cfg).AppsV1().DaemonSets("semaphore").Get(t.Context(), "semaphore-agent",
+			metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	if agents() {
+		t.Error("it was refused, and agents were installed")
+	}
+	_, err = remotes.Patch(t.Context(), "c2", types.MergePatchType, []byte(`{"spec":{"nodeSubnets":["192.0.2.0/24"]}}`),
+		metav1.PatchOptions{})
+	must(t, err)
+	ctl(0, "install --features encryption,services,policy")
+	if !agents() {
+		t.Error("no agents were installed")
+	}
+}

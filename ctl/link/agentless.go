@@ -1,0 +1,748 @@
+// Package link connects clusters, ends that, and has a broker's cluster read one without semaphore.
+package link
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	neturl "net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/certs"
+	"github.com/kube-semaphore/semaphore/ctl/dns"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// foreignCluster is a cluster in which no part of semaphore runs.
+type foreignCluster struct {
+	applier *apply.Applier
+	facts   *preflight.Cluster
+	name    string
+	// named is set if the operator gave the name.
+	named bool
+	// api is the URL of its apiserver for exporters, and roots are those of the kubeconfig.
+	api   string
+	roots []byte
+}
+
+// agentless are the flags of link and unlink for such clusters.
+type agentless struct {
+	contexts []string
+	apis     map[string]string
+	features []string
+}
+
+// foreign reads the clusters of --agentless, each CONTEXT or CONTEXT=NAME.
+func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, error) {
+	var out []*foreignCluster
+	for _, text := range l.agentless.contexts {
+		name, as, _ := strings.Cut(text, "=")
+		one := fleet.Access{Contexts: []string{name}, Kubeconfig: l.access.Kubeconfig, Namespace: l.access.Namespace}
+		c, err := one.Cluster()
+		if err != nil {
+			return nil, err
+		}
+		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name]}
+		if f.applier, err = apply.New(c, l.progress); err != nil {
+			return nil, err
+		}
+		f.applier.Force = true // nobody else's fields: the objects are ours
+		if look || f.name == "" {
+			if f.facts, err = preflight.Survey(ctx, c); err != nil {
+				return nil, err
+			}
+			if f.name == "" {
+				f.name = f.facts.Name()
+			}
+			f.facts.Names = []string{f.name}
+			if err := l.says.Given(f.facts); err != nil {
+				return nil, err
+			}
+		}
+		if err := config.ClusterName(f.name); err != nil {
+			return nil, fmt.Errorf("--agentless %s: %w; name it by --agentless %s=NAME", text, err, name)
+		}
+		if look {
+			if err := f.reach(c.Config); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// reach decides how pods of other clusters reach the apiserver: by the kubeconfig's address, unless that is this
+// machine.
+func (f *foreignCluster) reach(cfg *rest.Config) error {
+	if f.api == "" {
+		f.api = cfg.Host
+		u, err := neturl.Parse(cfg.Host)
+		if err != nil || u.Scheme != "https" {
+			return fmt.Errorf("--api %s: the kubeconfig has %q for it, which is no https URL: give --api %s=https://…",
+				f.applier.Cluster.Context, cfg.Host, f.applier.Cluster.Context)
+		}
+		ip, err := netip.ParseAddr(u.Hostname())
+		if u.Hostname() == "localhost" || err == nil && (ip.IsLoopback() || ip.IsUnspecified()) {
+			return fmt.Errorf("--api %s: the kubeconfig has %s for it, which is this machine alone: give the URL by which pods "+
+				"of the other clusters reach it, --api %s=https://…", f.applier.Cluster.Context, cfg.Host,
+				f.applier.Cluster.Context)
+		}
+	}
+	f.roots = cfg.CAData
+	if len(f.roots) == 0 && cfg.CAFile != "" {
+		var err error
+		if f.roots, err = os.ReadFile(cfg.CAFile); err != nil {
+			return fmt.Errorf("%s: roots of the apiserver: %w", f.applier.Cluster.Context, err)
+		}
+	}
+	return nil
+}
+
+// readers returns the clusters of --context, which have semaphore.
+func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
+	clusters, err := l.access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	var out []*linkedCluster
+	for _, c := range clusters {
+		p, err := l.party(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		p.applier.Force = true
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// checkAgentless returns what is wrong with the flags.
+func (l *linker) checkAgentless() error {
+	a := &l.agentless
+	for _, f := range a.features {
+		if !slices.Contains([]string{"encryption", "services", "policy"}, f) {
+			return fmt.Errorf("--features %q: use encryption, services, policy", f)
+		}
+	}
+	for name, text := range a.apis {
+		if u, err := neturl.Parse(text); err != nil || u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("--api %s=%s: use a URL such as https://api.c2.example.org:6443", name, text)
+		}
+		if !slices.ContainsFunc(a.contexts, func(c string) bool { return c == name || strings.HasPrefix(c, name+"=") }) {
+			return fmt.Errorf("--api %s: --agentless does not name this context", name)
+		}
+	}
+	switch {
+	case len(a.contexts) == 0 && len(a.features) > 0:
+		return errors.New("--features: it is for --agentless")
+	case len(a.contexts) > 0 && l.withAll:
+		return errors.New("--with-all: without --agentless; name the clusters that read by --context")
+	case len(a.contexts) > 0 && l.dryRun.On():
+		return errors.New("--dry-run: with --agentless there are Secrets; the manifests are in deploy/reader and " +
+			"deploy/foreign-exporter")
+	}
+	return nil
+}
+
+// read creates exporters beside the brokers of --context that read the clusters of --agentless. Whatever prevents that
+// is found before the first write.
+func (l *linker) read(asking context.Context, w io.Writer) error {
+	ctx, cancel := context.WithTimeout(asking, linkWithin)
+	defer cancel()
+	there, err := l.foreign(ctx, true)
+	if err != nil {
+		return err
+	}
+	here, err := l.readers(ctx)
+	if err != nil {
+		return err
+	}
+	type pair struct {
+		here  *linkedCluster
+		there *foreignCluster
+	}
+	var found []show.Finding
+	var gets []*certs.Introduction
+	wanted, intro := map[pair]config.Features{}, map[pair]*certs.Introduction{}
+	for _, p := range here {
+		for _, f := range there {
+			features, err := l.featuresOf(ctx, p, f)
+			if err != nil {
+				return err
+			}
+			one, err := p.mayRead(ctx, f, features)
+			if err != nil {
+				return err
+			}
+			found = append(found, one...)
+			x, err := p.introductionOf(ctx, f)
+			if err != nil {
+				return err
+			}
+			wanted[pair{p, f}], intro[pair{p, f}], gets = features, x, append(gets, x)
+		}
+	}
+	if found = slices.DeleteFunc(found, func(f show.Finding) bool { return f.Level != finding.Error }); len(found) > 0 {
+		return show.Report(w, found, "table")
+	}
+	if err := l.says.Propose(ctx, w, gets); err != nil {
+		return err
+	}
+	if err := l.says.Ask(asking, l.progress, gets); err != nil {
+		return err
+	}
+	ctx, cancel = context.WithTimeout(asking, linkWithin)
+	defer cancel()
+	for _, p := range here {
+		for _, f := range there {
+			if err := readOne(ctx, w, p, f, intro[pair{p, f}], wanted[pair{p, f}]); err != nil {
+				return err
+			}
+		}
+		if err := p.names(ctx, w, l.dns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayRead returns what prevents that a cluster is read for features.
+func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features config.Features) ([]show.Finding,
+	error) {
+	found := preflight.JudgePair(p.facts, f.facts)
+	if len(f.facts.Pods.Prefixes) == 0 {
+		found = append(found, show.Finding{Code: "subnets-unknown", Level: finding.Error, Side: f.facts.Context,
+			Subject:  f.facts.Context + ": pod subnets",
+			Evidence: "none were found, and addresses outside of them are refused",
+			Fix:      "write the RemoteCluster by hand: docs/agentless.md"})
+	}
+	exporter, err := p.applier.Get(ctx, apply.NamespaceRef(naming.ForeignNamespace(f.name)))
+	if err != nil {
+		return nil, err
+	}
+	if exporter != nil && exporter.GetLabels()[apply.ForeignLabel] != p.applier.Cluster.Namespace {
+		found = append(found, show.Finding{Code: finding.NamespaceTaken, Level: finding.Error, Side: p.facts.Context,
+			Subject: p.facts.Context + ": namespace " + exporter.GetName(),
+			Evidence: "it is there already, and is no exporter's " +
+				"of this installation", Fix: "name the cluster otherwise, by --agentless CONTEXT=NAME"})
+	}
+	has, err := f.features(ctx, p.Name)
+	if err != nil {
+		return nil, err
+	}
+	for _, feature := range has {
+		if !features.Has(feature) {
+			unlink := fleet.CommandFor(p.applier.Cluster, "unlink")
+			found = append(found, show.Finding{Code: "feature-in-use", Level: finding.Error, Side: p.facts.Context,
+				Subject: p.facts.Context + ": " + f.name + " is read for " + string(feature),
+				Evidence: "if the exporter no longer published these objects, " + p.facts.Context +
+					" would keep what it has of " +
+					"them as it is",
+				Fix: fmt.Sprintf("%s --agentless %s=%s --yes, then link again; or name this feature, too", unlink,
+					f.applier.Cluster.Context, f.name)})
+		}
+	}
+	remote, err := p.remotes.Get(ctx, f.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return nil, fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
+	case exporter == nil:
+		found = append(found, show.Finding{Code: "name-taken", Level: finding.Error, Side: p.facts.Context,
+			Subject: p.facts.Context + ": RemoteCluster " + remote.GetName(),
+			Evidence: "it is there already, for a cluster " +
+				"with an exporter of its own",
+			Fix: fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
+				p.facts.Context, f.name)})
+	}
+	return found, nil
+}
+
+// readOne creates everything that one exporter for one cluster needs.
+func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignCluster, x *certs.Introduction,
+	features config.Features) error {
+	image, err := p.image(ctx)
+	if err != nil {
+		return err
+	}
+	what := apply.Foreign{Cluster: f.name, Reader: p.Name, Parts: p.applier.Cluster.Namespace, Image: image,
+		APIURL: f.api, Features: features, Roots: len(f.roots) > 0}
+	token, err := f.account(ctx, what)
+	if err != nil {
+		return err
+	}
+	objects, err := apply.BuildForeign(what)
+	if err != nil {
+		return err
+	}
+	if _, err := p.applier.Apply(ctx, objects[0]); err != nil { // the namespace
+		return err
+	}
+	root, err := p.prove(ctx, what, token)
+	if err != nil {
+		return err
+	}
+	remote, err := p.remoteOf(x, what, root)
+	if err != nil {
+		return err
+	}
+	if _, err := apply.ServerSideApply(ctx, p.remotes, f.name, remote, true); err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
+	}
+	for _, o := range objects[1:] {
+		if _, err := p.applier.Apply(ctx, o); err != nil {
+			return err
+		}
+	}
+	for _, o := range objects {
+		if apply.Runs(o.GetKind()) {
+			if err := p.applier.Ready(ctx, apply.RefOf(o)); err != nil {
+				return err
+			}
+		}
+	}
+	clear := ""
+	if remote.Spec.Encryption == string(config.Clear) {
+		clear = "; packets to and from its pods are not encrypted"
+	}
+	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
+		f.name, preflight.Subnets{Prefixes: x.Pods}, what.Namespace(), clear)
+	return err
+}
+
+// featuresOf returns the features that an exporter for another cluster exports: those of the flag, else those for which
+// it reads already, else those that the reader imports without agents in the other cluster.
+func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignCluster) (out config.Features, err error) {
+	for _, feature := range l.agentless.features {
+		out = append(out, config.Feature(feature))
+	}
+	if len(out) > 0 {
+		return out, nil
+	}
+	// Without an exporter, an interrupted call may have created a part of the rights.
+	if _, does, err := reads(ctx, p.applier, f.name); err != nil {
+		return nil, err
+	} else if does {
+		if out, err = f.features(ctx, p.Name); err != nil || len(out) > 0 {
+			return out, err
+		}
+	}
+	for _, feature := range []config.Feature{config.Services, config.Policy} {
+		if p.installed == nil || p.installed.Values.Features.Has(feature) {
+			out = append(out, feature)
+		}
+	}
+	return out, nil
+}
+
+// features returns those for which a reader has rights.
+func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
+	for _, feature := range everyFeature {
+		role, err := f.applier.Get(ctx, apply.Ref{
+			GroupVersionKind: schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
+			Name:             "semaphore-reader-" + string(feature) + "-" + reader})
+		if err != nil {
+			return nil, err
+		}
+		if role != nil {
+			out = append(out, feature)
+		}
+	}
+	return out, nil
+}
+
+// image returns the image that the broker runs.
+func (p *linkedCluster) image(ctx context.Context) (string, error) {
+	broker, err := p.applier.Get(ctx, p.applier.Workload("Deployment", "semaphore-broker"))
+	if err != nil {
+		return "", err
+	}
+	if broker == nil {
+		return "", fmt.Errorf("%s: no Deployment %s/semaphore-broker, beside which an exporter could run", p.facts.Context,
+			p.applier.Cluster.Namespace)
+	}
+	containers, _, _ := unstructured.NestedSlice(broker.Object, "spec", "template", "spec", "containers")
+	for _, c := range containers {
+		if c, ok := c.(map[string]any); ok && c["name"] == "broker" {
+			image, _, _ := unstructured.NestedString(c, "image")
+			return image, nil
+		}
+	}
+	return "", nil
+}
+
+// account creates the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as
+// a Secret has them.
+func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[string][]byte, error) {
+	objects, err := apply.BuildReader(what)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		if _, err := f.applier.Apply(ctx, o); err != nil {
+			return nil, err
+		}
+	}
+	out := map[string][]byte{}
+	secret := apply.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
+		Namespace: apply.ReaderNamespace, Name: what.ReaderName()}
+	err = f.applier.Until(ctx, secret.String(), func() (string, error) {
+		found, err := f.applier.Get(ctx, secret)
+		if err != nil || found == nil {
+			return "it is not there", err
+		}
+		var s corev1.Secret
+		if err := read.Into(found, &s); err != nil {
+			return "", err
+		}
+		if len(s.Data[corev1.ServiceAccountTokenKey]) == 0 {
+			return "Kubernetes has not written a token into it", nil
+		}
+		roots := bytes.TrimSpace(s.Data[corev1.ServiceAccountRootCAKey])
+		if len(f.roots) > 0 && !bytes.Contains(roots, bytes.TrimSpace(f.roots)) {
+			roots = append(append(roots, '\n'), bytes.TrimSpace(f.roots)...)
+		}
+		out[corev1.ServiceAccountTokenKey] = s.Data[corev1.ServiceAccountTokenKey]
+		out[corev1.ServiceAccountRootCAKey] = append(roots, '\n')
+		return "", nil
+	})
+	return out, err
+}
+
+// everyFeature has all features for which a reader may have rights.
+var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
+
+// ManualRevocation returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights.
+func ManualRevocation(cluster, reader string) (string, error) {
+	what := apply.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
+	objects, err := apply.BuildReader(what)
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("  kubectl -n %s delete --ignore-not-found serviceaccount,secret %s\n"+
+		"  kubectl delete --ignore-not-found clusterrolebinding,clusterrole", apply.ReaderNamespace, what.ReaderName())
+	for _, o := range objects {
+		if o.GetKind() == "ClusterRole" {
+			text += " \\\n    " + o.GetName()
+		}
+	}
+	return text + fmt.Sprintf("\n  # where no other cluster reads it: kubectl delete namespace %s\n",
+		apply.ReaderNamespace), nil
+}
+
+// prove writes the exporter's Secrets: its token, the roots of the own cluster, and a certificate with the name of the
+// cluster that it reads. It keeps a certificate that is valid for at least half of its lifetime. It returns the root
+// that signed it.
+func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map[string][]byte) ([]byte, error) {
+	beside := &certs.Store{Cluster: &fleet.Cluster{Context: p.facts.Context, Namespace: what.Namespace(),
+		Config: p.applier.Cluster.Config}}
+	namespaced, err := certs.Of(beside.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	name := pki.SecretName("exporter")
+	have, err := namespaced.Secret(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var root []byte
+	if remote, err := p.remotes.Get(ctx, what.Cluster, metav1.GetOptions{}); err == nil {
+		text, _, _ := unstructured.NestedString(remote.Object, "spec", "trustBundle")
+		root = []byte(text)
+	}
+	half := now.Add(certs.DefaultValidity.Certificate / 2)
+	if pki.CheckCertificate(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter",
+		half) != nil {
+		var cert, key []byte
+		if root, cert, key, err = pki.Alone(what.Cluster, "exporter", certs.DefaultValidity.Certificate, now); err != nil {
+			return nil, err
+		}
+		if err := p.applier.ApplyTyped(ctx, certs.TlsSecret(what.Namespace(), name, cert, key)); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.applier.ApplyTyped(ctx, &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: apply.ReaderSecret, Namespace: what.Namespace()},
+		Type:       corev1.SecretTypeOpaque, Data: token,
+	}); err != nil {
+		return nil, err
+	}
+	return root, p.applier.ApplyTyped(ctx, &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Name: pki.BundlesConfigMap, Namespace: what.Namespace()},
+		Data:       map[string]string{p.Name + ".pem": string(p.Bundle), what.Cluster + ".pem": string(root)},
+	})
+}
+
+// remoteOf returns the RemoteCluster of a cluster that is read: nothing is exported to it, and its nodes, which have no
+// agents, encrypt nothing.
+func (p *linkedCluster) remoteOf(x *certs.Introduction, what apply.Foreign, root []byte) (*appliedRemote, error) {
+	whole, err := certs.ObjectOf(preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}, root)
+	if err != nil {
+		return nil, err
+	}
+	var out appliedRemote
+	if err := read.Into(whole, &out); err != nil {
+		return nil, err
+	}
+	if p.encrypts() && !what.Features.Has(config.Encryption) {
+		out.Spec.Encryption = string(config.Clear)
+	}
+	return &out, nil
+}
+
+func (p *linkedCluster) encrypts() bool {
+	return p.installed == nil || p.installed.Values.Features.Has(config.Encryption)
+}
+
+// introductionOf returns what a cluster gets of one that its exporter is to read. No key shows who that is: the
+// exporter that reads it already must have the same apiserver.
+func (p *linkedCluster) introductionOf(ctx context.Context, f *foreignCluster) (*certs.Introduction, error) {
+	facts := *f.facts
+	if !p.encrypts() {
+		facts.IPs.Prefixes = nil
+	}
+	x := &certs.Introduction{Here: p.pki, There: f.applier.Cluster.Context, Name: f.name, Facts: &facts,
+		Doubt: errors.New("no exporter reads it from here")}
+	if _, does, err := reads(ctx, p.applier, f.name); err != nil || !does {
+		return x, err
+	}
+	api, err := readsFrom(ctx, p.applier, f.name)
+	if err != nil {
+		return nil, err
+	}
+	// An interrupted call has not written the configuration.
+	if x.Doubt = nil; api != "" && api != f.api {
+		x.Doubt = fmt.Errorf("its exporter reads %s, not %s", api, f.api)
+	}
+	return x, nil
+}
+
+// isRead returns an error if a cluster's name is from that cluster alone, and the exporter of that name reads another
+// one.
+func isRead(ctx context.Context, a *apply.Applier, f *foreignCluster) error {
+	if f.named {
+		return nil
+	}
+	api, err := readsFrom(ctx, a, f.name)
+	if err != nil || api == "" || api == f.applier.Cluster.Config.Host {
+		return err
+	}
+	return fmt.Errorf("%s: the exporter for %s reads %s, not %s: name the cluster, --agentless %s=NAME",
+		a.Cluster.Context,
+		f.name, api, f.applier.Cluster.Config.Host, f.applier.Cluster.Context)
+}
+
+// readsFrom returns the URL of the apiserver that the exporter for a cluster reads; empty if there is none.
+func readsFrom(ctx context.Context, a *apply.Applier, cluster string) (string, error) {
+	beside := *a
+	beside.Cluster = &fleet.Cluster{Context: a.Cluster.Context, Namespace: naming.ForeignNamespace(cluster)}
+	exporter, err := beside.Get(ctx, beside.Workload("Deployment", "semaphore-exporter"))
+	if err != nil || exporter == nil {
+		return "", err
+	}
+	volumes, _, err := unstructured.NestedSlice(exporter.Object, "spec", "template", "spec", "volumes")
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", apply.RefOf(exporter), err)
+	}
+	for _, one := range volumes {
+		v, _ := one.(map[string]any)
+		name, _, _ := unstructured.NestedString(v, "configMap", "name")
+		if name == "" || v["name"] != "config" {
+			continue
+		}
+		config, err := beside.Get(ctx, dns.ConfigMapRef(beside.Cluster.Namespace, name))
+		if err != nil || config == nil {
+			return "", err
+		}
+		text, _, _ := unstructured.NestedString(config.Object, "data", "config.yaml")
+		var c struct {
+			Kube struct{ RemoteAPIURL string }
+		}
+		if err := yaml.Unmarshal([]byte(text), &c); err != nil {
+			return "", fmt.Errorf("%s: %w", apply.RefOf(config), err)
+		}
+		return c.Kube.RemoteAPIURL, nil
+	}
+	return "", nil
+}
+
+// appliedRemote is a RemoteCluster without a status.
+type appliedRemote struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec v1alpha1.RemoteClusterSpec `json:"spec"`
+}
+
+// unread deletes what read created.
+func (l *linker) unread(ctx context.Context, w io.Writer) error {
+	there, err := l.foreign(ctx, false)
+	if err != nil {
+		return err
+	}
+	here, err := l.readers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range here {
+		for _, f := range there {
+			if err := isRead(ctx, p.applier, f); err != nil {
+				return err
+			}
+		}
+	}
+	if !l.yes {
+		return planUnread(ctx, w, here, there)
+	}
+	for _, p := range here {
+		for _, f := range there {
+			if err := p.unreadRemote(ctx, w, f.name); err != nil {
+				return err
+			}
+			if err := endReading(ctx, w, p.applier, f.name); err != nil {
+				return err
+			}
+			if err := f.close(ctx, w, apply.Foreign{Cluster: f.name, Reader: p.Name,
+				Features: everyFeature}); err != nil {
+				return err
+			}
+		}
+		if err := p.names(ctx, w, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// planUnread prints what unread would delete.
+func planUnread(ctx context.Context, w io.Writer, here []*linkedCluster, there []*foreignCluster) error {
+	for _, p := range here {
+		for _, f := range there {
+			exporter, does, err := reads(ctx, p.applier, f.name)
+			if err != nil {
+				return err
+			}
+			text := fmt.Sprintf("%s: has no exporter that reads %s\n", p.facts.Context, f.name)
+			if does {
+				text = fmt.Sprintf("%s: has %s with an exporter that reads %s, and its RemoteCluster\n", p.facts.Context,
+					exporter, f.name)
+			}
+			if _, err := fmt.Fprintf(w, "%s%s: may have the ServiceAccount %s/%s, and its rights\n", text,
+				f.applier.Cluster.Context, apply.ReaderNamespace,
+				apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName()); err != nil {
+				return err
+			}
+		}
+	}
+	return show.OnlyPlanned("removed")
+}
+
+// unreadRemote deletes the RemoteCluster of a cluster that is read. It keeps one with a broker, which was linked since.
+func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name string) error {
+	found, err := p.remotes.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, name, err)
+	}
+	if broker, linked, _ := unstructured.NestedMap(found.Object, "spec", "broker"); linked && len(broker) > 0 {
+		_, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context, name)
+		return err
+	}
+	return remove(ctx, w, p.facts.Context, p.remotes, name)
+}
+
+// reads returns the namespace of the exporter for a cluster, if there is one beside the broker.
+func reads(ctx context.Context, a *apply.Applier, cluster string) (ref apply.Ref, does bool, err error) {
+	ref = apply.NamespaceRef(naming.ForeignNamespace(cluster))
+	found, err := a.Get(ctx, ref)
+	return ref, err == nil && found != nil && found.GetLabels()[apply.ForeignLabel] == a.Cluster.Namespace, err
+}
+
+// endReading deletes the exporter for a cluster, if there is one beside the broker.
+func endReading(ctx context.Context, w io.Writer, a *apply.Applier, cluster string) error {
+	ref, does, err := reads(ctx, a, cluster)
+	if err != nil || !does {
+		return err
+	}
+	if err := a.RemoveAll(ctx, ref); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: %s with the exporter that read %s deleted\n", a.Cluster.Context, ref, cluster)
+	return err
+}
+
+// close deletes one reader's ServiceAccount and rights, and the namespace with the last of them.
+func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Foreign) error {
+	objects, err := apply.BuildReader(what)
+	if err != nil {
+		return err
+	}
+	for _, o := range slices.Backward(objects) {
+		if o.GetKind() == "Namespace" {
+			continue
+		}
+		if err := f.applier.Remove(ctx, apply.RefOf(o)); err != nil {
+			return err
+		}
+	}
+	others, err := f.applier.Client.Resource(corev1.SchemeGroupVersion.WithResource("serviceaccounts")).
+		Namespace(apply.ReaderNamespace).List(ctx, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
+	if err != nil {
+		return fmt.Errorf("%s: ServiceAccounts: %w", f.applier.Cluster.Context, err)
+	}
+	others.Items = slices.DeleteFunc(others.Items, func(o unstructured.Unstructured) bool {
+		return o.GetName() == what.ReaderName() // it is being deleted
+	})
+	if len(others.Items) == 0 {
+		if err := f.applier.RemoveAll(ctx, apply.NamespaceRef(apply.ReaderNamespace)); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintf(w, "%s: ServiceAccount %s/%s deleted, and its rights\n", f.applier.Cluster.Context,
+		apply.ReaderNamespace, what.ReaderName())
+	return err
+}
+
+// ExportersBeside returns the namespaces of exporters for other clusters.
+func ExportersBeside(ctx context.Context, a *apply.Applier) ([]apply.Ref, error) {
+	list, err := a.Client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+		metav1.ListOptions{LabelSelector: apply.ForeignLabel + "=" + a.Cluster.Namespace})
+	if err != nil {
+		return nil, fmt.Errorf("%s: namespaces: %w", a.Cluster.Context, err)
+	}
+	var out []apply.Ref
+	for _, o := range list.Items {
+		out = append(out, apply.NamespaceRef(o.GetName()))
+	}
+	return out, nil
+}

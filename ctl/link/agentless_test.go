@@ -1,0 +1,459 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+)
+
+// mounted acts as the kubelet for a volume: it writes the data of a Secret or ConfigMap to files of a directory.
+func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, name string) {
+	t.Helper()
+	data := map[string][]byte{}
+	if kind == "Secret" {
+		s, err := admin.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		data = s.Data
+	} else {
+		c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		for key, text := range c.Data {
+			data[key] = []byte(text)
+		}
+	}
+	must(t, os.MkdirAll(dir, 0o700))
+	for key, content := range data {
+		must(t, os.WriteFile(filepath.Join(dir, key), content, 0o600))
+	}
+}
+
+// configOf returns the configuration file that a Deployment mounts.
+func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment string) string {
+	t.Helper()
+	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), deployment, metav1.GetOptions{})
+	must(t, err)
+	for _, v := range d.Spec.Template.Spec.Volumes {
+		if v.Name == "config" {
+			c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+			must(t, err)
+			return c.Data["config.yaml"]
+		}
+	}
+	t.Fatalf("Deployment %s mounts no configuration", deployment)
+	return ""
+}
+
+// agentlessClusters returns the cluster c1, for semaphore, and one with the context legacy, in which no part runs.
+func agentlessClusters(t *testing.T) (c1, c2 *rest.Config, ctl func(want int, args string) string) {
+	t.Helper()
+	ctltest.Controllers = append(ctltest.Controllers, "serviceaccount-token-controller")
+	t.Cleanup(func() { ctltest.Controllers = ctltest.Controllers[:len(ctltest.Controllers)-1] })
+	var kubeconfig, second string
+	kubeconfig, c1 = ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
+	second, c2 = ctltest.EmptyCluster(t, "legacy", "10.2.0.0/16", "172.18.2.7", false)
+	t.Setenv("KUBECONFIG", kubeconfig+":"+renamed(t, second))
+	must(t, ctltest.AwaitDefault(t, kubernetes.NewForConfigOrDie(c1)))
+	must(t, ctltest.AwaitDefault(t, kubernetes.NewForConfigOrDie(c2)))
+	ports := regexp.MustCompile(`127\.0\.0\.1:\d+`)
+	ctl = func(want int, args string) string {
+		t.Helper()
+		out, code, err := ctltest.Run(t, strings.Fields(args)...)
+		if code != want {
+			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
+		}
+		if err != nil {
+			out += "error: " + err.Error() + "\n"
+		}
+		return ports.ReplaceAllString(ctltest.Durations.ReplaceAllString(out, "TIME"), "127.0.0.1:PORT")
+	}
+	return c1, c2, ctl
+}
+
+// TestAgentless: one command starts an exporter beside the broker of c1 that reads a cluster in which only a
+// ServiceAccount is installed; no certificate is created by hand. A real broker and a real exporter run with the
+// configuration of the manifests. The same command replaces a revoked token; TestRemoteAPI of internal/kube tests that
+// a running client uses the new one. unlink leaves nothing in either cluster.
+func TestAgentless(t *testing.T) {
+	c1, c2, ctl := agentlessClusters(t)
+	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
+	ctl(0, "install --context c1 --features services,policy")
+	before, beforeThere := ctltest.Everything(t, c1), ctltest.Everything(t, c2)
+	link := "link --context c1 --agentless legacy=c2 --yes --api legacy=" + c2.Host
+	ctltest.Golden(t, "agentless-loopback", ctl(1, "link --context c1 --agentless legacy=c2"))
+	ctltest.Golden(t, "agentless", ctl(0, link))
+
+	dir := t.TempDir()
+	address := loopback.Address(t)
+	startBroker(t, here, c1, dir, address)
+	mount := func() {
+		mounted(t, here, filepath.Join(dir, "exporter-tls"), "Secret", "semaphore-c2", "semaphore-exporter-tls")
+		mounted(t, here, filepath.Join(dir, "exporter-bundles"), "ConfigMap", "semaphore-c2", "semaphore-bundles")
+		mounted(t, here, filepath.Join(dir, "reader"), "Secret", "semaphore-c2", "semaphore-reader")
+	}
+	mount()
+	text := configOf(t, here, "semaphore-c2", "semaphore-exporter")
+	text = strings.ReplaceAll(text, "semaphore-broker-federation.semaphore.svc:8443", address)
+	text = strings.ReplaceAll(text, "/etc/semaphore/reader", filepath.Join(dir, "reader"))
+	cfg, err := config.Parse[config.Exporter](fmt.Appendf(nil, `%s
+leaderElection: {enabled: false}
+tls: {certFile: %[2]s/exporter-tls/tls.crt, keyFile: %[2]s/exporter-tls/tls.key, bundleDir: %[2]s/exporter-bundles}
+listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
+`, text, dir, loopback.Address(t)))
+	must(t, err)
+	if cfg.Cluster != "c2" || cfg.Features.Has(config.Encryption) || cfg.Events {
+		t.Errorf("the exporter's configuration is\n%s", text)
+	}
+	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
+	offer := func(name, ip string) {
+		t.Helper()
+		s, err := there.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}, metav1.CreateOptions{})
+		must(t, err)
+		ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
+		_, err = there.DiscoveryV1().EndpointSlices("default").Create(t.Context(), &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name + "-1",
+				Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, // and as Kubernetes copies those of the Service
+					"mirror.semaphore.uw.io/mirror-service": "true"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+			Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	mirrored := func(name, ip string) error {
+		mirror := "c2-default-73736d-" + name
+		if _, err := here.CoreV1().Services("semaphore").Get(t.Context(), mirror, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		all, err := here.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirror})
+		if err != nil {
+			return err
+		}
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				if e.Addresses[0] == ip {
+					return nil
+				}
+			}
+		}
+		var seen []string
+		for _, s := range all.Items {
+			seen = append(seen, fmt.Sprint(s.Name, s.Endpoints))
+		}
+		return fmt.Errorf("%s has not the endpoint %s: %q", mirror, ip, seen)
+	}
+	offer("echo", "10.2.0.9")
+	took := testkit.Eventually(t, 3*time.Minute, "the Service of the other cluster is mirrored",
+		func() error { return mirrored("echo", "10.2.0.9") })
+	t.Logf("mirrored %s after it was offered", took)
+	pod, err := there.CoreV1().Pods("default").Create(t.Context(),
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "client",
+			Labels: map[string]string{"semaphore.uw.systems/name": "client"}},
+			Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
+		metav1.CreateOptions{})
+	must(t, err)
+	_, err = there.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.MergePatchType,
+		[]byte(`{"status":{"phase":"Running","podIP":"10.2.0.10","podIPs":[{"ip":"10.2.0.10"}]}}`),
+		metav1.PatchOptions{}, "status")
+	must(t, err)
+	dynamicHere := dynamic.NewForConfigOrDie(c1)
+	testkit.Eventually(t, 3*time.Minute, "the pod is in a set", func() error {
+		set, err := dynamicHere.Resource(kubetest.CalicoCRD.WithResource("globalnetworksets")).Get(t.Context(),
+			"c2-default-client", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets"); len(nets) != 1 ||
+			!strings.HasPrefix(nets[0], "10.2.0.10") {
+			return fmt.Errorf("its addresses are %q", nets)
+		}
+		return nil
+	})
+	remotes := dynamicHere.Resource(v1alpha1.RemoteClusters)
+	testkit.Eventually(t, 3*time.Minute, "the RemoteCluster is connected", func() error {
+		r, err := remotes.Get(t.Context(), "c2", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+		for _, c := range conditions {
+			c := c.(map[string]any)
+			if bad := c["type"] != "Exporting" && c["status"] != "True"; bad {
+				return fmt.Errorf("%v", c)
+			}
+		}
+		if len(conditions) == 0 {
+			return errors.New("no conditions")
+		}
+		return nil
+	})
+
+	// The second call changes only what is necessary: certificate and token stay.
+	certificate := func() string {
+		s, err := here.CoreV1().Secrets("semaphore-c2").Get(t.Context(), "semaphore-exporter-tls", metav1.GetOptions{})
+		must(t, err)
+		return string(s.Data["tls.crt"])
+	}
+	first := certificate()
+	ctl(0, link)
+	if certificate() != first {
+		t.Error("the second call made another certificate")
+	}
+
+	// The token is revoked. The next call creates another one, and the exporter continues.
+	must(t, there.CoreV1().Secrets("semaphore-reader").Delete(t.Context(), "semaphore-reader-c1", metav1.DeleteOptions{}))
+	old, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
+	must(t, err)
+	testkit.Eventually(t, 3*time.Minute, "the token is revoked", func() error {
+		byToken := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(old),
+			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
+		if _, err := byToken.CoreV1().Services("default").List(t.Context(), metav1.ListOptions{}); err == nil {
+			return errors.New("it reads Services still")
+		}
+		return nil
+	})
+	ctl(0, link)
+	mount()
+	fresh, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
+	must(t, err)
+	if string(fresh) == string(old) {
+		t.Fatal("the token is the one that was revoked")
+	}
+	offer("later", "10.2.0.11")
+	testkit.Eventually(t, 3*time.Minute, "a Service that is offered after the token was replaced is mirrored",
+		func() error { return mirrored("later", "10.2.0.11") })
+
+	// The objects from before, the new Services and the pod remain.
+	ctltest.Golden(t, "agentless-unlink", ctl(0, "unlink --context c1 --agentless legacy=c2 --yes"))
+	testkit.Eventually(t, 3*time.Minute, "the mirrors are deleted", func() error {
+		if mirrored("echo", "10.2.0.9") == nil {
+			return errors.New("echo is there")
+		}
+		return nil
+	})
+	for _, name := range []string{"echo", "later"} {
+		must(t, there.CoreV1().Services("default").Delete(t.Context(), name, metav1.DeleteOptions{}))
+		must(t, there.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), name+"-1", metav1.DeleteOptions{}))
+	}
+	must(t, there.CoreV1().Pods("default").Delete(t.Context(), "client",
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	testkit.Eventually(t, 3*time.Minute, "nothing is left", func() error {
+		if d := cmp.Diff(strings.Split(beforeThere, "\n"), strings.Split(ctltest.Everything(t, c2), "\n")); d != "" {
+			return errors.New("in c2: " + d)
+		}
+		// The running broker keeps its own state.
+		left := slices.DeleteFunc(strings.Split(ctltest.Everything(t, c1), "\n"), func(line string) bool {
+			return strings.HasPrefix(line, "v1 configmaps semaphore semaphore-broker-remotes ")
+		})
+		if d := cmp.Diff(strings.Split(before, "\n"), left); d != "" {
+			return errors.New("in c1: " + d)
+		}
+		return nil
+	})
+
+	// A cluster that has semaphore of its own by now stays linked.
+	_, err = remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.RemoteClusters.GroupVersion().String(), "kind": "RemoteCluster",
+		"metadata": map[string]any{"name": "c2"},
+		"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"},
+			"broker": map[string]any{"address": "192.0.2.9:8443"}},
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	out := ctl(0, "unlink --context c1 --agentless legacy=c2 --yes")
+	if !strings.Contains(out, "RemoteCluster c2 has a broker") {
+		t.Error(out)
+	}
+	_, err = remotes.Get(t.Context(), "c2", metav1.GetOptions{})
+	must(t, err)
+}
+
+// TestAgentlessEnds: a reader has only the rights for what it exports. Another call of link keeps its rights and adds
+// requested ones, but removes none before unlink. The commands that unlink --force and uninstall print remove what they
+// cannot reach.
+func TestAgentlessEnds(t *testing.T) {
+	c1, c2, ctl := agentlessClusters(t)
+	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
+	before := ctltest.Everything(t, c2)
+	ctl(0, "install --context c1 --features services,policy")
+	link := "link --context c1 --agentless legacy=c2 --yes --api legacy=" + c2.Host
+	may := func(resource string) bool {
+		t.Helper()
+		secret, err := there.CoreV1().Secrets("semaphore-reader").Get(t.Context(), "semaphore-reader-c1",
+			metav1.GetOptions{})
+		must(t, err)
+		reader := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(secret.Data["token"]),
+			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
+		answer, err := reader.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(),
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: resource}}},
+			metav1.CreateOptions{})
+		must(t, err)
+		return answer.Status.Allowed
+	}
+	reads := func(services, pods bool) {
+		t.Helper()
+		// The apiserver learns of roles by a watch.
+		testkit.Eventually(t, 3*time.Minute, "the rights", testkit.State(func() (bool, string) {
+			s, p := may("services"), may("pods")
+			return s == services && p == pods, fmt.Sprintf("services %t, pods %t", s, p)
+		}))
+		roles, err := there.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		bindings, err := there.RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		var names []string
+		for _, r := range roles.Items {
+			names = append(names, r.Name)
+		}
+		for _, b := range bindings.Items {
+			names = append(names, b.Name)
+		}
+		if has := slices.Contains(names, "semaphore-reader-policy-c1"); has != pods {
+			t.Errorf("a role or binding for pods is there: %t", has)
+		}
+	}
+	gone := func(what string) {
+		t.Helper()
+		testkit.Eventually(t, 3*time.Minute, what, func() error {
+			if d := cmp.Diff(strings.Split(before, "\n"), strings.Split(ctltest.Everything(t, c2), "\n")); d != "" {
+				return errors.New(d)
+			}
+			return nil
+		})
+	}
+	ctl(0, link)
+	reads(true, true)
+	exports := func(want ...config.Feature) {
+		t.Helper()
+		var is struct{ Features config.Features }
+		text := configOf(t, here, "semaphore-c2", "semaphore-exporter")
+		must(t, yaml.Unmarshal([]byte(text), &is))
+		if !slices.Equal(is.Features, want) {
+			t.Errorf("the exporter's configuration is\n%s", text)
+		}
+	}
+	ctltest.Golden(t, "agentless-fewer", ctl(2, link+" --features services"))
+	reads(true, true)
+	exports(config.Services, config.Policy)
+	ctl(0, "unlink --context c1 --agentless legacy=c2 --yes") // as it says
+	ctl(0, link+" --features encryption,services")
+	reads(true, false)
+	exports(config.Encryption, config.Services)
+	ctl(0, link)
+	reads(true, false)
+	exports(config.Encryption, config.Services)
+	ctl(0, link+" --features encryption,services,policy")
+	reads(true, true)
+	exports(config.Encryption, config.Services, config.Policy)
+
+	ctltest.Golden(t, "agentless-forget", ctl(0, "unlink c2 --force --context c1"))
+	ctltest.Golden(t, "agentless-forget-yes", ctl(0, "unlink c2 --force --context c1 --yes"))
+	if _, err := here.CoreV1().Namespaces().Get(t.Context(), "semaphore-c2", metav1.GetOptions{}); err == nil {
+		t.Error("the exporter outlives unlink --force")
+	}
+	ctl(0, "unlink --context c1 --agentless legacy=c2 --yes") // as it says
+	gone("nothing is left in c2 after unlink --force and unlink")
+
+	ctl(0, link)
+	ctltest.Golden(t, "agentless-uninstall", ctl(0, "uninstall --context c1"))
+	out := ctl(0, "uninstall --context c1 --yes")
+	ctltest.Golden(t, "agentless-uninstall-yes", out)
+	_, commands, found := strings.Cut(out, "with the kubeconfig of c2:\n")
+	if !found {
+		t.Fatalf("no commands in\n%s", out)
+	}
+	shell := exec.Command("sh", "-ec", commands)
+	shell.Env = append(os.Environ(), "KUBECONFIG="+kubetest.Kubeconfig(t, c2),
+		"PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))
+	text, err := shell.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, commands, text)
+	}
+	if _, last, ok := strings.Cut(commands, "# where no other cluster reads it: kubectl delete namespace "); !ok ||
+		last != "semaphore-reader\n" {
+		t.Errorf("the namespace is not named: %q", commands)
+	}
+	must(t, there.CoreV1().Namespaces().Delete(t.Context(), "semaphore-reader", metav1.DeleteOptions{}))
+	gone("nothing is left in c2 after uninstall and what it printed")
+}
+
+// kubectlDir returns a directory with kubectl: that of the testbed, or otherwise one of PATH.
+func kubectlDir(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("SEMAPHORE_TESTBED_BIN"); dir != "" {
+		return dir
+	}
+	if path, err := exec.LookPath("kubectl"); err == nil {
+		return filepath.Dir(path)
+	}
+	paths, err := components.Ensure(t.Context(), os.Stderr)
+	must(t, err)
+	return filepath.Dir(paths.Kubectl)
+}
+
+// renamed returns a kubeconfig whose cluster and user have names of their own, so that it can be merged with another
+// one.
+func renamed(t *testing.T, file string) string {
+	t.Helper()
+	raw := clientcmd.GetConfigFromFileOrDie(file)
+	context := raw.Contexts[raw.CurrentContext]
+	name := raw.CurrentContext
+	raw.Clusters[name], raw.AuthInfos[name] = raw.Clusters[context.Cluster], raw.AuthInfos[context.AuthInfo]
+	delete(raw.Clusters, "test")
+	delete(raw.AuthInfos, "test")
+	delete(raw.Contexts, "test")
+	context.Cluster, context.AuthInfo = name, name
+	must(t, clientcmd.WriteToFile(*raw, file))
+	return file
+}
+
+// startBroker runs c1's broker with the file and the keys that install created.
+func startBroker(t *testing.T, admin kubernetes.Interface, c1 *rest.Config, dir, address string) {
+	t.Helper()
+	mounted(t, admin, filepath.Join(dir, "broker-tls"), "Secret", "semaphore", "semaphore-broker-tls")
+	mounted(t, admin, filepath.Join(dir, "broker-bundles"), "ConfigMap", "semaphore", "semaphore-bundles")
+	cfg, err := config.Parse[config.Broker](fmt.Appendf(nil, `%s
+leaderElection: {enabled: false, namespace: semaphore}
+kube: {kubeConfigPath: %[2]q}
+tls: {certFile: %[3]s/broker-tls/tls.crt, keyFile: %[3]s/broker-tls/tls.key, bundleDir: %[3]s/broker-bundles}
+listen: {federation: %[4]q, peering: %[5]q, http: %[6]q, debugSocket: %[3]s/broker.sock, services: []}
+`, configOf(t, admin, "semaphore", "semaphore-broker"), kubetest.Kubeconfig(t, c1), dir, address, loopback.Address(t),
+		loopback.Address(t)))
+	must(t, err)
+	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, cfg) })
+}

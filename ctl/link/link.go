@@ -1,0 +1,660 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/certs"
+	"github.com/kube-semaphore/semaphore/ctl/dns"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// linkWithin bounds the requests to the apiservers of all clusters, and with --dns the restart of their CoreDNS.
+const linkWithin = 5 * time.Minute
+
+// linkedCluster is a cluster with what other clusters need to know of it.
+type linkedCluster struct {
+	*certs.OwnIdentity
+	pki     *certs.Store
+	remotes dynamic.ResourceInterface
+	facts   *preflight.Cluster
+	// addresses of its broker for other clusters.
+	addresses []string
+	// source is the UID of its namespace kube-system; empty if it may not be read.
+	source string
+	// installed is the record of install there; nil for none.
+	installed *apply.Record
+	applier   *apply.Applier
+}
+
+// linker is a call of link or unlink.
+type linker struct {
+	access    *fleet.Access
+	dns       bool
+	withAll   bool
+	addresses map[string]string
+	dryRun    show.DryRun
+	output    string
+	progress  io.Writer
+	agentless agentless
+	says      certs.Word
+	// yes is for unlink; link has it in says.
+	yes bool
+}
+
+func (l *linker) flags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&l.withAll, "with-all", false,
+		"each of --context with each cluster of the kubeconfig that has semaphore, and these not among themselves")
+	cmd.Flags().StringArrayVar(&l.agentless.contexts, "agentless", nil,
+		"`CONTEXT` or CONTEXT=NAME of a cluster with nothing but a ServiceAccount, which an exporter beside the broker "+
+			"of each --context reads; may be repeated")
+}
+
+func Command(access *fleet.Access) *cobra.Command {
+	l := linker{access: access}
+	cmd := &cobra.Command{
+		Use:   "link --context C1 --context C2…",
+		Short: "connect clusters: exchange their roots, and make a RemoteCluster of each in all others",
+		Long: `Connects clusters that have semaphore: each gets the roots and a RemoteCluster of each other. Names and roots
+are those of the parts' certificates, subnets are found as check --pre does, and the address is that of the
+Service semaphore-broker-federation. It shows this and asks before it writes; a script says --yes. Nothing is
+written where something stands in the way. It can be called again; what others manage is not overwritten.
+
+Nobody names itself: a name that stands for a cluster already is written again only for who has a key of its
+roots (--replace NAME overrules that). Subnets that stand stay. Public or wide ones, and those of another
+remote, need your word: --pod-subnets, --node-subnets.
+
+  semaphorectl link --context c1 --context c2
+  semaphorectl link --context c21 --with-all
+  semaphorectl link --context c1 --context c2 --dns
+  semaphorectl link --context c1,c2 --dry-run=client -o yaml     prints the objects of each cluster, for GitOps
+
+A cluster of --agentless gets a ServiceAccount that may read Services and pods, and nothing else. An exporter
+beside the broker of each --context reads it, and the RemoteCluster there has its Services and sets. Packets
+to its pods are not encrypted. Called again, it renews certificate, token and image, and keeps the features
+without --features; with more it adds them. To take one away, unlink --agentless it first.
+
+  semaphorectl link --context c1 --agentless legacy
+
+Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when something stands in the way.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := show.CheckPlanned(l.output, l.dryRun); err != nil {
+				return err
+			}
+			if err := l.checkAgentless(); err != nil {
+				return err
+			}
+			l.progress, l.says.In = cmd.ErrOrStderr(), cmd.InOrStdin()
+			if len(l.agentless.contexts) > 0 {
+				return l.read(cmd.Context(), cmd.OutOrStdout())
+			}
+			return l.link(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	l.flags(cmd)
+	l.says.Flags(cmd)
+	l.says.Bounds(cmd)
+	show.CompleteFlag(cmd, "replace", fleet.CompleteRemotes(access))
+	cmd.Flags().StringToStringVar(&l.addresses, "address", nil,
+		"`CONTEXT=HOST:PORT[+HOST:PORT]`: where others reach the broker of that cluster (default: by its Service); may be "+
+			"repeated")
+	show.PlannedFlags(cmd, &l.dryRun, &l.output)
+	cmd.Flags().BoolVar(&l.dns, "dns", false,
+		"also have CoreDNS answer names such as echo.shop.svc.cluster.c2, in all of them, "+
+			"and restart it; once given, link and unlink keep that current")
+	cmd.Flags().StringToStringVar(&l.agentless.apis, "api", nil,
+		"with --agentless: `CONTEXT=URL` by which pods reach the apiserver (default: as in the kubeconfig)")
+	cmd.Flags().StringSliceVar(&l.agentless.features, "features", nil,
+		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those that "+
+			"it is read for already, else services and policy, as far as the cluster that reads has them)")
+	show.CompleteFlag(cmd, "features", show.OneOf("encryption", "services", "policy"))
+	return cmd
+}
+
+func Unlink(access *fleet.Access) *cobra.Command {
+	l := linker{access: access}
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "unlink --context C1,C2… | CLUSTER --force --context C1…",
+		Short: "disconnect clusters: delete the RemoteCluster of each in all others; --force removes a dead one",
+		Long: `Disconnects clusters from each other: deletes the RemoteCluster of each in all others, and with it mirrors,
+sets and peers. A cluster that does not prove its name by its key is refused. Both sides have to be reached. Roots stay
+where they are. With --agentless it also deletes the exporters that read the cluster, and their ServiceAccounts there.
+
+With --force it removes CLUSTER, dead or alive, from the clusters of --context without asking it.
+
+It says first what they have of each other; only with --yes it does it.
+
+  semaphorectl unlink --context c1,c2 --yes
+  semaphorectl unlink c3 --force --context c1,c2 --yes
+
+Exit code 0 when it is done, or without --yes; 1 when a cluster cannot be asked, 2 when something stands in the way.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), linkWithin)
+			defer cancel()
+			l.progress = cmd.ErrOrStderr()
+			switch {
+			case force && (len(args) == 0 || l.withAll || len(l.agentless.contexts) > 0):
+				return errors.New("--force: give the one CLUSTER to remove, and neither --with-all nor --agentless")
+			case force:
+				return l.forget(ctx, cmd.OutOrStdout(), args[0])
+			case len(args) > 0:
+				return fmt.Errorf("%s: to remove it without asking it give --force, or else its --context", args[0])
+			}
+			if err := l.checkAgentless(); err != nil {
+				return err
+			}
+			if len(l.agentless.contexts) > 0 {
+				return l.unread(ctx, cmd.OutOrStdout())
+			}
+			return l.unlink(ctx, cmd.OutOrStdout())
+		},
+	}
+	l.flags(cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "remove CLUSTER without asking it, as where it is dead")
+	show.YesFlag(cmd, &l.yes)
+	show.CompleteArg(cmd, fleet.CompleteRemotes(access))
+	return cmd
+}
+
+// parties returns the selected clusters, and which of them are linked: those of --context with each other, or each of
+// them with all others that have semaphore.
+func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]*linkedCluster, err error) {
+	given, err := l.access.Clusters()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, c := range given {
+		p, err := l.party(ctx, c)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, p)
+	}
+	if l.withAll {
+		if all, err = l.others(ctx, all); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i, a := range all {
+		for j, b := range all[i+1:] {
+			if a.Name == b.Name {
+				return nil, nil, fmt.Errorf("%s and %s: both are named %q", a.facts.Context, b.facts.Context, a.Name)
+			}
+			if !l.withAll || i < len(given) != (i+1+j < len(given)) {
+				pairs = append(pairs, [2]*linkedCluster{a, b})
+			}
+		}
+	}
+	if len(pairs) == 0 {
+		return nil, nil, errors.New("--context: give two or more clusters, or --with-all")
+	}
+	return all, pairs, nil
+}
+
+// others adds the clusters of the kubeconfig that have semaphore. A cluster that cannot be reached is an error: the
+// flag means all.
+func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedCluster, error) {
+	names, err := l.access.Names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if slices.ContainsFunc(all, func(p *linkedCluster) bool { return p.facts.Context == name }) {
+			continue
+		}
+		one := fleet.Access{Contexts: []string{name}, Kubeconfig: l.access.Kubeconfig, Namespace: l.access.Namespace}
+		c, err := one.Cluster()
+		if err != nil {
+			return nil, err
+		}
+		p, err := certs.Of(c)
+		if err != nil {
+			return nil, err
+		}
+		data, err := p.Secret(ctx, pki.SecretName("semaphorectl"))
+		if err != nil {
+			return nil, err
+		}
+		if data == nil {
+			continue // it has no semaphore
+		}
+		other, err := l.party(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, other)
+	}
+	return all, nil
+}
+
+func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, error) {
+	p, err := certs.Of(c)
+	if err != nil {
+		return nil, err
+	}
+	out := &linkedCluster{pki: p}
+	if out.OwnIdentity, err = p.Own(ctx); err != nil {
+		return nil, err
+	}
+	if out.facts, err = preflight.Survey(ctx, c); err != nil {
+		return nil, err
+	}
+	// It has a name, and is installed.
+	out.facts.Names, out.facts.Lacks = []string{out.Name}, nil
+	if out.applier, err = apply.New(c, l.progress); err != nil {
+		return nil, err
+	}
+	if out.installed, err = out.applier.Record(ctx); err != nil {
+		return nil, err
+	}
+	if out.installed != nil {
+		out.facts = apply.WithWishes(out.facts, out.installed.Wishes)
+	}
+	if err := l.says.Given(out.facts); err != nil {
+		return nil, err
+	}
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	out.remotes = p.Remotes
+	system, err := client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Get(ctx, dns.SystemNamespace,
+		metav1.GetOptions{})
+	if err == nil {
+		out.source = string(system.GetUID())
+	} else if !apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("%s: namespace %s: %w", c.Context, dns.SystemNamespace, err)
+	}
+	if given := l.addresses[c.Context]; given != "" {
+		out.addresses = strings.Split(given, "+")
+	} else {
+		var service corev1.Service
+		found, err := client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(c.Namespace).Get(ctx,
+			"semaphore-broker-federation", metav1.GetOptions{})
+		if err == nil {
+			err = read.Into(found, &service)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Context, err)
+		}
+		out.addresses = addressesOf(&service, out.facts.Nodes)
+	}
+	return out, nil
+}
+
+// maxAddresses is how many nodes lead to a broker: one may go, and another one be replaced at the same time.
+const maxAddresses = 3
+
+// addressesOf returns where other clusters reach a Service: its load balancer, or its port on several nodes; none if
+// neither is known.
+func addressesOf(s *corev1.Service, nodes []preflight.Node) (out []string) {
+	if len(s.Spec.Ports) == 0 {
+		return nil
+	}
+	port := s.Spec.Ports[0]
+	for _, ingress := range s.Status.LoadBalancer.Ingress {
+		for _, host := range []string{ingress.Hostname, ingress.IP} {
+			if host != "" {
+				return []string{net.JoinHostPort(host, strconv.Itoa(int(port.Port)))}
+			}
+		}
+	}
+	// Some nodes represent all: those that are likely to remain.
+	nodes = slices.Clone(nodes)
+	slices.SortStableFunc(nodes, func(a, b preflight.Node) int {
+		if a.ControlPlane != b.ControlPlane {
+			if a.ControlPlane {
+				return -1
+			}
+			return 1
+		}
+		return a.Created.Compare(b.Created)
+	})
+	for _, n := range nodes {
+		if port.NodePort != 0 && len(n.InternalIPs) > 0 && len(out) < maxAddresses {
+			out = append(out, net.JoinHostPort(n.InternalIPs[0].String(), strconv.Itoa(int(port.NodePort))))
+		}
+	}
+	return out
+}
+
+// print prints the objects in place of writing them.
+func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduction) error {
+	if l.output != "json" {
+		for _, x := range gets {
+			text, err := yaml.Marshal(x.Object.Object)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w, "---\n# in %s\n%s", show.Printable(x.Here.Cluster.Context), text); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	clusters := make([]show.Planned, len(all))
+	for i, p := range all {
+		clusters[i].Context = p.facts.Context
+		for _, x := range gets {
+			if x.Here == p.pki {
+				clusters[i].Objects = append(clusters[i].Objects, x.Object)
+			}
+		}
+	}
+	return show.PrintPlanned(w, clusters)
+}
+
+// introductions returns what each cluster of a pair gets of the other.
+func introductions(pairs [][2]*linkedCluster) (gets []*certs.Introduction, to map[*certs.Introduction]*linkedCluster,
+	err error) {
+	to = map[*certs.Introduction]*linkedCluster{}
+	for _, pair := range pairs {
+		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			here, there := way[0], way[1]
+			bundle, err := pki.PeerBundle(here.Name, there.Name, there.Bundle)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s: %w", there.facts.Context, err)
+			}
+			x := &certs.Introduction{Here: here.pki, There: there.facts.Context, Name: there.Name, Bundle: bundle,
+				Proof: &there.Proof, Facts: there.facts, Addresses: there.addresses,
+				Source: there.source}
+			gets, to[x] = append(gets, x), here
+		}
+	}
+	return gets, to, nil
+}
+
+// link creates the objects: all are made in memory, and whatever prevents a link is found, before the first write.
+func (l *linker) link(ctx context.Context, w io.Writer) error {
+	reading, cancel := context.WithTimeout(ctx, linkWithin)
+	defer cancel()
+	all, pairs, err := l.parties(reading)
+	if err != nil {
+		return err
+	}
+	if err := checkLinkable(w, all, pairs); err != nil {
+		return err
+	}
+	gets, to, err := introductions(pairs)
+	if err != nil {
+		return err
+	}
+	said := w
+	if l.dryRun.On() { // standard output is for kubectl
+		said = l.progress
+	}
+	if err := l.says.Propose(reading, said, gets); err != nil {
+		return err
+	}
+	if l.dryRun.On() {
+		return l.print(w, all, gets)
+	}
+	if err := l.says.Ask(ctx, l.progress, gets); err != nil {
+		return err
+	}
+	writing, cancel := context.WithTimeout(ctx, linkWithin)
+	defer cancel()
+	if err := certs.Write(writing, gets, func(x *certs.Introduction) error {
+		// It was read from here, and now has an exporter of its own.
+		if err := endReading(writing, w, to[x].applier, x.Name); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, broker at %s\n", x.Here.Cluster.Context, x.Name,
+			preflight.Subnets{Prefixes: x.Pods}, strings.Join(x.Addresses, ", "))
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := p.names(writing, w, l.dns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// names keeps CoreDNS's blocks current, or creates them.
+func (p *linkedCluster) names(ctx context.Context, w io.Writer, always bool) error {
+	said, err := dns.Wire(ctx, p.applier, always)
+	if err != nil || said == "" {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: %s\n", show.Printable(p.facts.Context), show.Printable(said))
+	return err
+}
+
+// checkLinkable returns an error if clusters cannot be linked as they are, and prints why.
+func checkLinkable(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster) error {
+	var found []show.Finding
+	for _, p := range all {
+		found = append(found, preflight.Judge([]*preflight.Cluster{p.facts})...)
+		if len(p.addresses) == 0 {
+			found = append(found, show.Finding{Code: finding.NoAddress, Level: finding.Error, Subject: p.facts.Context +
+				": Service semaphore-broker-federation", Side: p.facts.Context,
+				Evidence: "it has neither a port on the nodes nor a load balancer: other clusters cannot reach the broker",
+				Fix: fmt.Sprintf(
+					"make it of type NodePort or LoadBalancer (semaphorectl install --expose), or give --address %s=HOST:PORT",
+					p.facts.Context,
+				)})
+		}
+	}
+	for _, pair := range pairs {
+		found = append(found, preflight.JudgePair(pair[0].facts, pair[1].facts)...)
+		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			found = append(found, nodesInside(way[0], way[1])...)
+		}
+	}
+	found = slices.DeleteFunc(found, func(f show.Finding) bool { return f.Level != finding.Error })
+	if len(found) == 0 {
+		return nil
+	}
+	return show.Report(w, found, "table")
+}
+
+// nodesInside reports that a cluster's subnets contain nodes of another: it would accept none of them.
+func nodesInside(here, there *linkedCluster) (out []show.Finding) {
+	if here.installed == nil {
+		return nil
+	}
+	v := here.installed.Values
+	for _, local := range slices.Concat(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets) {
+		for _, nodes := range there.facts.IPs.Prefixes {
+			if local.Bits() > nodes.Bits() || !local.Contains(nodes.Addr()) {
+				continue
+			}
+			out = append(out, show.Finding{Code: finding.NodesInside, Level: finding.Error, Side: here.facts.Context,
+				Subject: here.facts.Context + " and " + there.facts.Context + ": nodes",
+				Evidence: fmt.Sprintf("the nodes of %s in %s are inside %s, which %s calls its own", there.facts.Context, nodes,
+					local, here.facts.Context),
+				Fix: fmt.Sprintf("name the nodes of each cluster alone: %s --node-subnets %s",
+					fleet.CommandFor(here.applier.Cluster, "install"), apply.Addresses(here.facts.Nodes))})
+		}
+	}
+	return out
+}
+
+func (l *linker) unlink(ctx context.Context, w io.Writer) error {
+	all, pairs, err := l.parties(ctx)
+	if err != nil {
+		return err
+	}
+	// A cluster that says that it is another one does not have that one removed.
+	gets, _, err := introductions(pairs)
+	if err != nil {
+		return err
+	}
+	for _, x := range gets {
+		x.Facts = nil
+	}
+	found, err := l.says.Judge(ctx, gets)
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		for i := range found {
+			found[i].Fix = "find out why; to remove a cluster by its name: semaphorectl unlink NAME --force --context " +
+				found[i].Side
+		}
+		return show.Report(w, found, "table")
+	}
+	if !l.yes {
+		return planUnlink(ctx, w, pairs)
+	}
+	for _, pair := range pairs {
+		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			if err := remove(ctx, w, way[0].facts.Context, way[0].remotes, way[1].Name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range all {
+		if err := p.names(ctx, w, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove deletes a RemoteCluster; one that does not exist is not an error.
+func remove(ctx context.Context, w io.Writer, where string, remotes dynamic.ResourceInterface, name string) error {
+	said := "deleted"
+	if err := remotes.Delete(ctx, name, metav1.DeleteOptions{}); apierrors.IsNotFound(err) {
+		said = "was not there"
+	} else if err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", where, name, err)
+	}
+	_, err := fmt.Fprintf(w, "%s: RemoteCluster %s %s\n", where, name, said)
+	return err
+}
+
+// planUnlink prints what clusters have of each other.
+func planUnlink(ctx context.Context, w io.Writer, pairs [][2]*linkedCluster) error {
+	for _, pair := range pairs {
+		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			here, name := way[0], way[1].Name
+			found, err := here.remotes.Get(ctx, name, metav1.GetOptions{})
+			text := fmt.Sprintf("%s: has no RemoteCluster %s\n", here.facts.Context, name)
+			if err == nil {
+				text = fmt.Sprintf("%s: has of %s %s\n", here.facts.Context, name, countsOf(found))
+			} else if !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s: RemoteCluster %s: %w", here.facts.Context, name, err)
+			}
+			if _, err := io.WriteString(w, text); err != nil {
+				return err
+			}
+		}
+	}
+	return show.OnlyPlanned("removed")
+}
+
+// forget prints what clusters have of another, and with --yes removes it.
+func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
+	clusters, err := l.access.Clusters()
+	if err != nil {
+		return err
+	}
+	known := false
+	for _, c := range clusters {
+		a, err := apply.New(c, l.progress)
+		if err != nil {
+			return err
+		}
+		has, err := forgetIn(ctx, w, a, name, l.yes)
+		if err != nil {
+			return err
+		}
+		known = known || has
+	}
+	if known && !l.yes {
+		return show.OnlyPlanned("removed")
+	}
+	return nil
+}
+
+// forgetIn does so for one cluster; known means that it has a RemoteCluster of the name, or an exporter that an
+// interrupted call left.
+func forgetIn(ctx context.Context, w io.Writer, a *apply.Applier, name string, yes bool) (known bool, err error) {
+	where := a.Cluster.Context
+	remotes := a.Client.Resource(v1alpha1.RemoteClusters)
+	found, err := remotes.Get(ctx, name, metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
+		return false, fmt.Errorf("%s: RemoteCluster %s: %w", where, name, err)
+	}
+	exporter, isRead, err := reads(ctx, a, name)
+	if err != nil {
+		return false, err
+	}
+	text := fmt.Sprintf("%s: has no RemoteCluster %s\n", where, name)
+	if !missing {
+		text = fmt.Sprintf("%s: has of %s %s\n", where, name, countsOf(found))
+	} else if !isRead {
+		_, err := io.WriteString(w, text)
+		return false, err
+	}
+	if isRead && !yes {
+		text += fmt.Sprintf("%s: has %s with an exporter that reads %s\n", where, exporter, name)
+	}
+	if _, err := io.WriteString(w, text); err != nil || !yes {
+		return true, err
+	}
+	if err := remove(ctx, w, where, remotes, name); err != nil {
+		return true, err
+	}
+	if err := endReading(ctx, w, a, name); err != nil {
+		return true, err
+	}
+	said, err := dns.Wire(ctx, a, false)
+	if err != nil {
+		return true, err
+	}
+	if said != "" {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", where, show.Printable(said)); err != nil {
+			return true, err
+		}
+	}
+	if isRead {
+		_, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
+			"  %[3]s --agentless CONTEXT=%[2]s --yes\n", where, name, fleet.CommandFor(a.Cluster, "unlink"))
+	}
+	return true, err
+}
+
+// countsOf returns the counts in the status of a RemoteCluster, such as "nodes 3, services 12".
+func countsOf(object *unstructured.Unstructured) string {
+	counts, _, _ := unstructured.NestedMap(object.Object, "status", "objects")
+	var out []string
+	for what, n := range counts {
+		out = append(out, fmt.Sprintf("%s %v", what, n))
+	}
+	if len(out) == 0 {
+		return "nothing that its status counts"
+	}
+	slices.Sort(out)
+	return show.Printable(strings.Join(out, ", "))
+}

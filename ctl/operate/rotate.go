@@ -1,0 +1,117 @@
+package operate
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func RotateKey(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Orders: true, Parts: []string{fleet.Broker, fleet.Agent}}
+	var timeout, within time.Duration
+	req := &semaphorev1.RotateKeyRequest{}
+	cmd := &cobra.Command{
+		Use:   "rotate-key (--node NODE… | --all)",
+		Short: "have nodes make new WireGuard keys",
+		Long: `Makes nodes of this cluster replace their WireGuard keys. The broker sends the order to their agents and
+answers with the nodes that received it; each new key then reaches the peers as every change does, and traffic
+continues. Through an agent's own socket, that one node replaces its keys, and the answer comes afterwards;
+the agent refuses while it is not attached to its broker, because its peers would not receive them.
+
+Exit code 0 when all nodes received the order, 2 when some did not, 1 when no part answered.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if t.Part != "" && t.Part != fleet.Broker {
+				return fmt.Errorf("--part %q: ask a broker, or an agent by --agent or through its socket", t.Part)
+			}
+			if within < 0 {
+				return fmt.Errorf("--within %s: use 0s or more", within)
+			}
+			if cmd.Flags().Changed("within") {
+				req.Within = durationpb.New(within)
+			}
+			parts, unreached := t.Dial(cmd.Context())
+			if len(parts) == 0 {
+				return unreached
+			}
+			return errors.Join(unreached, rotateKey(cmd.Context(), cmd.OutOrStdout(), access, parts, req, timeout))
+		},
+	}
+	t.Flags(cmd)
+	f := cmd.Flags()
+	f.StringSliceVar(&req.Nodes, "node", nil, "a node of this cluster; may be repeated")
+	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
+	f.StringVar(&req.Cluster, "remote", "", "only the keys for this remote cluster (default: for each)")
+	f.DurationVar(&within, "within", 0, "spread the nodes over this time (default: 50ms for each of them)")
+	f.BoolVar(&req.Force, "force", false, "also if a remote would not receive the new key, as while it does not "+
+		"receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
+	show.TimeoutFlag(cmd, &timeout, 10*time.Second)
+	show.CompleteFlag(cmd, "node", fleet.CompleteStatus(&t, fleet.NodesOf))
+	show.CompleteFlag(cmd, "remote", fleet.CompleteStatus(&t, fleet.LinkedOf))
+	cmd.MarkFlagsMutuallyExclusive("node", "all")
+	return cmd
+}
+
+// rotateKey asks the brokers or agents among the parts.
+func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*fleet.Part,
+	req *semaphorev1.RotateKeyRequest, timeout time.Duration) error {
+	var nodes []*semaphorev1.NodeRotation
+	asked, failed := fleet.Each(ctx, timeout, parts, func(ctx context.Context, p *fleet.Part) error {
+		answer, err := p.Control().RotateKey(ctx, req)
+		nodes = append(nodes, answer.GetNodes()...)
+		return err
+	})
+	ordered, not, first := 0, 0, ""
+	for _, n := range nodes {
+		line := "order received"
+		switch {
+		case !n.GetAccepted():
+			not++
+			line = "NOT received: " + show.Printable(n.GetProblem())
+		case len(n.GetKeys()) > 0:
+			var keys []string
+			for _, k := range n.GetKeys() {
+				keys = append(keys, fmt.Sprintf("%s has the new public key %s", show.Printable(k.GetInterface()),
+					base64.StdEncoding.EncodeToString(k.GetPublicKey())))
+			}
+			line = strings.Join(keys, ", ")
+		}
+		if n.GetAccepted() {
+			ordered++
+			first = cmp.Or(first, n.GetNode())
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", show.Printable(n.GetNode()), line); err != nil {
+			return err
+		}
+	}
+	if ordered > 0 {
+		if _, err := fmt.Fprintf(w, "to see what became of it: %s\n", fleet.Again(access, parts[0],
+			"trace --history node/"+first)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case asked == 0:
+		return errors.New("none of the parts asked is a broker or an agent: give --context, or run this in the pod of the " +
+			"leading broker, or give --address")
+	case failed != nil:
+		return failed
+	case not > 0:
+		return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%d of %d nodes did not receive the order",
+			not, ordered+not)}
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+package preflight
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+)
+
+// Run surveys the clusters of the flags, prints what they are like and what prevents connecting them, and returns the
+// exit code's error.
+func Run(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	clusters, notAsked := SurveyAll(ctx, access)
+	clusters = slices.DeleteFunc(clusters, func(c *Cluster) bool { return c == nil })
+	if len(clusters) == 0 {
+		return notAsked
+	}
+	if err := printPreflight(w, clusters, output); notAsked == nil {
+		return err
+	}
+	return notAsked
+}
+
+// SurveyAll surveys the clusters of the flags concurrently. Beside an error, those that were not surveyed are nil.
+func SurveyAll(ctx context.Context, access *fleet.Access) ([]*Cluster, error) {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	found, failed := make([]*Cluster, len(clusters)), make([]error, len(clusters))
+	var g errgroup.Group
+	for i, c := range clusters {
+		g.Go(func() error {
+			found[i], failed[i] = Survey(ctx, c)
+			return nil
+		})
+	}
+	_ = g.Wait() // none returns an error
+	return found, errors.Join(failed...)
+}
+
+func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
+	findings := Judge(clusters)
+	if output != "table" {
+		all := []any{}
+		for _, c := range clusters {
+			text, err := json.Marshal(c)
+			if err != nil {
+				return err
+			}
+			object := map[string]any{}
+			if err := json.Unmarshal(text, &object); err != nil {
+				return err
+			}
+			object["subnets"] = map[string]any{"pods": c.Pods, "services": c.Services, "nodes": c.IPs}
+			object["allowedIPs"] = c.AllowedIPs()
+			all = append(all, object)
+		}
+		if err := show.PrintValue(w, map[string]any{"clusters": all, "findings": findings}, output); err != nil {
+			return err
+		}
+		return verdictOf(findings)
+	}
+	for _, c := range clusters {
+		if err := Describe(w, c); err != nil {
+			return err
+		}
+	}
+	return show.Report(w, findings, "table")
+}
+
+// Describe prints the properties of a cluster.
+func Describe(w io.Writer, c *Cluster) error {
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	line := func(what, value, from string) {
+		if value == "" {
+			value = "not found"
+		}
+		if from != "" {
+			value += " (" + from + ")"
+		}
+		fmt.Fprintf(t, "  %s\t%s\n", what, value)
+	}
+	fmt.Fprintf(t, "%s\n", c.Context)
+	line("name", strings.Join(c.Names, ", or "), "")
+	kubernetes := c.Version
+	if c.Provider != "" {
+		kubernetes += " on " + c.Provider
+	}
+	line("Kubernetes", kubernetes, "")
+	line("nodes", nodesOf(c), "")
+	line("pods", c.Pods.String(), c.Pods.From)
+	line("Services", c.Services.String(), c.Services.From)
+	line("nodes' addresses", c.IPs.String(), c.IPs.From)
+	cni := c.CNI
+	if c.Calico != nil {
+		cni += ", encapsulation " + c.Calico.Encapsulation
+		if c.Calico.NATOutgoing {
+			cni += ", natOutgoing"
+		}
+	}
+	line("CNI", cni, "")
+	line("allowedIPs", c.AllowedIPs(), "")
+	line("kube-proxy", c.KubeProxy, "")
+	dns := c.DNS.ConfigMap
+	if dns != "" {
+		dns = "CoreDNS by ConfigMap " + dns
+	}
+	if c.DNS.Import != "" {
+		dns += ", imports " + c.DNS.Import
+	}
+	if c.DNS.NodeLocal {
+		dns += ", NodeLocal DNSCache"
+	}
+	line("DNS", dns, "")
+	fmt.Fprintln(t)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return show.PrintLines(w, text.String())
+}
+
+// nodesOf returns a text such as "3, Linux 6.8.0 to 6.12.1".
+func nodesOf(c *Cluster) string {
+	var kernels []string
+	for _, n := range c.Nodes {
+		kernels = append(kernels, n.Kernel)
+	}
+	slices.Sort(kernels)
+	kernels = slices.Compact(kernels)
+	return fmt.Sprintf("%d, Linux %s", len(c.Nodes), strings.Join(kernels, ", "))
+}
+
+// verdictOf returns the exit code's error for findings.
+func verdictOf(findings []show.Finding) error {
+	return show.Report(io.Discard, findings, "table")
+}

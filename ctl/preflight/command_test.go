@@ -1,0 +1,104 @@
+package preflight
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// TestPreflight surveys a real apiserver with Calico's types, and writes nothing to it.
+func TestPreflight(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools", "blockaffinities", "ipamconfigs",
+		"felixconfigurations")
+	admin, dyn := kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+	for name, ip := range map[string]string{"n1": "172.18.0.2", "n2": "172.18.0.3"} {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{ProviderID: "kind://docker/c1/" + name}}
+		n, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		must(t, err)
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
+		n.Status.NodeInfo.KernelVersion = "6.12.1-cloud"
+		_, err = admin.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	create := func(resource, kind, name string, spec map[string]any) {
+		t.Helper()
+		_, err := dyn.Resource(kubetest.CalicoCRD.WithResource(resource)).Create(t.Context(),
+			&unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": kubetest.CalicoCRD.String(), "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
+			}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	create("ippools", "IPPool", "default", map[string]any{"cidr": "10.1.0.0/16", "ipipMode": "Never",
+		"vxlanMode": "Always", "natOutgoing": true, "nodeSelector": "all()"})
+	create("ippools", "IPPool", "remote", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
+		"nodeSelector": "all()"})
+	create("blockaffinities", "BlockAffinity", "n1-10-1-2-0-26", map[string]any{"node": "n1", "cidr": "10.1.2.0/26",
+		"state": "confirmed", "deleted": "false"})
+	create("felixconfigurations", "FelixConfiguration", "default", map[string]any{"wireguardEnabled": true})
+	for name, data := range map[string]map[string]string{
+		"coredns":        {"Corefile": ".:53 {\n    import custom/*.override\n    kubernetes cluster.local\n}\n"},
+		"kube-proxy":     {"config.conf": "kind: KubeProxyConfiguration\nmode: nftables\n"},
+		"kubeadm-config": {"ClusterConfiguration": "clusterName: prod-1\nnetworking: {podSubnet: 10.9.0.0/16}\n"},
+	} {
+		_, err := admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system"}, Data: data},
+			metav1.CreateOptions{})
+		must(t, err)
+	}
+	before := countObjects(t, admin)
+	kubeconfig := kubetest.Kubeconfig(t, cfg)
+	out, code, err := ctltest.Run(t, "check", "--pre", "--kubeconfig", kubeconfig)
+	out = regexp.MustCompile(`v1\.\d+\.\d+\S*`).ReplaceAllString(out, "v1.N")
+	ctltest.Golden(t, "preflight", out)
+	// Without strict affinity, nodes borrow addresses of other nodes' blocks.
+	if code != 2 || err == nil || err.Error() != "0 errors, 1 warning" {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	create("ipamconfigs", "IPAMConfig", "default", map[string]any{"strictAffinity": true, "autoAllocateBlocks": true})
+	if out, code, err := ctltest.Run(t, "check", "--pre", "--kubeconfig", kubeconfig); code != 0 {
+		t.Errorf("fixed: exit code %d, %v\n%s", code, err, out)
+	}
+	out, _, err = ctltest.Run(t, "check", "--pre", "--kubeconfig", kubeconfig, "-o", "json")
+	must(t, err)
+	var said struct {
+		Clusters []struct {
+			Context, AllowedIPs string
+			Names               []string
+			Subnets             map[string]struct{ Prefixes []string }
+		}
+	}
+	must(t, json.Unmarshal([]byte(out), &said))
+	if c := said.Clusters[0]; c.AllowedIPs != "calicoBlocks" || c.Names[0] != "prod-1" ||
+		strings.Join(c.Subnets["pods"].Prefixes, " ") != "10.1.0.0/16" || len(c.Subnets["services"].Prefixes) != 1 {
+		t.Errorf("%s", out)
+	}
+	if after := countObjects(t, admin); after != before {
+		t.Errorf("there were %d namespaces, Services, ConfigMaps and Secrets, and now %d: preflight wrote", before, after)
+	}
+}
+
+// countObjects counts the objects that could have been written.
+func countObjects(t *testing.T, admin kubernetes.Interface) int {
+	t.Helper()
+	namespaces, err := admin.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	services, err := admin.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	configMaps, err := admin.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	secrets, err := admin.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	return len(namespaces.Items) + len(services.Items) + len(configMaps.Items) + len(secrets.Items)
+}

@@ -1,0 +1,187 @@
+package preflight
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Remote is what a cluster has of another one: its name there, and the bounds of what is accepted from it.
+type Remote struct {
+	Name        string
+	Pods, Nodes []netip.Prefix
+}
+
+// Introduction is what a cluster says of itself, before it is written in another cluster. Nobody names itself: what is
+// there already, and what the operator says, counts more than what the cluster says.
+type Introduction struct {
+	// Here and There are contexts: the cluster that is written to, and the one that says who it is.
+	Here, There string
+	// Says is the name that the other cluster gives itself, with the subnets that were read from it.
+	Says Remote
+	// RootsOnly is set if only roots are written: bounds are not judged.
+	RootsOnly bool
+	// Pods and Nodes are the operator's word; they replace what the cluster says.
+	Pods, Nodes []netip.Prefix
+	// Before is what the name stands for here already; nil if it is not used.
+	Before *Remote
+	// Doubt is why the cluster is not shown to be Before; nil if it proved that.
+	Doubt error
+	// Replace is the operator's word that the name stands for this cluster from now on.
+	Replace bool
+	// Others are the other remotes here.
+	Others []Remote
+}
+
+// private are the networks that nobody announces to the internet: RFC 1918, RFC 6598 and RFC 4193.
+var private = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fc00::/7"),
+}
+
+// The widest subnets, in bits, that a cluster may claim without the operator's word: a wider one takes more of a
+// private network than clusters use.
+const (
+	widestPods4, widestNodes4 = 12, 16
+	widestPods6, widestNodes6 = 48, 48
+)
+
+// Within reports whether one of the networks contains all of another one.
+func Within(p netip.Prefix, of []netip.Prefix) bool {
+	return slices.ContainsFunc(of, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
+}
+
+// Unusual returns why bounds need the operator's word by themselves; empty for those that do not.
+func Unusual(pods, nodes []netip.Prefix) (reasons []string) {
+	for _, one := range []struct {
+		what         string
+		of           []netip.Prefix
+		most4, most6 int
+	}{{"pods", pods, widestPods4, widestPods6}, {"nodes", nodes, widestNodes4, widestNodes6}} {
+		for _, p := range one.of {
+			most := one.most4
+			if p.Addr().Is6() {
+				most = one.most6
+			}
+			switch {
+			case !Within(p, private):
+				reasons = append(reasons, fmt.Sprintf("%s of the %s is outside of the private networks", p, one.what))
+			case p.Bits() < most:
+				reasons = append(reasons, fmt.Sprintf("%s of the %s is wider than a /%d", p, one.what, most))
+			}
+		}
+	}
+	return reasons
+}
+
+// bounds are the pods or the nodes of an introduction.
+type bounds struct {
+	what, flag       string
+	given, says, had []netip.Prefix
+	// unusual is why what the cluster says needs the operator's word.
+	unusual []string
+	// anothers are subnets of other remotes that these may never overlap, and shared those that they may by the
+	// operator's word; both by remote.
+	anothers, shared func(Remote) []netip.Prefix
+}
+
+// pinning collects findings of one introduction.
+type pinning struct {
+	Introduction
+	found []show.Finding
+}
+
+func (in *pinning) add(code finding.Code, subject, fix, evidence string, args ...any) {
+	in.found = append(in.found, show.Finding{Code: code, Level: finding.Error, Side: in.Here, Fix: fix,
+		Subject: in.Here + ": " + subject, Evidence: fmt.Sprintf(evidence, args...)})
+}
+
+// confirm asks for the operator's word about subnets.
+func (in *pinning) confirm(b *bounds, subnets []netip.Prefix, evidence string, args ...any) {
+	in.add(finding.BoundsUnconfirmed, b.what+" of "+in.Says.Name, fmt.Sprintf("name those that are right: --%s %s=%s",
+		b.flag, in.There, joinedBy(subnets)), evidence, args...)
+}
+
+// Pin returns the bounds to write, and what forbids to write them without the operator's word.
+func Pin(of Introduction) (pods, nodes []netip.Prefix, found []show.Finding) {
+	in := &pinning{Introduction: of}
+	before := in.Before
+	if in.Replace {
+		before = nil
+	}
+	if before != nil && in.Doubt != nil {
+		in.add(finding.NotTheSameCluster, "remote "+in.Says.Name, fmt.Sprintf("if %s is to be %s in %s from now on: "+
+			"--replace %s; otherwise find out why it says so", in.There, in.Says.Name, in.Here, in.Says.Name),
+			"%s says that it is %s, and %s has another cluster by that name: %v", in.There, in.Says.Name, in.Here, in.Doubt)
+	}
+	if in.RootsOnly {
+		return nil, nil, in.found
+	}
+	if before == nil {
+		before = &Remote{}
+	}
+	pods = in.pin(&bounds{"pods", "pod-subnets", in.Pods, in.Says.Pods, before.Pods, Unusual(in.Says.Pods, nil),
+		func(r Remote) []netip.Prefix { return slices.Concat(r.Pods, r.Nodes) },
+		func(Remote) []netip.Prefix { return nil }})
+	nodes = in.pin(&bounds{"nodes", "node-subnets", in.Nodes, in.Says.Nodes, before.Nodes, Unusual(nil, in.Says.Nodes),
+		func(r Remote) []netip.Prefix { return r.Pods },
+		func(r Remote) []netip.Prefix { return r.Nodes }})
+	return pods, nodes, in.found
+}
+
+// pin decides about pods or nodes.
+func (in *pinning) pin(b *bounds) []netip.Prefix {
+	out := b.given
+	switch {
+	case len(b.given) > 0:
+	case len(b.had) > 0: // what stands, stays
+		for _, p := range b.says {
+			if !Within(p, b.had) {
+				in.confirm(b, append(slices.Clone(b.had), p), "%s says that it has %s too, outside of what it may have: %s",
+					in.There, p, joinedBy(b.had))
+			}
+		}
+		return b.had
+	default:
+		out = b.says
+		for _, why := range b.unusual {
+			in.confirm(b, b.says, "%s says so of itself: %s", in.There, why)
+		}
+	}
+	for _, other := range in.Others {
+		for _, p := range out {
+			if q, ok := overlapping(p, b.anothers(other)); ok {
+				in.add("subnets-overlap", b.what+" of "+in.Says.Name,
+					fmt.Sprintf("name others by --%s %s=CIDR, or unlink %s --force first",
+						b.flag, in.There, other.Name), "%s overlaps %s, a subnet of %s", p, q, other.Name)
+			}
+			if q, ok := overlapping(p, b.shared(other)); ok && len(b.given) == 0 {
+				in.confirm(b, b.says, "%s overlaps %s, a subnet of %s", p, q, other.Name)
+			}
+		}
+	}
+	return out
+}
+
+func overlapping(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
+	i := slices.IndexFunc(of, p.Overlaps)
+	if i < 0 {
+		return netip.Prefix{}, false
+	}
+	return of[i], true
+}
+
+// joinedBy returns networks as flags take them.
+func joinedBy(all []netip.Prefix) string {
+	var out string
+	for i, p := range all {
+		if i > 0 {
+			out += "+"
+		}
+		out += p.String()
+	}
+	return out
+}

@@ -1,0 +1,451 @@
+// Package preflight finds what prevents the connection of clusters, before anything is installed in them.
+//
+// survey.go reads facts about each cluster; preflight.go and pin.go turn them into findings, and have no effects.
+package preflight
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Subnets are addresses that a cluster uses for one purpose, with their source.
+type Subnets struct {
+	Prefixes []netip.Prefix `json:"prefixes"`
+	// From is a text such as "IPPools of Calico"; a guess says so.
+	From string `json:"from,omitempty"`
+}
+
+// String returns a text such as "10.1.0.0/16 fd00:1::/48".
+func (s Subnets) String() string {
+	var out []string
+	for _, p := range s.Prefixes {
+		out = append(out, p.String())
+	}
+	return strings.Join(out, " ")
+}
+
+// Node is a node of a cluster, as its object describes it.
+type Node struct {
+	Name        string         `json:"name"`
+	InternalIPs []netip.Addr   `json:"internalIPs"`
+	PodCIDRs    []netip.Prefix `json:"podCIDRs,omitempty"`
+	Kernel      string         `json:"kernel"`
+	OS          string         `json:"os"`
+	// ControlPlane says that it is a node of the control plane, and Created since when there is the node: which of them
+	// are likely to stay.
+	ControlPlane bool      `json:"controlPlane,omitempty"`
+	Created      time.Time `json:"created"`
+}
+
+// Calico describes Calico in a cluster.
+type Calico struct {
+	// Blocks is set if its own IPAM assigns addresses; else the nodes' podCIDRs do.
+	Blocks bool `json:"blocks"`
+	// Strict is set if its IPAM lets no node borrow from the blocks of another.
+	Strict bool `json:"strictAffinity"`
+	// IPAMConfigs is kubectl's name of the resource with that setting; empty if the cluster serves none.
+	IPAMConfigs string `json:"ipamConfigs,omitempty"`
+	// WireGuard is set if Calico itself encrypts between the nodes of the cluster.
+	WireGuard bool `json:"wireguard"`
+	// BPF is set if Calico's eBPF dataplane handles packets, and BPFL3Interfaces is its setting bpfL3IfacePattern: the
+	// devices without link layer, beside Calico's own, at which it does.
+	BPF             bool   `json:"bpf,omitempty"`
+	BPFL3Interfaces string `json:"bpfL3IfacePattern,omitempty"`
+	// NATOutgoing is set if a pool makes Calico rewrite the source of packets from pods to addresses outside of all
+	// pools.
+	NATOutgoing bool `json:"natOutgoing"`
+	// Encapsulation of the pools: none, ipip, vxlan or several.
+	Encapsulation string `json:"encapsulation"`
+	// Pools are all of them, also of other clusters' pods.
+	Pools []netip.Prefix `json:"pools"`
+	// Exported are the pools without disableBGPExport.
+	Exported []netip.Prefix `json:"exported,omitempty"`
+}
+
+// DNS describes the DNS server of a cluster.
+type DNS struct {
+	// ConfigMap of CoreDNS, NAMESPACE/NAME; empty if there is none.
+	ConfigMap string `json:"configMap,omitempty"`
+	// Import is a pattern of files that its Corefile imports; empty for none.
+	Import    string `json:"import,omitempty"`
+	NodeLocal bool   `json:"nodeLocal"`
+}
+
+// Cluster is what is known of a cluster.
+type Cluster struct {
+	Context string `json:"context"`
+	// Names are proposals for the cluster's name, the best first.
+	Names    []string `json:"names"`
+	Version  string   `json:"kubernetes"`
+	Provider string   `json:"provider,omitempty"`
+	CNI      string   `json:"cni"`
+	// Calico is nil without it.
+	Calico              *Calico `json:"calico,omitempty"`
+	Pods, Services, IPs Subnets `json:"-"`
+	Nodes               []Node  `json:"nodes"`
+	KubeProxy           string  `json:"kubeProxy,omitempty"`
+	DNS                 DNS     `json:"dns"`
+	// Clock is how far the apiserver's clock is ahead of ours, with an error of up to a second; nil if it could not be
+	// read.
+	Clock *time.Duration `json:"clock,omitempty"`
+	// Lacks are the rights to install that the caller does not have.
+	Lacks []string `json:"lacks,omitempty"`
+	// Unread is what could not be read, and why.
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Name returns the best proposal.
+func (c *Cluster) Name() string {
+	if len(c.Names) == 0 {
+		return c.Context
+	}
+	return c.Names[0]
+}
+
+// OldKernels are the nodes whose kernels come without WireGuard, such as "n1 (5.4.0-42)".
+func (c *Cluster) OldKernels() []string {
+	var out []string
+	for _, n := range c.Nodes {
+		if !hasWireGuard(n.Kernel) {
+			out = append(out, n.Name+" ("+n.Kernel+")")
+		}
+	}
+	return out
+}
+
+// AllowedIPs is what the exporter's configuration has to say of where pods' addresses come from.
+func (c *Cluster) AllowedIPs() string {
+	if c.Calico != nil && c.Calico.Blocks {
+		return "calicoBlocks"
+	}
+	return "nodePodCIDRs"
+}
+
+// clocks may differ by this: certificates are valid from five minutes before they are issued.
+const clocks = 2 * time.Minute
+
+// Judge returns what is wrong with each cluster, and with each pair.
+func Judge(clusters []*Cluster) []show.Finding {
+	var all []show.Finding
+	for _, c := range clusters {
+		all = append(all, one(c)...)
+	}
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			all = append(all, JudgePair(a, b)...)
+		}
+	}
+	return all
+}
+
+// judged collects the findings of one cluster.
+type judged struct {
+	*Cluster
+	all []show.Finding
+}
+
+func (c *judged) add(level finding.Level, code finding.Code, subject, fix, evidence string, args ...any) {
+	c.all = append(c.all, show.Finding{Code: code, Level: level, Subject: c.Context + ": " + subject,
+		Evidence: fmt.Sprintf(evidence, args...), Side: c.Context, Fix: fix})
+}
+
+// one returns what is wrong with a cluster by itself, by subject.
+func one(cluster *Cluster) []show.Finding {
+	c := &judged{Cluster: cluster}
+	c.apiserver()
+	c.calico()
+	c.nodes()
+	for what, s := range map[string]Subnets{"pod subnets": c.Pods, "service subnets": c.Services,
+		"addresses of nodes": c.IPs} {
+		if len(s.Prefixes) == 0 {
+			c.add(finding.Error, "subnets-unknown", what, "name them in the configuration", "none were found")
+		}
+	}
+	switch {
+	case c.DNS.ConfigMap == "":
+		c.add(finding.Warning, "no-coredns", "DNS", "see docs/services.md for other servers",
+			"there is no ConfigMap coredns: names of remote services are by CoreDNS")
+	case c.DNS.NodeLocal:
+		c.add(finding.OK, "node-local-dns", "DNS", "",
+			"NodeLocal DNSCache runs: it must forward the names of remotes to CoreDNS, see docs/services.md")
+	}
+	slices.SortStableFunc(c.all, func(a, b show.Finding) int { return strings.Compare(a.Subject, b.Subject) })
+	return c.all
+}
+
+// apiserver judges the version, the rights, what could not be read, and the clock.
+func (c *judged) apiserver() {
+	if minor, ok := minorOf(c.Version); ok && minor < 30 {
+		c.add(finding.Error, "kubernetes-old", "Kubernetes", "upgrade to 1.30 or later",
+			"it is %s, and admission policies by CEL are of 1.30", c.Version)
+	}
+	for _, right := range c.Lacks {
+		c.add(finding.Error, "right-missing", "your rights", "install as an administrator of the cluster",
+			"you may not %s", right)
+	}
+	for _, u := range c.Unread {
+		c.add(finding.Warning, "not-read", "what was looked at", "look with more rights", "%s", u)
+	}
+	if c.Clock != nil && c.Clock.Abs() > clocks {
+		c.add(finding.Warning, "clock", "the apiserver's clock", "synchronise the clocks of its nodes, or of this machine",
+			"it differs from this machine's by %s", c.Clock.Round(time.Second))
+	}
+}
+
+func (c *judged) calico() {
+	if c.Calico == nil {
+		c.add(finding.Warning, "no-calico", "CNI", "leave the feature policy out",
+			"it is %s: policies by sets of remote pods need Calico", c.CNI)
+		return
+	}
+	if c.Calico.Blocks && !c.Calico.Strict {
+		fix := "calicoctl ipam configure --strictaffinity=true"
+		if c.Calico.IPAMConfigs != "" {
+			fix = fmt.Sprintf(`kubectl --context %s patch %s default --type merge -p '{"spec":{"strictAffinity":true}}'`,
+				c.Context, c.Calico.IPAMConfigs)
+		}
+		c.add(finding.Warning, finding.AffinityNotStrict, "Calico's IPAM", fix,
+			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
+	}
+	c.bpf()
+	if c.Calico.WireGuard {
+		c.add(finding.OK, "calico-wireguard", "Calico's WireGuard", "",
+			"Calico encrypts between the nodes of this cluster; semaphore's devices and ports are its own")
+	}
+}
+
+// devices matches the names of semaphore's devices.
+const devices = `^(wireguard|wg)[.].*`
+
+// bpf judges whether Calico's eBPF programs see the packets of tunnels. At a device that its pattern does not match
+// they do not: packets are dropped, or pass without policies.
+func (c *judged) bpf() {
+	if !c.Calico.BPF {
+		return
+	}
+	says := fmt.Sprintf("the eBPF dataplane is on (bpfEnabled), and bpfL3IfacePattern is %q", c.Calico.BPFL3Interfaces)
+	fix := fmt.Sprintf(`kubectl --context %s patch felixconfiguration default --type merge -p `+
+		`'{"spec":{"bpfL3IfacePattern":"%s"}}'`, c.Context, devices)
+	pattern, err := regexp.Compile(c.Calico.BPFL3Interfaces)
+	switch {
+	case err != nil:
+		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane", fix, "%s, which is no pattern: %v", says, err)
+	case c.Calico.BPFL3Interfaces == "" || !pattern.MatchString(naming.Device("c2")) ||
+		!pattern.MatchString(naming.Device(strings.Repeat("c", naming.MaxClusterName))):
+		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane", fix,
+			"%s, which does not match semaphore's devices, such as %s: Calico drops packets of tunnels, or lets them pass "+
+				"without its policies. Nobody has tested semaphore with it", says, naming.Device("c2"))
+	default:
+		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane",
+			"try it before you rely on it: semaphorectl check --traffic",
+			"%s, which matches semaphore's devices; nobody has tested semaphore with it", says)
+	}
+}
+
+func (c *judged) nodes() {
+	var without []string
+	for _, n := range c.Nodes {
+		if len(n.InternalIPs) == 0 {
+			c.add(finding.Error, "no-internal-ip", "node "+n.Name, "have the kubelet or the cloud provider set it",
+				"it has no InternalIP, at which tunnels end")
+		}
+		if len(n.PodCIDRs) == 0 {
+			without = append(without, n.Name)
+		}
+	}
+	if old := c.OldKernels(); len(old) > 0 {
+		c.add(finding.Warning, "kernel-without-wireguard", "kernels",
+			"add the component features/userspace-wireguard, which is slower, or a kernel of 5.6 or later",
+			"%s: Linux before 5.6 has WireGuard only where somebody added it", shortened(old))
+	}
+	if len(without) > 0 && (c.Calico == nil || !c.Calico.Blocks) {
+		c.add(finding.Error, "no-pod-cidrs", "nodes",
+			"have kube-controller-manager allocate them (--allocate-node-cidrs), or use Calico's IPAM",
+			"%s: no spec.podCIDRs, and no IPAM of Calico's: nothing says which addresses a node's pods have",
+			shortened(without))
+	}
+}
+
+// JudgePair returns what is wrong with two clusters together.
+func JudgePair(a, b *Cluster) []show.Finding {
+	var all []show.Finding
+	between := a.Context + " and " + b.Context
+	add := func(level finding.Level, code finding.Code, subject, fix, evidence string, args ...any) {
+		all = append(all, show.Finding{Code: code, Level: level, Subject: between + ": " + subject,
+			Evidence: fmt.Sprintf(evidence, args...), Side: "both", Fix: fix})
+	}
+	if a.Name() == b.Name() {
+		add(finding.Error, "name-taken", "names", "name one of them otherwise", "both would be %q", a.Name())
+	}
+	kinds := func(c *Cluster) []struct {
+		what string
+		of   []netip.Prefix
+	} {
+		return []struct {
+			what string
+			of   []netip.Prefix
+		}{{"pods", c.Pods.Prefixes}, {"Services", c.Services.Prefixes}, {"nodes", c.IPs.Prefixes}}
+	}
+	apart := true
+	for _, x := range kinds(a) {
+		for _, y := range kinds(b) {
+			// Clusters do not reach each other's Services by address, and may share a network of nodes.
+			if x.what != "pods" && y.what != "pods" {
+				continue
+			}
+			for _, p := range x.of {
+				for _, q := range y.of {
+					if p.Overlaps(q) {
+						apart = false
+						add(finding.Error, "subnets-overlap", "subnets",
+							"give one of the clusters other subnets: semaphore does not translate addresses",
+							"%s (%s of %s) overlaps %s (%s of %s)", p, x.what, a.Context, q, y.what, b.Context)
+					}
+				}
+			}
+		}
+	}
+	if apart && len(a.Pods.Prefixes) > 0 && len(b.Pods.Prefixes) > 0 {
+		add(finding.OK, "subnets", "subnets", "", "%s and %s are apart", a.Pods, b.Pods)
+	}
+	for _, way := range [][2]*Cluster{{a, b}, {b, a}} {
+		here, there := way[0], way[1]
+		if here.Calico == nil {
+			continue
+		}
+		all = append(all, exported(here, there)...)
+		if !here.Calico.NATOutgoing {
+			continue
+		}
+		for _, p := range there.Pods.Prefixes {
+			if !slices.ContainsFunc(here.Calico.Pools, func(pool netip.Prefix) bool {
+				return pool.Bits() <= p.Bits() &&
+					pool.Contains(p.Addr())
+			}) {
+				all = append(all, show.Finding{Code: finding.PoolMissing, Level: finding.Warning, Subject: here.Context +
+					": Calico's pools", Side: here.Context,
+					Evidence: fmt.Sprintf("no pool has %s, the pods of %s: Calico would replace the addresses of pods that call "+
+						"them (natOutgoing)", p, there.Context),
+					Fix: "set manageIPPools: true, with the component features/ippools"})
+			}
+		}
+	}
+	if a.Clock == nil || b.Clock == nil {
+		return all
+	}
+	if apart := (*a.Clock - *b.Clock).Abs(); apart > clocks {
+		add(finding.Warning, "clock", "clocks",
+			"synchronise them: a certificate of one is not valid yet, or no longer, for the other", "they differ by %s",
+			apart.Round(time.Second))
+	}
+	return all
+}
+
+// exported judges the pools of here with pods of there that Calico exports by BGP.
+func exported(here, there *Cluster) (all []show.Finding) {
+	for _, pool := range here.Calico.Exported {
+		if i := slices.IndexFunc(there.Pods.Prefixes, pool.Overlaps); i >= 0 {
+			all = append(all, show.Finding{Code: finding.PoolExported, Level: finding.Warning,
+				Subject: here.Context + ": Calico's pool " + pool.String(), Side: here.Context,
+				Evidence: fmt.Sprintf("it has %s, the pods of %s, without disableBGPExport: with BGP every node would announce "+
+					"its routes to them, also to routers outside of the cluster", there.Pods.Prefixes[i], there.Context),
+				Fix: "set disableBGPExport: true in its spec"})
+		}
+	}
+	return all
+}
+
+// shortened joins a list for people.
+func shortened(names []string) string {
+	if len(names) > 5 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:5], ", "), len(names)-5)
+	}
+	return strings.Join(names, ", ")
+}
+
+// minorOf returns the second number of a version such as v1.33.2+k3s1.
+func minorOf(version string) (int, bool) {
+	m := regexp.MustCompile(`^v?1\.(\d+)`).FindStringSubmatch(version)
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(m[1])
+	return n, err == nil
+}
+
+var kernelVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
+
+// hasWireGuard reports whether a kernel of that version has WireGuard built in; it assumes so for a version that it
+// cannot parse.
+func hasWireGuard(kernel string) bool {
+	m := kernelVersion.FindStringSubmatch(kernel)
+	if m == nil {
+		return true
+	}
+	major, _ := strconv.Atoi(m[1])
+	minor, _ := strconv.Atoi(m[2])
+	return major > 5 || major == 5 && minor >= 6
+}
+
+// Cover returns few networks that contain all addresses, each of at least 256 or 2^64 addresses, because nodes come and
+// go.
+func Cover(addresses []netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, family := range []struct {
+		is func(netip.Addr) bool
+		// A network has at most the first number of bits; one that would have fewer than the second is split.
+		bits, least int
+	}{{netip.Addr.Is4, 24, 12}, {netip.Addr.Is6, 64, 40}} {
+		var all []netip.Addr
+		for _, a := range addresses {
+			if a = a.Unmap(); family.is(a) {
+				all = append(all, a)
+			}
+		}
+		if len(all) == 0 {
+			continue
+		}
+		slices.SortFunc(all, netip.Addr.Compare)
+		bits := family.bits
+		for bits >= family.least && !netip.PrefixFrom(all[0], bits).Masked().Contains(all[len(all)-1]) {
+			bits--
+		}
+		if bits >= family.least {
+			out = append(out, netip.PrefixFrom(all[0], bits).Masked())
+			continue
+		}
+		for _, a := range all {
+			if p := netip.PrefixFrom(a, family.bits).Masked(); !slices.Contains(out, p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+var notOfNames = regexp.MustCompile(`[^a-z0-9]+`)
+
+// NameOf derives a cluster's name from a text such as "admin@prod-1" or "arn:aws:eks:eu-west-1:123:cluster/prod"; empty
+// if nothing is left.
+func NameOf(text string) string {
+	text = strings.ToLower(text)
+	for _, before := range []string{"@", "/"} {
+		if i := strings.LastIndex(text, before); i >= 0 && i < len(text)-1 {
+			text = text[i+1:]
+		}
+	}
+	text = strings.Trim(notOfNames.ReplaceAllString(text, "-"), "-")
+	if len(text) > 32 {
+		text = strings.Trim(text[:32], "-")
+	}
+	return text
+}

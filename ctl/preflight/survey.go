@@ -1,0 +1,407 @@
+package preflight
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// surveyor reads the properties of a cluster. It creates objects only as a dry run.
+type surveyor struct {
+	client dynamic.Interface
+	cfg    *rest.Config
+	out    *Cluster
+	// kubeadm is kubeadm's configuration of the cluster, nil if kubeadm did not create it.
+	kubeadm *kubeadm
+	daemons []string
+}
+
+type kubeadm struct {
+	ClusterName string
+	Networking  struct{ PodSubnet, ServiceSubnet string }
+}
+
+// Survey reads the properties of a cluster. It names what it cannot read, and continues with the rest.
+func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	s := &surveyor{client: client, cfg: c.Config, out: &Cluster{Context: c.Context, CNI: "not known"}}
+	if err := s.versionAndClock(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
+	}
+	s.readNodes(ctx)
+	s.readKubeadm(ctx)
+	s.readCNI(ctx)
+	s.readCalico(ctx)
+	s.readPodSubnets()
+	s.readServiceSubnets(ctx)
+	s.readProxy(ctx)
+	s.readDNS(ctx)
+	s.readRights(ctx)
+	s.propose(c.Context)
+	return s.out, nil
+}
+
+func (s *surveyor) unread(what string, err error) {
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.out.Unread = append(s.out.Unread, what+": "+err.Error())
+	}
+}
+
+// versionAndClock asks an apiserver for its version; its answer has the time, to the second.
+func (s *surveyor) versionAndClock(ctx context.Context) error {
+	client, err := rest.HTTPClientFor(s.cfg)
+	if err != nil {
+		return err
+	}
+	base, _, err := rest.DefaultServerUrlFor(s.cfg)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base.JoinPath("/version").String(), nil)
+	if err != nil {
+		return err
+	}
+	sent := time.Now()
+	answer, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", request.URL, answer.Status)
+	}
+	var version struct{ GitVersion string }
+	if err := json.NewDecoder(answer.Body).Decode(&version); err != nil {
+		return fmt.Errorf("%s: %w", request.URL, err)
+	}
+	s.out.Version = version.GitVersion
+	date, err := http.ParseTime(answer.Header.Get("Date"))
+	if err != nil {
+		s.unread("the apiserver's clock", fmt.Errorf("its answer has the date %q", answer.Header.Get("Date")))
+		return nil
+	}
+	ahead := date.Sub(sent)
+	if ahead.Abs() <= time.Since(sent)+time.Second {
+		ahead = 0
+	}
+	s.out.Clock = &ahead
+	return nil
+}
+
+// providers, by the prefix of a node's providerID.
+var providers = map[string]string{"aws": "AWS", "gce": "Google Cloud", "azure": "Azure", "kind": "kind", "k3s": "K3s",
+	"digitalocean": "DigitalOcean", "openstack": "OpenStack", "hcloud": "Hetzner"}
+
+func (s *surveyor) readNodes(ctx context.Context) {
+	var all []netip.Addr
+	nodes, err := read.List[corev1.Node](ctx, s.client, read.NodesGVR, "", metav1.ListOptions{})
+	for i := range nodes {
+		n := &nodes[i]
+		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OSImage,
+			Created: n.CreationTimestamp.Time}
+		_, node.ControlPlane = n.Labels["node-role.kubernetes.io/control-plane"]
+		for _, a := range n.Status.Addresses {
+			if ip, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
+				node.InternalIPs = append(node.InternalIPs, ip)
+			}
+		}
+		for _, text := range n.Spec.PodCIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				node.PodCIDRs = append(node.PodCIDRs, p)
+			}
+		}
+		all = append(all, node.InternalIPs...)
+		s.out.Nodes = append(s.out.Nodes, node)
+		scheme, _, found := strings.Cut(n.Spec.ProviderID, "://")
+		if found && s.out.Provider == "" {
+			s.out.Provider = providers[scheme]
+		}
+		if name := n.Labels["alpha.eksctl.io/cluster-name"]; name != "" {
+			s.out.Names = append(s.out.Names, NameOf(name))
+		}
+	}
+	s.unread("nodes", err)
+	s.out.IPs = Subnets{Prefixes: Cover(all), From: "InternalIPs of nodes; a guess"}
+}
+
+func (s *surveyor) readKubeadm(ctx context.Context) {
+	data, err := read.ConfigMap(ctx, s.client, "kube-system", "kubeadm-config")
+	if err != nil {
+		return // most clusters have none, and its content is found elsewhere too
+	}
+	var k kubeadm
+	if err := yaml.Unmarshal([]byte(data["ClusterConfiguration"]), &k); err == nil {
+		s.kubeadm = &k
+	}
+}
+
+// cnis, by the names of their DaemonSets.
+var cnis = []struct{ daemon, name string }{
+	{"calico-node", "Calico"}, {"canal", "Calico (canal)"}, {"cilium", "Cilium"}, {"kube-flannel", "flannel"},
+	{"aws-node", "the AWS VPC CNI"},
+	{"azure-cns", "Azure CNI"}, {"antrea-agent", "Antrea"}, {"weave-net", "Weave Net"}, {"kube-router", "kube-router"},
+	{"kindnet", "kindnet"},
+	{"ovnkube-node", "OVN-Kubernetes"},
+}
+
+func (s *surveyor) readCNI(ctx context.Context) {
+	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, s.client, read.DaemonSetsGVR, "", metav1.ListOptions{})
+	for i := range daemons {
+		s.daemons = append(s.daemons, daemons[i].Name)
+	}
+	s.unread("DaemonSets", err)
+	for _, cni := range cnis {
+		if slices.ContainsFunc(s.daemons, func(d string) bool {
+			return d == cni.daemon ||
+				strings.HasPrefix(d, cni.daemon+"-")
+		}) {
+			s.out.CNI = cni.name
+			break
+		}
+	}
+}
+
+func (s *surveyor) readCalico(ctx context.Context) {
+	client, err := kube.Calico(s.cfg)
+	if errors.Is(err, kube.ErrNoCalico) {
+		return
+	}
+	if err != nil {
+		s.unread("Calico", err)
+		return
+	}
+	c := &Calico{}
+	s.out.Calico = c
+	if s.out.CNI == "not known" {
+		s.out.CNI = "Calico"
+	}
+	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
+		metav1.ListOptions{})
+	s.unread("Calico's IPPools", err)
+	if err == nil {
+		var encapsulations []string
+		for _, p := range list.(*calicov3.IPPoolList).Items {
+			prefix, err := netip.ParsePrefix(p.Spec.CIDR)
+			if err != nil {
+				s.unread("IPPool "+p.Name, err)
+				continue
+			}
+			c.Pools = append(c.Pools, prefix)
+			if !p.Spec.DisableBGPExport {
+				c.Exported = append(c.Exported, prefix)
+			}
+			// Those of remote clusters' pods are disabled.
+			if p.Spec.Disabled || p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker {
+				continue
+			}
+			s.out.Pods.Prefixes = append(s.out.Pods.Prefixes, prefix)
+			c.NATOutgoing = c.NATOutgoing || p.Spec.NATOutgoing
+			for name, mode := range map[string]string{"ipip": string(p.Spec.IPIPMode), "vxlan": string(p.Spec.VXLANMode)} {
+				if mode != "" && mode != "Never" && !slices.Contains(encapsulations, name) {
+					encapsulations = append(encapsulations, name)
+				}
+			}
+		}
+		slices.Sort(encapsulations)
+		if c.Encapsulation = strings.Join(encapsulations, ", "); c.Encapsulation == "" {
+			c.Encapsulation = "none"
+		}
+		s.out.Pods.From = "IPPools of Calico"
+	}
+	affinities, err := kube.NewBlockAffinities(s.cfg).ListWatch().ListWithContextFunc(ctx, metav1.ListOptions{Limit: 1})
+	if !errors.Is(err, kube.ErrNoBlocks) {
+		s.unread("Calico's BlockAffinities", err)
+	}
+	if err == nil && len(affinities.(*kube.BlockAffinityList).Items) > 0 {
+		c.Blocks = true
+		resource, strict, err := kube.StrictAffinity(ctx, s.cfg)
+		s.unread("the configuration of Calico's IPAM", err)
+		c.Strict, c.IPAMConfigs = strict, resource
+	}
+	felix, err := s.client.Resource(client.GroupVersion.WithResource("felixconfigurations")).Get(ctx, "default",
+		metav1.GetOptions{})
+	s.unread("Calico's FelixConfiguration", err)
+	if err == nil {
+		c.WireGuard, _, _ = unstructured.NestedBool(felix.Object, "spec", "wireguardEnabled")
+		c.BPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
+		c.BPFL3Interfaces, _, _ = unstructured.NestedString(felix.Object, "spec", "bpfL3IfacePattern")
+	}
+}
+
+// readPodSubnets reads what other sources than Calico say: kubeadm, or the nodes.
+func (s *surveyor) readPodSubnets() {
+	if len(s.out.Pods.Prefixes) > 0 {
+		return
+	}
+	if s.kubeadm != nil {
+		s.out.Pods = parsed(s.kubeadm.Networking.PodSubnet, "podSubnet of kubeadm")
+	}
+	if len(s.out.Pods.Prefixes) == 0 {
+		var all []netip.Prefix
+		for _, n := range s.out.Nodes {
+			all = append(all, n.PodCIDRs...)
+		}
+		slices.SortFunc(all, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+		s.out.Pods = Subnets{Prefixes: slices.Compact(all), From: "podCIDRs of nodes; a guess, as nodes come"}
+	}
+}
+
+func parsed(list, from string) Subnets {
+	out := Subnets{From: from}
+	for text := range strings.SplitSeq(list, ",") {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			out.Prefixes = append(out.Prefixes, p.Masked())
+		}
+	}
+	return out
+}
+
+// validIPs matches the apiserver's refusal of a Service address outside of its ranges.
+var validIPs = regexp.MustCompile(`[Tt]he range of valid IPs is ([0-9a-fA-F.:/]+)`)
+
+// readServiceSubnets reads the objects that have them, since Kubernetes 1.33; before, the apiserver's refusal of an
+// address outside of them, in a dry run.
+func (s *surveyor) readServiceSubnets(ctx context.Context) {
+	type serviceCIDR struct {
+		Spec struct {
+			CIDRs []string `json:"cidrs"`
+		} `json:"spec"`
+	}
+	cidrs, err := read.List[serviceCIDR](ctx, s.client,
+		schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}, "",
+		metav1.ListOptions{})
+	for _, c := range cidrs {
+		s.out.Services.Prefixes = append(s.out.Services.Prefixes, parsed(strings.Join(c.Spec.CIDRs, ","), "").Prefixes...)
+		s.out.Services.From = "ServiceCIDRs"
+	}
+	if err == nil && len(s.out.Services.Prefixes) > 0 {
+		return
+	}
+	if s.kubeadm != nil {
+		if s.out.Services = parsed(s.kubeadm.Networking.ServiceSubnet,
+			"serviceSubnet of kubeadm"); len(s.out.Services.Prefixes) > 0 {
+			return
+		}
+	}
+	for _, outside := range []string{"192.0.2.1", "2001:db8::1"} {
+		service := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"generateName": "semaphore-",
+				"namespace": "default"},
+			"spec": map[string]any{"clusterIP": outside, "ports": []any{map[string]any{"port": int64(443)}}},
+		}}
+		_, err := s.client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace("default").
+			Create(ctx, service, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			continue
+		}
+		if m := validIPs.FindStringSubmatch(err.Error()); m != nil {
+			s.out.Services.Prefixes = append(s.out.Services.Prefixes, parsed(m[1], "").Prefixes...)
+			s.out.Services.From = "the apiserver's refusal of another address"
+		}
+	}
+}
+
+func (s *surveyor) readProxy(ctx context.Context) {
+	data, err := read.ConfigMap(ctx, s.client, "kube-system", "kube-proxy")
+	var config struct{ Mode string }
+	switch {
+	case err == nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
+		if s.out.KubeProxy = config.Mode; config.Mode == "" {
+			s.out.KubeProxy = "iptables"
+		}
+	case slices.Contains(s.daemons, "kube-proxy"):
+		s.out.KubeProxy = "there, mode not known"
+	default:
+		s.out.KubeProxy = "not found"
+	}
+}
+
+func (s *surveyor) readDNS(ctx context.Context) {
+	s.out.DNS.NodeLocal = slices.ContainsFunc(s.daemons,
+		func(d string) bool { return strings.HasPrefix(d, "node-local-dns") })
+	data, err := read.ConfigMap(ctx, s.client, "kube-system", "coredns")
+	if err != nil {
+		s.unread("ConfigMap kube-system/coredns", err)
+		return
+	}
+	s.out.DNS.ConfigMap = "kube-system/coredns"
+	if m := read.CorefileImport.FindStringSubmatch(data["Corefile"]); m != nil {
+		s.out.DNS.Import = m[1]
+	}
+}
+
+// installs are the rights that an installation needs beyond those of the parts; an administrator has them.
+var installs = []struct{ verb, group, resource, namespace string }{
+	{"create", "", "namespaces", ""}, {"create", "", "secrets", "semaphore"},
+	{"create", "apps", "deployments", "semaphore"},
+	{"create", "apps", "daemonsets", "semaphore"}, {"create", "rbac.authorization.k8s.io", "clusterroles", ""},
+	{"escalate", "rbac.authorization.k8s.io", "clusterroles", ""},
+	{"create", "admissionregistration.k8s.io", "validatingadmissionpolicies", ""},
+	{"update", "", "configmaps", "kube-system"},
+}
+
+// readRights asks the apiserver for the caller's rights. A review is not stored.
+func (s *surveyor) readRights(ctx context.Context) {
+	for _, right := range installs {
+		review := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": right.verb, "group": right.group,
+				"resource": right.resource, "namespace": right.namespace}},
+		}}
+		answer, err := s.client.Resource(schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1",
+			Resource: "selfsubjectaccessreviews"}).
+			Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			s.unread("your rights", err)
+			return
+		}
+		if allowed, _, _ := unstructured.NestedBool(answer.Object, "status", "allowed"); !allowed {
+			s.out.Lacks = append(s.out.Lacks, right.verb+" "+right.resource)
+		}
+	}
+}
+
+// propose sorts names for the cluster: the name in a cloud or kubeadm, then the context.
+func (s *surveyor) propose(context string) {
+	names := s.out.Names
+	if s.kubeadm != nil && s.kubeadm.ClusterName != "kubernetes" {
+		names = append(names, NameOf(s.kubeadm.ClusterName))
+	}
+	names = append(names, NameOf(context))
+	s.out.Names = nil
+	for _, name := range names {
+		if name != "" && !slices.Contains(s.out.Names, name) {
+			s.out.Names = append(s.out.Names, name)
+		}
+	}
+	if s.out.Provider == "" &&
+		slices.ContainsFunc(s.out.Nodes, func(n Node) bool { return strings.Contains(n.OS, "CoreOS") }) {
+		s.out.Provider = "OpenShift or CoreOS"
+	}
+}

@@ -1,0 +1,41 @@
+// Package read reads objects of a cluster, with the caller's rights, as values of their types.
+package read
+
+import (
+	"regexp"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// PodConfig is the path of a part's configuration in its container.
+const PodConfig = "/etc/semaphore/config.yaml"
+
+// CorefileImport matches the line by which a Corefile imports files.
+var CorefileImport = regexp.MustCompile(`(?m)^\s*import\s+(\S+)\s*$`)
+
+// PartConfig is the relevant part of an exporter's or a broker's configuration.
+type PartConfig struct {
+	Features        config.Features `json:"features"`
+	MirrorNamespace string          `json:"mirrorNamespace"`
+	LabelDomain     string          `json:"labelDomain"`
+	LabelDomains    []string        `json:"labelDomains"`
+	MirrorSelector  string          `json:"mirrorSelector"`
+	GlobalSelector  string          `json:"globalSelector"`
+	// Unread is why the configuration is unknown, and defaults are assumed.
+	Unread string
+}
+
+// Has reports whether the part has a feature.
+func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }
+
+// Domains of the sets' labels.
+func (p *PartConfig) Domains() []string {
+	switch {
+	case len(p.LabelDomains) > 0:
+		return p.LabelDomains
+	case p.LabelDomain != "":
+		return []string{p.LabelDomain}
+	}
+	return []string{naming.DefaultLabelDomain}
+}

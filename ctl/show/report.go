@@ -1,0 +1,69 @@
+package show
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+// Report prints findings, the worst ones last, where a terminal shows them, and returns the exit code's error.
+func Report(w io.Writer, findings []Finding, output string) error {
+	rank := map[finding.Level]int{finding.OK: 0, finding.NotChecked: 1, finding.Warning: 2, finding.Error: 3}
+	slices.SortStableFunc(findings, func(a, b Finding) int { return rank[a.Level] - rank[b.Level] })
+	count := map[finding.Level]int{}
+	for _, f := range findings {
+		count[f.Level]++
+	}
+	if output != "table" {
+		if findings == nil {
+			findings = []Finding{}
+		}
+		if err := PrintValue(w, map[string]any{"findings": findings, "errors": count[finding.Error],
+			"warnings": count[finding.Warning], "notChecked": count[finding.NotChecked]}, output); err != nil {
+			return err
+		}
+	} else {
+		for i, f := range findings {
+			word := strings.ToUpper(strings.ReplaceAll(string(f.Level), "-", " "))
+			level := Paint(w, levelColours[f.Level], fmt.Sprintf("%-7s", word))
+			line := fmt.Sprintf("%s  %s  %s: %s\n", level, f.Code, Printable(f.Subject), Printable(f.Evidence))
+			if f.Level == finding.OK { // its code adds nothing to the text
+				line = fmt.Sprintf("%s  %s: %s\n", level, Printable(f.Subject), Printable(f.Evidence))
+			}
+			// Several in a row with the same fix print it once.
+			again := i+1 < len(findings) && findings[i+1].Fix == f.Fix && findings[i+1].Side == f.Side
+			if f.Level != finding.OK && f.Fix != "" && !again {
+				line += fmt.Sprintf("         to do (%s): %s\n", Printable(f.Side), Printable(f.Fix))
+			}
+			if _, err := io.WriteString(w, line); err != nil {
+				return err
+			}
+		}
+	}
+	says := plural(count[finding.Error], "error") + ", " + plural(count[finding.Warning], "warning")
+	if n := count[finding.NotChecked]; n > 0 {
+		says += fmt.Sprintf(", %d not checked", n)
+	}
+	switch {
+	case count[finding.Error]+count[finding.Warning] > 0:
+		return program.ExitError{Code: ExitWrong, Err: errors.New(says)}
+	case count[finding.NotChecked] > 0:
+		return program.ExitError{Code: ExitUnknown, Err: errors.New(says)}
+	}
+	return nil
+}
+
+var levelColours = map[finding.Level]Colour{finding.OK: Green, finding.NotChecked: Yellow,
+	finding.Warning: Yellow, finding.Error: Red}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

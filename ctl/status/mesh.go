@@ -1,0 +1,415 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// fewAgents is how many agents are asked while their broker does not answer.
+const fewAgents = 3
+
+// gather asks the parts of all selected clusters concurrently. If a broker does not answer, it asks a few of its
+// agents, and the apiserver.
+func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, error) {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]mesh.Facts, len(clusters))
+	var asking sync.WaitGroup
+	for i, c := range clusters {
+		asking.Go(func() { all[i] = factsOf(ctx, c, timeout) })
+	}
+	asking.Wait()
+	return all, ctx.Err()
+}
+
+func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.Facts {
+	facts := mesh.Facts{Context: c.Context, Server: c.Config.Host, Unreached: map[string]string{}}
+	var silent error
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	for _, part := range []string{fleet.Broker, fleet.Exporter} {
+		asking.Go(func() {
+			s, err := ask(ctx, c, part, "", timeout)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				facts.Unreached[part] = err.Error()
+				if fleet.Silent(err) {
+					silent = err
+				}
+				return
+			}
+			facts.Parts = append(facts.Parts, s)
+		})
+	}
+	asking.Wait()
+	if silent != nil && len(facts.Parts) == 0 { // the apiserver was asked: one finding, and no second wait
+		facts.Unreached = map[string]string{"": silent.Error()}
+		return facts
+	}
+	slices.SortFunc(facts.Parts, func(a, b *semaphorev1.GetStatusResponse) int {
+		return strings.Compare(a.GetPart(), b.GetPart())
+	})
+	if facts.Unreached[fleet.Broker] != "" {
+		withoutBroker(ctx, c, &facts, timeout)
+	}
+	return facts
+}
+
+func ask(ctx context.Context, c *fleet.Cluster, part, node string, timeout time.Duration,
+) (*semaphorev1.GetStatusResponse, error) {
+	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
+	defer cancel()
+	p, err := c.Part(dialling, part, node)
+	if err != nil {
+		return nil, err
+	}
+	return p.Status(ctx, timeout)
+}
+
+// withoutBroker adds what agents and the apiserver know.
+func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
+	defer cancel()
+	client, err := read.New(c.Config)
+	if err == nil {
+		facts.Notes, err = brokerPods(ctx, client, c)
+	}
+	if err != nil {
+		if facts.Unreached[fleet.Exporter] != "" { // nothing answers: one finding, not three
+			facts.Unreached = map[string]string{"": err.Error()}
+		}
+		return
+	}
+	remotes, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		for i := range remotes.Items {
+			facts.Remotes = append(facts.Remotes, remoteOf(&remotes.Items[i]))
+		}
+	}
+	pods, err := c.Pods(ctx, fleet.Agent, "")
+	if err != nil {
+		facts.Notes = append(facts.Notes, err.Error())
+		return
+	}
+	answers := make([]*semaphorev1.GetStatusResponse, min(len(pods), fewAgents))
+	var asking sync.WaitGroup
+	for i := range answers {
+		asking.Go(func() { answers[i], _ = ask(ctx, c, fleet.Agent, pods[i].Node, timeout) })
+	}
+	asking.Wait()
+	for _, s := range answers {
+		if s != nil {
+			facts.Parts = append(facts.Parts, s)
+		}
+	}
+	facts.Notes = append(facts.Notes, fmt.Sprintf("the broker does not answer; %d of %d agents were asked instead",
+		len(answers), len(pods)))
+}
+
+// brokerPods returns a line for each pod of the broker that does not run, and one with the number of those that do.
+func brokerPods(ctx context.Context, client dynamic.Interface, c *fleet.Cluster) ([]string, error) {
+	list, err := client.Resource(read.PodsGVR).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=broker"})
+	if err != nil {
+		return nil, err
+	}
+	notes := []string{fmt.Sprintf("the apiserver has %d pods of the broker", len(list.Items))}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
+		line := fmt.Sprintf("pod %s: %s", pod.GetName(), phase)
+		states, _, _ := unstructured.NestedSlice(pod.Object, "status", "containerStatuses")
+		for _, s := range states {
+			state, _ := s.(map[string]any)
+			if reason, _, _ := unstructured.NestedString(state, "state", "waiting", "reason"); reason != "" {
+				line += ", " + reason
+			}
+		}
+		if len(notes) < 4 {
+			notes = append(notes, line)
+		}
+	}
+	return notes, nil
+}
+
+func remoteOf(u *unstructured.Unstructured) mesh.Remote {
+	r := mesh.Remote{Name: u.GetName()}
+	if heard, _, _ := unstructured.NestedString(u.Object, "status", "lastHeard"); heard != "" {
+		r.LastHeard, _ = time.Parse(time.RFC3339, heard)
+	}
+	conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+	for _, c := range conditions {
+		if c, ok := c.(map[string]any); ok && c["type"] == "Connected" {
+			r.Connected = c["status"] == "True"
+		}
+	}
+	return r
+}
+
+// Mesh returns the answers of the parts of all selected clusters, and what they are together.
+func Mesh(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, *mesh.Mesh, error) {
+	facts, err := gather(ctx, access, timeout)
+	if err != nil {
+		return nil, nil, err
+	}
+	return facts, mesh.Join(facts), nil
+}
+
+// meshStatus prints one verdict about all selected clusters.
+func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
+	facts, m, err := Mesh(ctx, access, timeout)
+	if err != nil {
+		return err
+	}
+	if err := printMesh(w, m, output); err != nil {
+		return err
+	}
+	if output == "wide" {
+		for _, f := range facts {
+			for _, s := range f.Parts {
+				if _, err := fmt.Fprintln(w); err != nil {
+					return err
+				}
+				if err := statusTable(w, s); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return Exit(facts, m)
+}
+
+// watchMesh asks each cluster again and again, and prints the verdict whenever it changes, until ctx ends. A cluster
+// that does not answer delays only what is known of itself. On a terminal each verdict replaces the last one.
+func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout,
+	every time.Duration) error {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	var mu sync.Mutex
+	all := make([]mesh.Facts, len(clusters))
+	var asking, first sync.WaitGroup
+	defer asking.Wait()
+	defer stop()
+	for i, c := range clusters {
+		all[i] = mesh.Facts{Context: c.Context, Unreached: map[string]string{"": "no answer yet"}}
+		first.Add(1)
+		asking.Go(func() {
+			answered := sync.OnceFunc(first.Done)
+			defer answered()
+			for ctx.Err() == nil {
+				facts := factsOf(ctx, c, timeout)
+				mu.Lock()
+				all[i] = facts
+				mu.Unlock()
+				answered()
+				pause(ctx, every)
+			}
+		})
+	}
+	// The first verdict waits for all clusters, but not for long.
+	early, answered := context.WithTimeout(ctx, every)
+	asking.Go(func() {
+		first.Wait()
+		answered()
+	})
+	<-early.Done()
+	last := ""
+	for ; ctx.Err() == nil; pause(ctx, every) {
+		mu.Lock()
+		m := mesh.Join(slices.Clone(all))
+		mu.Unlock()
+		var text bytes.Buffer
+		if err := printMesh(&text, m, output); err != nil {
+			return err
+		}
+		if text.String() == last {
+			continue
+		}
+		if !show.Clear(w) && last != "" {
+			fmt.Fprintln(w)
+		}
+		if err := show.PrintLines(w, text.String()); err != nil {
+			return err
+		}
+		last = text.String()
+	}
+	return nil
+}
+
+// pause waits for a time, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// printMesh prints the mesh as a table, as a document, or as a picture.
+func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
+	if slices.Contains(pictures, output) {
+		return draw(w, m, output)
+	}
+	if output == "json" || output == "yaml" {
+		return show.PrintValue(w, m, output)
+	}
+	most := show.LineWidth
+	if output == "wide" {
+		most = 1 << 20
+	}
+	colour := show.Green
+	if !m.Well {
+		colour = show.Red
+	}
+	for i, line := range show.Wrap(m.Verdict, "  ", most) {
+		if i == 0 {
+			line = show.Paint(w, colour, show.Printable(line))
+		} else {
+			line = show.Printable(line)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return show.PrintLines(w, meshText(m, most, output == "wide"))
+}
+
+func meshText(m *mesh.Mesh, most int, wide bool) string {
+	var out strings.Builder
+	show.Table(&out, partRows(m), most)
+	if len(m.Links) > 0 {
+		out.WriteByte('\n')
+		show.Table(&out, linkRows(m), most)
+	}
+	if rows := importRows(m); len(rows) > 1 {
+		out.WriteByte('\n')
+		show.Table(&out, rows, most)
+	}
+	if len(m.Pairs) > 0 {
+		shown := m.Pairs
+		if !wide {
+			shown = shown[:min(len(shown), 10)]
+		}
+		rows := [][]string{{"AT", "NODE", "DOES NOT HEAR", "FOR", "REASON"}}
+		for _, p := range shown {
+			rows = append(rows, []string{p.At, p.Node, p.Remote, p.For, p.Reason})
+		}
+		out.WriteByte('\n')
+		show.Table(&out, rows, most)
+		if more := len(m.Pairs) - len(shown); more > 0 {
+			fmt.Fprintf(&out, "and %d more\n", more)
+		}
+	}
+	if len(m.Findings) > 0 {
+		out.WriteString("\nFINDINGS\n")
+		Findings(&out, m, most)
+	}
+	if len(m.Notes) > 0 {
+		out.WriteString("\nNOTES\n")
+		for _, note := range m.Notes {
+			for _, line := range show.Wrap("  "+note, "    ", most) {
+				out.WriteString(line + "\n")
+			}
+		}
+	}
+	return "\n" + out.String()
+}
+
+func partRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"CLUSTER", "PART", "VERSION", "UP", "STATE", "LEADER"}}
+	for _, c := range m.Clusters {
+		for _, p := range c.Parts {
+			part := p.Part
+			if p.Node != "" {
+				part += " on " + p.Node
+			}
+			rows = append(rows, []string{c.Name, part, show.Dash(p.Version), show.Dash(p.Up), p.State, show.Dash(p.Leader)})
+		}
+	}
+	for _, c := range m.Clusters {
+		if len(c.Parts) == 0 {
+			rows = append(rows, []string{c.Name, "-", "-", "-", "not asked: no context", "-"})
+		}
+	}
+	return rows
+}
+
+// importRows has a row for each cluster with the Multi-Cluster Services API.
+func importRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"AT", "OWN EXPORTS", "EXPORTS OF OTHERS", "IMPORTS", "CONFLICTS"}}
+	for _, c := range m.Clusters {
+		if c.MultiCluster == nil {
+			continue
+		}
+		var others uint64
+		for _, l := range m.Links {
+			if l.At == c.Name && l.From != c.Name {
+				others += l.Exports
+			}
+		}
+		rows = append(rows, []string{c.Name, fmt.Sprint(c.MultiCluster.Exports), fmt.Sprint(others),
+			fmt.Sprint(c.MultiCluster.Imports), fmt.Sprint(c.MultiCluster.Conflicts)})
+	}
+	return rows
+}
+
+func linkRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"AT", "FROM", "STATE", "AGE", "LAG", "NODES", "SERVICES", "SLICES", "SET PODS", "REFUSED", "KEPT",
+		"TUNNELS"}}
+	for _, l := range m.Links {
+		tunnels := "-"
+		if l.Nodes > 0 {
+			tunnels = fmt.Sprintf("%d/%d", l.Talking, l.Nodes)
+		}
+		count := func(kind semaphorev1.Kind) string {
+			if l.Kinds == nil {
+				return "-"
+			}
+			return fmt.Sprint(l.Kinds[semaphorev1.KindName(kind)])
+		}
+		rows = append(rows, []string{l.At, l.From, strings.ToUpper(l.State), show.Dash(l.Age), show.Dash(l.Lag),
+			count(semaphorev1.Kind_KIND_NODE), count(semaphorev1.Kind_KIND_SERVICE),
+			count(semaphorev1.Kind_KIND_ENDPOINT_SLICE), count(semaphorev1.Kind_KIND_SET_MEMBER),
+			fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), tunnels})
+	}
+	return rows
+}
+
+// Findings prints each finding with its evidence, who can act, and a command.
+func Findings(out *strings.Builder, m *mesh.Mesh, most int) {
+	for _, f := range m.Findings {
+		is := &semaphorev1.Finding{Code: f.Code, Level: semaphorev1.LevelOf(f.Level), Meaning: f.Meaning,
+			Side: semaphorev1.SideOf(f.Side), Command: f.Command, Cluster: f.Cluster, Count: f.Count, First: f.First}
+		where := strings.TrimSpace(f.Part + " of " + f.At)
+		if f.At == "mesh" {
+			where = ""
+		}
+		for _, line := range show.FindingLines(is, where) {
+			for _, part := range show.Wrap(line, "             ", most) {
+				out.WriteString(part + "\n")
+			}
+		}
+	}
+}

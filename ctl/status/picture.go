@@ -1,0 +1,37 @@
+// Package status is what people look at first: one verdict about the selected clusters, each part's status, the picture
+// of them, and the sets of a broker.
+package status
+
+import (
+	"errors"
+	"io"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+// pictures are the formats that draw the mesh.
+var pictures = []string{"svg", "dot", "mermaid"}
+
+func draw(w io.Writer, m *mesh.Mesh, output string) error {
+	p := mesh.PictureOf(m)
+	formats := map[string]func() string{"svg": p.SVG, "dot": p.DOT, "mermaid": p.Mermaid}
+	_, err := io.WriteString(w, formats[output]())
+	return err
+}
+
+// Exit is the error, with its exit code, for a mesh that was shown.
+func Exit(facts []mesh.Facts, m *mesh.Mesh) error {
+	reached := false
+	for _, f := range facts {
+		reached = reached || len(f.Parts) > 0
+	}
+	switch {
+	case !reached:
+		return errors.New(show.Printable(m.Verdict))
+	case !m.Well:
+		return program.ExitError{Code: show.ExitWrong, Err: errors.New(show.Printable(m.Verdict))}
+	}
+	return nil
+}

@@ -1,0 +1,439 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// viewed is a call of status.
+type viewed struct {
+	target         fleet.Target
+	output         *show.Outputs
+	timeout, every time.Duration
+	watch          bool
+	page           page
+}
+
+func Command(access *fleet.Access) *cobra.Command {
+	v := viewed{target: fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "one verdict for the mesh, or for a cluster or a part, and what is wrong; as a picture, too",
+		Long: `Prints one verdict first, for all clusters that --context names, or the current one: which remotes are fresh,
+and what is wrong. Then follow the parts with their versions and leaders, what each cluster has of each other with its
+age and lag, the pairs of nodes that do not talk, and each finding with its code, its evidence, who can act, and one
+command. docs/findings.md has all codes.
+
+Where a broker does not answer, a few of its agents and the apiserver are asked. Where a whole cluster does not
+answer, the others say what they know of it.
+
+The tables have 100 columns; -o wide shows names in full, and each part with all that it says. In a part's container,
+or with --agent, --part, --socket or --address, it prints what one part says.
+
+  semaphorectl status --context c1,c2
+  semaphorectl status --context c1,c2 --watch
+  semaphorectl status --context c1 -o json
+  semaphorectl status --context c1 --agent node-7
+
+-o svg, dot or mermaid draws the mesh: a box for each cluster, a line for what two clusters take of each other,
+coloured and dashed by the worst finding about it, with the bytes a second through the tunnels. SVG is for a browser and
+has colours for light and dark; DOT is for Graphviz, Mermaid for Markdown. A picture has at most 24 boxes, 40 links,
+10 Services and 10 findings: beyond, clusters without findings share a box. No format runs or loads anything.
+
+  semaphorectl status --context c1,c2 -o svg > mesh.svg
+  semaphorectl status -o dot | dot -Tpng > mesh.png
+
+--web forwards a port of 127.0.0.1 to the page that the leading broker of a cluster serves, with the same picture live,
+prints the page's URL, and keeps the port-forward open until Ctrl-C. The page is off by default: listen.dashboard in the
+broker's configuration turns it on (docs/picture.md). It needs the rights of "kubectl port-forward" in the namespace of
+the parts.
+
+  semaphorectl status --context c1 --web --open
+
+Exit code 0 when all is well, or after Ctrl-C; 1 when nothing can be asked, or the page cannot be reached; 2 when
+something is wrong.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd) },
+	}
+	v.target.Flags(cmd)
+	v.output = show.OutputFlag(cmd, append([]string{"table", "wide", "json", "yaml"}, pictures...)...)
+	show.TimeoutFlag(cmd, &v.timeout, 5*time.Second)
+	cmd.Flags().BoolVarP(&v.watch, "watch", "w", false, "print again whenever something changes, until Ctrl-C")
+	cmd.Flags().DurationVar(&v.every, "every", 2*time.Second, "with --watch: `time` between two questions")
+	v.page.flags(cmd.Flags())
+	cmd.MarkFlagsMutuallyExclusive("web", "watch")
+	cmd.MarkFlagsMutuallyExclusive("web", "output")
+	return cmd
+}
+
+func (v *viewed) run(cmd *cobra.Command) error {
+	if err := v.output.Check(); err != nil {
+		return err
+	}
+	for _, name := range []string{"local-port", "port", "open"} {
+		if cmd.Flags().Changed(name) && !v.page.web {
+			return fmt.Errorf("--%s: it is for --web", name)
+		}
+	}
+	ctx, w, t, access, format := cmd.Context(), cmd.OutOrStdout(), &v.target, v.target.Access, v.output.Chosen
+	onePart := len(t.Nodes)+len(t.Sockets) > 0 || t.Address != "" || t.Part != "" ||
+		fleet.InContainer() && !access.Given()
+	picture := slices.Contains(pictures, format)
+	switch {
+	case onePart && (v.watch || v.page.web || picture):
+		return errors.New("--watch, --web and pictures are for clusters: without --agent, --part, --socket and --address")
+	case v.page.web:
+		c, err := access.Cluster()
+		if err != nil {
+			return err
+		}
+		return v.page.show(ctx, w, c)
+	case picture && v.watch:
+		return fmt.Errorf("--output %s: without --watch; --web has a live picture", format)
+	case v.watch:
+		return watchMesh(ctx, w, access, format, v.timeout, v.every)
+	case !onePart:
+		return meshStatus(ctx, w, access, format, v.timeout)
+	}
+	parts, unreached := t.Dial(ctx)
+	if len(parts) == 0 {
+		return unreached
+	}
+	return status(ctx, w, parts, unreached, format, v.timeout)
+}
+
+// answer is a part's status, or why it did not answer.
+type answer struct {
+	part   *fleet.Part
+	status *semaphorev1.GetStatusResponse
+	err    error
+}
+
+// status asks the parts concurrently, and prints their answers. A part that does not answer does not delay the others.
+func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached error, output string,
+	timeout time.Duration) error {
+	answers := make([]answer, len(parts))
+	var asking sync.WaitGroup
+	for i, p := range parts {
+		asking.Go(func() {
+			s, err := p.Status(ctx, timeout)
+			answers[i] = answer{p, s, err}
+		})
+	}
+	asking.Wait()
+	var unreachable, wrong []string
+	if unreached != nil {
+		unreachable = append(unreachable, unreached.Error())
+	}
+	var answered []answer
+	for _, a := range answers {
+		if a.err != nil {
+			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", a.part.Where, a.err))
+			continue
+		}
+		answered = append(answered, a)
+		who := a.status.GetPart()
+		if a.part.Context != "" {
+			who = a.part.Context + ": " + who
+		}
+		for _, v := range finding.Wrong(a.status) {
+			wrong = append(wrong, show.Printable(who+": "+v))
+		}
+	}
+	if err := printAnswers(w, answered, output); err != nil {
+		return err
+	}
+	if len(unreachable) > 0 {
+		return errors.New(strings.Join(unreachable, "; "))
+	}
+	if len(wrong) > 0 {
+		return program.ExitError{Code: show.ExitWrong, Err: errors.New(strings.Join(wrong, "; "))}
+	}
+	return nil
+}
+
+// printAnswers prints each part.
+func printAnswers(w io.Writer, answers []answer, output string) error {
+	for i, a := range answers {
+		if i > 0 {
+			separator := map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output]
+			if _, err := io.WriteString(w, separator); err != nil {
+				return err
+			}
+		}
+		if err := printStatus(w, a.status, output); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
+	if output == "table" || output == "wide" {
+		return statusTable(w, s)
+	}
+	return show.PrintMessage(w, s, output)
+}
+
+func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
+	var text bytes.Buffer
+	if err := writeTable(&text, s); err != nil {
+		return err
+	}
+	first, rest, _ := strings.Cut(text.String(), "\n")
+	colour := show.Green
+	if len(s.GetFindings()) > 0 {
+		colour = show.Red
+	}
+	if _, err := fmt.Fprintln(w, show.Paint(w, colour, show.Printable(first))); err != nil {
+		return err
+	}
+	return show.PrintLines(w, rest)
+}
+
+// whose returns the cluster at the other end of a link; a part may be linked to a part of its own cluster.
+func whose(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) string {
+	if l.GetCluster() == s.GetCluster() {
+		return l.GetCluster() + " (own)"
+	}
+	return l.GetCluster()
+}
+
+func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
+	who := s.GetPart() + " of " + s.GetCluster()
+	if s.GetNode() != "" {
+		who += " on node " + s.GetNode()
+	}
+	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, show.Printable(finding.Summary(s)), s.GetSoftwareVersion(),
+		show.Since(s, s.GetStartedAt()), role(s))
+
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(s.GetLinks()) > 0 {
+		fmt.Fprintln(t, "\nCLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS")
+		for _, l := range s.GetLinks() {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", whose(s, l), connected(l.GetConnected()), show.Since(s,
+				l.GetSince()),
+				show.Ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
+		}
+	}
+	writeKinds(t, s)
+	show.Drains(t, s)
+	writeMultiCluster(t, s)
+	if len(s.GetDevices()) > 0 {
+		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
+		for _, d := range s.GetDevices() {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s\n", d.GetInterface(), d.GetCluster(),
+				semaphorev1.BackendName(d.GetBackend()),
+				d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(), d.GetPeersWithHandshake(),
+				show.Ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), state(s, d),
+				strings.Join(d.GetRoutes(), " "))
+		}
+	}
+	show.Nodes(t, s)
+	writeTalk(t, s)
+	writeTraffic(t, s)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	writeFindings(w, s)
+	return nil
+}
+
+// writeMultiCluster prints how many Services ServiceExports export, of which clusters, and what is imported.
+func writeMultiCluster(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	is := s.GetMultiCluster()
+	if is == nil {
+		return
+	}
+	var exports []string
+	for _, e := range is.GetExports() {
+		exports = append(exports, fmt.Sprintf("%s %d", e.GetCluster(), e.GetServices()))
+	}
+	fmt.Fprintln(w, "\nIMPORTS\tCONFLICTS\tEXPORTS")
+	fmt.Fprintf(w, "%d\t%d\t%s\n", is.GetImports(), is.GetConflicts(), show.Dash(strings.Join(exports, ", ")))
+}
+
+// writeTraffic prints the traffic of Services with remote endpoints, the busiest first.
+func writeTraffic(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	all := s.GetServiceTraffic()
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nTRAFFIC OF SERVICE\tOUT/S\tIN/S\tOUT\tIN\tCONNECTIONS\tNODES")
+	for _, t := range all {
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%d\t%d\n", t.GetNamespace(), t.GetService(), scaled(t.GetSentPerSecond()),
+			scaled(t.GetReceivedPerSecond()), scaled(t.GetSentBytes()), scaled(t.GetReceivedBytes()), t.GetConnections(),
+			t.GetNodes())
+	}
+	if more := int(s.GetServiceTrafficTotal()) - len(all); more > 0 {
+		fmt.Fprintf(w, "and %d more\n", more)
+	}
+}
+
+// scaled is a number of bytes for people.
+func scaled(n uint64) string {
+	value := float64(n)
+	for _, unit := range []string{"B", "kB", "MB", "GB", "TB"} {
+		switch {
+		case value < 1000 && unit == "B":
+			return fmt.Sprintf("%d B", n)
+		case value < 1000:
+			return fmt.Sprintf("%.1f %s", value, unit)
+		}
+		value /= 1000
+	}
+	return fmt.Sprintf("%.1f PB", value)
+}
+
+// writeFindings prints each finding with its evidence, who can act, and a command.
+func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	all := s.GetFindings()
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nFINDINGS")
+	for _, f := range all {
+		for _, line := range show.FindingLines(f, "") {
+			fmt.Fprintln(w, line)
+		}
+	}
+	var lines []string // of problems that no finding shows
+	shown := map[string]bool{}
+	for _, f := range all {
+		for _, line := range f.GetFirst() {
+			shown[line] = true
+		}
+	}
+	for _, p := range problemLines(s) {
+		if !shown[finding.Clean(p)] {
+			lines = append(lines, p)
+		}
+	}
+	if len(lines) > 0 {
+		fmt.Fprintln(w, "\nPROBLEMS, each of them")
+		for _, p := range lines {
+			fmt.Fprintln(w, "  "+show.Printable(p))
+		}
+	}
+}
+
+// problemLines returns all problems of a part.
+func problemLines(s *semaphorev1.GetStatusResponse) []string {
+	problems := slices.Clone(s.GetProblems())
+	for _, l := range s.GetLinks() {
+		if l.GetLastError() != "" {
+			problems = append(problems, fmt.Sprintf("%s: %s", l.GetCluster(), l.GetLastError()))
+		}
+	}
+	for _, n := range s.GetNodes() {
+		for _, p := range n.GetProblems() {
+			problems = append(problems, fmt.Sprintf("node %s: %s", n.GetNode(), p))
+		}
+	}
+	return problems
+}
+
+// state returns the source of a device's desired state with its age, and the tool from which it was adopted.
+func state(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) string {
+	out := semaphorev1.StateSourceName(d.GetSource())
+	if out == "" {
+		return "-"
+	}
+	if d.GetConfirmedAt() != nil && finding.Age(s, d.GetConfirmedAt()) > finding.StaleAfter {
+		out += "," + show.Since(s, d.GetConfirmedAt()) + " old"
+	}
+	if d.GetAdoptedFrom() != "" {
+		out += ",was " + d.GetAdoptedFrom() + "'s"
+	}
+	return out
+}
+
+func connected(yes bool) string {
+	if yes {
+		return "connected"
+	}
+	return "NOT CONNECTED"
+}
+
+// kinds returns a text such as "node 2, service 1".
+func kinds(all []*semaphorev1.KindStatus) string {
+	var out []string
+	for _, k := range all {
+		text := fmt.Sprintf("%s %d", semaphorev1.KindName(k.GetKind()), k.GetObjects())
+		if k.GetRefused() > 0 {
+			text += fmt.Sprintf(" (%d refused)", k.GetRefused())
+		}
+		if !k.GetComplete() {
+			text += " (incomplete)"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// writeKinds prints a line for each kind of each remote that a broker holds: its age, its numbers, and the propagation
+// time of its changes.
+func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	if s.GetPart() != "broker" || len(s.GetLinks()) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nCLUSTER\tKIND\tAGE\tOBJECTS\tREFUSED\tHELD BACK\tLAG: LAST\tMEDIAN\tHIGH")
+	for _, l := range s.GetLinks() {
+		for _, k := range l.GetKinds() {
+			age := show.Ago(s, k.GetLastHeard())
+			if k.GetLastHeard() != nil {
+				age = show.Since(s, k.GetLastHeard())
+			}
+			objects := fmt.Sprint(k.GetObjects())
+			if k.GetLimit() > 0 {
+				objects += fmt.Sprintf("/%d", k.GetLimit())
+			}
+			back := "0"
+			if k.GetHeldBack() > 0 {
+				back = fmt.Sprintf("%d for %s", k.GetHeldBack(), show.Since(s, k.GetHeldBackSince()))
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.GetCluster(), semaphorev1.KindName(k.GetKind()), age,
+				objects, k.GetRefused(), back,
+				lag(k.GetLastPropagation()), lag(k.GetMedianPropagation()), lag(k.GetHighPropagation()))
+		}
+	}
+}
+
+// lag is the time from the observation of a change in a remote to its effect here; it includes the difference of the
+// two clocks.
+func lag(d *durationpb.Duration) string {
+	if d == nil {
+		return "-"
+	}
+	return show.Short(d.AsDuration())
+}
+
+// role returns whether a part leads, if it elects a leader.
+func role(s *semaphorev1.GetStatusResponse) string {
+	switch {
+	case s.GetStandby() && s.GetLeader() != "":
+		return ", standby of " + s.GetLeader()
+	case s.GetStandby():
+		return ", standby of nobody known"
+	case s.GetLeader() != "":
+		return ", leader (" + s.GetLeader() + ")"
+	}
+	return ""
+}

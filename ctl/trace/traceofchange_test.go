@@ -1,0 +1,177 @@
+package trace
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
+)
+
+// TestTraceOfAChange: an endpoint of c2 changes, and `trace` has the change at each hop, in order, from c2's
+// exporter to the write of c1's broker. The programs and the apiserver are real. Both clusters share the apiserver.
+func TestTraceOfAChange(t *testing.T) {
+	api := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(api)
+	for _, name := range []string{"semaphore", "shop"} {
+		_, err := admin.CoreV1().Namespaces().Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	dir := string(trust.New(t, "c1", "c2"))
+	sockets := startBoth(t, dir, api)
+
+	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
+	_, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "echo", Labels: offered},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}, metav1.CreateOptions{})
+	must(t, err)
+	ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
+	slice, err := admin.DiscoveryV1().EndpointSlices("shop").Create(t.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "echo-1", Labels: map[string]string{discoveryv1.LabelServiceName: "echo",
+			"mirror.semaphore.uw.io/mirror-service": "true"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.9"},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	mirrored := func(ip string) {
+		t.Helper()
+		testkit.Eventually(t, time.Minute, ip+" is in a slice of the mirror", func() error {
+			all, err := admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, s := range all.Items {
+				for _, e := range s.Endpoints {
+					if e.Addresses[0] == ip {
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("%d slices have it not", len(all.Items))
+		})
+	}
+	mirrored("10.2.0.9")
+	slice.Endpoints[0].Addresses[0] = "10.2.0.10" // the change
+	_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice, metav1.UpdateOptions{})
+	must(t, err)
+	mirrored("10.2.0.10")
+
+	// The output of trace, once the broker has recorded its write, which it does after the apiserver's answer.
+	var trace []hop
+	testkit.Eventually(t, time.Minute, "trace has the change", func() error {
+		out, code, err := ctltest.Run(t, append([]string{"trace", "endpointslice/shop/echo-1", "-o", "json"},
+			sockets...)...)
+		if code != 0 {
+			return fmt.Errorf("code %d: %w\n%s", code, err, out)
+		}
+		var answer struct{ Hops []hop }
+		must(t, json.Unmarshal([]byte(out), &answer))
+		trace = answer.Hops
+		if len(trace) != 2 || trace[1].Time.Before(trace[0].Time) { // what was received is the state before, still
+			return fmt.Errorf("the hops are %+v", trace)
+		}
+		return nil
+	})
+	checkPlaces(t, sockets)
+	testkit.Eventually(t, time.Minute, "and the write", func() error {
+		out, code, err := ctltest.Run(t, append([]string{"trace", "service/shop/echo", "-o", "json"},
+			sockets...)...)
+		if code != 0 {
+			return fmt.Errorf("code %d: %w\n%s", code, err, out)
+		}
+		var answer struct{ Hops []hop }
+		must(t, json.Unmarshal([]byte(out), &answer))
+		for _, h := range answer.Hops {
+			if h.Action == "update" && !h.Time.Before(trace[1].Time) &&
+				strings.HasPrefix(h.Object, "endpointslice c2-shop-73736d-echo-") {
+				return nil
+			}
+		}
+		return fmt.Errorf("the hops are\n%s", out)
+	})
+}
+
+// startBoth runs c1's broker and c2's exporter, and returns semaphorectl's flags for both.
+func startBoth(t *testing.T, dir string, api *rest.Config) (sockets []string) {
+	t.Helper()
+	kubeconfig := kubetest.Kubeconfig(t, api)
+	address := loopback.Address(t)
+	common := func(part string) string {
+		return fmt.Sprintf(`
+leaderElection: {enabled: false}
+features: [services]
+kube: {kubeConfigPath: %q}
+tls: {certFile: %[2]s/%[3]s/tls.crt, keyFile: %[2]s/%[3]s/tls.key, bundleDir: %[2]s/bundles}
+`, kubeconfig, dir, part)
+	}
+	ofBroker, err := described.Broker(fmt.Appendf(nil, `%s
+cluster: c1
+localSubnets: [10.1.0.0/16]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16]}]
+listen: {federation: %q, http: %q, debugSocket: %s/broker.sock, services: []}
+`, common("c1/broker"), address, loopback.Address(t), dir))
+	must(t, err)
+	ofExporter, err := config.Parse[config.Exporter](fmt.Appendf(nil, `%s
+cluster: c2
+localBroker: {cluster: c1, address: %q}
+listen: {http: %q, debugSocket: %s/exporter.sock}
+`, common("c2/exporter"), address, loopback.Address(t), dir))
+	must(t, err)
+	file := kubetest.Described(t, api, ofBroker)
+	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, file) })
+	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, ofExporter) })
+	return []string{"--socket", filepath.Join(dir, "exporter.sock"), "--socket", filepath.Join(dir, "broker.sock")}
+}
+
+// checkPlaces: trace says where the Service is now at each hop, and what is not there is nowhere.
+func checkPlaces(t *testing.T, sockets []string) {
+	t.Helper()
+	const object, mirror = "service shop/echo", "service semaphore/c2-shop-73736d-echo"
+	want := []string{"source " + object + " done", "export " + object + " done", "stream " + object + " done",
+		"accept " + object + " done", "plan " + mirror + " done", "write " + mirror + " done"}
+	testkit.Eventually(t, time.Minute, "trace has each hop", func() error {
+		out, code, err := ctltest.Run(t, append([]string{"trace", "service/shop/echo", "-o", "json"},
+			sockets...)...)
+		if code != 0 {
+			return fmt.Errorf("code %d: %w\n%s", code, err, out)
+		}
+		var answer struct{ Places []location }
+		must(t, json.Unmarshal([]byte(out), &answer))
+		var got []string
+		for _, p := range answer.Places {
+			if strings.HasPrefix(p.Object, "service ") {
+				got = append(got, p.Hop+" "+p.Object+" "+p.State)
+			}
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("%s; want %s\n%s", got, want, out)
+		}
+		return nil
+	})
+	if out, code, _ := ctltest.Run(t, append([]string{"trace", "service/shop/nothing"},
+		sockets...)...); code != 1 {
+		t.Errorf("a Service that does not exist: code %d\n%s", code, out)
+	}
+}

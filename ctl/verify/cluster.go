@@ -1,0 +1,378 @@
+package verify
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	grpcstatus "google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// verified is a cluster that is verified.
+type verified struct {
+	*fleet.Cluster
+	number int
+	client dynamic.Interface
+	name   string
+	broker *fleet.Part
+	links  []string
+	image  string
+	// exporterConfig and brokerConfig are the fields of the parts' configuration that verify reads.
+	exporterConfig, brokerConfig read.PartConfig
+	// calico is empty if the cluster has none.
+	calico   schema.GroupVersion
+	corefile string
+	// noCorefile is why the Corefile is unknown.
+	noCorefile string
+	pods       map[string]Pod
+}
+
+// readConfig reads the configuration of a part from the ConfigMap of its pods.
+func (c *verified) readConfig(ctx context.Context, configMap string) (p read.PartConfig) {
+	text, err := c.configMap(ctx, c.Namespace, configMap, "config.yaml")
+	if err == nil {
+		err = yaml.Unmarshal([]byte(text), &p)
+	}
+	if err != nil {
+		p.Unread = err.Error()
+	}
+	return p
+}
+
+// configMap returns a key of a ConfigMap, or all of them concatenated.
+func (c *verified) configMap(ctx context.Context, namespace, name, key string) (string, error) {
+	object, err := c.client.Resource(read.ConfigMapsGVR).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	var found corev1.ConfigMap
+	if err := read.Into(object, &found); err != nil {
+		return "", err
+	}
+	if key != "" {
+		return found.Data[key], nil
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
+		all = append(all, found.Data[key])
+	}
+	return strings.Join(all, "\n"), nil
+}
+
+// openVerified reads the properties of a cluster on which the checks depend.
+func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, number int) (*verified, error) {
+	client, err := read.New(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	out := &verified{Cluster: c, number: number, client: client, pods: map[string]Pod{}}
+	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
+	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Broker}}).Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out.broker = parts[0]
+	s, err := out.broker.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	if err != nil {
+		out.broker.Close()
+		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(err).Message())
+	}
+	out.name = s.GetCluster()
+	for _, l := range s.GetLinks() {
+		out.links = append(out.links, l.GetCluster())
+	}
+	for part, into := range map[string]*read.PartConfig{fleet.Exporter: &out.exporterConfig,
+		fleet.Broker: &out.brokerConfig} {
+		pods, err := c.Pods(ctx, part, "")
+		if err != nil {
+			out.broker.Close()
+			return nil, err
+		}
+		*into = out.readConfig(ctx, pods[0].Config)
+		out.image = pods[0].Image
+	}
+	calico, err := kube.Calico(c.Config)
+	switch {
+	case err == nil:
+		out.calico = calico.GroupVersion
+	case !errors.Is(err, kube.ErrNoCalico):
+		out.broker.Close()
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	if out.corefile, err = out.configMap(ctx, "kube-system", "coredns", "Corefile"); err != nil {
+		out.noCorefile = err.Error()
+	} else if read.CorefileImport.MatchString(out.corefile) {
+		// Where the Corefile imports files, they are usually those of this ConfigMap.
+		if more, err := out.configMap(ctx, "kube-system", "coredns-custom", ""); err == nil {
+			out.corefile += "\n" + more
+		}
+	}
+	return out, nil
+}
+
+// simpleSelector matches a selector that one label fulfils.
+var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
+
+func (c *verified) create(ctx context.Context, namespace, image string) error {
+	if image == "" {
+		image = c.image
+	}
+	services := verifyServices(namespace, c.number)
+	for i, selector := range []string{c.exporterConfig.MirrorSelector, c.exporterConfig.GlobalSelector} {
+		if simpleSelector.MatchString(selector) {
+			key, value, _ := strings.Cut(selector, "=")
+			services[i].Labels = map[string]string{key: value}
+		}
+	}
+	objects := []any{verifyNamespace(namespace)}
+	for _, name := range []string{verifyServer, verifyClient, verifyStranger} {
+		objects = append(objects, verifyPod(namespace, name, image, c.exporterConfig.Domains()))
+	}
+	if c.exporterConfig.Has(config.Services) {
+		for _, s := range services {
+			objects = append(objects, s)
+		}
+	}
+	for _, object := range objects {
+		if err := c.createOne(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *verified) createOne(ctx context.Context, object any) error {
+	u, err := asUnstructured(object)
+	if err != nil {
+		return err
+	}
+	plural := map[string]string{"Namespace": "namespaces", "Pod": "pods", "Service": "services"}[u.GetKind()]
+	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource(plural)).Namespace(u.GetNamespace())
+	for began := time.Now(); ; {
+		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
+		// A pod is refused until a controller has created the namespace's ServiceAccount.
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount \"default\" not found") &&
+			time.Since(began) < 10*time.Second {
+			if err := kube.Sleep(ctx, 200*time.Millisecond); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: create %s %s: %w", c.Context, strings.ToLower(u.GetKind()), u.GetName(), err)
+		}
+		return nil
+	}
+}
+
+// awaitPods waits until the pods run, and reports where.
+func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
+	for began := time.Now(); ; {
+		list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).List(ctx,
+			metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("%s: list pods of %s: %w", c.Context, namespace, err)
+		}
+		var waiting []string
+		for i := range list.Items {
+			var p corev1.Pod
+			if err := read.Into(&list.Items[i], &p); err != nil {
+				return fmt.Errorf("%s: pod %s: %w", c.Context, list.Items[i].GetName(), err)
+			}
+			if why := notRunning(&p); why != "" {
+				waiting = append(waiting, "pod "+p.Name+": "+why)
+				continue
+			}
+			pod := Pod{Name: p.Name, Node: p.Spec.NodeName}
+			for _, ip := range p.Status.PodIPs {
+				if a, err := netip.ParseAddr(ip.IP); err == nil {
+					pod.IPs = append(pod.IPs, a)
+				}
+			}
+			c.pods[p.Name] = pod
+		}
+		if len(waiting) == 0 && len(c.pods) == 3 {
+			return nil
+		}
+		if time.Since(began) > within {
+			return fmt.Errorf("%s: after %s %s", c.Context, within, strings.Join(waiting, "; "))
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// notRunning returns why a pod does not run yet; empty if it does.
+func notRunning(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		switch {
+		case s.State.Waiting != nil:
+			return strings.TrimSuffix(s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
+		case s.State.Terminated != nil:
+			return "it ended: " + s.State.Terminated.Reason + " " + s.State.Terminated.Message
+		}
+	}
+	for _, condition := range p.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return condition.Message
+		}
+		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && len(p.Status.PodIPs) > 0 {
+			return ""
+		}
+	}
+	return string(p.Status.Phase)
+}
+
+// ask makes a pod ask. An error means that the pod could not be made to.
+func (c *verified) ask(ctx context.Context, namespace, pod string, q Question) (o Outcome, err error) {
+	args := []string{"semaphorectl", "probe", "ask", q.URL, "--attempt", q.Attempt.String(), "--within",
+		q.Within.String(),
+		fmt.Sprintf("--bytes=%d", q.Bytes), fmt.Sprintf("--refused=%t", q.Refused)}
+	ctx, cancel := context.WithTimeout(ctx, q.Within+q.Attempt+15*time.Second)
+	defer cancel()
+	var out, said bytes.Buffer
+	err = c.Exec(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
+		fleet.Streams{Out: &out, Err: &said}, args...)
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), &o)
+	}
+	if err != nil {
+		return o, fmt.Errorf("%s: exec in pod %s/%s: %w %s", c.Context, namespace, pod, err,
+			strings.TrimSpace(said.String()))
+	}
+	return o, nil
+}
+
+// device returns the status of an agent's device for a cluster.
+func (c *verified) device(ctx context.Context, access *fleet.Access, node,
+	of string) (*semaphorev1.DeviceStatus, error) {
+	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
+	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Agent}, Nodes: []string{node}}).Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := parts[0].Status(ctx, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range s.GetDevices() {
+		if d.GetCluster() == of {
+			return d, nil
+		}
+	}
+	return nil, nil
+}
+
+// mirrors returns the broker's Services for a namespace of other clusters.
+func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, error) {
+	where := c.brokerConfig.MirrorNamespace
+	if where == "" {
+		where = fleet.DefaultNamespace
+	}
+	list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(where).List(ctx,
+		metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
+	if err != nil {
+		return nil, fmt.Errorf("%s: list services of %s: %w", c.Context, where, err)
+	}
+	var out []*corev1.Service
+	for i := range list.Items {
+		var s corev1.Service
+		if err := read.Into(&list.Items[i], &s); err != nil {
+			return nil, fmt.Errorf("%s: service %s: %w", c.Context, list.Items[i].GetName(), err)
+		}
+		if s.Annotations[naming.AnnotationSourceNamespace] == of ||
+			strings.HasPrefix(s.Name, naming.Global(of, "")) {
+			out = append(out, &s)
+		}
+	}
+	return out, nil
+}
+
+// awaitMirror waits for a Service of the broker, within a time that starts at began. It reads at least once.
+func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, began time.Time, within time.Duration,
+	is func(*corev1.Service) bool) (Service, error) {
+	for {
+		all, err := c.mirrors(ctx, namespace)
+		if err != nil {
+			return Service{}, err
+		}
+		if i := slices.IndexFunc(all, is); i >= 0 {
+			return Service{Namespace: all[i].Namespace, Name: all[i].Name, Sought: sought,
+				Waited: time.Since(began).Seconds()}, nil
+		}
+		if time.Since(began) > within {
+			return Service{Sought: sought, Waited: time.Since(began).Seconds()}, nil
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return Service{}, err
+		}
+	}
+}
+
+// sets returns the broker's sets of pods in a namespace.
+func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
+	return fleet.ReceiveSets(ctx, c.broker, &semaphorev1.ListSetsRequest{Namespace: namespace})
+}
+
+// removeNamespace deletes a namespace, and waits until it no longer exists.
+func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
+	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
+	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
+		!apierrors.IsConflict(err) {
+		return fmt.Errorf("delete namespace %s: %w", namespace, err)
+	}
+	for {
+		_, err := resource.Get(ctx, namespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if sleepErr := kube.Sleep(ctx, 300*time.Millisecond); sleepErr != nil {
+			if err == nil {
+				err = sleepErr
+			}
+			return fmt.Errorf("namespace %s is still there: %w", namespace, err)
+		}
+	}
+}
+
+// awaitNothing waits until the broker has neither Services nor sets of the namespace.
+func (c *verified) awaitNothing(ctx context.Context, namespace string) error {
+	for {
+		services, err := c.mirrors(ctx, namespace)
+		if err != nil {
+			return err
+		}
+		sets, err := c.sets(ctx, namespace)
+		if err != nil {
+			return fmt.Errorf("%s: %s", c.broker.Where, grpcstatus.Convert(err).Message())
+		}
+		if len(services)+len(sets) == 0 {
+			return nil
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return fmt.Errorf("the broker still has %d Services and %d sets of it", len(services), len(sets))
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+// Traffic is what check --traffic is asked for.
+type Traffic struct {
+	// Image of the pods; empty for that of the cluster's broker.
+	Image string
+	// Clean is set to only remove what a call that was killed has left.
+	Clean bool
+	// Timeout bounds the wait for the pods, and for each check to pass.
+	Timeout time.Duration
+	Format  string
+}
+
+// Run sends traffic between the clusters of the flags, prints what passed, and returns the exit code's error.
+func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
+	v := verifier{access: access, image: t.Image, timeout: t.Timeout,
+		progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}
+	if t.Clean {
+		return v.clean(cmd.Context(), cmd.OutOrStdout())
+	}
+	if len(access.Contexts) < 2 {
+		return errors.New("--context: give two or more clusters")
+	}
+	report, err := v.run(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if err := report.Print(cmd.OutOrStdout(), t.Format); err != nil {
+		return err
+	}
+	if !report.Well() {
+		return program.ExitError{Code: show.ExitWrong, Err: errors.New(report.Verdict)}
+	}
+	return nil
+}
+
+// progress prints the current step to standard error.
+type progress struct {
+	mu    sync.Mutex
+	w     io.Writer
+	began time.Time
+}
+
+func (p *progress) say(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.w, "%5.1fs  %s\n", time.Since(p.began).Seconds(), show.Printable(fmt.Sprintf(format, args...)))
+}
+
+// removeWithin bounds the removal, however the checks ended.
+const removeWithin = 90 * time.Second
+
+// removalContext returns a context for the removal, which continues after the command was interrupted.
+func removalContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+}

@@ -1,0 +1,6 @@
+package verify
+
+import "github.com/kube-semaphore/semaphore/test/testkit"
+
+// must ends the test on an error.
+var must = testkit.Must

@@ -1,0 +1,121 @@
+package verify
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kube-semaphore/semaphore/ctl/show"
+)
+
+// Cluster is a verified cluster, with the objects that verify created in it.
+type Cluster struct {
+	Context string `json:"context"`
+	Name    string `json:"name"`
+	Image   string `json:"image"`
+	Pods    []Pod  `json:"pods"`
+}
+
+// Report is the whole result of verify.
+type Report struct {
+	Verdict   string    `json:"verdict"`
+	Passed    int       `json:"passed"`
+	Failed    int       `json:"failed"`
+	Unchecked int       `json:"unchecked"`
+	Seconds   float64   `json:"seconds"`
+	Namespace string    `json:"namespace"`
+	Clusters  []Cluster `json:"clusters"`
+	Checks    []Check   `json:"checks"`
+}
+
+// NewReport returns a report with counts and a verdict in one line.
+func NewReport(namespace string, clusters []Cluster, checks []Check, seconds float64) *Report {
+	r := &Report{Namespace: namespace, Clusters: clusters, Checks: checks, Seconds: seconds}
+	traffic := 0
+	for _, c := range checks {
+		switch c.Result {
+		case Passed:
+			r.Passed++
+			if c.To != "" {
+				traffic++
+			}
+		case Failed:
+			r.Failed++
+		case Unchecked:
+			r.Unchecked++
+		}
+	}
+	var names []string
+	for _, c := range clusters {
+		names = append(names, c.Name)
+	}
+	said := "all is well"
+	switch {
+	case r.Failed > 0:
+		said = fmt.Sprintf("%d of %d checks failed", r.Failed, r.Failed+r.Passed)
+	case traffic == 0:
+		said = "nothing was checked"
+	}
+	r.Verdict = strings.Join(names, ", ") + ": " + said
+	return r
+}
+
+// Well reports whether at least one check of traffic was made and all checks passed.
+func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is well") }
+
+// detailWidth is the width of a check's detail in a line, in columns, beside the names of two clusters.
+const detailWidth = 56
+
+// Print prints the report as a table, JSON or YAML.
+func (r *Report) Print(w io.Writer, output string) error {
+	if output != "table" {
+		return show.PrintValue(w, r, output)
+	}
+	colour := show.Red
+	if r.Well() {
+		colour = show.Green
+	}
+	if _, err := fmt.Fprintf(w, "%s\n%d passed, %d failed, %d unchecked, in %.1f s\n\n",
+		show.Paint(w, colour, show.Printable(r.Verdict)), r.Passed, r.Failed, r.Unchecked, r.Seconds); err != nil {
+		return err
+	}
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "FROM\tTO\tCHECK\tRESULT\tTIME\tDETAIL")
+	for _, c := range r.Checks {
+		to := c.To
+		if to == "" {
+			to = "-"
+		}
+		took := "-"
+		if c.Result != Unchecked {
+			took = fmt.Sprintf("%.1fs", c.Seconds)
+		}
+		detail := c.Detail
+		if c.Code != "" {
+			detail = string(c.Code) + ": " + detail
+		}
+		lines := show.Wrap(show.Printable(detail), "", detailWidth)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, to, c.Name, c.Result, took, lines[0])
+		for _, more := range lines[1:] {
+			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	first := true
+	for _, c := range r.Checks {
+		if c.Fix == "" {
+			continue
+		}
+		if first {
+			text.WriteString("\nTO DO\n")
+			first = false
+		}
+		line := fmt.Sprintf("  %s: %s (%s)", c.Code, show.Printable(c.Fix), c.Code.Anchor())
+		fmt.Fprintln(&text, strings.Join(show.Wrap(line, "    ", show.LineWidth), "\n"))
+	}
+	return show.PrintLines(w, text.String())
+}

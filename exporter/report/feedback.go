@@ -1,0 +1,407 @@
+package report
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// This file reports on each offered Service whether it is exported, to which clusters, and if not, why: as Events on
+// the Service in its own cluster. Its owner needs no access to another cluster.
+//
+// It polls the catalog and the publishers, and writes only Events and, if configured, one annotation. It writes an
+// Event when its text changes. An exporter that restarts within an hour, for which Kubernetes keeps Events, does not
+// repeat it. It does not decide what is exported, and knows neither streams nor messages.
+
+const (
+	// PollInterval and SettlePeriod are the defaults of Feedback's Poll and Settle.
+	PollInterval, SettlePeriod = 2 * time.Second, 6 * time.Second
+	// confirmTimeout is how long the report of a status waits for clusters that have not confirmed a Service.
+	confirmTimeout = 30 * time.Second
+	// Events of a cluster with many Services must not fill etcd.
+	eventsPerSecond, eventsBurst = 5, 50
+	// forbiddenRetry is the wait after the right to write was missing.
+	forbiddenRetry = 10 * time.Minute
+	// The writes of one Service are minSpacing to maxSpacing apart, longer each time, after the first freeWrites that
+	// follow each other within calm: a broker of another cluster that changes its mind again and again must not use up
+	// what all Services share.
+	eventMinSpacing, eventMaxSpacing, eventsCalm = 10 * time.Second, 5 * time.Minute, 10 * time.Minute
+	freeWrites                                   = 5
+	// maxWrites is how many Services are written before it is looked again which ones are due.
+	maxWrites = 10
+	maxNote   = 1024 // the limit of the Kubernetes API, in bytes
+)
+
+// FeedbackBroker is the publisher to one broker.
+type FeedbackBroker interface {
+	// Verdict returns the broker's objection to an object at a revision, empty for none; known is false while the
+	// broker has not answered.
+	Verdict(key catalog.Key, revision uint64) (objection string, known bool)
+	// VerdictVersion changes whenever the result of Verdict may change.
+	VerdictVersion() uint64
+}
+
+// Feedback writes the Events of one exporter.
+type Feedback struct {
+	// Events and Annotates select what is written; they must be set before Run.
+	Events, Annotates bool
+	// Poll is the interval at which catalog and publishers are read. Settle is how long a positive status must be
+	// unchanged before it is reported: a broker may have written nothing yet when it answers the first heartbeat. Both
+	// must be set before Run.
+	Poll, Settle time.Duration
+	// Complete reports whether the catalog has all Services; nil stands for yes. Before that, a Service that the catalog
+	// lacks may be offered, and keeps its annotation. It must be set before Run.
+	Complete func() bool
+
+	kube     kubernetes.Interface
+	catalog  *catalog.Catalog
+	brokers  func() map[string]FeedbackBroker
+	limiter  *rate.Limiter
+	instance string
+	written  *prometheus.CounterVec
+	log      *slog.Logger
+
+	services map[service]*eventState
+	// seenVersion is the version of offers and verdicts that the last pass saw.
+	seenVersion uint64
+	// noEventsUntil and noAnnotationsUntil are set after the right to write was missing.
+	noEventsUntil, noAnnotationsUntil time.Time
+	// logged are the errors that were logged last, of Events and of annotations: what fails is tried again for each
+	// Service.
+	logged struct{ events, annotations string }
+	// stale are the Services that may have the annotation and are not offered.
+	stale map[service]bool
+}
+
+type service struct{ namespace, name string }
+
+// eventState is the state of one Service.
+type eventState struct {
+	// writtenEvent and writtenAnnotation are the texts that were written, current is the present text, unchanged
+	// since.
+	writtenEvent, writtenAnnotation, current string
+	since                                    time.Time
+	// wrote is the time of the last write, and writes counts those that followed each other within calm.
+	wrote  time.Time
+	writes int
+	// verdicts are the last known verdicts by cluster.
+	verdicts map[string]verdict
+}
+
+type verdict struct {
+	revision  uint64
+	objection string
+}
+
+// NewFeedbackMetrics registers the metrics.
+func NewFeedbackMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
+	m := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_exporter_events_total",
+		Help: "Events on offered Services: written, repeated (it existed already) or failed.",
+	}, []string{"result"})
+	for _, result := range []string{"written", "repeated", "failed"} {
+		m.WithLabelValues(result)
+	}
+	reg.MustRegister(m)
+	return m
+}
+
+// NewFeedback makes the feedback of an exporter; brokers returns its publishers, by cluster. Nothing is written before
+// Run.
+func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() map[string]FeedbackBroker,
+	written *prometheus.CounterVec, log *slog.Logger) *Feedback {
+	instance, err := os.Hostname()
+	if err != nil || instance == "" {
+		instance = "semaphore-exporter"
+	}
+	return &Feedback{
+		kube: kube, catalog: c, brokers: brokers, limiter: rate.NewLimiter(eventsPerSecond, eventsBurst), instance: instance,
+		written: written, log: log, services: map[service]*eventState{}, stale: map[service]bool{}, Events: true,
+		Poll: PollInterval, Settle: SettlePeriod,
+	}
+}
+
+// Run writes Events until ctx ends.
+func (f *Feedback) Run(ctx context.Context) error {
+	tick := time.NewTicker(f.Poll)
+	defer tick.Stop()
+	listed := !f.Annotates
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-tick.C:
+			if !listed {
+				listed = f.listAnnotated(ctx)
+			}
+			// A catalog that is complete now has its Services in this pass.
+			complete := f.Complete == nil || f.Complete()
+			due := f.dueEvents(now)
+			for _, e := range due[:min(len(due), maxWrites)] {
+				if err := f.write(ctx, e); err != nil {
+					return err
+				}
+			}
+			if complete {
+				if err := f.removeStaleAnnotations(ctx, now); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// event is an Event to write.
+type event struct {
+	offer   *catalog.Offer
+	reason  finding.Code
+	note    string
+	warning bool
+}
+
+// dueEvents reads the current state and returns the Events to write.
+func (f *Feedback) dueEvents(now time.Time) []event {
+	seen, brokers := f.catalog.OffersVersion(), f.brokers()
+	for _, b := range brokers {
+		seen += b.VerdictVersion()
+	}
+	if seen == f.seenVersion && !f.waiting() {
+		return nil
+	}
+	f.seenVersion = seen
+	offers := f.catalog.Offers()
+	offered := make(map[service]bool, len(offers))
+	var due []event
+	for i := range offers {
+		o := &offers[i]
+		at := service{o.Namespace, o.Name}
+		offered[at] = true
+		s := f.services[at]
+		if s == nil {
+			s = &eventState{verdicts: map[string]verdict{}}
+			f.services[at] = s
+		}
+		e, wait := f.statusOf(o, s)
+		text := string(o.UID) + " " + string(e.reason) + " " + e.note
+		if text != s.current {
+			s.current, s.since = text, now
+		}
+		if f.needsWrite(s) && now.Sub(s.since) >= wait && !now.Before(s.wrote.Add(s.spacing())) {
+			due = append(due, e)
+		}
+	}
+	for at := range f.services {
+		if !offered[at] {
+			if f.Annotates {
+				f.stale[at] = true
+			}
+			delete(f.services, at)
+		}
+	}
+	// Those that are rarely written come first, among them warnings.
+	rank := func(e event) (writes, normal int) {
+		if !e.warning {
+			normal = 1
+		}
+		return f.services[service{e.offer.Namespace, e.offer.Name}].writes, normal
+	}
+	slices.SortStableFunc(due, func(a, b event) int {
+		writesA, normalA := rank(a)
+		writesB, normalB := rank(b)
+		return cmp.Or(writesA-writesB, normalA-normalB)
+	})
+	return due
+}
+
+// spacing is how long after the last write the next one may follow.
+func (s *eventState) spacing() time.Duration {
+	if s.writes <= freeWrites {
+		return 0
+	}
+	return min(eventMinSpacing<<min(s.writes-freeWrites-1, 10), eventMaxSpacing)
+}
+
+// spend counts a write.
+func (s *eventState) spend(now time.Time) {
+	if now.Sub(s.wrote) > eventsCalm {
+		s.writes = 0
+	}
+	s.wrote = now
+	s.writes++
+}
+
+// waiting reports whether an Event may become due by time alone.
+func (f *Feedback) waiting() bool {
+	for _, s := range f.services {
+		if f.needsWrite(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// needsWrite reports whether the current text of a Service is not written yet.
+func (f *Feedback) needsWrite(s *eventState) bool {
+	return f.Events && s.current != s.writtenEvent || f.Annotates && s.current != s.writtenAnnotation
+}
+
+// statusOf returns the status of a Service, and how long it must be unchanged before it is written.
+func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
+	e.offer = o
+	if len(o.To) == 0 {
+		e.reason, e.note, e.warning = finding.NotOffered, "it is not offered to other clusters: "+o.Reason, true
+		return e, 0
+	}
+	var accepted, unconfirmed, objections []string
+	brokers := f.brokers()
+	for _, cluster := range o.To {
+		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
+			if text, known := b.Verdict(o.Key(), o.Revision); known {
+				s.verdicts[cluster] = verdict{o.Revision, text}
+			}
+		}
+		v, known := s.verdicts[cluster]
+		switch {
+		case !known:
+			unconfirmed = append(unconfirmed, cluster)
+		case v.objection != "":
+			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, v.objection))
+		default:
+			accepted = append(accepted, cluster)
+		}
+	}
+	var parts []string
+	e.reason, wait = finding.Offered, f.Settle
+	if len(objections) > 0 {
+		e.reason, e.warning, wait = finding.Refused, true, 0
+		parts = append(parts, objections...)
+	}
+	if len(accepted) > 0 {
+		parts = append(parts, fmt.Sprintf("offered to %s %s", strings.Join(accepted, ", "), exportedAs(o)))
+	}
+	if len(unconfirmed) > 0 {
+		wait = confirmTimeout
+		parts = append(parts, fmt.Sprintf("not confirmed yet by %s", strings.Join(unconfirmed, ", ")))
+	}
+	if o.IgnoredSettings != "" {
+		e.warning = true
+		parts = append(parts, o.IgnoredSettings)
+	}
+	e.note = strings.Join(parts, "; ")
+	return e, wait
+}
+
+func exportedAs(o *catalog.Offer) string {
+	switch {
+	case o.Mirror && o.Global:
+		return "as a mirror and as part of the global service"
+	case o.Global:
+		return "as part of the global service"
+	case o.MultiCluster && !o.Mirror:
+		return "by its ServiceExport"
+	}
+	return "as a mirror"
+}
+
+// write writes the status of a Service. The error is that of ctx.
+func (f *Feedback) write(ctx context.Context, e event) error {
+	s := f.services[service{e.offer.Namespace, e.offer.Name}]
+	s.spend(time.Now())
+	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
+		if err := f.writeEvent(ctx, e, s); err != nil {
+			return err
+		}
+	}
+	if f.Annotates && s.current != s.writtenAnnotation && !time.Now().Before(f.noAnnotationsUntil) {
+		text := condition(e)
+		if written, err := f.annotate(ctx, e.offer.Namespace, e.offer.Name, string(e.offer.UID), &text); err != nil {
+			return err
+		} else if written {
+			s.writtenAnnotation = s.current
+		}
+	}
+	return nil
+}
+
+// writeEvent writes an Event. The error is that of ctx.
+func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error {
+	if err := f.limiter.Wait(ctx); err != nil {
+		return ctx.Err()
+	}
+	_, err := f.kube.EventsV1().Events(e.offer.Namespace).Create(ctx, f.event(e, time.Now()),
+		metav1.CreateOptions{FieldManager: "semaphore-exporter"})
+	result := "written"
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case apierrors.IsAlreadyExists(err):
+		result, err = "repeated", nil
+	case apierrors.IsForbidden(err):
+		f.noEventsUntil = time.Now().Add(forbiddenRetry)
+	case apierrors.IsNotFound(err):
+		err = nil // the namespace was deleted
+	}
+	if err != nil {
+		f.written.WithLabelValues("failed").Inc()
+		if reason := reasonOf(err); reason != f.logged.events {
+			f.log.Warn("cannot write an Event on a Service that is offered; the exporter retries", "service",
+				e.offer.Name, "namespace", e.offer.Namespace, "reason", e.reason, "error", err)
+			f.logged.events = reason
+		}
+		return nil // it remains due
+	}
+	f.logged.events = ""
+	f.written.WithLabelValues(result).Inc()
+	s.writtenEvent = s.current
+	return nil
+}
+
+// reasonOf is what several failed writes have in common: the apiserver's reason, or the text of another error.
+func reasonOf(err error) string {
+	return cmp.Or(string(apierrors.ReasonForError(err)), err.Error())
+}
+
+// truncateEvent makes a note within the limit of the Events API of a text that may quote another cluster.
+func truncateEvent(note string) string { return finding.CleanTo(note, maxNote) }
+
+// event returns an Event with a name derived from its text: another exporter of the cluster with the same text finds
+// that it exists.
+func (f *Feedback) event(e event, now time.Time) *eventsv1.Event {
+	note := truncateEvent(e.note)
+	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note))
+	kind := corev1.EventTypeNormal
+	if e.warning {
+		kind = corev1.EventTypeWarning
+	}
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.offer.Namespace, Name: e.offer.Name + "." + hex.EncodeToString(sum[:8])},
+		EventTime:  metav1.NewMicroTime(now),
+		Type:       kind,
+		Reason:     string(e.reason),
+		Action:     "Export",
+		Note:       note,
+		Regarding: corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Service", Namespace: e.offer.Namespace, Name: e.offer.Name, UID: e.offer.UID,
+		},
+		ReportingController: "semaphore.uw.io/exporter",
+		ReportingInstance:   f.instance,
+	}
+}

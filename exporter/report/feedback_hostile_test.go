@@ -1,0 +1,74 @@
+package report
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+// TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
+func TestHostileTextInEvents(t *testing.T) { testkit.OneLine(t, maxNote, truncateEvent) }
+
+// flapping is a broker of another cluster that gives another answer each time it is asked.
+type flapping struct{ asked int }
+
+func (b *flapping) Verdict(catalog.Key, uint64) (objection string, known bool) {
+	b.asked++
+	return fmt.Sprint("objection ", b.asked), true
+}
+
+func (b *flapping) VerdictVersion() uint64 { return uint64(b.asked) }
+
+// TestABrokerThatChangesItsMind: a broker of another cluster that changes its answers about all Services again and
+// again leads to few writes for each of them, and a Service that was not written yet comes before them.
+func TestABrokerThatChangesItsMind(t *testing.T) {
+	const services, most = 50, 24
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.Everything(), Global: labels.Nothing()})
+	put := func(name string) {
+		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, time.Now())
+	}
+	for i := range services {
+		put(fmt.Sprint("s", i))
+	}
+	hostile := &flapping{}
+	f := NewFeedback(nil, c, func() map[string]FeedbackBroker { return map[string]FeedbackBroker{"c2": hostile} }, nil,
+		nil)
+	writes := map[string]int{}
+	now := time.Now()
+	// As if everything that is due could be written at once, for an hour.
+	for range time.Hour / PollInterval {
+		now = now.Add(PollInterval)
+		for _, e := range f.dueEvents(now) {
+			s := f.services[service{e.offer.Namespace, e.offer.Name}]
+			s.spend(now)
+			s.writtenEvent = s.current
+			writes[e.offer.Name]++
+		}
+	}
+	if len(writes) != services {
+		t.Errorf("%d of %d Services were written", len(writes), services)
+	}
+	for name, n := range writes {
+		if n > most {
+			t.Errorf("%s was written %d times in an hour, and %d is the most", name, n, most)
+			break
+		}
+	}
+	now = now.Add(eventMaxSpacing)
+	put("z-new")
+	if due := f.dueEvents(now); len(due) < services || due[0].offer.Name != "z-new" {
+		t.Errorf("of %d that are due the new Service is not the first", len(due))
+	}
+}

@@ -1,0 +1,112 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/volume"
+)
+
+// Keys of the ConfigMap semaphore-subnets beside broker.yaml, which admission policies read: lists with commas. A
+// policy cannot parse YAML, and what it does not find it refuses.
+const (
+	// KeyLocalSubnets has localSubnets.
+	KeyLocalSubnets = "localSubnets"
+	// KeyPodSubnets has globalServices.podSubnets.
+	KeyPodSubnets = "podSubnets"
+	// KeyLabelDomains has labelDomains; without it the policies know the two default ones.
+	KeyLabelDomains = "labelDomains"
+	// KeyStaticServiceIPs has the service addresses that the apiserver assigns to nobody who does not ask for them. The
+	// broker does not know them.
+	KeyStaticServiceIPs = "staticServiceIPs"
+)
+
+// PolicyKeys returns what the keys of the ConfigMap semaphore-subnets must be for a broker's configuration.
+func PolicyKeys(c *Broker) map[string]string {
+	out := map[string]string{KeyLocalSubnets: strings.Join(c.LocalSubnets, ",")}
+	if len(c.GlobalServices.PodSubnets) > 0 {
+		out[KeyPodSubnets] = strings.Join(c.GlobalServices.PodSubnets, ",")
+	}
+	for _, domain := range c.LabelDomains {
+		if domain != naming.DefaultLabelDomain && domain != naming.PolicyLabelDomain {
+			out[KeyLabelDomains] = strings.Join(c.LabelDomains, ",")
+		}
+	}
+	return out
+}
+
+// StaticServiceIPs returns the lower band of each service subnet, from which the apiserver assigns no address by itself
+// while others are free: min(max(16, size/16), 256) addresses (KEP-3070).
+func StaticServiceIPs(services []netip.Prefix) string {
+	var all []string
+	for _, s := range services {
+		free := s.Addr().BitLen() - s.Bits()
+		band := min(max(free-4, 4), 8, free)
+		all = append(all, netip.PrefixFrom(s.Masked().Addr(), s.Addr().BitLen()-band).String())
+	}
+	return strings.Join(all, ",")
+}
+
+// ComparePolicyKeys returns an error if the keys that the policies read differ from a broker's configuration: what the
+// policies refuse, the broker would try to write again and again; what they let through, nobody configured. value
+// returns a key of the ConfigMap.
+func ComparePolicyKeys(c *Broker, value func(key string) (text string, found bool)) error {
+	var differ []string
+	for _, key := range []string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains} {
+		want, needed := PolicyKeys(c)[key]
+		have, found := value(key)
+		if key == KeyLabelDomains && !needed && !found {
+			continue
+		}
+		if !sameList(have, want) {
+			differ = append(differ, fmt.Sprintf("%s is %q and must be %q", key, strings.TrimSpace(have), want))
+		}
+	}
+	if differ == nil {
+		return nil
+	}
+	return fmt.Errorf("the ConfigMap semaphore-subnets, by which admission policies judge what the broker writes, "+
+		"differs from its configuration: %s; in an overlay, add literals such as %s=%s to its configMapGenerator "+
+		"(semaphorectl install does), and apply it", strings.Join(differ, "; "), KeyLocalSubnets,
+		PolicyKeys(c)[KeyLocalSubnets])
+}
+
+// PolicyKeysIn returns the keys of a ConfigMap that is mounted in a directory.
+func PolicyKeysIn(dir string) (func(key string) (string, bool), error) {
+	keys := map[string]string{}
+	for _, key := range []string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains} {
+		data, err := volume.ReadFile(filepath.Join(dir, key))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, fmt.Errorf("the ConfigMap semaphore-subnets in %s: %w", dir, err)
+		default:
+			keys[key] = string(data)
+		}
+	}
+	return func(key string) (string, bool) { text, found := keys[key]; return text, found }, nil
+}
+
+// sameList reports whether two lists with commas have the same elements; subnets are compared by what they contain.
+func sameList(a, b string) bool { return slices.Equal(elements(a), elements(b)) }
+
+func elements(list string) []string {
+	var all []string
+	for text := range strings.SplitSeq(list, ",") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			text = prefix.Masked().String()
+		}
+		all = append(all, text)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

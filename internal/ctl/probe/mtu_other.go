@@ -1,8 +1,0 @@
-//go:build !linux
-
-package probe
-
-import "net"
-
-// pathMTU is known on Linux alone, where pods are.
-func pathMTU(net.Conn) int { return 0 }

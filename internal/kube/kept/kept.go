@@ -1,0 +1,191 @@
+// Package kept writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else
+// may change them: what somebody has changed or deleted is found within a minute, restored, and reported.
+//
+// A Map is one ConfigMap. Its caller decides the content.
+package kept
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+const (
+	// Every is the interval at which a ConfigMap is read again.
+	Every = time.Minute
+	// reportedFor is how long a restored ConfigMap is reported: longer than an alert waits.
+	reportedFor = time.Hour
+	// tries bounds how often a change begins again because somebody else writes at the same moment.
+	tries = 5
+)
+
+// Map is a ConfigMap that one part writes. It is safe for concurrent use.
+type Map struct {
+	api         corev1client.ConfigMapInterface
+	name, owner string
+	log         *slog.Logger
+	every       time.Duration
+
+	mu sync.Mutex
+	// text is what Hold wrote last, and wrote that it did.
+	text  string
+	wrote bool
+	// looked is when the ConfigMap was last read or written.
+	looked time.Time
+	// report is what was restored last, at restored.
+	report   string
+	restored time.Time
+}
+
+// Option changes a Map.
+type Option func(*Map)
+
+// LookEvery sets the interval at which the ConfigMap is read again.
+func LookEvery(d time.Duration) Option { return func(m *Map) { m.every = d } }
+
+// New returns the Map of a name. owner is the value of its label managed-by.
+func New(client kubernetes.Interface, namespace, name, owner string, log *slog.Logger, options ...Option) *Map {
+	m := &Map{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, every: Every}
+	for _, o := range options {
+		o(m)
+	}
+	return m
+}
+
+// Get reads the ConfigMap; nil if there is none.
+func (m *Map) Get(ctx context.Context) (*corev1.ConfigMap, error) {
+	object, err := m.get(ctx)
+	if err != nil {
+		return nil, m.named(err)
+	}
+	return object, nil
+}
+
+func (m *Map) get(ctx context.Context) (*corev1.ConfigMap, error) {
+	object, err := m.api.Get(ctx, m.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		object = nil
+	case err != nil:
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.looked = time.Now()
+	return object, nil
+}
+
+func (m *Map) named(err error) error { return fmt.Errorf("ConfigMap %s: %w", m.name, err) }
+
+// Due reports whether the ConfigMap must be read again.
+func (m *Map) Due() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Since(m.looked) >= m.every
+}
+
+// Hold makes a text the only content of the ConfigMap, under a key. It sends nothing if it wrote the same text, and has
+// looked since Every.
+func (m *Map) Hold(ctx context.Context, key, text string) error {
+	m.mu.Lock()
+	same := m.wrote && m.text == text
+	m.mu.Unlock()
+	if same && !m.Due() {
+		return nil
+	}
+	changed, err := m.Change(ctx, func(object *corev1.ConfigMap) {
+		object.Data, object.BinaryData = map[string]string{key: text}, nil
+	})
+	if err != nil {
+		return err
+	}
+	if same && changed {
+		m.Restored("what it holds")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.text, m.wrote = text, true
+	return nil
+}
+
+// Holds tells Hold what the ConfigMap had when the part started.
+func (m *Map) Holds(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.text, m.wrote = text, true
+}
+
+// Change reads the ConfigMap, changes it with do, and creates or updates it if that makes a difference. If somebody
+// else writes at the same moment, it begins again, so do may run several times.
+func (m *Map) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed bool, err error) {
+	for range tries {
+		changed, err = m.change(ctx, do)
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+			break
+		}
+	}
+	if err != nil {
+		return false, m.named(err)
+	}
+	return changed, nil
+}
+
+func (m *Map) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, error) {
+	have, err := m.get(ctx)
+	if err != nil {
+		return false, err
+	}
+	want := have.DeepCopy()
+	if have == nil {
+		want = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+	}
+	metav1.SetMetaDataLabel(&want.ObjectMeta, naming.LabelManagedBy, m.owner)
+	do(want)
+	switch {
+	case have == nil && len(want.Data)+len(want.BinaryData) == 0, have != nil && same(have, want):
+		return false, nil
+	case have == nil:
+		_, err = m.api.Create(ctx, want, metav1.CreateOptions{})
+	default:
+		// It has the version that was read: what somebody else writes in between is not lost unseen.
+		_, err = m.api.Update(ctx, want, metav1.UpdateOptions{})
+	}
+	return err == nil, err
+}
+
+func same(a, b *corev1.ConfigMap) bool {
+	return maps.Equal(a.Data, b.Data) && maps.Equal(a.Labels, b.Labels) &&
+		maps.EqualFunc(a.BinaryData, b.BinaryData, func(a, b []byte) bool { return string(a) == string(b) })
+}
+
+// Restored reports that somebody had changed or deleted a part of the ConfigMap, and that it is restored.
+func (m *Map) Restored(what string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restored = time.Now()
+	m.report = fmt.Sprintf("somebody changed or deleted %s in the ConfigMap %s, and it was restored at %s", what, m.name,
+		m.restored.UTC().Format(time.RFC3339))
+	m.log.Warn("somebody changed or deleted a ConfigMap of this part, which restored it", "configmap", m.name,
+		"what", what)
+}
+
+// Reports returns what was restored lately, a line.
+func (m *Map) Reports() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.report == "" || time.Since(m.restored) > reportedFor {
+		return nil
+	}
+	return []string{m.report}
+}

@@ -1,0 +1,163 @@
+package follow
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// inEffect returns an object in effect.
+func inEffect(name string, age int64, port uint16, subnets ...v1alpha1.Subnet) remotes.Object {
+	return remotes.Object{Name: name, Created: time.Unix(age, 0), Generation: 1, ListenPort: port,
+		Spec: v1alpha1.RemoteClusterSpec{PodSubnets: subnets, NodeSubnets: []v1alpha1.Subnet{"192.0.2.0/24"}}}
+}
+
+func ownBroker(t *testing.T) *config.Broker {
+	t.Helper()
+	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestBoundsOf: agents get each remote in a form that they can use beside the others, whatever its status says.
+func TestBoundsOf(t *testing.T) {
+	ports := config.DevicePorts{First: 7775, Last: 7800}
+	before := []config.Remote{
+		{Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"192.0.2.0/24"},
+			WireGuard: config.WireGuard{ListenPort: 7775}},
+		{Name: "c3", PodSubnets: []string{"10.3.0.0/16"}, NodeSubnets: []string{"192.0.2.0/24"},
+			WireGuard: config.WireGuard{ListenPort: 7776}},
+	}
+	for name, test := range map[string]struct {
+		c2, c3      remotes.Object
+		want, first string
+	}{
+		"as they were": {inEffect("c2", 1, 7775, "10.2.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776"},
+		"another port": {inEffect("c2", 1, 7790, "10.2.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7790, c3 [10.3.0.0/16] 7776", "c2 [10.2.0.0/16] 7790, c3 [10.3.0.0/16] 7776"},
+		"the port of the other": {inEffect("c2", 1, 7776, "10.2.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c2 [10.2.0.0/16] 7776"},
+		"exchanged ports": {inEffect("c2", 1, 7776, "10.2.0.0/16"), inEffect("c3", 2, 7775, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7776, c3 [10.3.0.0/16] 7775", "c2 [10.2.0.0/16] 7776, c3 [10.3.0.0/16] 7775"},
+		"no port": {inEffect("c2", 1, 0, "10.2.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c3 [10.3.0.0/16] 7776"},
+		"a port out of range": {inEffect("c2", 1, 53, "10.2.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c3 [10.3.0.0/16] 7776"},
+		"subnets of the own cluster": {inEffect("c2", 1, 7775, "10.1.0.0/24"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c3 [10.3.0.0/16] 7776"},
+		"subnets of the other": {inEffect("c2", 1, 7775, "10.3.0.0/24"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c2 [10.3.0.0/24] 7775"},
+		"no subnet": {inEffect("c2", 1, 7775, "x"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.2.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c3 [10.3.0.0/16] 7776"},
+		"other subnets": {inEffect("c2", 1, 7775, "10.9.0.0/16"), inEffect("c3", 2, 7776, "10.3.0.0/16"),
+			"c2 [10.9.0.0/16] 7775, c3 [10.3.0.0/16] 7776", "c2 [10.9.0.0/16] 7775, c3 [10.3.0.0/16] 7776"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := remotes.Objects{"c2": test.c2, "c3": test.c3}
+			for _, from := range []struct {
+				before []config.Remote
+				want   string
+			}{{before, test.want}, {nil, test.first}} {
+				own := ownBroker(t)
+				use, wrong := own.JudgeRemotes(boundsOf(remotes.Decision{InEffect: all}, all, ports, from.before), from.before)
+				var words []string
+				for _, r := range use {
+					words = append(words, fmt.Sprint(r.Name, " ", r.PodSubnets, " ", r.WireGuard.ListenPort))
+				}
+				if got := strings.Join(words, ", "); got != from.want {
+					t.Errorf("%d before: %s\nwant %s\n%v", len(from.before), got, from.want, wrong)
+				}
+				if again := config.ReadRemotes([]byte(config.RemotesText(use))); len(again) != len(use) {
+					t.Errorf("read again: %v", again)
+				}
+			}
+		})
+	}
+}
+
+// TestStoredIsRestored: ConfigMaps of bounds and of objects in effect that somebody deletes or changes are restored at
+// the next look, and a new process continues from what is stored.
+func TestStoredIsRestored(t *testing.T) {
+	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	log := slog.New(slog.DiscardHandler)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const namespace = "default"
+	maps := client.CoreV1().ConfigMaps(namespace)
+	own, ports := ownBroker(t), config.DevicePorts{First: 7775, Last: 7800}
+	all := remotes.Objects{"c2": inEffect("c2", 1, 7775, "10.2.0.0/16"), "c3": inEffect("c3", 2, 7776, "10.3.0.0/16")}
+	d := remotes.Decision{InEffect: all}
+	bounds := NewBounds(client, namespace, log, kept.LookEvery(0))
+	store := NewStore(client, namespace, "kept", log, kept.LookEvery(0))
+	save := func() {
+		t.Helper()
+		must(bounds.Save(t.Context(), own, d, all, ports))
+		must(store.Save(t.Context(), all))
+	}
+	read := func() string {
+		t.Helper()
+		a, err := maps.Get(t.Context(), boundsIn, metav1.GetOptions{})
+		must(err)
+		b, err := maps.Get(t.Context(), "kept", metav1.GetOptions{})
+		must(err)
+		return fmt.Sprint(a.Data, b.Data)
+	}
+	save()
+	want := read()
+	for _, name := range []string{boundsIn, "kept"} {
+		must(maps.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+	if save(); read() != want {
+		t.Errorf("after they were deleted: %s\nwant %s", read(), want)
+	}
+	for _, name := range []string{boundsIn, "kept"} {
+		_, err := maps.Patch(t.Context(), name, "application/merge-patch+json",
+			[]byte(`{"data":{"remotes.yaml":"remotes: []","remotes.json":"{}"}}`), metav1.PatchOptions{})
+		must(err)
+	}
+	if save(); read() != want {
+		t.Errorf("after they were changed: %s\nwant %s", read(), want)
+	}
+	for name, reported := range map[string][]string{boundsIn: bounds.Reports(), "kept": store.Reports()} {
+		if len(reported) != 1 || !strings.Contains(reported[0], "ConfigMap "+name) {
+			t.Errorf("reported of %s: %v", name, reported)
+		}
+	}
+
+	// A new process, while the port of c2 in its status is that of c3.
+	next := NewBounds(client, namespace, log)
+	next.Load(t.Context())
+	stolen := remotes.Objects{"c2": inEffect("c2", 1, 7776, "10.2.0.0/16"), "c3": all["c3"]}
+	must(next.Save(t.Context(), own, remotes.Decision{InEffect: stolen}, stolen, ports))
+	if read() != want || len(next.Problems()) != 1 {
+		t.Errorf("with one port for two: %s\nwant %s\n%v", read(), want, next.Problems())
+	}
+	// One object that cannot be read takes nothing from the others.
+	_, err := maps.Patch(t.Context(), "kept", "application/merge-patch+json",
+		[]byte(`{"data":{"remotes.json":"{\"c2\":{\"name\":\"c2\",\"created\":7},\"c3\":{\"name\":\"c3\"}}"}}`),
+		metav1.PatchOptions{})
+	must(err)
+	loaded, err := NewStore(client, namespace, "kept", log).Load(t.Context())
+	if must(err); len(loaded) != 1 || loaded["c3"].Name != "c3" {
+		t.Errorf("loaded are %v", loaded)
+	}
+}

@@ -1,0 +1,197 @@
+package remotes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// This file converts configuration of the three original tools to RemoteClusters: the files of semaphore-wireguard and
+// semaphore-service-mirror, and the flags of semaphore-policy. Inputs are texts; outputs are objects, and sentences on
+// what the texts lack. What several texts say of one cluster is joined in one object.
+
+// The defaults of semaphore-wireguard (both ends of a tunnel need the same).
+const (
+	originalPort      = 51820
+	originalMTU       = 1420
+	originalKeepalive = "25s"
+)
+
+// Migration collects the remote clusters of several files.
+type Migration struct {
+	remotes map[string]*v1alpha1.RemoteCluster
+	// notes are sentences for the operator; see Objects.
+	notes []string
+	// wantsNodes are the remotes with encryption, which need node subnets.
+	wantsNodes map[string]bool
+}
+
+// NewMigration returns an empty Migration.
+func NewMigration() *Migration {
+	return &Migration{remotes: map[string]*v1alpha1.RemoteCluster{}, wantsNodes: map[string]bool{}}
+}
+
+func (m *Migration) remote(name string) *v1alpha1.RemoteCluster {
+	r, ok := m.remotes[name]
+	if !ok {
+		r = &v1alpha1.RemoteCluster{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+		}
+		m.remotes[name] = r
+	}
+	return r
+}
+
+func (m *Migration) note(format string, args ...any) {
+	m.notes = append(m.notes, fmt.Sprintf(format, args...))
+}
+
+// Add adds a file of any kind, and returns its kind: name is its name in sentences.
+func (m *Migration) Add(name string, data []byte) (kind string, err error) {
+	var keys struct {
+		Local         map[string]any   `json:"local"`
+		LocalCluster  map[string]any   `json:"localCluster"`
+		RemoteCluster []map[string]any `json:"remoteClusters"`
+	}
+	if err := yaml.Unmarshal(data, &keys); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	add := m.nothing
+	switch {
+	case keys.LocalCluster != nil || keys.RemoteCluster != nil:
+		kind, add = "semaphore-service-mirror", m.mirror
+	case keys.Local != nil:
+		kind, add = "semaphore-wireguard", m.wireguard
+	}
+	if err := add(data); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return kind, nil
+}
+
+func (m *Migration) nothing([]byte) error {
+	return fmt.Errorf("it is no file of semaphore-wireguard (local, remotes) or semaphore-service-mirror (localCluster, " +
+		"remoteClusters)")
+}
+
+func (m *Migration) wireguard(data []byte) error {
+	var file struct {
+		Remotes []struct {
+			Name      string `json:"name"`
+			PodSubnet string `json:"podSubnet"`
+			MTU       int32  `json:"wgDeviceMTU"`
+			Port      int32  `json:"wgListenPort"`
+		} `json:"remotes"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, r := range file.Remotes {
+		spec := &m.remote(r.Name).Spec
+		if r.PodSubnet != "" {
+			spec.PodSubnets = subnets([]string{r.PodSubnet})
+		}
+		none := int32(0) // the original answers no probes
+		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: r.Port, MTU: r.MTU, ProbePort: &none,
+			PersistentKeepalive: originalKeepalive}
+		if r.Port == 0 {
+			spec.WireGuard.ListenPort = originalPort
+		}
+		if r.MTU == 0 {
+			spec.WireGuard.MTU = originalMTU
+		}
+		m.wantsNodes[r.Name] = true
+		m.note("%s: wireguard has the port, the MTU and the keepalive of semaphore-wireguard, and no probes: keep them "+
+			"while the other end runs it", r.Name)
+	}
+	return nil
+}
+
+func (m *Migration) mirror(data []byte) error {
+	var file struct {
+		Remotes []struct {
+			Name   string `json:"name"`
+			Prefix string `json:"servicePrefix"`
+		} `json:"remoteClusters"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, r := range file.Remotes {
+		spec := &m.remote(r.Name).Spec
+		if r.Prefix != "" && r.Prefix != r.Name {
+			spec.ServicePrefix = r.Prefix
+		}
+	}
+	return nil
+}
+
+// AddPolicyFlags adds the flags of semaphore-policy, in the form of its command line.
+func (m *Migration) AddPolicyFlags(line string) error {
+	args := strings.FieldsFunc(line, func(r rune) bool { return r == ' ' || r == '=' || r == '\n' })
+	for i, arg := range args {
+		if strings.TrimLeft(arg, "-") == "target-cluster-name" && i+1 < len(args) {
+			m.remote(args[i+1])
+			return nil
+		}
+	}
+	return fmt.Errorf("%q has no -target-cluster-name, by which semaphore-policy names the remote cluster", line)
+}
+
+// SetBundle sets the root certificates of a remote, if there is such a remote.
+func (m *Migration) SetBundle(name, text string) {
+	if r, ok := m.remotes[name]; ok {
+		r.Spec.TrustBundle = text
+	}
+}
+
+// SetNodeSubnets sets the subnets of a remote's nodes.
+func (m *Migration) SetNodeSubnets(name string, all []string) error {
+	r, ok := m.remotes[name]
+	if !ok {
+		return fmt.Errorf("%q is none of the remotes of the files: %s", name,
+			strings.Join(slices.Sorted(maps.Keys(m.remotes)), ", "))
+	}
+	r.Spec.NodeSubnets = subnets(all)
+	return nil
+}
+
+// Objects returns the RemoteClusters, sorted by name; notes are what the operator should know of them, missing are the
+// required fields that no file has.
+func (m *Migration) Objects() (objects []*v1alpha1.RemoteCluster, notes, missing []string) {
+	notes = slices.Clone(m.notes)
+	for _, name := range slices.Sorted(maps.Keys(m.remotes)) {
+		r := m.remotes[name]
+		objects = append(objects, r)
+		if err := config.ClusterName(name); err != nil {
+			missing = append(missing, fmt.Sprintf("metadata.name: %v; the name is the same in all clusters", err))
+		}
+		if len(r.Spec.PodSubnets) == 0 {
+			missing = append(missing, name+": spec.podSubnets: the subnets of its pods")
+		}
+		if m.wantsNodes[name] && len(r.Spec.NodeSubnets) == 0 {
+			missing = append(missing, name+": spec.nodeSubnets: the subnets of its nodes' InternalIPs (--node-subnets)")
+		}
+		notes = append(notes, name+": no file has spec.broker.address: add it when a broker runs there, to export to it")
+		if r.Spec.TrustBundle == "" {
+			missing = append(missing, name+": spec.trustBundle: its root certificates (--bundles)")
+		}
+	}
+	return objects, notes, missing
+}
+
+func subnets(all []string) []v1alpha1.Subnet {
+	var out []v1alpha1.Subnet
+	for _, s := range all {
+		out = append(out, v1alpha1.Subnet(s))
+	}
+	return out
+}

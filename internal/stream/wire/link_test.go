@@ -1,0 +1,199 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+)
+
+func TestKeepBacksOffAndStartsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var at []time.Duration
+		var reasons []error
+		started := time.Now()
+		failed := errors.New("failed")
+		carry := func(context.Context, *grpc.ClientConn) error {
+			at = append(at, time.Since(started))
+			switch len(at) {
+			case 8:
+				time.Sleep(2 * heldLong) // this stream lasts long enough
+			case 10:
+				return ErrAgain
+			case 12:
+				cancel()
+			}
+			return failed
+		}
+		err := Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry,
+			func(err error) { reasons = append(reasons, err) })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Keep returned %v", err)
+		}
+		between := func(i int, low, high time.Duration) {
+			t.Helper()
+			if d := at[i] - at[i-1]; d < low || d > high {
+				t.Errorf("attempt %d came %s after the one before, not %s to %s", i, d, low, high)
+			}
+		}
+		between(1, minBackoff/2, minBackoff)
+		between(2, minBackoff, 2*minBackoff)
+		between(3, 2*minBackoff, 4*minBackoff)
+		between(7, maxBackoff/2, maxBackoff)
+		between(8, 2*heldLong+minBackoff/2, 2*heldLong+minBackoff)
+		between(9, minBackoff, 2*minBackoff)
+		between(10, minBackoff/2, minBackoff)
+		if len(reasons) != 11 || !errors.Is(reasons[0], failed) {
+			t.Errorf("%d ends are reported, the first %v; the one that ctx ended is nobody's business", len(reasons), reasons[0])
+		}
+	})
+}
+
+// TestF26TooMuch (F26): a stream that ends because it asked too much is retried later and later, however long it lasted
+// each time. After any other end of a stream that lasted for a while, the backoff starts over.
+func TestF26TooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tooMuch := status.Error(codes.ResourceExhausted, "a message of 5 MiB")
+		var ended time.Time
+		var waits []time.Duration
+		carry := func(context.Context, *grpc.ClientConn) error {
+			if !ended.IsZero() {
+				waits = append(waits, time.Since(ended))
+			}
+			time.Sleep(2 * heldLong)
+			ended = time.Now()
+			switch n := len(waits); {
+			case n < 8:
+				return fmt.Errorf("stream: %w", tooMuch)
+			case n < 10:
+				return status.Error(codes.Aborted, "dial again")
+			}
+			cancel()
+			return tooMuch
+		}
+		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry, func(error) {})
+		want := minExhausted
+		for i, wait := range waits {
+			if i >= 8 {
+				want = minBackoff
+			}
+			if wait < want/2 || wait > want {
+				t.Errorf("wait %d was %s, not %s to %s", i, wait, want/2, want)
+			}
+			want = min(2*want, maxExhausted)
+		}
+		if len(waits) != 10 {
+			t.Errorf("%d waits", len(waits))
+		}
+	})
+}
+
+func TestAStreamThatEndsWithoutAnErrorIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}},
+			func(context.Context, *grpc.ClientConn) error { return nil }, func(err error) {
+				if err == nil {
+					t.Error("the reason is nil")
+				}
+				cancel()
+			})
+	})
+}
+
+func TestReasonReadsWhatHadComeBefore(t *testing.T) {
+	refused := errors.New("refused")
+	for _, last := range []error{refused, io.EOF} {
+		n := 0
+		err := Reason(func() (int, error) {
+			if n++; n < 3 {
+				return n, nil
+			}
+			return 0, last
+		})
+		if err == nil || n != 3 || last == refused && !errors.Is(err, refused) {
+			t.Errorf("after %d messages and %v the reason is %v", n, last, err)
+		}
+	}
+}
+
+// TestKeepTriesEachAddress: if an address does not answer, the next one is tried soon, and an address that worked is
+// tried first again. The backoff grows only when all addresses have failed.
+func TestKeepTriesEachAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var tried []string
+		var at []time.Duration
+		started := time.Now()
+		carry := func(_ context.Context, conn *grpc.ClientConn) error {
+			tried, at = append(tried, conn.Target()), append(at, time.Since(started))
+			switch len(tried) {
+			case 8:
+				time.Sleep(2 * heldLong) // this stream lasts long enough
+			case 11:
+				cancel()
+			}
+			return errors.New("failed")
+		}
+		_ = Keep(ctx, End{Address: "a:1", Others: []string{"b:1", "c:1"}, TLS: &tls.Config{}}, carry, func(error) {})
+		want := []string{"a:1", "b:1", "c:1", "a:1", "b:1", "c:1", "a:1", "b:1", "b:1", "c:1", "a:1"}
+		if !slices.Equal(tried, want) {
+			t.Errorf("tried %q, want %q", tried, want)
+		}
+		for _, i := range []int{1, 2, 4, 5, 7} {
+			if pause := at[i] - at[i-1]; pause > minBackoff {
+				t.Errorf("attempt %d came %s after the one before, not at most %s", i, pause, minBackoff)
+			}
+		}
+		if first, second := at[3]-at[2], at[6]-at[5]; first < minBackoff/2 || second < minBackoff || second > 2*minBackoff {
+			t.Errorf("after all addresses failed, it waited %s and then %s", first, second)
+		}
+	})
+}
+
+// TestNoProxy: a proxy in the environment, as a webhook may set it in pods, is not used for streams.
+func TestNoProxy(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	proxied := make(chan bool, 1)
+	go func() {
+		conn, err := proxy.Accept()
+		if err == nil {
+			conn.Close()
+			cancel()
+		}
+		proxied <- err == nil
+	}()
+	// The address of a broadcast is refused at once.
+	end := End{Address: "255.255.255.255:1", TLS: &tls.Config{}}
+	err := Keep(ctx, end, func(ctx context.Context, c *grpc.ClientConn) error {
+		c.Connect()
+		for s := c.GetState(); s != connectivity.TransientFailure; s = c.GetState() {
+			if !c.WaitForStateChange(ctx, s) {
+				return ctx.Err()
+			}
+		}
+		cancel()
+		return errors.New("not reached")
+	}, func(error) {})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	proxy.Close()
+	if <-proxied {
+		t.Error("the stream went to the proxy of the environment")
+	}
+}

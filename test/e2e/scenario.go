@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/test/testbed"
+)
+
+//go:embed workloads/c1.yaml
+var workloadsC1 string
+
+//go:embed workloads/c2.yaml
+var workloadsC2 string
+
+//go:embed workloads/policy.yaml
+var policyC2 string
+
+// echoURL is the URL of the demo's service in c1, under the name of its cluster.
+const echoURL = "http://echo.shop.svc.cluster.c2:8080"
+
+// Step is one line of the demo's table.
+type Step struct {
+	// Name states what must hold.
+	Name string
+	// run checks it and returns the evidence in one line, or an error that says why it does not hold.
+	run func(context.Context, *Scenario) (string, error)
+}
+
+// Scenario is two connected clusters and the observations so far.
+type Scenario struct {
+	tb       *testbed.Testbed
+	c1, c2   *testbed.Cluster
+	in       *Installation
+	progress func(string)
+
+	before map[string]fingerprint // of clusters and nodes, before the installation
+}
+
+// New returns a Scenario for a testbed with clusters c1 and c2 without semaphore. repo is the checkout whose bin/ and
+// deploy/ are used.
+func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, error) {
+	s := &Scenario{tb: tb, progress: progress}
+	s.c1, s.c2 = tb.Cluster("c1"), tb.Cluster("c2")
+	if s.c1 == nil || s.c2 == nil {
+		return nil, fmt.Errorf("the scenario needs clusters c1 and c2, the testbed has %d others", len(tb.Clusters()))
+	}
+	s.in = NewInstallation(tb, repo)
+	return s, nil
+}
+
+// Prepare takes the fingerprints of clusters and nodes, and installs semaphore and the workloads.
+func (s *Scenario) Prepare(ctx context.Context) error {
+	s.progress("taking the fingerprints of clusters and nodes, to compare with at the end")
+	before, err := s.fingerprints(ctx)
+	if err != nil {
+		return err
+	}
+	s.before = before
+	// One step kills a leader. The shortest Lease shows the same as the default of 15 s.
+	s.in.Lease = "5s"
+	s.progress("starting echo in c2, its clients in c1")
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.applyWorkloads(gctx) })
+	g.Go(func() error { return s.in.Install(gctx, s.progress) })
+	return g.Wait()
+}
+
+func (s *Scenario) applyWorkloads(ctx context.Context) error {
+	if err := s.c1.ApplyYAML(ctx, workloadsC1); err != nil {
+		return err
+	}
+	if err := s.c2.ApplyYAML(ctx, workloadsC2); err != nil {
+		return err
+	}
+	for _, w := range []struct {
+		c    *testbed.Cluster
+		what []string
+	}{
+		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=300s"}},
+		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=300s"}},
+		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=300s"}},
+	} {
+		if _, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
+			return fmt.Errorf("starting the workloads: %w\n%s", err, w.c.Diagnose(ctx, "shop"))
+		}
+	}
+	return nil
+}
+
+// Steps returns the steps in the order in which they must run.
+func Steps() []Step {
+	return []Step{
+		{"a pod of c1 fetches " + echoURL + "; the answer comes from c2 and saw the caller's own pod IP", byName},
+		{"on the wire between the nodes: WireGuard, and not one byte of the request", encrypted},
+		{"a policy of c2 that selects c1's set admits the labelled client and refuses another pod of c1", admitted},
+		{"the labelled pod is replaced: its new IP is admitted, the old one is not", replaced},
+		{"a new pod behind the service in c2 takes traffic from c1; a deleted one gets none", scaled},
+		{"the broker is killed: traffic continues; the standby takes over: nothing was torn down", brokerKilled},
+		{"semaphore is removed: nodes and clusters are as they were", removedCleanly},
+	}
+}
+
+// Run runs one step.
+func (s *Scenario) Run(ctx context.Context, step Step) (evidence string, took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	defer cancel()
+	started := time.Now()
+	evidence, err = step.run(ctx, s)
+	return evidence, time.Since(started), err
+}

@@ -1,0 +1,298 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/test/testbed"
+)
+
+// patience is the timeout of one request of a steady client: the resolver repeats a lost DNS query after 5 s, and the
+// server may wait for CPU time.
+const patience = 20 * time.Second
+
+// answer is the response of the testbed's echo program.
+type answer struct {
+	Pod    string `json:"pod"`
+	IP     string `json:"ip"`
+	Client string `json:"client"`
+}
+
+// fetch requests echo of c2 from a pod of c1 with curl, through the pod's resolver.
+func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (answer, error) {
+	return s.fetchWithin(ctx, pod, path, patience)
+}
+
+func (s *Scenario) fetchWithin(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (answer,
+	error) {
+	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time",
+		fmt.Sprint(within.Seconds()), echoURL+path)
+	if err != nil {
+		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1: %w", echoURL, path, pod.Name, err)
+	}
+	var a answer
+	if err := json.Unmarshal([]byte(out), &a); err != nil {
+		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1 answered %q: %w", echoURL, path, pod.Name, out, err)
+	}
+	return a, nil
+}
+
+// fetchUntil retries fetch until it succeeds, because changes take time to reach the other cluster.
+func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (a answer,
+	took time.Duration, err error) {
+	started := time.Now()
+	err = until(ctx, within, func() error {
+		var err error
+		a, err = s.fetch(ctx, pod, path)
+		return err
+	})
+	return a, time.Since(started), err
+}
+
+// refusal is the time without an answer after which a request counts as dropped, on a machine that answers an admitted
+// pod in a third of it.
+const refusal = time.Second
+
+// refused returns nil if the pod gets no answer within a time in which an admitted one does, which asks before and
+// after. It returns an error at once if the pod gets an answer.
+func (s *Scenario) refused(ctx context.Context, pod, admitted *corev1.Pod) error {
+	ask := func() (time.Duration, error) {
+		began := time.Now()
+		if _, err := s.fetch(ctx, admitted, "/"); err != nil {
+			return 0, fmt.Errorf("the admitted pod %s (%s): %w", admitted.Name, admitted.Status.PodIP, err)
+		}
+		return time.Since(began), nil
+	}
+	for {
+		before, err := ask()
+		if err != nil {
+			return err
+		}
+		within := max(refusal, 3*before)
+		a, err := s.fetchWithin(ctx, pod, "/", within)
+		if err == nil {
+			return fmt.Errorf("pod %s (%s) of c1 got an answer of pod %s", pod.Name, pod.Status.PodIP, a.Pod)
+		}
+		if !strings.Contains(err.Error(), "timed out") && !strings.Contains(err.Error(), "Connection timeout") {
+			return fmt.Errorf("pod %s of c1 was refused for another reason than policy: %w", pod.Name, err)
+		}
+		if after, err := ask(); err != nil || after <= within {
+			return err
+		}
+		// The machine became slower meanwhile: the pod's answer may only have been late.
+	}
+}
+
+// until retries f until it returns nil or the time is over, and then returns f's last error.
+func until(ctx context.Context, within time.Duration, f func() error) error {
+	deadline := time.Now().Add(within)
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: %w", within, err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// pod returns the only pod with a label that is not being deleted.
+func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*corev1.Pod, error) {
+	all, err := pods(ctx, c, namespace, selector)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) != 1 {
+		return nil, fmt.Errorf("%s: %d pods have %s in %s, not one", c.Name, len(all), selector, namespace)
+	}
+	return &all[0], nil
+}
+
+// leader returns the broker or exporter pod that holds the Lease. It must be ready.
+func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, error) {
+	lease, err := c.Client.CoordinationV1().Leases(Namespace).Get(ctx, "semaphore-"+part+"-leader", metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Name, err)
+	}
+	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return nil, fmt.Errorf("%s: no %s leads", c.Name, part)
+	}
+	all, err := pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
+	if err != nil {
+		return nil, err
+	}
+	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	for _, p := range all {
+		for _, condition := range p.Status.Conditions {
+			if p.Name == name && condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				return &p, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("%s: the %s that leads, %s, is not ready or gone", c.Name, part, name)
+}
+
+// awaitLeader waits for the leader. A leader that cannot renew its Lease in time, because its apiserver gets no CPU
+// time, is replaced by another.
+func awaitLeader(ctx context.Context, c *testbed.Cluster, part string) (p *corev1.Pod, err error) {
+	err = until(ctx, settle, func() (err error) {
+		p, err = leader(ctx, c, part)
+		return err
+	})
+	return p, err
+}
+
+// CallsReachLeader returns nil if the broker's Services have exactly one endpoint, the leading broker.
+func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
+	p, err := leader(ctx, c, "broker")
+	if err != nil {
+		return err
+	}
+	for _, service := range []string{"semaphore-broker", "semaphore-broker-federation"} {
+		all, err := c.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=" + service,
+		})
+		if err != nil {
+			return err
+		}
+		var addresses []string
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				addresses = append(addresses, e.Addresses...)
+			}
+		}
+		if len(addresses) != 1 || addresses[0] != p.Status.PodIP {
+			return fmt.Errorf("the Service %s leads to %v, the leader %s has %s", service, addresses, p.Name, p.Status.PodIP)
+		}
+	}
+	return nil
+}
+
+// exporterIsCutOff waits until the exporter of a cluster reports that it is not connected to the broker of another.
+func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, broker string) error {
+	want := fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 0", broker)
+	return until(ctx, settle, func() error { // an interrupted stream ends after 15 s
+		p, err := leader(ctx, c, "exporter")
+		if err != nil {
+			return err
+		}
+		metrics, err := c.Node(p.Spec.NodeName).Exec(ctx, "curl", "-sS", "--max-time", "2",
+			"http://"+p.Status.PodIP+":8080/metrics")
+		if err == nil && !strings.Contains(metrics, want) {
+			err = fmt.Errorf("%s: the exporter does not say %s", c.Name, want)
+		}
+		return err
+	})
+}
+
+func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {
+	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("%s: pods of %s: %w", c.Name, namespace, err)
+	}
+	var out []corev1.Pod
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil && p.Status.PodIP != "" {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// traffic is a steady stream of requests from one pod.
+type traffic struct {
+	stop func() tally
+
+	mu sync.Mutex
+	tally
+}
+
+// tally is the result of a stream of requests.
+type tally struct {
+	answered int
+	failed   []string
+	byPod    map[string]int
+	last     map[string]time.Time // when a pod that answered was last asked
+}
+
+// startTraffic sends requests from a pod continuously, each on a new connection.
+func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
+	t := &traffic{}
+	t.byPod, t.last = map[string]int{}, map[string]time.Time{}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			asked := time.Now()
+			a, err := s.fetch(ctx, pod, "/")
+			if ctx.Err() != nil {
+				return
+			}
+			t.mu.Lock()
+			if err != nil {
+				t.failed = append(t.failed, err.Error())
+			} else {
+				t.answered++
+				t.byPod[a.Pod]++
+				t.last[a.Pod] = asked
+			}
+			t.mu.Unlock()
+		}
+	}()
+	t.stop = func() tally {
+		cancel()
+		<-done
+		return t.tally
+	}
+	return t
+}
+
+// seen returns the number of answers from a pod so far.
+func (t *traffic) seen(pod string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byPod[pod]
+}
+
+// all returns the number of answers so far.
+func (t *traffic) all() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.answered
+}
+
+func (t tally) err() error {
+	if len(t.failed) > 0 {
+		return fmt.Errorf("%d of %d requests failed; the first: %s", len(t.failed), len(t.failed)+t.answered, t.failed[0])
+	}
+	if t.answered == 0 {
+		return errors.New("not one request was made")
+	}
+	return nil
+}
+
+// count returns how often marker occurs in the captured packets.
+func count(packets [][]byte, marker string) int {
+	n := 0
+	for _, p := range packets {
+		n += bytes.Count(p, []byte(marker))
+	}
+	return n
+}

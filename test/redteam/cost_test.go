@@ -1,0 +1,340 @@
+package redteam
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU
+// time, which delays all answers of the broker.
+const maxAck = 250 * time.Millisecond
+
+// upserts returns upserts whose revisions follow at.
+func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
+	var all []*semaphorev1.Change
+	for i, o := range objects {
+		all = append(all, upsert(at+uint64(i)+1, o))
+	}
+	return changesOf(all...)
+}
+
+// wideService is a global service with the maximum number of ports. wideSlice is one of its slices, with its own port
+// numbers.
+func wideService(ports int, first int32) *semaphorev1.Object {
+	s := &semaphorev1.Service{Mirror: true, Global: true, Headless: true}
+	for i := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", i), Protocol: "TCP", Port: first + int32(i)})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+		Name: "wide"}, Spec: &semaphorev1.Object_Service{Service: s}}
+}
+
+func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
+	s := &semaphorev1.EndpointSlice{Service: "wide", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{
+		{Addresses: []string{fmt.Sprintf("10.2.%d.%d", i>>8, i&255)}, Ready: &ready, Hostname: fmt.Sprint("h", i)},
+	}}
+	for p := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", p), Protocol: "TCP",
+			Port: int32(1 + i*ports%60000 + p)})
+	}
+	return &semaphorev1.Object{
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop",
+			Name: fmt.Sprintf("wide-%d", i)},
+		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s},
+	}
+}
+
+// withMCS enables the Multi-Cluster Services API.
+func withMCS(v *victim) {
+	crds, err := apiextensionsclient.NewForConfig(v.rest)
+	if err == nil {
+		_, err = definitions.Apply(v.t.Context(), crds.ApiextensionsV1().CustomResourceDefinitions(), false)
+	}
+	if err == nil {
+		_, err = v.kube.CoreV1().Namespaces().Create(v.t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.cfg["mcs"] = map[string]any{"enabled": true}
+}
+
+// export is an exported Service with as many annotations as are taken, of 16 KiB in all.
+func export(i, version int) *semaphorev1.Object {
+	m := &semaphorev1.MultiClusterExport{}
+	for n := range 64 {
+		m.Annotations = append(m.Annotations, &semaphorev1.Annotation{Key: fmt.Sprintf("example.org/a%02d", n),
+			Value: strings.Repeat(fmt.Sprint(version%10), 230)})
+	}
+	o := service(fmt.Sprint("export-", i), 100)
+	o.GetService().Mirror, o.GetService().MultiCluster = false, m
+	return o
+}
+
+// worst is the costliest remote that the shipped limits allow: 160 nodes of 60 pod CIDRs, a global Service of 100 ports
+// with 10,000 slices of which no two have the same ports, a set of 100,000 pods, and 999 exports of 100 ports and
+// annotations of 16 KiB.
+type worst struct{ slices, nodes, members, exports int }
+
+var worstOfLimits = worst{slices: 10_000, nodes: 160, members: 100_000, exports: 999}
+
+// node is a node with 60 pod CIDRs, and one that precedes them unless it is empty.
+func (w worst) node(n int, first string) *semaphorev1.Object {
+	o := node("c2", fmt.Sprintf("n%03d", n), byte(n+1))
+	o.GetNode().GetWireguard().Address = fmt.Sprintf("192.0.2.%d:%d", 17+n%14, 51820+n/14)
+	if first != "" {
+		o.GetNode().PodCidrs = append(o.GetNode().PodCidrs, first)
+	}
+	for i := range 60 { // of limits.podCIDRsPerNode, 64
+		at := n*60 + i
+		o.GetNode().PodCidrs = append(o.GetNode().PodCidrs, fmt.Sprintf("10.2.%d.%d/32", at>>8, at&255))
+	}
+	return o
+}
+
+// member is a pod of the set, at one of two addresses.
+func (w worst) member(i, version int) *semaphorev1.Object {
+	at := i + version%2*w.members
+	return member(i, fmt.Sprintf("10.2.%d.%d", at>>8&255, at&255))
+}
+
+// snapshot is all of the remote.
+func (w worst) snapshot(head uint64) (all []*semaphorev1.PublishRequest) {
+	var nodes, slices, members []*semaphorev1.Object
+	services := []*semaphorev1.Object{wideService(widePorts, 1)}
+	for i := range w.nodes {
+		nodes = append(nodes, w.node(i, ""))
+	}
+	for i := range w.exports {
+		services = append(services, export(i, 0))
+	}
+	for i := range w.slices {
+		slices = append(slices, wideSlice(i, widePorts, true))
+	}
+	for i := range w.members {
+		members = append(members, w.member(i, 0))
+	}
+	all = append(snapshot(nodeKind, head, nodes...), snapshot(serviceKind, head, services...)...)
+	return append(append(all, snapshot(sliceKind, head, slices...)...), snapshot(memberKind, head, members...)...)
+}
+
+// change changes one object of each kind. The first node claims the subnet of all others' pod CIDRs, and releases it.
+func (w worst) change(head uint64, n int) *semaphorev1.PublishRequest {
+	first := ""
+	if n%2 == 0 {
+		first = "10.2.0.0/16"
+	}
+	return upserts(head+8*uint64(n), wideSlice(n%w.slices, widePorts, n%2 == 0), wideService(widePorts, 1+int32(n%2)),
+		w.node(0, first), w.member(n%w.members, 1+n/w.members), export(n%w.exports, 1+n))
+}
+
+const widePorts = 100
+
+// modest is a change of an object of each kind by another remote.
+func modest(version int) []*semaphorev1.Object {
+	ip := fmt.Sprintf("10.3.0.%d", version%200)
+	endpoints := slice("modest", 1, 1)
+	endpoints.GetEndpointSlice().Endpoints[0].Addresses = []string{ip}
+	return []*semaphorev1.Object{node("c3", "modest", 1, fmt.Sprintf("10.3.%d.0/24", 100+version%2)),
+		service("modest", 1+version%2), endpoints, member(1, ip)}
+}
+
+// TestAnotherRemoteIsAcknowledged checks that another remote's changes are acknowledged within a quarter of a second
+// while one remote exports the costliest objects within the shipped limits, and then changes them as fast as it may.
+func TestAnotherRemoteIsAcknowledged(t *testing.T) {
+	v := start(t, withMCS)
+	s := v.publish("c3")
+	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
+	s.tell(hello("c3", "e1", 1, kinds...))
+	for _, kind := range kinds {
+		s.tell(snapshot(kind, 1)...)
+	}
+	s.acked(1)
+	at := uint64(1)
+	// acknowledgements measures n answers: their p99, the same without the time spent waiting for CPU, and the time of
+	// /healthz right after each, for which the broker needs none of its state.
+	acknowledgements := func(when string, n int, more func() bool) {
+		t.Helper()
+		var took, without, beside []time.Duration
+		waited := func() time.Duration {
+			_, broker := scheduled(t, v.PID)
+			_, test := scheduled(t, os.Getpid())
+			return broker + test
+		}
+		for len(took) < n || more() {
+			changed := modest(int(at)) // each feature's engine gets one of them
+			before, begun := waited(), time.Now()
+			s.tell(upserts(at, changed...))
+			at += uint64(len(changed))
+			s.acked(at)
+			all := time.Since(begun)
+			took, without = append(took, all), append(without, max(0, all-(waited()-before)))
+			begun = time.Now()
+			if _, err := v.get("/healthz"); err != nil {
+				t.Fatal(err)
+			}
+			beside = append(beside, time.Since(begun))
+			time.Sleep(20 * time.Millisecond)
+		}
+		slices.Sort(took)
+		slices.Sort(without)
+		slices.Sort(beside)
+		n = len(took)
+		p99, ran, direct := took[n*99/100], without[n*99/100], beside[n*99/100]
+		t.Logf("%s: %d acknowledgements: median %s, p99 %s (%s without waits for a processor), longest %s; /healthz: p99 %s",
+			when, n, took[n/2], p99, ran, took[n-1], direct)
+		if ran > maxAck {
+			t.Errorf("%s: p99 of another remote's acknowledgements is %s without waits for a processor; %s is the most",
+				when, ran, maxAck)
+		}
+	}
+	enough := func() bool { return false }
+	acknowledgements("without the other remote", 100, enough)
+
+	a := v.publish("c2")
+	const head = 1_000_000
+	taken := make(chan int, 1)
+	go func() { // its acknowledgements and refusals
+		refused := 0
+		for {
+			m, err := a.next(time.Hour)
+			if err != nil {
+				return
+			}
+			if m.GetRefusal() != nil {
+				refused++
+			}
+			if m.GetAck().GetRevision() >= head {
+				select {
+				case taken <- refused:
+				default:
+				}
+			}
+		}
+	}()
+	sent := make(chan int, 1)
+	begin, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		n := 0
+		defer func() { sent <- n }()
+		for _, m := range append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, kinds...)},
+			worstOfLimits.snapshot(head)...) {
+			if a.call.SendMsg(encode(t, m)) != nil {
+				return
+			}
+		}
+		<-begin
+		for ; ; n++ {
+			if a.call.SendMsg(encode(t, worstOfLimits.change(head, n+1))) != nil {
+				return
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	begun := time.Now()
+	acknowledgements("while it sends its first snapshot", 100, func() bool {
+		return len(taken) == 0 && time.Since(begun) < patience
+	})
+	select {
+	case refused := <-taken:
+		t.Logf("its snapshot was taken after %s, %d objects were refused", time.Since(begun).Round(time.Millisecond), refused)
+		if refused > 0 {
+			t.Errorf("%d objects of the worst remote are refused: it is not within the limits", refused)
+		}
+	default:
+		t.Fatal("its snapshot is not taken")
+	}
+	close(begin)
+	acknowledgements("while it changes all", 300, enough)
+	close(stop)
+	a.cancel()
+	t.Logf("that was beside %d messages of the worst remote", <-sent)
+}
+
+// TestAnotherRemoteIsWritten checks that another remote's Service is written before most of the hundreds of objects of
+// one remote that fail are retried. A failure of the other remote is logged, and its retries are not delayed.
+func TestAnotherRemoteIsWritten(t *testing.T) {
+	const failing = 500
+	v := start(t)
+	foreign := func(name string) {
+		t.Helper()
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}}
+		if _, err := v.kube.CoreV1().Services("semaphore").Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []*semaphorev1.Object
+	for i := range failing {
+		all = append(all, service(fmt.Sprint("s", i), 1))
+		foreign(fmt.Sprint("c2-shop-73736d-s", i))
+	}
+	foreign("c3-shop-73736d-taken")
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", failing, serviceKind))
+	s.tell(snapshot(serviceKind, failing, all...)...)
+	s.acked(failing)
+	failures := func() float64 {
+		return v.metric("semaphore_broker_writes_total", `kind="service"`, `result="foreign"`)
+	}
+	v.eventuallyWithin(10*time.Minute, "all of them have failed", func() error {
+		if n := failures(); n < failing {
+			return fmt.Errorf("%v failures", n)
+		}
+		return nil
+	})
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 10, serviceKind))
+	before := failures()
+	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
+	honest.acked(10)
+	// written counts the retries meanwhile: an object queued behind the failing ones would wait for all of them.
+	written := func(name string) {
+		t.Helper()
+		v.eventually("another remote's Service "+name, func() error {
+			o, err := v.kube.CoreV1().Services("semaphore").Get(t.Context(), "c3-shop-73736d-"+name, metav1.GetOptions{})
+			if err == nil && o.Labels["app.kubernetes.io/managed-by"] == "" {
+				err = errors.New("it is not ours")
+			}
+			return err
+		})
+		retries := failures() - before
+		t.Logf("beside %d Services of another remote that cannot be written, %s was written after %v retries", failing,
+			name, retries)
+		if retries > failing/2 {
+			t.Errorf("%s was written after %v of %d Services of another remote were retried", name, retries, failing)
+		}
+	}
+	written("good")
+	v.eventually("the failure is logged", func() error {
+		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(`level=WARN msg="reconcile failed.*key=c3-shop-73736d-taken`).
+			Match(data) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	if err := v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken",
+		metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before = failures()
+	written("taken")
+}

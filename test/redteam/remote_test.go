@@ -1,0 +1,260 @@
+package redteam
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
+)
+
+// raw is a codec that sends and returns bytes unchanged.
+type raw struct{}
+
+// Marshal implements encoding.CodecV2.
+func (raw) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (raw) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*[]byte) = data.Materialize()
+	return nil
+}
+
+// Name implements encoding.CodecV2.
+func (raw) Name() string { return "proto" }
+
+// dial connects to the federation listener with the certificate of a part of a cluster.
+func (v *victim) dial(cluster, part string) *grpc.ClientConn {
+	v.t.Helper()
+	source, err := identity.NewSource(config.TLS{
+		CertFile: v.path(cluster, part, "tls.crt"), KeyFile: v.path(cluster, part, "tls.key"), BundleDir: v.path("bundles"),
+	})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+v.federation,
+		grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1")))))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// dialPeering connects to the agents' listener, as anybody with the public root of the cluster can.
+func (v *victim) dialPeering() *grpc.ClientConn {
+	v.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+v.peering, grpc.WithTransportCredentials(credentials.NewTLS(
+		trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")))))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// stream is a call whose messages are bytes of the attacker's choice.
+type stream struct {
+	t      *testing.T
+	call   grpc.ClientStream
+	cancel context.CancelFunc
+}
+
+const (
+	publishMethod = "/semaphore.v1.FederationService/Publish"
+	attachMethod  = "/semaphore.v1.PeeringService/Attach"
+)
+
+func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, error) {
+	ctx := context.Background()
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	t.Cleanup(cancel)
+	call, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method,
+		grpc.ForceCodecV2(raw{}), grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20),
+		grpc.MaxCallRecvMsgSize(64<<20))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &stream{t, call, cancel}, nil
+}
+
+// publish opens an exporter stream of a cluster on a new connection.
+func (v *victim) publish(cluster string) *stream {
+	v.t.Helper()
+	s, err := open(v.t, v.dial(cluster, "exporter"), publishMethod, "")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return s
+}
+
+// tell sends messages as an honest exporter would.
+func (s *stream) tell(messages ...*semaphorev1.PublishRequest) {
+	s.t.Helper()
+	for _, m := range messages {
+		if err := s.call.SendMsg(encode(s.t, m)); err != nil {
+			s.t.Fatalf("send: %v; %v", err, s.end(time.Second))
+		}
+	}
+}
+
+// next returns the broker's next answer.
+func (s *stream) next(within time.Duration) (*semaphorev1.PublishResponse, error) {
+	m := &semaphorev1.PublishResponse{}
+	data, err := s.nextBytes(within)
+	if err == nil {
+		err = proto.Unmarshal(data, m)
+	}
+	return m, err
+}
+
+func (s *stream) nextBytes(within time.Duration) ([]byte, error) {
+	type result struct {
+		data []byte
+		err  error
+	}
+	came := make(chan result, 1)
+	go func() {
+		var r result
+		r.err = s.call.RecvMsg(&r.data)
+		came <- r
+	}()
+	select {
+	case r := <-came:
+		return r.data, r.err
+	case <-time.After(within):
+		s.cancel()
+		return nil, fmt.Errorf("nothing came within %s", within)
+	}
+}
+
+// acked reads until a revision is acknowledged, and returns the refusals before it.
+func (s *stream) acked(revision uint64) (refusals []*semaphorev1.Refusal) {
+	s.t.Helper()
+	for {
+		m, err := s.next(patience)
+		if err != nil {
+			s.t.Fatalf("waiting for the acknowledgement of %d: %v", revision, err)
+		}
+		if r := m.GetRefusal(); r != nil {
+			refusals = append(refusals, r)
+		}
+		if a := m.GetAck(); a != nil && a.GetRevision() >= revision {
+			return refusals
+		}
+	}
+}
+
+// end reads until the stream ends and returns the reason, or nil if it does not end within a time.
+func (s *stream) end(within time.Duration) error {
+	deadline := time.Now().Add(within)
+	for {
+		if _, err := s.nextBytes(time.Until(deadline)); err != nil {
+			if time.Now().After(deadline) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+func encode(t *testing.T, m proto.Message) []byte {
+	t.Helper()
+	data, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func hello(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
+		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, Kinds: kinds,
+	}}}
+}
+
+// snapshot returns a complete snapshot of a kind at a revision, in messages of at most a thousand objects.
+func snapshot(kind semaphorev1.Kind, at uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
+	messages := []*semaphorev1.PublishRequest{
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotBegin{
+				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: at},
+			},
+		},
+	}
+	changes := &semaphorev1.Changes{}
+	flush := func() {
+		if len(changes.Changes) > 0 {
+			messages = append(messages,
+				&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}})
+			changes = &semaphorev1.Changes{}
+		}
+	}
+	size := 0
+	for i, o := range objects {
+		n := proto.Size(o)
+		if len(changes.Changes) == 1000 || size+n > 500_000 {
+			flush()
+			size = 0
+		}
+		size += n
+		changes.Changes = append(changes.Changes, upsert(uint64(i+1), o))
+	}
+	flush()
+	return append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: at, Objects: uint64(len(objects))},
+	}})
+}
+
+func upsert(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
+	return &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Upsert{Upsert: o}}
+}
+
+func changesOf(changes ...*semaphorev1.Change) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: changes}},
+	}
+}
+
+// member returns a pod of a set. Its address follows from its number.
+func member(i int, ips ...string) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
+			Name: fmt.Sprintf("pod-%d", i)},
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprintf("uid-%d", i),
+			SetName: "web", Ips: ips}},
+	}
+}
+
+// node returns a node of c2 or c3 whose key and address follow from a number from 1 to 14.
+func node(cluster, name string, n byte, cidrs ...string) *semaphorev1.Object {
+	first := byte(16)
+	if cluster == "c3" {
+		first = 32
+	}
+	key := make([]byte, 32)
+	key[0], key[1], key[2] = 9, first, n
+	return &semaphorev1.Object{
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+		Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{
+			PublicKey: key, Address: fmt.Sprintf("192.0.2.%d:51820", first+n),
+		}}},
+	}
+}

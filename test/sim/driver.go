@@ -1,0 +1,360 @@
+package sim
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// As in internal/kube/reconcile: keys that fail are tried again after increasing delays.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 30 * time.Second
+)
+
+var (
+	errAway = errors.New("the apiserver is away")
+	errCut  = errors.New("the connection was cut before the answer came")
+)
+
+// driver drives a writes.Machine, as broker/apply.Objects does, with a table in place of informer and client: one step
+// at a time, in an order that the seed chooses. A request takes two steps, so that any event can happen in between.
+type driver[T writes.Object] struct {
+	b       *broker
+	kind    writes.Kind[T]
+	desired writes.Desired[T]
+	table   *table[T]
+	machine *writes.Machine[T]
+	// prepared checks a write before it is sent: want is nil for a delete, have for a create.
+	prepared func(b *broker, name string, have, want T)
+
+	// at is the informer's position in the table's log; known is its store.
+	at     int
+	known  store[T]
+	synced bool
+
+	// queue is sorted: a change marks names in any order.
+	queue   []string
+	later   map[string]time.Time
+	fails   map[string]int
+	flights []flight[T]
+}
+
+// store is the store of an informer.
+type store[T writes.Object] map[string]T
+
+// Get implements writes.Store.
+func (s store[T]) Get(name string) (T, bool) {
+	o, there := s[name]
+	return o, there
+}
+
+// flight is a request in flight.
+type flight[T writes.Object] struct {
+	*writes.Write[T]
+	// again means that the name was marked meanwhile.
+	again bool
+}
+
+func newDriver[T writes.Object](b *broker, t *table[T], desired writes.Desired[T], kind writes.Kind[T],
+	prepared func(*broker, string, T, T)) *driver[T] {
+	known := store[T]{}
+	return &driver[T]{
+		b: b, kind: kind, desired: desired, table: t, prepared: prepared, known: known, machine: writes.New(kind, known, nil),
+		later: map[string]time.Time{}, fails: map[string]int{},
+	}
+}
+
+// runner is a driver of any type.
+type runner interface {
+	inform(all bool) bool
+	reconcile() bool
+	land(lost, fails bool) bool
+	abandon() []func()
+	due(now time.Time) bool
+}
+
+// Mark implements writes.Loop.
+func (l *driver[T]) Mark(name, cluster string, observedAt time.Time) {
+	l.machine.Changed(l.b.w.now, name, writes.Change{Cluster: cluster, ObservedAt: observedAt})
+	l.Wake(name)
+}
+
+// Wake implements writes.Loop.
+func (l *driver[T]) Wake(name string) {
+	for i := range l.flights {
+		if l.flights[i].Name == name {
+			l.flights[i].again = true
+			return
+		}
+	}
+	if i, there := slices.BinarySearch(l.queue, name); !there {
+		l.queue = slices.Insert(l.queue, i, name)
+	}
+}
+
+// WakeOwned implements writes.Loop.
+func (l *driver[T]) WakeOwned(cluster string) {
+	names, _ := l.Owned(cluster)
+	for _, name := range names {
+		l.Wake(name)
+	}
+}
+
+// Observe implements writes.Loop.
+func (l *driver[T]) Observe(cluster string) {
+	names, _ := l.Owned(cluster)
+	for _, name := range names {
+		l.observe(name)
+	}
+}
+
+// WakeAll implements writes.Loop.
+func (l *driver[T]) WakeAll() {
+	for name := range l.known {
+		l.Wake(name)
+	}
+	for _, name := range l.desired.Names() {
+		l.Wake(name)
+	}
+}
+
+// Synced implements writes.Loop.
+func (l *driver[T]) Synced() bool { return l.synced }
+
+// Owned implements writes.Loop.
+func (l *driver[T]) Owned(cluster string) ([]string, bool) {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(l.known)) {
+		if l.known[name].GetLabels()[naming.LabelSourceCluster] == cluster {
+			names = append(names, name)
+		}
+	}
+	return names, l.synced
+}
+
+func (l *driver[T]) after(name string, d time.Duration) {
+	at := l.b.w.now.Add(d)
+	if was, ok := l.later[name]; !ok || at.Before(was) {
+		l.later[name] = at
+	}
+}
+
+// due wakes what was delayed until now.
+func (l *driver[T]) due(now time.Time) bool {
+	any := false
+	for _, name := range slices.Sorted(maps.Keys(l.later)) {
+		if !now.Before(l.later[name]) {
+			delete(l.later, name)
+			l.Wake(name)
+			any = true
+		}
+	}
+	return any
+}
+
+// inform gives the informer the next event, or the complete state, as after a lost watch.
+func (l *driver[T]) inform(all bool) bool {
+	if !l.synced || all {
+		return l.relist()
+	}
+	if l.at == len(l.table.log) {
+		return false
+	}
+	e := l.table.log[l.at]
+	l.at++
+	l.see(e.name, e.object, e.gone)
+	return true
+}
+
+func (l *driver[T]) relist() bool {
+	if l.synced && l.at == len(l.table.log) {
+		return false
+	}
+	first := !l.synced
+	l.at = len(l.table.log)
+	now := map[string]T{}
+	for name, o := range l.table.objects {
+		if ours(o) {
+			now[name] = o
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if was, ok := l.known[name]; !ok || was.GetResourceVersion() != now[name].GetResourceVersion() {
+			l.see(name, now[name], false)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.known)) {
+		if _, ok := now[name]; !ok {
+			l.see(name, l.known[name], true)
+		}
+	}
+	if first {
+		l.synced = true
+		if l.desired.Synced != nil {
+			l.desired.Synced()
+		}
+		for _, name := range slices.Sorted(slices.Values(l.desired.Names())) {
+			l.Wake(name)
+		}
+	}
+	l.b.tracef("%ss listed: %d", l.table.name, len(now))
+	return true
+}
+
+// see handles a report of the informer.
+func (l *driver[T]) see(name string, o T, gone bool) {
+	if gone {
+		delete(l.known, name)
+	} else {
+		l.known[name] = o
+	}
+	l.machine.Informed(name, o, gone)
+	l.observe(name)
+	l.Wake(name)
+	l.b.tracef("informer: %s %s version %s gone=%t", l.table.name, name, o.GetResourceVersion(), gone)
+}
+
+// newest returns the object under a name, own writes included.
+func (l *driver[T]) newest(name string) (T, bool) {
+	l.expire(name)
+	return l.machine.Newest(l.b.w.now, name)
+}
+
+// expire discards a write that the informer has not reported in time.
+func (l *driver[T]) expire(name string) (expired bool) {
+	o, expired := l.machine.Expire(l.b.w.now, name)
+	if expired {
+		l.table.d.disorder(o) // the informer is so late that the order is unknown
+	}
+	return expired
+}
+
+func (l *driver[T]) observe(name string) {
+	if l.desired.Observed != nil {
+		o, there := l.newest(name)
+		l.desired.Observed(name, o, there)
+	}
+}
+
+// reconcile takes any queued name, and begins the write that it needs.
+func (l *driver[T]) reconcile() bool {
+	if !l.synced || len(l.queue) == 0 {
+		return false
+	}
+	l.b.doubt()
+	i := l.b.w.rng.IntN(len(l.queue))
+	name := l.queue[i]
+	l.queue = slices.Delete(l.queue, i, i+1)
+
+	urgent := func() bool {
+		have, there := l.newest(name)
+		return l.desired.IsUrgent(l.kind, name, have, there)
+	}
+	if wait := l.machine.Wait(l.b.w.now, name, urgent); wait > 0 {
+		l.b.tracef("%s %s: waits %s", l.table.name, name, wait)
+		l.after(name, wait)
+		return true
+	}
+	if l.expire(name) {
+		l.observe(name)
+	}
+	seen := l.machine.Begin(l.b.w.now, name)
+	answer := l.desired.Start(name, seen.Owner)
+	step := l.machine.Decide(l.b.w.now, seen, answer)
+	if step.Again {
+		l.after(name, step.After)
+	}
+	if step.Write == nil {
+		delete(l.fails, name)
+		l.b.tracef("%s %s: nothing to do (verdict %d, again %t after %s)", l.table.name, name, answer.Verdict, step.Again,
+			step.After)
+		return true
+	}
+	w := step.Write
+	want := w.Want
+	if w.Op == writes.Update {
+		want = w.Object
+	}
+	l.prepared(l.b, name, w.Have, want)
+	l.flights = append(l.flights, flight[T]{Write: w})
+	l.b.tracef("%s %s: %s begins (again %t after %s)", l.table.name, name, w.Op, step.Again, step.After)
+	return true
+}
+
+// carryOut executes a request at the apiserver.
+func (l *driver[T]) carryOut(w *writes.Write[T], by writer) (out T, err error) {
+	switch w.Request {
+	case writes.SendCreate:
+		return l.table.create(w.Object, by)
+	case writes.SendUpdate:
+		return l.table.update(w.Object, by)
+	case writes.SendDelete:
+		return w.Object, l.table.delete(w.Object, by)
+	case writes.SendRead:
+		return l.table.read(w.Name)
+	}
+	return out, writes.NotOurs{Kind: l.kind.Name, Name: w.Name}
+}
+
+// land ends one request in flight: lost means that it is not executed, fails that it seems to have failed.
+func (l *driver[T]) land(lost, fails bool) bool {
+	if len(l.flights) == 0 {
+		return false
+	}
+	by := byBroker
+	if l.b.d.leader != l.b {
+		by = byLate
+	}
+	i := l.b.w.rng.IntN(len(l.flights))
+	f := l.flights[i]
+	err := errAway
+	var out T
+	if !lost {
+		if out, err = l.carryOut(f.Write, by); fails {
+			l.table.d.disorder(f.Object) // until the informer reports it, the broker counts it as not written
+			err = errCut
+		}
+	}
+	step := l.machine.Settle(l.b.w.now, f.Write, out, err)
+	l.b.tracef("%s %s: %s, request %d, ends: %v", l.table.name, f.Name, f.Op, f.Request, err)
+	if step.Write != nil {
+		l.flights[i].Write = step.Write
+		return true
+	}
+	l.flights = slices.Delete(l.flights, i, i+1)
+	l.observe(f.Name)
+	if step.Err != nil {
+		l.after(f.Name, maxBackoff)
+		if n := l.fails[f.Name]; n < 9 {
+			l.after(f.Name, minBackoff<<n)
+		}
+		l.fails[f.Name]++
+	} else {
+		delete(l.fails, f.Name)
+	}
+	if step.Again {
+		l.after(f.Name, step.After)
+	}
+	if f.again {
+		l.Wake(f.Name)
+	}
+	return true
+}
+
+// abandon leaves the requests in flight to the network: each may still be executed.
+func (l *driver[T]) abandon() []func() {
+	var late []func()
+	for _, f := range l.flights {
+		late = append(late, func() {
+			_, err := l.carryOut(f.Write, byLate)
+			l.b.tracef("%s %s: late %s: %v", l.table.name, f.Name, f.Op, err)
+		})
+	}
+	l.flights = nil
+	return late
+}

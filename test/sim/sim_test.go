@@ -1,0 +1,147 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// report is a failure as a person reads it.
+func report(f *Failure) string {
+	return fmt.Sprintf("%v\n%s\nagain, with all of the trace: SEED=%d go test ./test/sim -run TestSeed$ -v", f,
+		strings.Join(f.Trace, "\n"), f.Seed)
+}
+
+// TestSeed plays the seed of the environment's SEED with all of its trace.
+func TestSeed(t *testing.T) {
+	text := os.Getenv("SEED")
+	if text == "" {
+		t.Skip("plays one seed again: SEED=n")
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("SEED: %v", err)
+	}
+	out := Run(seed, func(line string) { t.Log(line) })
+	if out.Failure != nil {
+		t.Fatal(report(out.Failure))
+	}
+	t.Logf("%d steps, trace %x", out.Steps, out.Trace)
+}
+
+// seeds is how many to play, and from which on: SEEDS and FROM of the environment, else few for a quick run.
+func seeds(t *testing.T) (from, n uint64) {
+	number := func(name string, otherwise uint64) uint64 {
+		text := os.Getenv(name)
+		if text == "" {
+			return otherwise
+		}
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n
+	}
+	n = 2_000
+	if testing.Short() {
+		n = 300
+	}
+	return number("FROM", 1), number("SEEDS", n)
+}
+
+// TestSeeds plays many seeds. It continues after a failure to report a few, but not after one of the invariant UNTIL.
+func TestSeeds(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a fifth less time
+	from, n := seeds(t)
+	var next, done, steps atomic.Uint64
+	var mu sync.Mutex
+	failures, found := 0, false
+	until := os.Getenv("UNTIL")
+	start, told := time.Now(), time.Now()
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				mu.Lock()
+				if failures >= 5 || found {
+					i = n
+				}
+				mu.Unlock()
+				if i >= n {
+					return
+				}
+				out := Run(from+i, nil)
+				steps.Add(uint64(out.Steps))
+				done := done.Add(1)
+				mu.Lock()
+				if out.Failure != nil {
+					failures++
+					found = found || out.Failure.Invariant == until
+					t.Error(report(out.Failure))
+				}
+				if time.Since(told) > 10*time.Second {
+					told = time.Now()
+					fmt.Printf("%d of %d seeds, %.0f a second\n", done, n, float64(done)/time.Since(start).Seconds())
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(),
+		float64(done.Load())/time.Since(start).Seconds())
+}
+
+// TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
+func TestSuccession(t *testing.T) {
+	failures, seeds := 0, uint64(500)
+	if testing.Short() {
+		seeds = 100
+	}
+	for seed := range seeds {
+		if f := Succession(seed); f != nil {
+			t.Errorf("%v\nagain: Succession(%d)", f, seed)
+			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {
+				return
+			}
+		}
+	}
+}
+
+// A seed is one run: what it finds can be looked at again.
+func TestASeedIsAlwaysTheSameRun(t *testing.T) {
+	n := uint64(200)
+	if testing.Short() {
+		n = 40
+	}
+	for seed := range n {
+		quiet := func(string) {}
+		if a, b := Run(seed, quiet), Run(seed, quiet); a.Trace != b.Trace || a.Steps != b.Steps {
+			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x: %s", seed, a.Steps, a.Trace, b.Steps, b.Trace,
+				difference(seed))
+		}
+	}
+}
+
+// difference is where two runs of a seed part.
+func difference(seed uint64) string {
+	for range 20 {
+		var a, b []string
+		Run(seed, func(line string) { a = append(a, line) })
+		Run(seed, func(line string) { b = append(b, line) })
+		for i := range min(len(a), len(b)) {
+			if a[i] != b[i] {
+				return fmt.Sprintf("line %d is %q, and then %q", i, a[i], b[i])
+			}
+		}
+	}
+	return "not to be seen a second time"
+}

@@ -1,0 +1,123 @@
+//go:build linux
+
+package capture
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"golang.org/x/sys/unix"
+)
+
+func namespace(t *testing.T) *netns.Namespace {
+	t.Helper()
+	testkit.NeedsRoot(t, "it captures packets")
+	ns, err := netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func TestCapture(t *testing.T) {
+	ns := namespace(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	receiver, err := ns.ListenPacket(ctx, "udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer receiver.Close()
+	sender, err := ns.DialContext(ctx, "udp", receiver.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	send := func(text string) {
+		t.Helper()
+		if _, err := sender.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	send("too early")
+	began := time.Now().Add(-time.Second)
+	c, err := Start(ns, "lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const many = 1000
+	for i := range many {
+		send(fmt.Sprintf("packet %04d", i))
+	}
+	p, err := c.Wait(ctx, func(p Packet) bool { return bytes.Contains(p.Data, []byte("packet 0007")) })
+	if err != nil || p.Time.Before(began) || p.Time.After(time.Now().Add(time.Second)) {
+		t.Errorf("Wait = %v, %v", p, err)
+	}
+	send("the last one") // and at once:
+	packets, err := c.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(text string) (n int) {
+		for _, p := range packets {
+			if bytes.Contains(p.Data, []byte(text)) {
+				n++
+			}
+		}
+		return n
+	}
+	// On loopback each packet is seen twice, outgoing and incoming.
+	if count("packet 0") != 2*many || count("the last one") != 2 || count("too early") != 0 {
+		t.Errorf("of %d packets: %d numbered, %d last, %d early", len(packets), count("packet 0"), count("the last one"),
+			count("too early"))
+	}
+	if again, err := c.Stop(); err != nil || len(again) != len(packets) {
+		t.Errorf("second Stop: %d packets, %v", len(again), err)
+	}
+
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.Wait(short, func(Packet) bool { return false }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Wait for nothing: %v", err)
+	}
+	if _, err := Start(ns, "eth7"); !errors.Is(err, unix.ENODEV) || !strings.Contains(err.Error(), "eth7 of "+ns.Name()) {
+		t.Errorf("capture of no interface: %v", err)
+	}
+}
+
+func TestWritePCAP(t *testing.T) {
+	var file bytes.Buffer
+	frame := append(bytes.Repeat([]byte{0xff}, 12), 0x08, 0x06, 1, 2)
+	if err := writePCAP(&file, []Packet{{time.Unix(5, 6), frame}}); err != nil {
+		t.Fatal(err)
+	}
+	want := "4d3cb2a1" + "0200" + "0400" + "0000000000000000" + "00000200" + "01000000" +
+		"05000000" + "06000000" + "10000000" + "10000000" + fmt.Sprintf("%x", frame)
+	if got := fmt.Sprintf("%x", file.Bytes()); got != want {
+		t.Errorf("file %s, want %s", got, want)
+	}
+	tcpdump, err := exec.LookPath("tcpdump")
+	if err != nil {
+		return // the bytes are right
+	}
+	cmd := exec.Command(tcpdump, "-nr", "-")
+	cmd.Stdin = &file
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(strings.ToLower(string(out)), "arp") {
+		t.Errorf("tcpdump: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,160 @@
+package components
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestVersions(t *testing.T) {
+	for _, c := range []struct{ out, pinned, want string }{
+		{"Kubernetes v1.36.3\n", "v1.36.9", "1.36"},
+		{"etcd Version: 3.6.5\nGit SHA: Not provided\n", "v3.6.0", "3.6"},
+		{"Client Version: v1.36.3\nKustomize Version: v5.8.1\n", "v1.36.3", "1.36"},
+	} {
+		if got := minor(toldVersion(c.out)); got != c.want || got != minor(c.pinned) {
+			t.Errorf("minor version reported by %q: %q, want %q, as pinned by %s", c.out, got, c.want, c.pinned)
+		}
+	}
+	for _, other := range []string{"", "nonsense", "Kubernetes v1.35.3\n", "Kubernetes v1.3.63"} {
+		if got := minor(toldVersion(other)); got == "1.36" {
+			t.Errorf("%q taken for version 1.36", other)
+		}
+	}
+}
+
+func TestMissingPackages(t *testing.T) {
+	got := missingPackages(func(p string) bool { return p != "iptables" && p != "xtables-legacy-multi" && p != "wg" })
+	if want := []string{"iptables", "wireguard-tools"}; !slices.Equal(got, want) {
+		t.Errorf("missing packages: %v, want %v", got, want)
+	}
+}
+
+func TestPinnedVersions(t *testing.T) {
+	repo, err := FindRepository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tool := range tools {
+		pinned, err := pinnedVersions(filepath.Join(repo, "tools", tool.name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tool.ldflags(pinned); err != nil {
+			t.Error(err)
+		}
+		for _, p := range tool.programs {
+			if pinned[p.module] == "" {
+				t.Errorf("tools/%s/go.mod requires no %s, for %s", tool.name, p.module, p.name)
+			}
+		}
+	}
+}
+
+// TestSharedVersions checks that what both the product and the components require has one version: otherwise it, and
+// all that imports it, is compiled twice.
+func TestSharedVersions(t *testing.T) {
+	repo, err := FindRepository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	product, err := pinnedVersions(repo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	components, err := pinnedVersions(filepath.Join(repo, "tools", "components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := 0
+	for module, version := range components {
+		switch product[module] {
+		case "":
+		case version:
+			shared++
+		default:
+			t.Errorf("%s: go.mod has %s, tools/components/go.mod %s; go get the newer one in the other", module,
+				product[module], version)
+		}
+	}
+	if shared < 50 {
+		t.Errorf("%d modules are required by both: this test compares the wrong files", shared)
+	}
+}
+
+func TestBuiltName(t *testing.T) {
+	for pkg, want := range map[string]string{
+		"go.etcd.io/etcd/server/v3":                        "server",
+		"k8s.io/kubernetes/cmd/kubectl":                    "kubectl",
+		"github.com/containerd/containerd/v2/cmd/ctr":      "ctr",
+		"github.com/containernetworking/plugins/main/veth": "veth",
+	} {
+		if got := builtName(pkg); got != want {
+			t.Errorf("%s: %s, want %s", pkg, got, want)
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	for _, c := range []struct {
+		done, total int
+		took        time.Duration
+		want        string
+	}{
+		{0, 3000, 15 * time.Second, "0 of 3000 packages are compiled, 15s so far, about 6m15s left"},
+		{0, 3000, 10 * time.Minute, "0 of 3000 packages are compiled, 10m0s so far, about 0s left"},
+		{1000, 3000, 2 * time.Minute, "1000 of 3000 packages are compiled, 2m0s so far, about 4m0s left"},
+		{3000, 3000, 6 * time.Minute, "all 3000 packages are compiled, linking; 6m0s so far"},
+	} {
+		if got := progress(c.done, c.total, c.took, 6.5); got != c.want {
+			t.Errorf("%d of %d after %s: %q, want %q", c.done, c.total, c.took, got, c.want)
+		}
+	}
+}
+
+// TestInstalledProgram checks that a program in KUBEBUILDER_ASSETS is used only if it has the pinned minor version.
+func TestInstalledProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("KUBEBUILDER_ASSETS", dir)
+	script := filepath.Join(dir, "kube-apiserver")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\necho Kubernetes v1.36.1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var progress bytes.Buffer
+	b := Builder{Progress: &progress}
+	p := program{name: "kube-apiserver", version: []string{"--version"}}
+	if got := b.installed(t.Context(), p, "v1.36.3"); got != script {
+		t.Errorf("pinned v1.36.3: %q, want %q", got, script)
+	}
+	if got := b.installed(t.Context(), p, "v1.37.0"); got == script {
+		t.Errorf("pinned v1.37.0: %q is used, which is 1.36", got)
+	}
+	if !strings.Contains(progress.String(), "is not 1.37") {
+		t.Errorf("progress does not say why: %q", &progress)
+	}
+}
+
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := Lock(t.Context(), path, func() { t.Error("waits for a free lock") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	waited := false
+	if _, err := Lock(ctx, path, func() { waited = true }); err == nil || !waited {
+		t.Errorf("a lock that is held: error %v, waited %v", err, waited)
+	}
+	unlock()
+	again, err := Lock(t.Context(), path, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+}

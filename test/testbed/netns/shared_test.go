@@ -1,0 +1,154 @@
+//go:build linux
+
+package netns
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// inMounts runs the test in a process with a mount namespace of its own, in which /run is empty, and reports whether
+// this is that process.
+func inMounts(t *testing.T) bool {
+	t.Helper()
+	needRoot(t)
+	const inside = "SEMAPHORE_TEST_MOUNTS"
+	if os.Getenv(inside) == t.Name() {
+		if err := unmountAll(dir); err != nil { // the machine's, a copy of it
+			t.Fatal(err)
+		}
+		if err := unix.Mount("run", "/run", "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), inside+"="+t.Name())
+	// Go makes the mounts of an unshared namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
+// mountsAt counts the mounts at a path.
+func mountsAt(t *testing.T, path string) (n int) {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == path {
+			n++
+		}
+	}
+	return n
+}
+
+// ip runs ip-netns(8), as somebody else does.
+func ip(t *testing.T, args ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "ip", append([]string{"netns"}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip netns %v: %v\n%s", args, err, out)
+	}
+}
+
+func made(t *testing.T, name string) *Namespace {
+	t.Helper()
+	n, err := Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// `ip netns add` of somebody else, while there are namespaces, mounts nothing over them; those of both end with a
+// Delete.
+func TestBesideIPNetns(t *testing.T) {
+	if !inMounts(t) {
+		return
+	}
+	first := made(t, "first")
+	ip(t, "add", "others")
+	second := made(t, "second")
+	for _, path := range []string{dir, first.Path(), second.Path()} {
+		if n := mountsAt(t, path); n != 1 {
+			t.Errorf("%d mounts are at %s, want 1", n, path)
+		}
+	}
+	for _, n := range []*Namespace{first, second} {
+		if err := n.Delete(); err != nil {
+			t.Error(err)
+		}
+	}
+	wantOnly(t, "others")
+	ip(t, "delete", "others")
+	wantOnly(t)
+}
+
+// What an earlier build or another program has mounted more than once goes, too, and the namespaces of others stay.
+func TestStackedMounts(t *testing.T) {
+	if !inMounts(t) {
+		return
+	}
+	// As earlier builds made it: dir is no mount point, so that ip stacks a mount on it.
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bind := func(name string) {
+		if err := os.WriteFile(dir+"/"+name, nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("/proc/self/ns/net", dir+"/"+name, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bind("hidden")
+	bind("others-hidden")
+	ip(t, "add", "others")
+	if n := mountsAt(t, dir+"/hidden"); n != 2 {
+		t.Fatalf("%d mounts are at %s/hidden, want 2: nothing is hidden", n, dir)
+	}
+	// And once more, as two `ip netns add` at once did before they took a lock.
+	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		t.Fatal(err)
+	}
+	second := made(t, "second")
+	for _, name := range []string{"hidden", second.Name()} {
+		if err := Remove(name); err != nil {
+			t.Error(err)
+		}
+		if n := mountsAt(t, dir+"/"+name); n != 0 {
+			t.Errorf("%d mounts of %s are left", n, name)
+		}
+	}
+	wantOnly(t, "others", "others-hidden")
+}
+
+// wantOnly checks that dir has namespaces of these names and nothing else.
+func wantOnly(t *testing.T, want ...string) {
+	t.Helper()
+	names, err := List("")
+	if err != nil || !slices.Equal(names, want) {
+		t.Errorf("%s has %v, %v; want %v", dir, names, err, want)
+	}
+	for _, name := range want {
+		if _, err := Open(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Open("second"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a namespace that was deleted: %v, want ErrNotExist", err)
+	}
+}

@@ -1,0 +1,49 @@
+package ctltest
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// BrokerWith starts a broker on a socket that returns sets, or an error.
+func BrokerWith(t *testing.T, sets debug.Sets) (socket string) {
+	t.Helper()
+	return ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), Well, debug.Answers{Sets: sets})
+}
+
+func WebSet() *semaphorev1.PolicySet {
+	return &semaphorev1.PolicySet{
+		Cluster: "c2", Namespace: "shop", Name: "web", Connected: true, Complete: true,
+		LastHeard: timestamppb.New(time.Now().Add(-4 * time.Second)),
+		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 2},
+			{Namespace: "shop", Name: "c2-shop-web", Wanted: 2, Present: 2}},
+		Pods: []*semaphorev1.SetPod{{Name: "web-1", Uid: "u1", Ips: []string{"10.2.0.5"}},
+			{Name: "web-2", Uid: "u2", Ips: []string{"10.2.0.6", "fd02::6"}}},
+	}
+}
+
+// ServeControl starts a part with a ControlService on a socket.
+func ServeControl(t *testing.T, part string, c semaphorev1.ControlServiceServer) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), part+".sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder(part, "c1", ""), Well, debug.Answers{}),
+			func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	Listens(t, socket)
+	return socket
+}

@@ -1,0 +1,256 @@
+package ctltest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// K3sCorefile is the Corefile of K3s (manifests/coredns.yaml).
+const K3sCorefile = `.:53 {
+    errors
+    health
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+      pods insecure
+      fallthrough in-addr.arpa ip6.arpa
+    }
+    hosts /etc/coredns/NodeHosts {
+      ttl 60
+      reload 15s
+      fallthrough
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf
+    cache 30
+    loop
+    reload
+    loadbalance
+    import /etc/coredns/custom/*.override
+}
+import /etc/coredns/custom/*.server
+`
+
+// runPods acts as scheduler and kubelets: pods run and are ready immediately, those of Jobs succeed, and deleted ones
+// go.
+func runPods(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		for kube.Sleep(ctx, 50*time.Millisecond) == nil {
+			pods, err := admin.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				continue
+			}
+			for i := range pods.Items {
+				runPod(ctx, admin, &pods.Items[i])
+			}
+		}
+	}()
+}
+
+// runPod makes one change of a pod's state. A change that fails is retried.
+func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
+	api := admin.CoreV1().Pods(p.Namespace)
+	switch {
+	case p.DeletionTimestamp != nil:
+		_ = api.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	case p.Spec.NodeName == "":
+		_ = api.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace},
+			Target: corev1.ObjectReference{Kind: "Node", Name: "n1"}}, metav1.CreateOptions{})
+	case p.Status.Phase == corev1.PodPending || p.Status.Phase == "":
+		p.Status.Phase = corev1.PodRunning
+		if p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
+			p.Status.Phase = corev1.PodSucceeded
+		}
+		for _, c := range []corev1.PodConditionType{corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized} {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: c, Status: corev1.ConditionTrue,
+				LastTransitionTime: metav1.Now()})
+		}
+		_, _ = api.UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	}
+}
+
+// Controllers are the controllers of Kubernetes that run what is installed, and remove what is deleted.
+var Controllers = []string{"deployment-controller", "replicaset-controller", "daemonset-controller", "job-controller",
+	"namespace-controller", "garbage-collector-controller", "serviceaccount-controller"}
+
+// EmptyCluster starts a real apiserver with one node and Kubernetes' controllers, and returns a kubeconfig with it as
+// context name.
+func EmptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig string, cfg *rest.Config) {
+	t.Helper()
+	cfg = kubetest.Start(t)
+	if calico {
+		kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools", "blockaffinities", "ipamconfigs",
+			"felixconfigurations", "networksets", "ipreservations")
+		_, err := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("ippools")).Create(t.Context(),
+			&unstructured.Unstructured{Object: map[string]any{"apiVersion": kubetest.CalicoCRD.String(), "kind": "IPPool",
+				"metadata": map[string]any{"name": "default"}, "spec": map[string]any{"cidr": pods, "ipipMode": "Never",
+					"vxlanMode": "Never", "natOutgoing": true, "nodeSelector": "all()"}}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	node, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec: corev1.NodeSpec{PodCIDR: pods, PodCIDRs: []string{pods}}}, metav1.CreateOptions{})
+	must(t, err)
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
+	node.Status.NodeInfo.KernelVersion, node.Status.NodeInfo.OSImage = "6.12.1", "Debian GNU/Linux 13"
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	_, err = admin.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+	must(t, err)
+	kubetest.StartControllers(t, cfg, Controllers...)
+	runPods(t, admin)
+	file := kubetest.Kubeconfig(t, cfg)
+	raw := clientcmd.GetConfigFromFileOrDie(file)
+	raw.Contexts[name] = raw.Contexts[raw.CurrentContext]
+	raw.CurrentContext = name
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*raw, kubeconfig))
+	return kubeconfig, cfg
+}
+
+// Everything lists each object that could have been written, except those that the controllers write.
+func Everything(t *testing.T, cfg *rest.Config) string {
+	t.Helper()
+	dyn, admin := dynamic.NewForConfigOrDie(cfg), kubernetes.NewForConfigOrDie(cfg)
+	_, lists, err := admin.Discovery().ServerGroupsAndResources()
+	must(t, err)
+	var out []string
+	for _, list := range lists {
+		for _, r := range list.APIResources {
+			if strings.Contains(r.Name, "/") || !strings.Contains(strings.Join(r.Verbs, " "), "delete") ||
+				slices.Contains([]string{"events", "leases", "endpoints", "apiservices"}, r.Name) {
+				continue
+			}
+			gvk := strings.Split(list.GroupVersion, "/")
+			gv := kubetest.CalicoCRD
+			if gv.Group, gv.Version = "", gvk[0]; len(gvk) == 2 {
+				gv.Group, gv.Version = gvk[0], gvk[1]
+			}
+			all, err := dyn.Resource(gv.WithResource(r.Name)).List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatalf("%s %s: %v", gv, r.Name, err)
+			}
+			for _, o := range all.Items {
+				out = append(out, fmt.Sprintln(list.GroupVersion, r.Name, o.GetNamespace(), o.GetName(), o.GetAnnotations()))
+			}
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "")
+}
+
+// Durations differ between two runs.
+var Durations = regexp.MustCompile(`(\d+m)?\d+(\.\d+)?m?s\b`)
+
+// AwaitDefault waits until the controllers, and the apiserver itself, have created the objects of a new cluster.
+func AwaitDefault(t *testing.T, admin kubernetes.Interface) error {
+	t.Helper()
+	testkit.Eventually(t, 3*time.Minute, "namespaces have their ServiceAccounts", func() error {
+		for _, n := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
+			if _, err := admin.CoreV1().ServiceAccounts(n).Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
+				return err
+			}
+		}
+		for _, n := range []string{"extension-apiserver-authentication",
+			"kube-apiserver-legacy-service-account-token-tracking"} {
+			if _, err := admin.CoreV1().ConfigMaps("kube-system").Get(t.Context(), n, metav1.GetOptions{}); err != nil {
+				return err
+			}
+		}
+		_, err := admin.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		return err
+	})
+	return nil
+}
+
+// PodSubnets are the pod subnets of the clusters of linkable.
+var PodSubnets = map[string]string{"c1": "10.1.0.0/16", "c2": "10.2.0.0/16"}
+
+// Linkable returns two clusters with everything that link needs except keys.
+func Linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface,
+	remotes map[string]dynamic.ResourceInterface, ctl func(want int, args string) string) {
+	t.Helper()
+	kubeconfig, admins = TwoClusters(t)
+	ctl = func(want int, args string) string {
+		t.Helper()
+		out, code, err := Run(t, strings.Fields(args+" --kubeconfig "+kubeconfig)...)
+		if code != want {
+			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
+		}
+		return regexp.MustCompile(`:\d{5}\b`).ReplaceAllString(out, ":PORT")
+	}
+	remotes = map[string]dynamic.ResourceInterface{}
+	for _, name := range []string{"c1", "c2"} {
+		cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{
+			ExplicitPath: kubeconfig,
+		}, &clientcmd.ConfigOverrides{CurrentContext: name}).
+			ClientConfig()
+		must(t, err)
+		kubetest.InstallRemoteClusters(t, cfg)
+		remotes[name] = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+		node, err := admins[name].CoreV1().Nodes().Create(t.Context(),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+				Spec: corev1.NodeSpec{PodCIDR: PodSubnets[name], PodCIDRs: []string{PodSubnets[name]}}}, metav1.CreateOptions{})
+		must(t, err)
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18." + name[1:] + ".7"}}
+		_, err = admins[name].CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+		must(t, err)
+		_, err = admins[name].CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-federation"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "federation", Port: 8443}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	return kubeconfig, admins, remotes, ctl
+}
+
+// TwoClusters starts two real apiservers with the namespace of the parts, and returns a kubeconfig with the contexts c1
+// and c2.
+func TwoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface) {
+	t.Helper()
+	admins = map[string]kubernetes.Interface{}
+	merged := clientcmd.GetConfigFromFileOrDie(os.DevNull)
+	for _, name := range []string{"c1", "c2"} {
+		cfg := kubetest.Start(t)
+		admins[name] = kubernetes.NewForConfigOrDie(cfg)
+		_, err := admins[name].CoreV1().Namespaces().Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
+		must(t, err)
+		one, err := clientcmd.LoadFromFile(kubetest.Kubeconfig(t, cfg))
+		must(t, err)
+		current := one.Contexts[one.CurrentContext]
+		merged.Clusters[name], merged.AuthInfos[name] = one.Clusters[current.Cluster], one.AuthInfos[current.AuthInfo]
+		current.Cluster, current.AuthInfo = name, name
+		merged.Contexts[name] = current
+	}
+	merged.CurrentContext = "c1"
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*merged, kubeconfig))
+	return kubeconfig, admins
+}

@@ -1,0 +1,114 @@
+// Package ctltest is what tests of semaphorectl's rooms share: they call the whole program, which the test's main gives
+// them, and it meets parts on sockets, and apiservers.
+package ctltest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+)
+
+// must ends the test on an error.
+var must = testkit.Must
+
+// root makes semaphorectl. A room cannot name it, as ctl imports the rooms.
+var root func() *cobra.Command
+
+// Main runs the tests of a package, which call semaphorectl as command makes it.
+func Main(m *testing.M, command func() *cobra.Command) {
+	root = command
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
+}
+
+// Command returns semaphorectl.
+func Command() *cobra.Command { return root() }
+
+// Run calls semaphorectl, and returns its output and exit code.
+func Run(t *testing.T, args ...string) (stdout string, code int, err error) {
+	t.Helper()
+	cmd := root()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(args)
+	err = cmd.ExecuteContext(t.Context())
+	if err != nil {
+		code = 1
+		var exit program.ExitError
+		if errors.As(err, &exit) {
+			code = exit.Code
+		}
+	}
+	return out.String(), code, err
+}
+
+// Serve starts a part on a socket.
+func Serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {
+	t.Helper()
+	return ServeAnswers(t, rec, status, debug.Answers{})
+}
+
+// ServeAnswers starts a part on a socket, with what it answers besides its status.
+func ServeAnswers(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse,
+	answers debug.Answers) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "part.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, answers)) }()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	Listens(t, socket)
+	return socket
+}
+
+// Listens waits until a server accepts connections on a socket, because the file exists slightly earlier.
+func Listens(t *testing.T, socket string) {
+	t.Helper()
+	testkit.Eventually(t, 3*time.Minute, "a server listens", func() error {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
+}
+
+func Well() *semaphorev1.GetStatusResponse {
+	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(-d)) }
+	return &semaphorev1.GetStatusResponse{
+		Ready: true,
+		Links: []*semaphorev1.LinkStatus{{
+			Cluster: "c2", Address: "192.0.2.7:8443", Connected: true, Since: ago(90 * time.Minute),
+			LastHeard: ago(2 * time.Second),
+			Kinds: []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_NODE, Objects: 2, Complete: true},
+				{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Complete: true}},
+		}},
+		Nodes: []*semaphorev1.NodeStatus{{Node: "n1", Attached: true, Since: ago(time.Hour), Devices: 1}},
+		Devices: []*semaphorev1.DeviceStatus{{
+			Cluster: "c2", Interface: "wireguard.c2", Backend: semaphorev1.Backend_BACKEND_KERNEL, ListenPort: 51820,
+			Mtu:         1420,
+			PeersWanted: 2, PeersPresent: 2,
+			PeersWithHandshake: 1, LastHandshake: ago(time.Minute), Routes: []string{"10.2.0.0/16"},
+		}},
+	}
+}

@@ -1,0 +1,58 @@
+package loopback
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+func TestMain(m *testing.M) {
+	Enter()
+	os.Exit(m.Run())
+}
+
+// TestEnter: the namespace has only loopback, child processes of a test are in it, too, and no port is returned twice
+// or taken by an outgoing connection.
+func TestEnter(t *testing.T) {
+	testkit.NeedsRoot(t, "it makes a network namespace")
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(interfaces) != 1 || interfaces[0].Name != "lo" || interfaces[0].Flags&net.FlagUp == 0 {
+		t.Errorf("interfaces %v, want lo alone, up", interfaces)
+	}
+	ours, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("readlink", "/proc/self/ns/net").Output()
+	if theirs := strings.TrimSpace(string(out)); err != nil || theirs != ours {
+		t.Errorf("a program runs in %s, %v, want %s", theirs, err, ours)
+	}
+	ports := map[string]bool{}
+	for range 100 {
+		address := Address(t)
+		if ports[address] {
+			t.Errorf("%s is given out twice", address)
+		}
+		ports[address] = true
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if port := conn.LocalAddr().(*net.TCPAddr).Port; port <= lastPort {
+			t.Errorf("an outgoing connection has port %d, which is to be given out", port)
+		}
+	}
+}

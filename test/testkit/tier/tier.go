@@ -1,0 +1,38 @@
+// Package tier names the tests that run in make test-all alone. make test has what a change has to pass in half an
+// hour; make test-all, each night and before a release, has all. docs/faults.md lists the difference.
+//
+// It is for tests only.
+package tier
+
+import (
+	"os"
+	"testing"
+)
+
+// Variable is the environment variable that make test-all sets to "all".
+const Variable = "SEMAPHORE_TESTS"
+
+// All reports whether everything is to be tested.
+func All() bool { return os.Getenv(Variable) == "all" }
+
+// OnlyAll skips a test that make test leaves to make test-all. why names what make test has instead.
+func OnlyAll(t testing.TB, why string) {
+	t.Helper()
+	if !All() {
+		t.Skipf("only in make test-all (%s=all): %s", Variable, why)
+	}
+}
+
+// Marker begins the line of something that a test had to leave out. make counts these lines at its end.
+const Marker = "NOT TESTED:"
+
+// NotTested says that the test could not look at something, for example because the machine was too busy. Where
+// everything is to be tested this is a failure.
+func NotTested(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if All() {
+		t.Errorf(Marker+" "+format, args...)
+		return
+	}
+	t.Logf(Marker+" "+format, args...)
+}
