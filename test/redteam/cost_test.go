@@ -153,8 +153,9 @@ func modest(version int) []*semaphorev1.Object {
 		service("modest", 1+version%2), endpoints, member(1, ip)}
 }
 
-// TestAnotherRemoteIsAcknowledged checks that another remote's changes are acknowledged within a quarter of a second
-// while one remote exports the costliest objects within the shipped limits, and then changes them as fast as it may.
+// TestAnotherRemoteIsAcknowledged checks that the broker works for less than a quarter of a second before it
+// acknowledges another remote's changes, while one remote exports the costliest objects within the shipped limits, and
+// then changes them as fast as it may.
 func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	v := start(t, withMCS)
 	s := v.publish("c3")
@@ -165,24 +166,25 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	}
 	s.acked(1)
 	at := uint64(1)
-	// acknowledgements measures n answers: their p99, the same without the time spent waiting for CPU, and the time of
-	// /healthz right after each, for which the broker needs none of its state.
+	// acknowledgements asks for n answers. What the broker does before one is at most what it computes until then, and
+	// at most the time that passes without waits for a processor. On a busy machine the first grows where this test is
+	// late, and the second where a goroutine waits for another one. /healthz right after each needs no state of the broker.
 	acknowledgements := func(when string, n int, more func() bool) {
 		t.Helper()
-		var took, without, beside []time.Duration
-		waited := func() time.Duration {
-			_, broker := scheduled(t, v.PID)
-			_, test := scheduled(t, os.Getpid())
-			return broker + test
-		}
+		var took, before, beside []time.Duration
 		for len(took) < n || more() {
 			changed := modest(int(at)) // each feature's engine gets one of them
-			before, begun := waited(), time.Now()
+			cpu, waits := scheduled(t, v.PID)
+			_, own := scheduled(t, os.Getpid())
+			begun := time.Now()
 			s.tell(upserts(at, changed...))
 			at += uint64(len(changed))
 			s.acked(at)
-			all := time.Since(begun)
-			took, without = append(took, all), append(without, max(0, all-(waited()-before)))
+			took = append(took, time.Since(begun))
+			cpuThen, waitsThen := scheduled(t, v.PID)
+			_, ownThen := scheduled(t, os.Getpid())
+			ran := max(0, took[len(took)-1]-(waitsThen-waits)-(ownThen-own))
+			before = append(before, min(cpuThen-cpu, ran))
 			begun = time.Now()
 			if _, err := v.get("/healthz"); err != nil {
 				t.Fatal(err)
@@ -191,15 +193,15 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		slices.Sort(took)
-		slices.Sort(without)
+		slices.Sort(before)
 		slices.Sort(beside)
 		n = len(took)
-		p99, ran, direct := took[n*99/100], without[n*99/100], beside[n*99/100]
-		t.Logf("%s: %d acknowledgements: median %s, p99 %s (%s without waits for a processor), longest %s; /healthz: p99 %s",
-			when, n, took[n/2], p99, ran, took[n-1], direct)
-		if ran > maxAck {
-			t.Errorf("%s: p99 of another remote's acknowledgements is %s without waits for a processor; %s is the most",
-				when, ran, maxAck)
+		p99, work, direct := took[n*99/100], before[n*99/100], beside[n*99/100]
+		t.Logf("%s: %d acknowledgements: median %s, p99 %s, longest %s; the broker's work before one: p99 %s; "+
+			"/healthz: p99 %s", when, n, took[n/2], p99, took[n-1], work, direct)
+		if work > maxAck {
+			t.Errorf("%s: the broker works for %s (p99) before it acknowledges another remote's change; %s is the most",
+				when, work, maxAck)
 		}
 	}
 	enough := func() bool { return false }
