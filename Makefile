@@ -130,7 +130,7 @@ TOOLEXEC   := env GOGC=$(COMPILERS)
 # wait for the lock counts, too.
 LASTS      := $(if $(filter all,$(SEMAPHORE_TESTS)),120m,40m)
 # make vet has vetted the code.
-GOTESTFLAGS = -timeout $(LASTS) -count 1 -vet off
+GOTESTFLAGS = -ldflags='-s -w' -timeout $(LASTS) -count 1 -vet off
 LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10 $(TOOLEXEC)'
 # Tests end with the program that started them.
 ENDING     := setpriv --pdeathsig TERM

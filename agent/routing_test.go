@@ -199,8 +199,11 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 }
 
 // asked reports whether a Service answers a request whose source address the kernel chooses.
-func asked(to string) bool {
-	c, err := net.Dial("udp", to)
+func asked(to string) bool { return askedFrom(0, to) }
+
+// askedFrom sends the request from a port; 0 lets the kernel choose one.
+func askedFrom(port int, to string) bool {
+	c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: port}}).Dial("udp", to)
 	if err != nil {
 		return false
 	}
@@ -354,14 +357,16 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	if before.GetConnections() == 0 || before.GetSentBytes() == 0 || before.GetReceivedBytes() == 0 {
 		t.Errorf("requests to %s were answered, and %v is counted", vip, before)
 	}
-	for range connections {
-		if !asked(net.JoinHostPort(vip, "80")) || !asked(net.JoinHostPort(pod, "7")) {
+	// The kernel's choice of a port may be that of an earlier request, of whose connection this one would be a part.
+	const port = 20_000
+	for i := range connections {
+		if !askedFrom(port+i, net.JoinHostPort(vip, "80")) || !asked(net.JoinHostPort(pod, "7")) {
 			t.Fatalf("%s or %s does not answer", vip, pod)
 		}
 	}
 	// More packets of one connection are no more connections.
 	const packets = connections + 5
-	c, err := net.Dial("udp", net.JoinHostPort(vip, "80"))
+	c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: port + connections}}).Dial("udp", net.JoinHostPort(vip, "80"))
 	must(t, err)
 	defer c.Close()
 	must(t, c.SetDeadline(time.Now().Add(nodetest.Patience(5*time.Second))))
