@@ -41,8 +41,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
-	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -84,7 +84,7 @@ type broker struct {
 	standing *stored.PeerStore
 	state    *peering.State
 	// traffic is nil unless both are on.
-	traffic *traffic.Board
+	traffic *services.Traffic
 	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers

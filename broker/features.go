@@ -20,8 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
-	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
@@ -119,7 +119,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	b.state = state
 	var counted peering.Traffic
 	if b.services != nil {
-		b.traffic = traffic.New(cfg.MirrorNamespace, b.services)
+		b.traffic = services.NewTraffic(cfg.MirrorNamespace, b.services)
 		p.registry.MustRegister(b.traffic)
 		counted = b.traffic
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
-	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
@@ -49,6 +49,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 		Log: slog.Default()})
 	newServers(table, slog.Default())
 	table.MustRegister(e.collectors()...)
-	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil), traffic.New("semaphore", nil))
+	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil), services.NewTraffic("semaphore", nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }

@@ -1,4 +1,4 @@
-package traffic
+package services
 
 import (
 	"net/netip"
@@ -32,7 +32,7 @@ func of(ip string, sent, received, connections uint64) *semaphorev1.ServiceTraff
 
 func TestBoard(t *testing.T) {
 	services := known{"10.96.0.1": "echo", "fd00::1": "echo", "10.96.0.2": "web"}
-	b, at := New("semaphore", services), time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	b, at := NewTraffic("semaphore", services), time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
 	say := func(node string, after time.Duration, all ...*semaphorev1.ServiceTraffic) {
 		b.Report(node, all, at.Add(after))
 	}
@@ -83,7 +83,7 @@ semaphore_broker_service_connections_total{namespace="semaphore",service="web"} 
 
 // TestBoardIsBounded: whatever an agent sends, a node costs no more than what a report may have.
 func TestBoardIsBounded(t *testing.T) {
-	b := New("semaphore", everything{})
+	b := NewTraffic("semaphore", everything{})
 	for round := range uint32(5) {
 		var all []*semaphorev1.ServiceTraffic
 		for i := range uint32(3 * maxAddresses) {

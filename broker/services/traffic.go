@@ -1,8 +1,9 @@
-// Package traffic sums by Service what agents count by ClusterIP: bytes to and from remote endpoints, and connections.
+package services
+
+// Traffic sums by Service what agents count by ClusterIP: bytes to and from remote endpoints, and connections.
 //
-// The Board receives the reports of agents, each with all counters of the agent, and stores the sums. Its size is
+// It receives the reports of agents, each with all counters of the agent, and stores the sums. Its size is
 // bounded by the number of the broker's Services, and for each node by the limit of a report.
-package traffic
 
 import (
 	"cmp"
@@ -29,8 +30,8 @@ const (
 	maxCount = 1 << 62
 )
 
-// Services looks up Services of the broker.
-type Services interface {
+// ServiceNames looks up Services of the broker.
+type ServiceNames interface {
 	// ServiceOf returns the name of the Service with a ClusterIP; empty for none of the broker's.
 	ServiceOf(ip netip.Addr) string
 	// ServiceExists reports whether a Service of the broker with that name exists.
@@ -66,24 +67,24 @@ type node struct {
 	period time.Duration
 }
 
-// Board stores the sums. Its methods are safe for concurrent use.
-type Board struct {
+// Traffic stores the sums. Its methods are safe for concurrent use.
+type Traffic struct {
 	namespace string
-	services  Services
+	services  ServiceNames
 
 	mu     sync.Mutex
 	nodes  map[string]*node
 	totals map[string]*counts
 }
 
-// New makes an empty Board of Services in a namespace.
-func New(namespace string, services Services) *Board {
-	return &Board{namespace: namespace, services: services, nodes: map[string]*node{}, totals: map[string]*counts{}}
+// NewTraffic makes empty sums of Services in a namespace.
+func NewTraffic(namespace string, services ServiceNames) *Traffic {
+	return &Traffic{namespace: namespace, services: services, nodes: map[string]*node{}, totals: map[string]*counts{}}
 }
 
 // Report adds the counters of a node's agent. The first report of a node adds nothing: its counts may be in the sums
 // already.
-func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.Time) {
+func (b *Traffic) Report(name string, all []*semaphorev1.ServiceTraffic, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := b.nodes[name]
@@ -135,14 +136,14 @@ func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.
 }
 
 // Forget drops a node that was deleted. Its counts remain in the sums.
-func (b *Board) Forget(name string) {
+func (b *Traffic) Forget(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.nodes, name)
 }
 
 // sums returns the totals by Service, and drops those of Services that are deleted. The caller must hold mu.
-func (b *Board) sums() map[string]*counts {
+func (b *Traffic) sums() map[string]*counts {
 	for service := range b.totals {
 		if !b.services.ServiceExists(service) {
 			delete(b.totals, service)
@@ -152,7 +153,7 @@ func (b *Board) sums() map[string]*counts {
 }
 
 // Status returns the traffic of the busiest Services, and the number of all that had any.
-func (b *Board) Status(now time.Time) (all []*semaphorev1.ServiceTrafficStatus, total int) {
+func (b *Traffic) Status(now time.Time) (all []*semaphorev1.ServiceTrafficStatus, total int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	byName := map[string]*semaphorev1.ServiceTrafficStatus{}
@@ -194,13 +195,13 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (b *Board) Describe(ch chan<- *prometheus.Desc) {
+func (b *Traffic) Describe(ch chan<- *prometheus.Desc) {
 	ch <- bytesDesc
 	ch <- connectionsDesc
 }
 
 // Collect implements prometheus.Collector. It sends nothing while it holds the lock, because a scrape may be slow.
-func (b *Board) Collect(ch chan<- prometheus.Metric) {
+func (b *Traffic) Collect(ch chan<- prometheus.Metric) {
 	var out []prometheus.Metric
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		out = append(out, prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...))
