@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/networksets"
+	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -23,7 +23,7 @@ import (
 type engines struct {
 	tunnels  *tunnels.Engine
 	services *services.Engine
-	sets     *networksets.Engine
+	sets     *policy.Engine
 	brake    config.Brake
 	warn     problem.Warn
 }
@@ -54,7 +54,7 @@ func newEngines(cfg *config.Broker, peers tunnels.Peers, warn problem.Warn, now 
 		e.services = services.New(cfg, warn, now)
 	}
 	if cfg.Features.Has(config.Policy) {
-		e.sets = networksets.New(cfg, warn, now)
+		e.sets = policy.NewEngine(cfg, warn, now)
 	}
 	return e
 }

@@ -39,7 +39,7 @@ type Holders struct {
 	room int
 	// slots has the slots of all queues; there are never more than room.
 	slots  []slot
-	queues map[string]*queue
+	queues map[string]*fifo
 	began  time.Time
 }
 
@@ -49,8 +49,8 @@ type slot struct {
 	next int
 }
 
-// queue has the changes of a remote, oldest first.
-type queue struct {
+// fifo has the changes of a remote, oldest first.
+type fifo struct {
 	first, last, n int
 	// since is the time from which the queue is complete.
 	since time.Time
@@ -58,7 +58,7 @@ type queue struct {
 
 // NewHolders returns an empty memory for room changes, which is complete from now on.
 func NewHolders(room int, now time.Time) *Holders {
-	return &Holders{room: room, queues: map[string]*queue{}, began: now}
+	return &Holders{room: room, queues: map[string]*fifo{}, began: now}
 }
 
 // Take records changes. Objects of a first snapshot may have existed for long, so they are no changes.
@@ -86,7 +86,7 @@ func (m *Holders) Take(cluster string, changes []replica.Change, now time.Time) 
 func (m *Holders) add(c change) {
 	q := m.queues[c.holder.Cluster]
 	if q == nil {
-		q = &queue{since: m.began}
+		q = &fifo{since: m.began}
 		m.queues[c.holder.Cluster] = q
 	}
 	at := len(m.slots)
@@ -107,7 +107,7 @@ func (m *Holders) add(c change) {
 
 // evict frees the slot of the oldest change of the remote with the most changes, and returns it. If several have as
 // many, it prefers the remote that needs the slot.
-func (m *Holders) evict(of *queue) int {
+func (m *Holders) evict(of *fifo) int {
 	most, name := of, ""
 	for cluster, q := range m.queues {
 		if q.n > most.n || q.n == most.n && most != of && cluster < name {

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/networksets"
+	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
@@ -28,7 +28,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
-		p, s := services.New(cfg, warn, time.Now), networksets.New(cfg, warn, time.Now)
+		p, s := services.New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
 		loop := &cluster{synced: true}
 		p.Bind(loop, loop)
 		s.Bind(loop)

@@ -12,8 +12,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/networksets"
 	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	mirroring "github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
@@ -33,7 +33,7 @@ type broker struct {
 	// product.
 	tunnels  *tunnels.Engine
 	mirrors  *mirroring.Engine
-	policy   *networksets.Engine
+	policy   *policy.Engine
 	state    *peering.State
 	loops    []runner
 	services *driver[*corev1.Service]
@@ -84,7 +84,7 @@ func (d *dest) newBroker() *broker {
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
 	quiet := func(_, _ string, _ finding.Code, _ string) bool { return true }
 	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock),
-		networksets.New(&cfg, quiet, d.w.clock)
+		policy.NewEngine(&cfg, quiet, d.w.clock)
 	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)
 	b.services = newDriver(b, d.services, b.mirrors.DesiredServices(), serviceKind, (*broker).preparedService)
 	b.sets = newDriver(b, d.sets, b.policy.DesiredGlobal(), setKind, (*broker).preparedSet)

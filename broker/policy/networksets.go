@@ -1,11 +1,12 @@
-// Package networksets is the engine of policy sets: it decides which GlobalNetworkSets and NetworkSets exist in the own
+package policy
+
+// Engine is the engine of policy sets: it decides which GlobalNetworkSets and NetworkSets exist in the own
 // cluster, with which addresses, and in which order they are written, from the pods in sets that remotes export.
 //
 // Its input are changes of replicas, from a queue that serves the remotes in turn, the existing objects, and the
 // existing namespaces. It passes names that may have to change to the loops that write, which request the desired
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
-package networksets
 
 import (
 	"context"
@@ -18,7 +19,6 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -37,17 +37,17 @@ type Engine struct {
 
 	mu sync.RWMutex
 	// kinds are the kinds of objects that represent sets.
-	kinds []*kind
+	kinds []*objectKind
 	names []string // of the remotes, sorted
 	// holders remembers which pod had which address.
-	holders *policy.Holders
+	holders *Holders
 }
 
-// kind has the sets of all remotes as objects of one kind.
-type kind struct {
+// objectKind has the sets of all remotes as objects of one kind.
+type objectKind struct {
 	objects    writes.ObjectKind
 	namespaced bool
-	plan       *policy.Plan
+	plan       *Plan
 	problems   problem.Board
 	loop       writes.Loop
 	// guards decide whether existing objects of each remote are retained.
@@ -56,14 +56,14 @@ type kind struct {
 	namespacesUnknown bool
 }
 
-// New makes an engine without sets. now is the clock: time.Now except in a simulation.
-func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
+// NewEngine makes an engine without sets. now is the clock: time.Now except in a simulation.
+func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: queue.New(nil, kindMember),
-		holders: policy.NewHolders(policy.Room, now())}
+		holders: NewHolders(Room, now())}
 	add := func(objects writes.ObjectKind, namespaced bool) {
-		k := &kind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
+		k := &objectKind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
 			guards: map[string]*writes.Retention{},
-			plan: policy.New(cfg.Remotes, policy.Options{
+			plan: New(cfg.Remotes, Options{
 				LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
 			})}
 		e.kinds = append(e.kinds, k)
@@ -71,7 +71,7 @@ func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	add(writes.GlobalNetworkSet, false)
 	if cfg.Sets.Namespaced {
 		add(writes.NetworkSet, true)
-		policy.Join(e.kinds[0].plan, e.kinds[1].plan)
+		Join(e.kinds[0].plan, e.kinds[1].plan)
 	}
 	e.configure(cfg.Remotes)
 	return e
@@ -172,7 +172,7 @@ func (e *Engine) Take(p queue.Part) {
 }
 
 // evaluate decides for each remote whether its undesired objects of a kind are retained.
-func (e *Engine) evaluate(k *kind) {
+func (e *Engine) evaluate(k *objectKind) {
 	if k.namespacesUnknown {
 		return // no existing object is known to be undesired
 	}
@@ -237,7 +237,7 @@ func (e *Engine) DesiredNamespaced() writes.Desired[*calicov3.NetworkSet] {
 }
 
 // desired returns sets as objects of another type.
-func desired[T writes.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetworkSet) T,
+func desired[T writes.Object](e *Engine, k *objectKind, to func(*calicov3.GlobalNetworkSet) T,
 	from func(T) *calicov3.GlobalNetworkSet) writes.Desired[T] {
 	return writes.Desired[T]{
 		Names: func() []string {
@@ -253,12 +253,12 @@ func desired[T writes.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetwor
 		Want: func(name, owner string) writes.Answer[T] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
-			return answer(e, k, owner, to, func() policy.Decision { return k.plan.Set(name, e.now()) })
+			return answer(e, k, owner, to, func() Decision { return k.plan.Set(name, e.now()) })
 		},
 		Reserve: func(name, owner string) writes.Answer[T] {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			return answer(e, k, owner, to, func() policy.Decision { return k.plan.Reserve(name, e.now()) })
+			return answer(e, k, owner, to, func() Decision { return k.plan.Reserve(name, e.now()) })
 		},
 		Urgent: func(name string) bool {
 			e.mu.RLock()
@@ -287,8 +287,8 @@ func desired[T writes.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetwor
 }
 
 // answer returns the answer for a decision about a name. The caller must hold mu.
-func answer[T writes.Object](e *Engine, k *kind, owner string, to func(*calicov3.GlobalNetworkSet) T,
-	decide func() policy.Decision) writes.Answer[T] {
+func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*calicov3.GlobalNetworkSet) T,
+	decide func() Decision) writes.Answer[T] {
 	if k.namespacesUnknown {
 		return writes.Answer[T]{Verdict: writes.Unknown}
 	}
@@ -304,7 +304,7 @@ func answer[T writes.Object](e *Engine, k *kind, owner string, to func(*calicov3
 
 // mayDelete reports whether an undesired object of a remote may be deleted. An object without a source cluster (its
 // label was removed by hand) may be deleted when all remotes are complete.
-func (e *Engine) mayDelete(k *kind, owner string) bool {
+func (e *Engine) mayDelete(k *objectKind, owner string) bool {
 	if owner != "" {
 		g := k.guards[owner]
 		return g == nil || !g.Retains() // of a remote that the operator removed from the configuration
@@ -316,14 +316,14 @@ func (e *Engine) mayDelete(k *kind, owner string) bool {
 func (e *Engine) ResyncDue(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	return slices.ContainsFunc(e.kinds, func(k *kind) bool {
+	return slices.ContainsFunc(e.kinds, func(k *objectKind) bool {
 		return k.guards[cluster] != nil &&
 			k.guards[cluster].Due(e.now())
 	})
 }
 
 // Release removes what the brake retains after the first snapshot of a remote, and returns the number of objects by
-// kind.
+// objectKind.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -364,7 +364,7 @@ func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*s
 	var out []*semaphorev1.PolicySet
 	for _, k := range e.kinds {
 		for _, set := range k.plan.Describe(req, address) {
-			i, found := slices.BinarySearchFunc(out, set, policy.CompareDescribed)
+			i, found := slices.BinarySearchFunc(out, set, CompareDescribed)
 			if !found {
 				out = slices.Insert(out, i, set)
 				continue
@@ -383,11 +383,11 @@ func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*s
 // Holders returns the holders of an address, newest first, and the time from which the list is complete.
 func (e *Engine) Holders(address netip.Addr) ([]*semaphorev1.Holder, time.Time) {
 	sets := e.Sets(&semaphorev1.ListSetsRequest{Address: address.String()}, address)
-	var now []policy.Holder
+	var now []Holder
 	for _, s := range sets {
 		for _, pod := range s.GetPods() {
 			if slices.Contains(pod.GetIps(), address.String()) {
-				now = append(now, policy.Holder{Cluster: s.GetCluster(), Namespace: s.GetNamespace(), Pod: pod.GetName(),
+				now = append(now, Holder{Cluster: s.GetCluster(), Namespace: s.GetNamespace(), Pod: pod.GetName(),
 					UID: pod.GetUid(), Set: s.GetName()})
 			}
 		}
