@@ -7,12 +7,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -21,7 +21,7 @@ import (
 // engines are the engines of the features; nil for a feature that is off. They are the federation server's Sink: the
 // changes of a remote's replica go into the queue of each.
 type engines struct {
-	tunnels  *tunnels.Engine
+	tunnels  *mesh.Engine
 	services *services.Engine
 	sets     *policy.Engine
 	brake    config.Brake
@@ -45,10 +45,10 @@ type braking interface {
 	Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 }
 
-func newEngines(cfg *config.Broker, peers tunnels.Peers, warn problem.Warn, now func() time.Time) engines {
+func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now func() time.Time) engines {
 	e := engines{warn: warn, brake: cfg.Brake}
 	if cfg.Features.Has(config.Encryption) {
-		e.tunnels = tunnels.New(cfg, peers, warn, now)
+		e.tunnels = mesh.NewEngine(cfg, peers, warn, now)
 	}
 	if cfg.Features.Has(config.Services) {
 		e.services = services.New(cfg, warn, now)

@@ -19,7 +19,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
@@ -28,7 +27,7 @@ import (
 )
 
 // sink passes changes to an engine immediately.
-type sink struct{ engine *tunnels.Engine }
+type sink struct{ engine *mesh.Engine }
 
 // Take implements federation.Sink.
 func (s sink) Take(cluster string, r replica.Result) {
@@ -119,7 +118,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, logged(t), time.Now)}),
+	startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t), time.Now)}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
@@ -170,7 +169,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	must(t, err)
 	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
 		c2 := &peers{allowed: map[string]string{}}
-		e := startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, logged(t), time.Now)}),
+		e := startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t), time.Now)}),
 			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
 		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
 		if round == "the exporter that saw it" {

@@ -12,11 +12,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	mirroring "github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -31,7 +31,7 @@ type broker struct {
 	current  map[string]*conn
 	// tunnels, mirrors and policy are the engines. Each takes the result of a message immediately, in turns as in the
 	// product.
-	tunnels  *tunnels.Engine
+	tunnels  *mesh.Engine
 	mirrors  *mirroring.Engine
 	policy   *policy.Engine
 	state    *peering.State
@@ -83,8 +83,8 @@ func (d *dest) newBroker() *broker {
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
 	quiet := func(_, _ string, _ finding.Code, _ string) bool { return true }
-	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock),
-		policy.NewEngine(&cfg, quiet, d.w.clock)
+	b.tunnels = mesh.NewEngine(&cfg, b.state, quiet, d.w.clock)
+	b.mirrors, b.policy = mirroring.New(&cfg, quiet, d.w.clock), policy.NewEngine(&cfg, quiet, d.w.clock)
 	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)
 	b.services = newDriver(b, d.services, b.mirrors.DesiredServices(), serviceKind, (*broker).preparedService)
 	b.sets = newDriver(b, d.sets, b.policy.DesiredGlobal(), setKind, (*broker).preparedSet)

@@ -2,8 +2,8 @@
 // simulated time. It checks invariants after each step, and the final state after all faults healed. A seed always
 // gives the same run, so that a failure can be repeated by its number.
 //
-// Real: exporter/catalog, exporter/publish.Session, broker/replica with broker/admission, broker/tunnels, services and
-// networksets with broker/mesh, mirror and policy, broker/apply/writes, broker/peering.State and its streams,
+// Real: exporter/catalog, exporter/publish.Session, broker/replica with broker/admission, broker/mesh, policy, and
+// services with mirror, broker/apply/writes, broker/peering.State and its streams,
 // agent/stream/desired, and every message in its encoded form. Simulated: Kubernetes' watches of the source clusters
 // (each kind at its own pace, with gaps and relists), connections (order within a stream and none between streams,
 // stalls, cuts that one end notices before the other, half-open ends), the apiserver of each destination (versions,

@@ -112,7 +112,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 				"if !g.brake.Brakes(withdrawn, all) || again || true {"},
 		}},
 		{"the peers of the broker before are not taken over", "brake", []edit{
-			{"broker/tunnels/restored.go", "		e.plan.Restore(cluster, nodes)\n", "		_, _ = cluster, nodes\n"},
+			{"broker/mesh/restored.go", "		e.plan.Restore(cluster, nodes)\n", "		_, _ = cluster, nodes\n"},
 		}},
 		{"a first snapshot withdraws most of the peers", "brake", []edit{
 			{"broker/mesh/restore.go", "	if brake.Brakes(len(r.nodes), r.total) && (",

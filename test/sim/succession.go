@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -38,7 +38,7 @@ type succession struct {
 	revision          uint64
 
 	state    *peering.State
-	engine   *tunnels.Engine
+	engine   *mesh.Engine
 	replicas map[string]*replica.Replica
 	heard    map[string]bool
 	// kept is what the store has for the next broker; began with what the current one began.
@@ -110,7 +110,7 @@ func (s *succession) fail(invariant, format string, args ...any) {
 // lead makes a new broker lead. It knows what the store has.
 func (s *succession) lead() {
 	s.state = peering.NewState()
-	s.engine = tunnels.New(s.config, s.state, func(_, _ string, _ finding.Code, _ string) bool { return true },
+	s.engine = mesh.NewEngine(s.config, s.state, func(_, _ string, _ finding.Code, _ string) bool { return true },
 		func() time.Time { return s.now })
 	s.replicas, s.heard = map[string]*replica.Replica{}, map[string]bool{}
 	s.doubts, s.since = map[string]map[string]bool{}, map[string]time.Time{}

@@ -1,4 +1,4 @@
-package tunnels
+package mesh
 
 import (
 	"fmt"
@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -23,7 +22,7 @@ import (
 // allowed are the allowed IPs of each peer, as agents receive them.
 type allowed map[string]string
 
-func (a allowed) Update(cluster string, c mesh.Changes, _ map[string]time.Time) {
+func (a allowed) Update(cluster string, c Changes, _ map[string]time.Time) {
 	for node, p := range c.Peers {
 		if a[cluster+"/"+node] = strings.Join(p.GetAllowedIps(), " "); p == nil {
 			delete(a, cluster+"/"+node)
@@ -137,7 +136,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					t.Fatal(err)
 				}
 				peers, events := allowed{}, map[string]int{}
-				p := New(cfg, peers, func(_, _ string, reason finding.Code, note string) bool {
+				p := NewEngine(cfg, peers, func(_, _ string, reason finding.Code, note string) bool {
 					events[string(reason)+": "+note]++
 					return true
 				},
@@ -222,7 +221,7 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	peers := allowed{}
-	e := New(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
 	for _, step := range []struct {
 		node      string
 		completed semaphorev1.Kind

@@ -1,4 +1,4 @@
-package tunnels
+package mesh
 
 import (
 	"cmp"

@@ -1,10 +1,11 @@
-// Package tunnels is the engine of encryption: it decides which WireGuard devices and peers the own nodes need, from
+package mesh
+
+// Engine is the engine of encryption: it decides which WireGuard devices and peers the own nodes need, from
 // the nodes that remotes export.
 //
 // Its input are changes of replicas, from a queue that serves the remotes in turn, and the own cluster's nodes. It
 // passes changes to the agents' streams, and reports problems. The engine owns its state, behind one lock that it holds
 // for a part of a message at a time.
-package tunnels
 
 import (
 	"context"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -28,7 +28,7 @@ const kindNode = semaphorev1.Kind_KIND_NODE
 
 // Peers receives the changes of devices and peers; see peering.State.
 type Peers interface {
-	Update(cluster string, c mesh.Changes, observedAt map[string]time.Time)
+	Update(cluster string, c Changes, observedAt map[string]time.Time)
 	// Remove removes the device and all peers of a remote that is no longer configured.
 	Remove(cluster string)
 }
@@ -43,16 +43,16 @@ type Engine struct {
 	problems problem.Board
 
 	mu    sync.Mutex
-	plan  *mesh.Plan
+	plan  *Plan
 	names []string // of the remotes, sorted
 	// complete are the remotes whose nodes were complete once.
 	complete map[string]bool
 }
 
-// New makes an engine without nodes. now is the clock: time.Now except in a simulation.
-func New(cfg *config.Broker, peers Peers, warn problem.Warn, now func() time.Time) *Engine {
+// NewEngine makes an engine without nodes. now is the clock: time.Now except in a simulation.
+func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: queue.New(split, kindNode),
-		plan: mesh.New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
+		plan: New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
 	return e
 }
 
