@@ -21,7 +21,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/keys"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
@@ -85,7 +84,7 @@ type agent struct {
 	events   *events.Sink
 	session  *stream.Session
 	node     *hostnet.Monitor
-	keys     *keys.Rotator
+	keys     *devices.Rotator
 	peers    *paths.Monitor
 	schedule *plan.Scheduler
 	devices  *devices.Reconciler
@@ -117,7 +116,7 @@ func newAgent(cfg *config.Agent, k nodeKernel, g hostnet.Guard) *agent {
 	if cfg.ServiceTraffic {
 		a.traffic = guard.NewTrafficCounter()
 	}
-	a.keys = keys.New(cfg.Cluster, cfg.WGKeyPath, a.events)
+	a.keys = devices.NewRotator(cfg.Cluster, cfg.WGKeyPath, a.events)
 	a.node = hostnet.New(cfg, k, g, a.session, a.board, a.events, a.cache.Changed)
 	a.peers = paths.New(k, a.session, a.events, a.queue.set, a.queue.poke, a.clockProblem)
 	a.devices = devices.New(cfg, k, devices.Parts{

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/keys"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
@@ -184,9 +184,9 @@ func (a *agent) rotate(ctx context.Context, at stream.Position) {
 }
 
 // answer executes an operator's order.
-func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out keys.Result) {
+func (a *agent) answer(ctx context.Context, r devices.KeyRequest, listens bool) (out devices.KeyResult) {
 	if !listens && !r.Force {
-		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
+		return devices.KeyResult{Err: status.Errorf(codes.FailedPrecondition,
 			"not attached to the broker: no peer would get the new key, and traffic would end: %s",
 			a.session.View(time.Now()).LastError)}
 	}
@@ -196,17 +196,17 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 		clusters = []string{r.Cluster}
 	}
 	if cluster, why := a.keys.Undelivered(clusters...); why != "" && !r.Force {
-		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
+		return devices.KeyResult{Err: status.Errorf(codes.FailedPrecondition,
 			"the nodes of %s would not get the new key, and traffic would end: %s", cluster, why)}
 	}
 	if r.Cluster != "" && !slices.Contains(all, r.Cluster) {
-		return keys.Result{Err: status.Errorf(codes.NotFound, "the broker desires no device to cluster %q on this node",
+		return devices.KeyResult{Err: status.Errorf(codes.NotFound, "the broker desires no device to cluster %q on this node",
 			r.Cluster)}
 	}
 	for _, cluster := range clusters {
 		key, err := a.devices.Rotate(ctx, cluster)
 		if err != nil {
-			return keys.Result{Err: status.Error(codes.Internal, err.Error())}
+			return devices.KeyResult{Err: status.Error(codes.Internal, err.Error())}
 		}
 		out.Keys = append(out.Keys, &semaphorev1.RotatedKey{
 			Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:],

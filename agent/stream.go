@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/agent/keys"
+	devices "github.com/kube-semaphore/semaphore/agent/device"
 	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -89,8 +89,8 @@ func (o operator) RotateKey(ctx context.Context,
 		return nil, status.Errorf(codes.InvalidArgument,
 			"nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
 	}
-	done := make(chan keys.Result, 1)
-	o.keys.Ask(keys.Request{Cluster: req.GetCluster(), Force: req.GetForce(), Done: done})
+	done := make(chan devices.KeyResult, 1)
+	o.keys.Ask(devices.KeyRequest{Cluster: req.GetCluster(), Force: req.GetForce(), Done: done})
 	o.queue.poke()
 	select {
 	case <-ctx.Done():

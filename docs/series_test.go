@@ -17,7 +17,7 @@ import (
 // ended says how the series by cluster of a file end when the cluster is removed.
 var ended = map[string]string{
 	"agent/device/metrics.go":      "metrics.forget",
-	"agent/keys/rotator.go":        "Rotator.Forget",
+	"agent/device/rotator.go":      "Rotator.Forget",
 	"agent/paths/monitor.go":       "Monitor.Forget",
 	"broker/apply/metrics.go":      "TestForget (broker/apply)",
 	"broker/federation/metrics.go": "TestForget (broker/federation)",

@@ -1,10 +1,10 @@
 // Package device sets the WireGuard devices of a node as its broker desires, and keeps them so.
 //
-// The Reconciler owns the state that was applied to each device and what it observed of it: the last report, the routes
-// that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one goroutine and has
-// no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired state, its bounds, its
-// key and its MTU from session, hostnet, keys and peers. Out: calls of the Kernel, events, the schedule, and views on
-// the status.Board. Package plan, which is pure, decides what to change.
+// The Reconciler owns the state that was applied to each device and what it observed of it: the last report, the
+// routes that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one
+// goroutine and has no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired
+// state, its bounds, its key and its MTU from session, hostnet, the Rotator and paths. Out: calls of the Kernel,
+// events, the schedule, and views on the status.Board. Package plan, which is pure, decides what to change.
 package device
 
 import (
@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/keys"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
@@ -60,7 +59,7 @@ type Kernel interface {
 type Parts struct {
 	Session  *stream.Session
 	Node     *hostnet.Monitor
-	Keys     *keys.Rotator
+	Keys     *Rotator
 	Peers    *paths.Monitor
 	Schedule *plan.Scheduler
 	Board    *status.Board

@@ -1,4 +1,4 @@
-package keys
+package device
 
 import (
 	"encoding/binary"

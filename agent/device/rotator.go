@@ -1,12 +1,13 @@
-// Package keys decides when the node's private keys are replaced, and replaces them in their files.
+package device
+
+// A Rotator decides when the node's private keys are replaced, and replaces them in their files.
 //
 // The Rotator owns the key files, the Schedule, and the orders of brokers and operators, under a lock that it never
 // holds during a call to another package. In: orders (Order, Ask, SetUndelivered). Out: keys (Key, Replace) and
-// decisions (Due, Asked). It touches no device: package device sets a key on its device.
+// decisions (Due, Asked). It touches no device: the Reconciler sets a key on its device.
 //
 // The Schedule decides when a key is due: because an operator requested it, or because of its age. It has no clock, no
 // file and no device, and never waits: if a due key cannot be replaced yet, its caller asks again later.
-package keys
 
 import (
 	"errors"
@@ -48,27 +49,27 @@ type Rotator struct {
 	undelivered map[string]string
 	heard       bool
 	waiting     map[string]string
-	requests    []Request
+	requests    []KeyRequest
 
 	rotations            *prometheus.CounterVec
 	keyCreated, problems *prometheus.GaugeVec
 }
 
-// Request is an operator's request at the debug socket. Cluster is empty for all.
-type Request struct {
+// KeyRequest is an operator's request at the debug socket. Cluster is empty for all.
+type KeyRequest struct {
 	Cluster string
 	Force   bool
 	// Done has room for the result.
-	Done chan<- Result
+	Done chan<- KeyResult
 }
 
-type Result struct {
+type KeyResult struct {
 	Keys []*semaphorev1.RotatedKey
 	Err  error
 }
 
-// New returns the Rotator of an agent whose keys are in dir.
-func New(own, dir string, sink *events.Sink) *Rotator {
+// NewRotator returns the Rotator of an agent whose keys are in dir.
+func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
 		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
 		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: NewSchedule(),
@@ -233,14 +234,14 @@ func (r *Rotator) ask(clusters []string, within time.Duration, force bool) (at t
 }
 
 // Ask queues an operator's request for Asked.
-func (r *Rotator) Ask(request Request) {
+func (r *Rotator) Ask(request KeyRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests = append(r.requests, request)
 }
 
 // Asked returns the requests since the last call.
-func (r *Rotator) Asked() []Request {
+func (r *Rotator) Asked() []KeyRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	requests := r.requests
