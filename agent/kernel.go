@@ -4,7 +4,6 @@ import (
 	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/lookup"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 )
 
@@ -13,7 +12,7 @@ type nodeKernel interface {
 	devices.Kernel
 	hostnet.Kernel
 	paths.Kernel
-	lookup.Kernel
+	paths.Router
 }
 
 type node struct{ *kernel.Host }

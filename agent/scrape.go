@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/lookup"
+	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -104,8 +104,8 @@ func (a *agent) unreadState() string {
 }
 
 // lookup returns what answers semaphorectl's questions about paths.
-func (a *agent) lookup() *lookup.Node {
-	return &lookup.Node{
+func (a *agent) lookup() *paths.Lookup {
+	return &paths.Lookup{
 		Kernel: a.kernel, Desired: a.session, Peers: a.peers,
 		Confirmed: func(cluster string) time.Time {
 			r, _ := a.session.View(time.Now()).Remote(cluster)

@@ -1,9 +1,10 @@
-// Package lookup reports what the node does with packets to an address of a remote: the route, the device, the peer,
+package paths
+
+// A Lookup reports what the node does with packets to an address of a remote: the route, the device, the peer,
 // the session with the peer's node, and the size of the packets that the path to it carries.
 //
-// It reads the kernel, probes the path to the peer's node as package peers does, and asks kube-proxy of this node for
+// It reads the kernel, probes the path to the peer's node as the Monitor does, and asks kube-proxy of this node for
 // its health. It changes nothing, keeps nothing and judges nothing: ctl/explain judges.
-package lookup
 
 import (
 	"context"
@@ -22,7 +23,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -37,23 +37,23 @@ const kubeProxy = "http://127.0.0.1:10256/healthz"
 // proxyWithin is how long kube-proxy may take to answer.
 const proxyWithin = 2 * time.Second
 
-// Kernel is what Node reads of the node.
-type Kernel interface {
+// Router is what a Lookup reads of the node.
+type Router interface {
 	Device(name string) (*kernel.Device, error)
 	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
-// Desired is what the broker desires of this node.
-type Desired interface {
+// Networks is what the broker desires of this node.
+type Networks interface {
 	Clusters() []string
 	Network(cluster string) *desired.Network
 }
 
-// Node looks paths up on one node.
-type Node struct {
-	Kernel  Kernel
-	Desired Desired
-	Peers   *paths.Monitor
+// Lookup looks paths up on one node.
+type Lookup struct {
+	Kernel  Router
+	Desired Networks
+	Peers   *Monitor
 	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem what is wrong with
 	// the device; zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
@@ -63,7 +63,7 @@ type Node struct {
 }
 
 // LookUp answers a request. Its error is a gRPC status.
-func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse,
+func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse,
 	error) {
 	to, err := netip.ParseAddr(req.GetTo())
 	if err != nil {
@@ -118,7 +118,7 @@ func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (
 
 // Locate says how a remote node is programmed on this node: desired, and a peer in the kernel. Other kinds of objects
 // have nothing on a node.
-func (n *Node) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+func (n *Lookup) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	of, out := req.GetObject(), &debug.Places{}
 	if of.GetKind() != semaphorev1.Kind_KIND_NODE {
 		return &out.LocateResponse, nil
@@ -134,7 +134,7 @@ func (n *Node) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*semap
 }
 
 // kernelOf is how the kernel has a peer that is desired.
-func (n *Node) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Place {
+func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Place {
 	place := debug.Place{Hop: debug.HopKernel, Object: "peer " + cluster + "/" + node, Cluster: cluster,
 		State: debug.PlaceWaiting, Confirmed: time.Now()}
 	device := naming.Device(cluster)
@@ -174,7 +174,7 @@ func (n *Node) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Plac
 }
 
 // remoteOf returns the remote of an address, by the subnets of its device or the prefixes of its peers.
-func (n *Node) remoteOf(to netip.Addr) (string, *desired.Network) {
+func (n *Lookup) remoteOf(to netip.Addr) (string, *desired.Network) {
 	for _, cluster := range n.Desired.Clusters() {
 		want := n.Desired.Network(cluster)
 		if want == nil {
@@ -239,7 +239,7 @@ func nodeOf(want *desired.Network, key wgtypes.Key) string {
 }
 
 // session returns the state of the session with a peer, as of now.
-func (n *Node) session(cluster string, want *desired.Network, d *kernel.Device,
+func (n *Lookup) session(cluster string, want *desired.Network, d *kernel.Device,
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
 	out := &semaphorev1.PathSession{
@@ -264,7 +264,7 @@ func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
 		return out
 	}
 	at := peer.Endpoint.AddrPort()
-	r, err := paths.MeasurePath(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
+	r, err := MeasurePath(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
 		min(plan.LeastMTU, needed), needed)
 	if err != nil {
 		out.Problem = err.Error()

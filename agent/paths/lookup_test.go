@@ -1,4 +1,4 @@
-package lookup
+package paths
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/kerneltest"
@@ -45,8 +44,8 @@ func TestLookUp(t *testing.T) {
 		},
 	}}
 	confirmed := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	n := &Node{Kernel: host, Desired: want,
-		Peers: paths.New(host, want, events.New("c1"), func(string) {}, func() {},
+	n := &Lookup{Kernel: host, Desired: want,
+		Peers: New(host, want, events.New("c1"), func(string) {}, func() {},
 			func() string { return "" }),
 		Confirmed: func(string) time.Time { return confirmed }, Problem: func(string) string { return "port in use" },
 		Dropped: func() uint64 { return 7 }}
