@@ -39,7 +39,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
@@ -89,7 +88,7 @@ type broker struct {
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
 	dns       *dns.Keeper // nil without services
-	presence  *presence.Watch
+	presence  *federation.Presence
 	reaching  *reaching // nil unless services and encryption are both on
 	calico    *apply.Calico
 	mcs       *apply.MCS // nil where nothing is imported

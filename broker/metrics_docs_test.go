@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
@@ -49,6 +48,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		Log: slog.Default()})
 	newServers(table, slog.Default())
 	table.MustRegister(e.collectors()...)
-	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil), services.NewTraffic("semaphore", nil))
+	table.MustRegister(federation.NewPresence(federation.PresenceOptions{}), debug.Findings(nil),
+		services.NewTraffic("semaphore", nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }

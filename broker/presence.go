@@ -6,17 +6,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // watch returns a watch that reports which remotes are gone, from the reports of exporters and agents.
-func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) *presence.Watch {
+func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) *federation.Presence {
 	names := remoteNames(b.cfg)
 	b.services.MarkLivenessUnknown(names...)
-	w := presence.New(presence.Options{
+	w := federation.NewPresence(federation.PresenceOptions{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
 		Read: b.signals, Probe: b.peering.ProbePeers, OnChange: b.services.SetGone,
 		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
@@ -35,11 +35,11 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 }
 
 // signals returns the current signals of each remote.
-func (b *broker) signals() map[string]presence.Signals {
+func (b *broker) signals() map[string]federation.Signals {
 	lastPayload := b.federation.LastPayload()
-	out := map[string]presence.Signals{}
+	out := map[string]federation.Signals{}
 	for cluster, tunnels := range b.peering.Tunnels() {
-		out[cluster] = presence.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking,
+		out[cluster] = federation.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking,
 			Unanswered: tunnels.Unanswered}
 	}
 	return out

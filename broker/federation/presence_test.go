@@ -1,4 +1,4 @@
-package presence
+package federation
 
 import (
 	"context"
@@ -92,7 +92,7 @@ func TestOneSignalAloneChangesNothing(t *testing.T) {
 }
 
 type fixture struct {
-	*Watch
+	*Presence
 	now              time.Time
 	reported, warned []string
 	probed           []string
@@ -102,7 +102,7 @@ type fixture struct {
 
 func newFixture(clusters ...string) *fixture {
 	f := &fixture{now: noon}
-	f.Watch = New(Options{
+	f.Presence = NewPresence(PresenceOptions{
 		Clusters: clusters, SilentAfter: after, Probe: func(clusters []string) { f.probed = clusters },
 		OnChange: func(cluster string, gone bool) { f.reported = append(f.reported, fmt.Sprint(cluster, " ", gone)) },
 		Warn: func(reason finding.Code, note string) bool {

@@ -1,9 +1,10 @@
-// Package presence decides which remote clusters are gone: those whose exporter is stale, and whose nodes do not answer
+package federation
+
+// Presence decides which remote clusters are gone: those whose exporter is stale, and whose nodes do not answer
 // own nodes that try. One sign alone may be a broken connection, and tunnels that nobody uses are no sign.
 //
 // It evaluates both signals every second and reports changes. It knows neither streams nor services: its callers
 // provide the signals and act on the changes.
-package presence
 
 import (
 	"context"
@@ -68,8 +69,8 @@ func decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	return Here
 }
 
-// Options of a Watch.
-type Options struct {
+// PresenceOptions of a Presence.
+type PresenceOptions struct {
 	// Clusters to watch.
 	Clusters []string
 	// SilentAfter is how long there must have been no message.
@@ -87,9 +88,9 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Watch records which clusters are gone.
-type Watch struct {
-	options Options
+// Presence records which clusters are gone.
+type Presence struct {
+	options PresenceOptions
 
 	mu          sync.Mutex
 	lastPoll    time.Time // zero before the first
@@ -112,9 +113,9 @@ type warning struct {
 	note   string
 }
 
-// New makes a watch. It is a prometheus.Collector.
-func New(options Options) *Watch {
-	w := &Watch{options: options, clusters: map[string]*cluster{}}
+// NewPresence makes one that has heard nothing. It is a prometheus.Collector.
+func NewPresence(options PresenceOptions) *Presence {
+	w := &Presence{options: options, clusters: map[string]*cluster{}}
 	for _, name := range options.Clusters {
 		w.clusters[name] = &cluster{}
 	}
@@ -122,7 +123,7 @@ func New(options Options) *Watch {
 }
 
 // Follow replaces the clusters to watch. The state of those that remain continues.
-func (w *Watch) Follow(names []string) {
+func (w *Presence) Follow(names []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	was := w.clusters
@@ -135,7 +136,7 @@ func (w *Watch) Follow(names []string) {
 }
 
 // Run evaluates the signals until ctx ends.
-func (w *Watch) Run(ctx context.Context) error {
+func (w *Presence) Run(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
@@ -148,7 +149,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
+func (w *Presence) evaluate(now time.Time, signals map[string]Signals) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lastPoll.IsZero() || now.Sub(w.lastPoll) > pauseThreshold {
@@ -194,7 +195,7 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 }
 
 // sign returns why a cluster is not gone.
-func (w *Watch) sign(c *cluster) string {
+func (w *Presence) sign(c *cluster) string {
 	if c.Talking > 0 {
 		return fmt.Sprintf("%d of the %d nodes that report have a session with its nodes", c.Talking, c.Agents)
 	}
@@ -202,7 +203,7 @@ func (w *Watch) sign(c *cluster) string {
 }
 
 // problem returns why a cluster is gone, since when, and the consequence.
-func (w *Watch) problem(name string) string {
+func (w *Presence) problem(name string) string {
 	c := w.clusters[name]
 	heard := "its exporter last sent a message at " + c.LastHeard.UTC().Format(time.RFC3339)
 	if c.LastHeard.IsZero() {
@@ -219,7 +220,7 @@ func (w *Watch) problem(name string) string {
 }
 
 // Findings returns the clusters that are gone.
-func (w *Watch) Findings() (found []finding.Finding) {
+func (w *Presence) Findings() (found []finding.Finding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range slices.Sorted(slices.Values(w.options.Clusters)) {
@@ -235,10 +236,10 @@ var goneDesc = prometheus.NewDesc("semaphore_broker_cluster_gone",
 	[]string{"cluster"}, nil)
 
 // Describe implements prometheus.Collector.
-func (w *Watch) Describe(ch chan<- *prometheus.Desc) { ch <- goneDesc }
+func (w *Presence) Describe(ch chan<- *prometheus.Desc) { ch <- goneDesc }
 
 // Collect implements prometheus.Collector.
-func (w *Watch) Collect(ch chan<- prometheus.Metric) {
+func (w *Presence) Collect(ch chan<- prometheus.Metric) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for name, c := range w.clusters {
