@@ -34,7 +34,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/dns"
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
@@ -47,6 +46,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -169,7 +169,7 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 	if len(cfg.Pod.IPs) > 0 {
 		return cfg.Pod, nil
 	}
-	return front.PodOfEnvironment()
+	return leader.PodOfEnvironment()
 }
 
 // lead runs the broker until ctx ends. It reads the revision of the cluster's store at an interval, and calls began

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -71,7 +70,7 @@ func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 func (w *world) leadsTo() string {
 	w.t.Helper()
 	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy})
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + leader.ManagedBy})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -20,7 +20,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/dashboard"
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -56,7 +55,7 @@ type process struct {
 	storeEvery time.Duration
 
 	// front makes calls reach this replica while it leads.
-	front      *front.Front
+	front      *leader.Front
 	federation *federation.Server
 	servers    servers
 	operators  *operator.Server
@@ -153,16 +152,16 @@ func (p *process) kept() (*follow.Store, error) {
 }
 
 // newFront returns the front that routes calls to this replica while it leads.
-func (p *process) newFront() (*front.Front, error) {
+func (p *process) newFront() (*leader.Front, error) {
 	listen := map[string]string{federationPort: p.cfg.Listen.Federation, httpPort: p.cfg.Listen.HTTP}
 	if p.cfg.Features.Has(config.Encryption) {
 		listen[peeringPort] = p.cfg.Listen.Peering
 	}
-	ports, err := front.Ports(listen)
+	ports, err := leader.Ports(listen)
 	if err != nil {
 		return nil, err
 	}
-	return front.New(front.Options{
+	return leader.NewFront(leader.FrontOptions{
 		Client: p.routing, Pod: p.pod, Services: p.cfg.Listen.Services, Ports: ports, Holds: p.elector.Holds,
 		Ready: p.working,
 		Log:   p.log,

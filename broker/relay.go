@@ -16,10 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 )
 
 const (
@@ -125,7 +125,7 @@ func (r *relay) leader(ctx context.Context) (string, error) {
 		family = discoveryv1.AddressTypeIPv6
 	}
 	slice, err := r.client.DiscoveryV1().EndpointSlices(r.pod.Namespace).Get(ctx,
-		front.SliceName(r.cfg.Listen.Services[0], family), metav1.GetOptions{})
+		leader.SliceName(r.cfg.Listen.Services[0], family), metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -276,8 +276,8 @@ func TestExampleFits(t *testing.T) {
 		}
 	}
 	for _, name := range broker.Listen.Services {
-		wanted = append(wanted, front.SliceName(name, discoveryv1.AddressTypeIPv4),
-			front.SliceName(name, discoveryv1.AddressTypeIPv6))
+		wanted = append(wanted, leader.SliceName(name, discoveryv1.AddressTypeIPv4),
+			leader.SliceName(name, discoveryv1.AddressTypeIPv6))
 		service := find[*corev1.Service](t, objects, name)
 		if len(service.Spec.Selector) > 0 {
 			t.Errorf("Service %s has a selector, and leads to standbys", name)

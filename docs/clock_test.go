@@ -43,7 +43,7 @@ var clock = map[string]compares{
 	"broker/fanout_bench_test.go benchUntil":                              {1, figure},
 	"broker/faults_test.go refusedObjects":                                {1, grows},
 	"broker/faults_test.go terminating":                                   {1, grows},
-	"broker/front/front_test.go TestFamilies":                             {1, givesUp},
+	"internal/kube/leader/front_test.go TestFamilies":                     {1, givesUp},
 	"broker/peering/slow_test.go round":                                   {1, givesUp},
 	"broker/picture_test.go TestPageOfABroker":                            {1, givesUp},
 	"broker/rules_test.go TestR25TheClockOfARemoteDecidesNothing":         {1, stamp},

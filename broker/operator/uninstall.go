@@ -27,10 +27,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -148,7 +148,7 @@ func (c *cleaner) slices(client kubernetes.Interface, all []discoveryv1.Endpoint
 
 // front removes the slices that route the broker's own Services to the leader: nothing else deletes them.
 func (c *cleaner) front(client kubernetes.Interface, namespace string) {
-	front := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy}
+	front := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + leader.ManagedBy}
 	slices, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, front)
 	if err != nil {
 		c.fail("listing endpointslices in "+namespace, err)

@@ -1,4 +1,4 @@
-// Package leader lets one of several replicas work: brokers and exporters elect it with a Lease
+// Package leader lets one of several replicas work, and routes calls to it: brokers and exporters elect it with a Lease
 // (coordination.k8s.io/v1) and client-go's tools/leaderelection.
 //
 // It adds what client-go leaves to its users: the work has ended before another replica may begin. The library counts

@@ -1,9 +1,10 @@
-// Package front routes calls to the broker that leads: it writes the EndpointSlices of the broker's Services, which
+package leader
+
+// Front routes calls to the broker that leads: it writes the EndpointSlices of the broker's Services, which
 // have no selector, so that each names only the leader's pod. All replicas are ready, since a standby can take over;
 // only one receives calls. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
 //
 // It knows the apiserver, and the Lease through a function. It does not know what the broker does.
-package front
 
 import (
 	"context"
@@ -105,8 +106,8 @@ func Ports(listen map[string]string) ([]discoveryv1.EndpointPort, error) {
 	return out, nil
 }
 
-// Options are what a Front needs.
-type Options struct {
+// FrontOptions are what a Front needs.
+type FrontOptions struct {
 	Client kubernetes.Interface
 	Pod    config.Pod
 	// Services are the names of those that route to the leader, in the pod's namespace.
@@ -122,7 +123,7 @@ type Options struct {
 
 // Front writes the slices while this replica leads.
 type Front struct {
-	Options
+	FrontOptions
 	api typeddiscoveryv1.EndpointSliceInterface
 
 	mu sync.Mutex
@@ -130,9 +131,10 @@ type Front struct {
 	problems map[string]string
 }
 
-// New returns a Front. It sends no request yet.
-func New(o Options) *Front {
-	return &Front{Options: o, api: o.Client.DiscoveryV1().EndpointSlices(o.Pod.Namespace), problems: map[string]string{}}
+// NewFront returns a Front. It sends no request yet.
+func NewFront(o FrontOptions) *Front {
+	slices := o.Client.DiscoveryV1().EndpointSlices(o.Pod.Namespace)
+	return &Front{FrontOptions: o, api: slices, problems: map[string]string{}}
 }
 
 // Problems returns why calls may not reach this replica, a line each.

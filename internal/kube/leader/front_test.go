@@ -1,4 +1,4 @@
-package front
+package leader
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,15 +17,9 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
-func TestMain(m *testing.M) {
-	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(kubetest.Reusing(m))
-}
-
-func replica(t *testing.T, client kubernetes.Interface, name, address string,
+func frontOf(t *testing.T, client kubernetes.Interface, name, address string,
 	holds func(context.Context) error) *Front {
 	t.Helper()
 	ports, err := Ports(map[string]string{"federation": ":8443", "peering": ":8444"})
@@ -37,7 +30,7 @@ func replica(t *testing.T, client kubernetes.Interface, name, address string,
 	for one := range strings.SplitSeq(address, ",") {
 		ips = append(ips, netip.MustParseAddr(one))
 	}
-	return New(Options{
+	return NewFront(FrontOptions{
 		Client: client, Pod: config.Pod{Namespace: "default", Name: name, Node: "n1", UID: types.UID(name), IPs: ips},
 		Services: []string{"semaphore-broker"},
 		Ports:    ports, Holds: holds, Ready: func() error { return nil },
@@ -75,7 +68,7 @@ func TestCallsGoToOneReplica(t *testing.T) {
 		}
 	}
 	holds := func(context.Context) error { return nil }
-	first, second := replica(t, client, "first", "192.0.2.1", holds), replica(t, client, "second", "192.0.2.2", holds)
+	first, second := frontOf(t, client, "first", "192.0.2.1", holds), frontOf(t, client, "second", "192.0.2.2", holds)
 	for _, f := range []*Front{first, first, second} { // the second time changes nothing
 		if err := lead(f); err != nil {
 			t.Fatal(err)
@@ -110,9 +103,9 @@ func TestCallsGoToOneReplica(t *testing.T) {
 
 // with is the same replica with another address.
 func (f *Front) with(address string) *Front {
-	o := f.Options
+	o := f.FrontOptions
 	o.Pod.IPs = []netip.Addr{netip.MustParseAddr(address)}
-	return New(o)
+	return NewFront(o)
 }
 
 // A pod with addresses of both families is led to by both; one that lost a family empties the other's slice.
@@ -135,8 +128,8 @@ func TestFamilies(t *testing.T) {
 			t.Errorf("it has ended, and calls lead to %q", got)
 		}
 	}
-	run(replica(t, client, "dual", "192.0.2.1,2001:db8::1", holds), "192.0.2.1 2001:db8::1")
-	run(replica(t, client, "single", "2001:db8::2", holds), "2001:db8::2")
+	run(frontOf(t, client, "dual", "192.0.2.1,2001:db8::1", holds), "192.0.2.1 2001:db8::1")
+	run(frontOf(t, client, "single", "2001:db8::2", holds), "2001:db8::2")
 }
 
 func TestPodOfEnvironment(t *testing.T) {
