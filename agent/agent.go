@@ -2,7 +2,7 @@
 // as its broker desires.
 //
 // It makes the owners of the agent's state, connects them and runs them. Each states in its package comment what it
-// owns: session, keys, hostnet, peers, device with schedule, status and events (docs/adr/0020-agent-parts.md). Owners
+// owns: session, keys, guard, paths, device with schedule, status and events (docs/adr/0020-agent-parts.md). Owners
 // exchange values and share no locks. The package itself decides only the order of work in a round (loop.go) and which
 // owner receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the
 // token for its broker.
@@ -19,7 +19,6 @@ import (
 	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -79,11 +78,11 @@ func tableOf(cfg *config.Agent) kernel.RoutingTable {
 type agent struct {
 	cfg      *config.Agent
 	kernel   nodeKernel
-	guard    hostnet.Guard
+	guard    guard.Rules
 	board    *status.Board
 	events   *events.Sink
 	session  *stream.Session
-	node     *hostnet.Monitor
+	node     *guard.Monitor
 	keys     *devices.Rotator
 	peers    *paths.Monitor
 	schedule *plan.Scheduler
@@ -103,7 +102,7 @@ type agent struct {
 	clock    clock
 }
 
-func newAgent(cfg *config.Agent, k nodeKernel, g hostnet.Guard) *agent {
+func newAgent(cfg *config.Agent, k nodeKernel, g guard.Rules) *agent {
 	a := &agent{
 		cfg: cfg, kernel: k, guard: g, board: &status.Board{}, events: events.New(cfg.Cluster),
 		schedule: plan.NewScheduler(), queue: newQueue(), revision: status.AppliedRevision(),
@@ -117,7 +116,7 @@ func newAgent(cfg *config.Agent, k nodeKernel, g hostnet.Guard) *agent {
 		a.traffic = guard.NewTrafficCounter()
 	}
 	a.keys = devices.NewRotator(cfg.Cluster, cfg.WGKeyPath, a.events)
-	a.node = hostnet.New(cfg, k, g, a.session, a.board, a.events, a.cache.Changed)
+	a.node = guard.NewMonitor(cfg, k, g, a.session, a.board, a.events, a.cache.Changed)
 	a.peers = paths.New(k, a.session, a.events, a.queue.set, a.queue.poke, a.clockProblem)
 	a.devices = devices.New(cfg, k, devices.Parts{
 		Session: a.session, Node: a.node, Keys: a.keys, Peers: a.peers, Schedule: a.schedule,

@@ -2,7 +2,7 @@ package agent
 
 import (
 	devices "github.com/kube-semaphore/semaphore/agent/device"
-	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 )
@@ -10,7 +10,7 @@ import (
 // nodeKernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
 type nodeKernel interface {
 	devices.Kernel
-	hostnet.Kernel
+	guard.Kernel
 	paths.Kernel
 	paths.Router
 }
@@ -23,7 +23,7 @@ func (node) DeleteStray(r kernel.Route) error { return r.Delete() }
 // StrictFilters implements device.Kernel.
 func (node) StrictFilters(links []string) ([]string, error) { return kernel.StrictFilters(links) }
 
-// Settings implements hostnet.Kernel.
+// Settings implements guard.Kernel.
 func (node) Settings(networks []kernel.RoutedDevice) (kernel.Settings, error) {
 	return kernel.ReadSettings(networks)
 }

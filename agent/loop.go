@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	devices "github.com/kube-semaphore/semaphore/agent/device"
-	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -140,7 +140,7 @@ func sorted[V any](m map[string]V) []string {
 
 // take takes what is due. It takes the position together with the broker's changes: the position never covers a change
 // that this round does not have.
-func (a *agent) take(full bool) (stream.Changes, plan.Round, hostnet.Work) {
+func (a *agent) take(full bool) (stream.Changes, plan.Round, guard.Work) {
 	work := a.queue.take()
 	changes := a.session.Take()
 	for cluster := range changes.Networks {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/hostnet"
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -17,7 +16,7 @@ import (
 // guardEarlier sets the guard that an earlier agent had before the node booted. It needs nothing but the state file,
 // so that whatever the agent reads and does next, no packet leaves in the clear. It leaves rules that are there: they
 // have more than the file.
-func guardEarlier(g hostnet.Guard, c *stream.StateFile) {
+func guardEarlier(g guard.Rules, c *stream.StateFile) {
 	if c == nil {
 		return
 	}

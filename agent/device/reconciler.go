@@ -3,7 +3,7 @@
 // The Reconciler owns the state that was applied to each device and what it observed of it: the last report, the
 // routes that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one
 // goroutine and has no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired
-// state, its bounds, its key and its MTU from session, hostnet, the Rotator and paths. Out: calls of the Kernel,
+// state, its bounds, its key and its MTU from session, guard, the Rotator and paths. Out: calls of the Kernel,
 // events, the schedule, and views on the status.Board. Package plan, which is pure, decides what to change.
 package device
 
@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -58,7 +58,7 @@ type Kernel interface {
 // Parts are the owners that a Reconciler uses. None may be nil.
 type Parts struct {
 	Session  *stream.Session
-	Node     *hostnet.Monitor
+	Node     *guard.Monitor
 	Keys     *Rotator
 	Peers    *paths.Monitor
 	Schedule *plan.Scheduler

@@ -17,8 +17,8 @@
 // If the configuration asks for it, the TrafficCounter has the kernel count what passes the devices by ClusterIP, in
 // tables of its own.
 //
-// The package owns these nftables tables and routes, and nothing else on the node. It decides nothing: its caller has
-// validated the subnets.
+// The package owns these nftables tables and routes, and nothing else on the node. The Guard decides nothing: the
+// Monitor, which reads the node around the devices, has validated the subnets.
 package guard
 
 import (
@@ -29,6 +29,7 @@ import (
 	"sync"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/status"
 )
 
 // Guard is the node's guard. Clusters and Counts are safe for concurrent use, all else is for one goroutine.
@@ -242,31 +243,18 @@ func (g *Guard) Sweep() error {
 	return errors.Join(failed...)
 }
 
-// Count is how many packets of a remote were dropped since it is guarded.
-type Count struct {
-	// Out would have left without the device, In would have entered without it.
-	Out, In uint64
-	// Sent had a destination where no node of the remote is, and Arrived a source, both among the tunnels' own
-	// packets. Tunnel means that such packets are dropped.
-	Tunnel        bool
-	Sent, Arrived uint64
-	// PassedOut and PassedIn are the packets of a permissive remote that bypassed the device, since it is permissive.
-	Permissive          bool
-	PassedOut, PassedIn uint64
-}
-
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node
 // restarts or somebody deletes the table.
-func (g *Guard) Counts() (map[string]Count, error) {
+func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	existing, err := g.read()
 	if err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	counts := make(map[string]Count, len(g.remotes))
+	counts := make(map[string]status.GuardCount, len(g.remotes))
 	for cluster, r := range g.remotes {
-		counts[cluster] = Count{
+		counts[cluster] = status.GuardCount{
 			Out: existing.counters[counterOf(out, r.Device)], In: existing.counters[counterOf(in, r.Device)],
 			Tunnel: r.tunnel(), Sent: existing.counters[counterOf(sending, r.Device)],
 			Arrived:    existing.counters[counterOf(arriving, r.Device)],

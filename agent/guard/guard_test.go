@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -140,7 +141,7 @@ func set(t *testing.T) func(bool, error) {
 	}
 }
 
-func counts(t *testing.T, g *Guard, cluster string) Count {
+func counts(t *testing.T, g *Guard, cluster string) status.GuardCount {
 	t.Helper()
 	all, err := g.Counts()
 	must(t, err)
@@ -224,10 +225,10 @@ func TestTunnels(t *testing.T) {
 				t.Errorf("a packet leaves for %s: %t", c.at, got)
 			}
 		}
-		if got := counts(t, g, "c2"); got != (Count{Tunnel: true, Sent: 2, Arrived: 2}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{Tunnel: true, Sent: 2, Arrived: 2}) {
 			t.Errorf("%+v; want 2 dropped each way", got)
 		}
-		if got := counts(t, g, "c3"); got != (Count{}) {
+		if got := counts(t, g, "c3"); got != (status.GuardCount{}) {
 			t.Errorf("c3: %+v", got)
 		}
 		// A later agent reads them before its broker sends them, and they survive changes of another remote.
@@ -289,7 +290,7 @@ func TestGuard(t *testing.T) {
 		}
 		must(t, send("10.3.1.1"))
 		must(t, send("fd00:3::1"))
-		if got := counts(t, g, "c2"); got != (Count{}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{}) {
 			t.Errorf("%+v", got)
 		}
 
@@ -301,7 +302,7 @@ func TestGuard(t *testing.T) {
 		leaked := w.watch(t)
 		_ = send("10.2.1.1")
 		_ = send("fd00:2:0:1::1")
-		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{Out: 2}) {
 			t.Errorf("%+v; want 2 dropped on their way out", got)
 		}
 		if n := leaked(); n != 0 {
@@ -314,7 +315,7 @@ func TestGuard(t *testing.T) {
 		if sent(t, "good") == before {
 			t.Error("a packet that leaves by the device is dropped")
 		}
-		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{Out: 2}) {
 			t.Errorf("%+v after a packet that left by the device", got)
 		}
 
@@ -323,7 +324,7 @@ func TestGuard(t *testing.T) {
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route")
 		}
-		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{Out: 2}) {
 			t.Errorf("%+v after another remote came", got)
 		}
 
@@ -338,7 +339,7 @@ func TestGuard(t *testing.T) {
 			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
 		}
 		_ = send("10.2.1.1")
-		if got := counts(t, g, "c2"); got != (Count{Out: 1}) {
+		if got := counts(t, g, "c2"); got != (status.GuardCount{Out: 1}) {
 			t.Errorf("%+v after the guard was healed", got)
 		}
 
@@ -488,7 +489,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
 		eventually(t, "a packet that came in by another interface is counted",
-			func() bool { return counts(t, g, "c2") == Count{In: 1} })
+			func() bool { return counts(t, g, "c2") == status.GuardCount{In: 1} })
 		enters(byGood, "by the device")
 		if received["by another"] {
 			t.Error("a packet with a remote pod's address comes in by another interface")

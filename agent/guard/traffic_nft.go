@@ -134,7 +134,7 @@ func (f trafficFamily) write(conn *nftables.Conn) error {
 		condition []expr.Any
 	}{
 		{sent, ofSent, directionOriginal, nil},
-		{sent, ofNew, directionOriginal, status(statusConfirmed, expr.CmpOpEq)},
+		{sent, ofNew, directionOriginal, connStatus(statusConfirmed, expr.CmpOpEq)},
 		{received, ofReceived, directionReply, nil},
 	} {
 		set := f.set(r.what)
@@ -168,15 +168,15 @@ func trafficRule(direction byte, condition []expr.Any, set *nftables.Set) []expr
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{direction}},
 	}
-	exprs = append(append(exprs, status(statusDNAT, expr.CmpOpNeq)...), condition...)
+	exprs = append(append(exprs, connStatus(statusDNAT, expr.CmpOpNeq)...), condition...)
 	return append(exprs,
 		&expr.Ct{Key: expr.CtKeyDST, Register: 1, Direction: directionOriginal},
 		&expr.Dynset{SrcRegKey: 1, SetName: set.Name, SetID: set.ID, Operation: unix.NFT_DYNSET_OP_UPDATE,
 			Exprs: []expr.Any{&expr.Counter{}}})
 }
 
-// status compares a bit of the connection's status with 0.
-func status(bit uint32, op expr.CmpOp) []expr.Any {
+// connStatus compares a bit of the connection's status with 0.
+func connStatus(bit uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, bit),

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -58,8 +57,21 @@ type Node struct {
 	Heard, Guarded bool
 	// Counts are the guard's counters by cluster, and LastClear is when packets last passed in the clear, as far as was
 	// observed.
-	Counts    map[string]guard.Count
+	Counts    map[string]GuardCount
 	LastClear map[string]time.Time
+}
+
+// GuardCount is how many packets of a remote were dropped since it is guarded.
+type GuardCount struct {
+	// Out would have left without the device, In would have entered without it.
+	Out, In uint64
+	// Sent had a destination where no node of the remote is, and Arrived a source, both among the tunnels' own
+	// packets. Tunnel means that such packets are dropped.
+	Tunnel        bool
+	Sent, Arrived uint64
+	// PassedOut and PassedIn are the packets of a permissive remote that bypassed the device, since it is permissive.
+	Permissive          bool
+	PassedOut, PassedIn uint64
 }
 
 // shownProblems is how many problems of a node are listed.

@@ -5,7 +5,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -59,7 +58,7 @@ type Metrics struct {
 	Board   *Board
 	Session *stream.Session
 	// Counts reads the guard's counters.
-	Counts func() (map[string]guard.Count, error)
+	Counts func() (map[string]GuardCount, error)
 }
 
 // Describe implements prometheus.Collector.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/status"
 )
 
 // Node is a node with its Kernel and its Guard. The zero value has no device. It is safe for concurrent use.
@@ -349,4 +350,4 @@ func (g *Guard) Restore() (changed bool, err error) { return false, nil }
 func (g *Guard) Sweep() error { return nil }
 
 // Counts implements hostnet.Guard: no packet is ever counted.
-func (g *Guard) Counts() (map[string]guard.Count, error) { return nil, nil }
+func (g *Guard) Counts() (map[string]status.GuardCount, error) { return nil, nil }

@@ -1,4 +1,4 @@
-package hostnet
+package guard
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
@@ -184,7 +183,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 	if bounds.Existing == nil {
 		bounds.Existing = m.RoutedSubnets(cluster, nil)
 	}
-	r := guard.Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
+	r := Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
 	if own := bounds.Remote; own != nil {
 		want = &desired.Network{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
 		r.Nodes, r.Port = own.Nodes, own.Port
@@ -212,7 +211,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 		m.work.Routes, m.work.Settings = true, true
 	}
 	m.guarded(err)
-	if errors.Is(err, guard.ErrNoNFTables) {
+	if errors.Is(err, ErrNoNFTables) {
 		return nil // reported, and no reason to keep pods off the node: the unreachable routes remain
 	}
 	return err

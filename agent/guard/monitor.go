@@ -1,10 +1,11 @@
-// Package hostnet monitors the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
+package guard
+
+// The Monitor monitors the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
 // routes of other programs that bypass a device, and settings of the kernel.
 //
 // The Monitor owns that state under one lock, and never holds it while it calls the kernel. In: events of the kernel,
 // the broker's messages about the node, the subnets file. Out: bounds and sources for the devices' routes, and the
 // node's problems on the status.Board. It sets the guard, and nothing of a device.
-package hostnet
 
 import (
 	"errors"
@@ -16,7 +17,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
@@ -43,13 +43,13 @@ type Kernel interface {
 	Settings(networks []kernel.RoutedDevice) (kernel.Settings, error)
 }
 
-// Guard is the guard of the node. Clusters and Counts are safe for concurrent use; one goroutine calls the rest.
-type Guard interface {
+// Rules is the guard of the node. Clusters and Counts are safe for concurrent use; one goroutine calls the rest.
+type Rules interface {
 	Clusters() []string
-	Counts() (map[string]guard.Count, error)
+	Counts() (map[string]status.GuardCount, error)
 	Restore() (changed bool, err error)
 	Remove(cluster string) (changed bool, err error)
-	Set(cluster string, r guard.Remote) (changed bool, err error)
+	Set(cluster string, r Remote) (changed bool, err error)
 	Subnets(cluster string) []netip.Prefix
 	Sweep() error
 }
@@ -65,7 +65,7 @@ func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
 type Monitor struct {
 	cfg     *config.Agent
 	kernel  Kernel
-	guard   Guard
+	guard   Rules
 	session *stream.Session
 	board   *status.Board
 	events  *events.Sink
@@ -110,9 +110,9 @@ type problems struct {
 	held                           map[string]string
 }
 
-// New returns the Monitor of a node. changed must not block.
-func New(
-	cfg *config.Agent, k Kernel, g Guard, s *stream.Session, board *status.Board, sink *events.Sink, changed func(),
+// NewMonitor returns the Monitor of a node. changed must not block.
+func NewMonitor(
+	cfg *config.Agent, k Kernel, g Rules, s *stream.Session, board *status.Board, sink *events.Sink, changed func(),
 ) *Monitor {
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
@@ -229,7 +229,7 @@ func (m *Monitor) nodeAddresses() ([]kernel.Address, error) {
 func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	own := prefixes(podCIDRs)
+	own := parsed(podCIDRs)
 	var free []netip.Addr
 	for _, text := range reserved {
 		if addr, err := netip.ParseAddr(text); err == nil {
@@ -292,7 +292,7 @@ func (m *Monitor) Check(work Work) {
 	var failed []error
 	var clear uint64
 	counts, err := m.guard.Counts()
-	if !errors.Is(err, guard.ErrNoNFTables) { // which a check of the guard reports
+	if !errors.Is(err, ErrNoNFTables) { // which a check of the guard reports
 		failed = append(failed, err)
 	}
 	for _, c := range counts {

@@ -1,4 +1,4 @@
-package hostnet
+package guard
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ func (m *Monitor) restoreHeld(c *stream.StateFile) {
 			m.listed[r.GetCluster()] = r
 		}
 		for _, r := range c.Guard { // a file without a list does not have what the bounds refused either
-			m.kept[r.GetCluster()] = append(m.kept[r.GetCluster()], prefixes(r.GetPodSubnets())...)
+			m.kept[r.GetCluster()] = append(m.kept[r.GetCluster()], parsed(r.GetPodSubnets())...)
 		}
 		if len(c.Guard) > 0 {
 			return
@@ -54,7 +54,7 @@ func (m *Monitor) stays(cluster string) []netip.Prefix {
 	if !listens || !m.spoken {
 		return widest(held)
 	}
-	wanted := prefixes(slices.Concat(device.GetPodSubnets(), m.listed[cluster].GetPodSubnets()))
+	wanted := parsed(slices.Concat(device.GetPodSubnets(), m.listed[cluster].GetPodSubnets()))
 	var both []netip.Prefix
 	for _, h := range held {
 		for _, w := range wanted {
@@ -217,8 +217,8 @@ func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool)
 	m.publish()
 }
 
-// prefixes parses texts, and ignores those that are not prefixes.
-func prefixes(texts []string) (out []netip.Prefix) {
+// parsed parses texts, and ignores those that are not prefixes.
+func parsed(texts []string) (out []netip.Prefix) {
 	for _, text := range texts {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
 			out = append(out, prefix)

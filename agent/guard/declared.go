@@ -1,4 +1,4 @@
-package hostnet
+package guard
 
 import (
 	"errors"
