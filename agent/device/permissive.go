@@ -14,7 +14,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -49,7 +48,7 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 // nodesHeard decides to which nodes of a permissive remote packets go through the tunnel: to none while the remote is
 // clear; nil for a strict one. peers are those of the device, and nodes names the node of a key.
 func (r *Reconciler) nodesHeard(
-	d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
+	d *device, want *plan.Desired, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
 ) map[string]bool {
 	if !want.Device.GetPermissive() {
 		d.permissive = nil
@@ -93,7 +92,7 @@ func acceptsBeforeRoutes(d *semaphorev1.Device) bool {
 
 // strictFilters returns what would drop packets that the remote still sends in the clear after this node sends through
 // the tunnel; empty for nothing.
-func (r *Reconciler) strictFilters(cluster string, want *desired.Network) string {
+func (r *Reconciler) strictFilters(cluster string, want *plan.Desired) string {
 	if !acceptsBeforeRoutes(want.Device) {
 		return "" // the kernel has no such filter for IPv6
 	}

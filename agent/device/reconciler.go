@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -83,7 +82,7 @@ type device struct {
 	report *semaphorev1.DeviceReport
 	// applied is what was last applied completely, except for lacking, and peers the same for changes of single peers;
 	// nil if the device must be read first.
-	applied *desired.Network
+	applied *plan.Desired
 	peers   *plan.AppliedPeers
 	// lacking are routes that could not be added, and wrong the problems of the device except those of its peers, as of
 	// applied.
@@ -180,7 +179,7 @@ type outcome struct {
 
 // apply sets a device as desired. An error is one of the device itself. read is that of set.
 func (r *Reconciler) apply(
-	ctx context.Context, d *device, want *desired.Network, read *kernel.Device, bounds plan.Bounds,
+	ctx context.Context, d *device, want *plan.Desired, read *kernel.Device, bounds plan.Bounds,
 	sources plan.Sources,
 ) (done outcome, err error) {
 	if err := plan.Cluster(d.cluster); err != nil { // before the name is used
@@ -245,7 +244,7 @@ func (r *Reconciler) apply(
 
 // plan decides the steps for a device, which may not exist.
 func (r *Reconciler) plan(
-	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *kernel.Device,
+	d *device, want *plan.Desired, bounds plan.Bounds, sources plan.Sources, existing *kernel.Device,
 ) (plan.Steps, error) {
 	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
 	if err != nil {
@@ -337,10 +336,10 @@ func (r *Reconciler) Programmed(observed stream.Observed) {
 }
 
 // endpoints returns the endpoints of the first peers, by name: the link rarely differs by peer.
-func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return desired.Endpoints(peers, 64) }
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return plan.Addresses(peers, 64) }
 
 // nodesByKey maps the public keys of a network's peers to their nodes.
-func nodesByKey(want *desired.Network) func(wgtypes.Key) (string, bool) {
+func nodesByKey(want *plan.Desired) func(wgtypes.Key) (string, bool) {
 	names := make(map[string]string, len(want.Peers))
 	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first
 		names[string(want.Peers[node].GetWireguard().GetPublicKey())] = node

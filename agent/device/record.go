@@ -13,8 +13,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -61,7 +61,7 @@ func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found
 }
 
 // record records what was done, and what was observed of the device.
-func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
+func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err error) {
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)
 	if d.report == nil {

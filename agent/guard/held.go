@@ -9,7 +9,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -76,7 +75,7 @@ func (m *Monitor) withHeld(cluster string, subnets []netip.Prefix, bounds plan.B
 	if own := bounds.Remote; own != nil {
 		stays := slices.DeleteFunc(m.stays(cluster), func(p netip.Prefix) bool { return plan.Inside(p, own.Pods) })
 		bounds.Remote = nil
-		more, _, _ = plan.Subnets(&desired.Network{Device: &semaphorev1.Device{PodSubnets: texts(stays)}}, bounds)
+		more, _, _ = plan.Subnets(&plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(stays)}}, bounds)
 		m.reportHeld(cluster, more, true)
 	}
 	if len(more) == 0 {
@@ -145,7 +144,7 @@ func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds)
 		return err
 	}
 	want := &semaphorev1.Device{Cluster: cluster, PodSubnets: texts(stays)}
-	return m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours)
+	return m.Protect(cluster, &plan.Desired{Device: want}, bounds, !ours)
 }
 
 // mayPassInTheClear reports whether packets of a remote without a desired device may leave in the clear: the subnets

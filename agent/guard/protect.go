@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -101,7 +100,7 @@ func (m *Monitor) GuardRemotes() {
 		if unnamed != nil {
 			continue // it was just removed from the subnets file
 		}
-		failed = errors.Join(failed, err, m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours))
+		failed = errors.Join(failed, err, m.Protect(cluster, &plan.Desired{Device: want}, bounds, !ours))
 	}
 	failed = errors.Join(append(m.guardUndeclared(bounds), failed)...)
 	m.mu.Lock()
@@ -178,14 +177,14 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *kernel.Device) []netip
 // have, which would cut the node off. It includes what the subnets file states, whatever the broker desires. closed
 // means that an interface with the device's name belongs to another program. A guard that fails does not prevent the
 // device, which protects more. The cluster's name must have passed plan.Cluster.
-func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
+func (m *Monitor) Protect(cluster string, want *plan.Desired, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
 	if bounds.Existing == nil {
 		bounds.Existing = m.RoutedSubnets(cluster, nil)
 	}
 	r := Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
 	if own := bounds.Remote; own != nil {
-		want = &desired.Network{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
+		want = &plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
 		r.Nodes, r.Port = own.Nodes, own.Port
 	}
 	subnets, _, _ := plan.Subnets(want, bounds)

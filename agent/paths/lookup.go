@@ -24,7 +24,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -46,7 +45,7 @@ type Router interface {
 // Networks is what the broker desires of this node.
 type Networks interface {
 	Clusters() []string
-	Network(cluster string) *desired.Network
+	Network(cluster string) *plan.Desired
 }
 
 // Lookup looks paths up on one node.
@@ -174,7 +173,7 @@ func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Pl
 }
 
 // remoteOf returns the remote of an address, by the subnets of its device or the prefixes of its peers.
-func (n *Lookup) remoteOf(to netip.Addr) (string, *desired.Network) {
+func (n *Lookup) remoteOf(to netip.Addr) (string, *plan.Desired) {
 	for _, cluster := range n.Desired.Clusters() {
 		want := n.Desired.Network(cluster)
 		if want == nil {
@@ -199,7 +198,7 @@ func longest(prefixes []string, to netip.Addr) (best netip.Prefix, found bool) {
 }
 
 // wanted returns the peer that the broker desires for an address; nil for none.
-func wanted(want *desired.Network, to netip.Addr) *semaphorev1.PathPeer {
+func wanted(want *plan.Desired, to netip.Addr) *semaphorev1.PathPeer {
 	var out *semaphorev1.PathPeer
 	bits := -1
 	for node, p := range want.Peers {
@@ -229,7 +228,7 @@ func holderOf(d *kernel.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.P
 	return holder, by
 }
 
-func nodeOf(want *desired.Network, key wgtypes.Key) string {
+func nodeOf(want *plan.Desired, key wgtypes.Key) string {
 	for node, p := range want.Peers {
 		if string(p.GetWireguard().GetPublicKey()) == string(key[:]) {
 			return node
@@ -239,7 +238,7 @@ func nodeOf(want *desired.Network, key wgtypes.Key) string {
 }
 
 // session returns the state of the session with a peer, as of now.
-func (n *Lookup) session(cluster string, want *desired.Network, d *kernel.Device,
+func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
 	out := &semaphorev1.PathSession{
@@ -252,7 +251,7 @@ func (n *Lookup) session(cluster string, want *desired.Network, d *kernel.Device
 }
 
 // measure measures the path to a peer's node now.
-func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
+func measure(ctx context.Context, want *plan.Desired, peer *wgtypes.Peer,
 	needed int) *semaphorev1.PathMeasurement {
 	out := &semaphorev1.PathMeasurement{Needed: uint32(needed)}
 	switch {

@@ -13,16 +13,16 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/kerneltest"
 )
 
 // wants is the desired state of a broker.
-type wants map[string]*desired.Network
+type wants map[string]*plan.Desired
 
-func (w wants) Clusters() []string                      { return []string{"c2"} }
-func (w wants) Network(cluster string) *desired.Network { return w[cluster] }
+func (w wants) Clusters() []string                   { return []string{"c2"} }
+func (w wants) Network(cluster string) *plan.Desired { return w[cluster] }
 func (w wants) Device(cluster string) *semaphorev1.Device {
 	return w[cluster].Device
 }

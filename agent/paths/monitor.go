@@ -23,7 +23,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -187,7 +186,7 @@ func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtyp
 }
 
 // WithMTU returns the desired device with the MTU that the paths carry, if the broker leaves the MTU to the node.
-func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
+func (m *Monitor) WithMTU(want *plan.Desired) *semaphorev1.Device {
 	cluster := want.Device.GetCluster()
 	if want.Device.GetMtu() != 0 {
 		m.mu.Lock()
@@ -223,7 +222,7 @@ func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
 
 // endpoints returns the addresses of the first peers, by name.
 func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
-	return desired.Endpoints(peers, maxEgress)
+	return plan.Addresses(peers, maxEgress)
 }
 
 // linksTo returns the MTU that fits the links to some peers of a cluster, and why.

@@ -10,7 +10,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -119,7 +118,7 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 		}
 	}
 	// Without the others it is refused as well, and it does not affect them.
-	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
+	p := programmed(&Desired{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
 		bounds)
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 ||
 		!slices.Equal(p.refusals(), s.RefusedPeers) {

@@ -11,7 +11,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -37,7 +36,7 @@ type AppliedPeers struct {
 
 // newAppliedPeers records a network of which these subnets are routed. Of this node's addresses it keeps only those
 // that endpoints are compared with.
-func newAppliedPeers(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
+func newAppliedPeers(want *Desired, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
 	p := &AppliedPeers{
 		bounds:    bounds,
 		subnets:   subnets,

@@ -18,7 +18,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -122,7 +121,7 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 
 // Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
 // passed Cluster.
-func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, existing *kernel.Device) Steps {
+func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, existing *kernel.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
 	programmed := newAppliedPeers(want, bounds, subnets)
 	s, existing := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, existing)
@@ -170,7 +169,7 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 
 // Subnets returns the remote's subnets to route, why others are refused, and conflicts of those that remain routed, a
 // line each.
-func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
+func Subnets(want *Desired, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
 	all := want.Device.GetPodSubnets()
 	if more := len(all) - maxSubnets; more > 0 {
 		refused = append(refused, fmt.Sprintf("routes: %d subnets exceed the limit of %d: %s and the following are ignored",

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
@@ -35,8 +34,8 @@ func peerOf(node, text string) *semaphorev1.Peer {
 	}
 }
 
-func networkOf(subnets []string, peers map[string]string) *desired.Network {
-	n := &desired.Network{
+func networkOf(subnets []string, peers map[string]string) *Desired {
+	n := &Desired{
 		Device: &semaphorev1.Device{
 			Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: subnets,
 			PersistentKeepalive: durationpb.New(25 * time.Second),
@@ -145,7 +144,7 @@ func TestNetwork(t *testing.T) {
 	for name, c := range map[string]struct {
 		stands *kernel.Device
 		change func(*kernel.Device)
-		want   *desired.Network
+		want   *Desired
 		// set counts peers that are set or removed.
 		set              int
 		routes           int
@@ -297,7 +296,7 @@ func TestNetwork(t *testing.T) {
 }
 
 func TestUnsetMTUIsDefault(t *testing.T) {
-	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{},
+	if s := Network("c2", &Desired{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{},
 		nil); s.MTU != DefaultMTU {
 		t.Errorf("MTU %d", s.MTU)
 	}
@@ -360,7 +359,7 @@ func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 }
 
 // programmed returns a network in the state after it was set.
-func programmed(want *desired.Network, bounds Bounds) *AppliedPeers {
+func programmed(want *Desired, bounds Bounds) *AppliedPeers {
 	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Applied
 }
 
@@ -444,7 +443,7 @@ func BenchmarkManyAddresses(b *testing.B) {
 	figure.WithoutTime(b)
 }
 
-func manyPeers(n int) *desired.Network {
+func manyPeers(n int) *Desired {
 	peers := map[string]string{}
 	for i := range n {
 		peers[fmt.Sprintf("n%d", i)] = fmt.Sprintf("a 192.0.2.1:51820 10.%d.%d.0/24", 100+i/256, i%256)

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 )
 
 // WireGuard sends to the source of a peer's last authentic packet: a peer behind source NAT moves its endpoint without
@@ -52,7 +50,7 @@ type Roamed struct {
 type Wanted func(wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool)
 
 // Endpoints returns the desired endpoints of a network, for Roaming.
-func Endpoints(want *desired.Network) Wanted {
+func Endpoints(want *Desired) Wanted {
 	type place struct {
 		node     string
 		endpoint netip.AddrPort

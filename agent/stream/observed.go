@@ -3,7 +3,6 @@ package stream
 import (
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -23,7 +22,7 @@ func (o Observed) Add(cluster, node string, at time.Time) {
 
 // changes records those changes of a message that change a desired peer. A snapshot has no times: its objects may have
 // existed for a long time.
-func (o Observed) changes(all []*semaphorev1.PeeringChange, d desired.Dirty) {
+func (o Observed) changes(all []*semaphorev1.PeeringChange, d Dirty) {
 	for _, c := range all {
 		if !c.GetObservedAt().IsValid() {
 			continue

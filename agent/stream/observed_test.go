@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -16,11 +15,11 @@ func TestObserved(t *testing.T) {
 		return c
 	}
 	o := Observed{}
-	d := desired.Dirty{Peers: map[string]map[string]bool{"c2": {"n1": true, "n2": true, "n3": true}}}
+	d := Dirty{Peers: map[string]map[string]bool{"c2": {"n1": true, "n2": true, "n3": true}}}
 	o.changes([]*semaphorev1.PeeringChange{
-		peer("n3"), // the time of observation is unknown
-		at(peer("n1"), 20), at(noPeer("n2"), 30),
-		at(peer("n9"), 1), // n9 did not change
+		peerOfC2("n3"), // the time of observation is unknown
+		at(peerOfC2("n1"), 20), at(noPeerOfC2("n2"), 30),
+		at(peerOfC2("n9"), 1), // n9 did not change
 	}, d)
 	o.Add("c2", "n1", time.Unix(10, 0))
 	o.Add("c2", "n2", time.Unix(40, 0))
@@ -31,13 +30,13 @@ func TestObserved(t *testing.T) {
 	}
 }
 
-func peer(node string) *semaphorev1.PeeringChange {
+func peerOfC2(node string) *semaphorev1.PeeringChange {
 	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{
 		Peer: &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: "c2", Node: node}},
 	}}
 }
 
-func noPeer(node string) *semaphorev1.PeeringChange {
+func noPeerOfC2(node string) *semaphorev1.PeeringChange {
 	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{
 		DeletePeer: &semaphorev1.PeerKey{Cluster: "c2", Node: node},
 	}}

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -23,9 +23,9 @@ type Session struct {
 	send            func(*semaphorev1.AttachRequest)
 
 	mu    sync.Mutex
-	state *desired.State
+	state *State
 	// changed and observed are what Take returns next.
-	changed  desired.Dirty
+	changed  Dirty
 	observed Observed
 	// confirmedAt is when a broker last confirmed the desired state of a cluster, for clusters that none confirms now.
 	confirmedAt map[string]time.Time
@@ -54,7 +54,7 @@ type Position struct {
 
 // Changes are what may differ from the desired state at the last Take.
 type Changes struct {
-	desired.Dirty
+	Dirty
 	Observed Observed
 	Position Position
 }
@@ -63,13 +63,13 @@ type Changes struct {
 func NewSession(cluster, broker string, sink *events.Sink, send func(*semaphorev1.AttachRequest)) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, events: sink, send: send,
-		state: desired.New(), changed: desired.NewDirty(), observed: Observed{},
+		state: NewState(), changed: NewDirty(), observed: Observed{},
 		confirmedAt: map[string]time.Time{}, since: time.Now(),
 	}
 }
 
 // Restore loads the state that a broker sent to an earlier agent, before the first stream.
-func (s *Session) Restore(networks map[string]*desired.Network, confirmed time.Time) {
+func (s *Session) Restore(networks map[string]*plan.Desired, confirmed time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changed.Add(s.state.Restore(networks))
@@ -180,7 +180,7 @@ func (s *Session) Take() Changes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Changes{s.changed, s.observed, Position{s.stream, s.state.Revision(), s.state.Current()}}
-	s.changed, s.observed = desired.NewDirty(), Observed{}
+	s.changed, s.observed = NewDirty(), Observed{}
 	return out
 }
 
@@ -247,14 +247,14 @@ func (s *Session) Device(cluster string) *semaphorev1.Device {
 }
 
 // Network returns the desired device to a cluster with its peers; nil for none. The caller owns the map of peers.
-func (s *Session) Network(cluster string) *desired.Network {
+func (s *Session) Network(cluster string) *plan.Desired {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.state.Network(cluster)
 	if n == nil {
 		return nil
 	}
-	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+	return &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
 }
 
 // Peers returns the desired peers of some nodes, nil for a node that should have none; a nil map for a cluster without
@@ -278,7 +278,7 @@ func (s *Session) Endpoints(cluster string, most int) []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.state.Network(cluster); n != nil {
-		return desired.Endpoints(n.Peers, most)
+		return plan.Addresses(n.Peers, most)
 	}
 	return nil
 }

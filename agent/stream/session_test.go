@@ -9,12 +9,12 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // sessionStream returns a session that has received the whole state of c2, in a bubble with a clock of its own.
-func sessionStream(t *testing.T, restored map[string]*desired.Network, at time.Time) *Session {
+func sessionStream(t *testing.T, restored map[string]*plan.Desired, at time.Time) *Session {
 	t.Helper()
 	s := NewSession("c1", "192.0.2.1:443", events.New("c1"), func(*semaphorev1.AttachRequest) {})
 	if restored != nil {
@@ -115,8 +115,8 @@ func TestReportIsOfItsStream(t *testing.T) {
 func TestAgeOfASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := time.Now().Add(-time.Hour)
-		c3 := &desired.Network{Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Restored: true}
-		s := sessionStream(t, map[string]*desired.Network{"c3": c3}, before)
+		c3 := &plan.Desired{Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Restored: true}
+		s := sessionStream(t, map[string]*plan.Desired{"c3": c3}, before)
 		if c, complete := s.Snapshot(); !complete || len(c.Networks) != 2 || !c.Confirmed.Equal(before) {
 			t.Errorf("complete %v, networks %v, confirmed at %s; want %s", complete, c.Networks, c.Confirmed, before)
 		}
@@ -126,7 +126,7 @@ func TestAgeOfASnapshot(t *testing.T) {
 // TestTimeOfAnEvent: an event has the time at which its change was observed, if that is known.
 func TestTimeOfAnEvent(t *testing.T) {
 	at := time.Unix(1_000_000, 0).UTC()
-	change := peer("n1")
+	change := peerOfC2("n1")
 	if e := eventOf(change); !e.ObservedAt.IsZero() {
 		t.Errorf("observed at %s, which nobody knows", e.ObservedAt)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -31,7 +31,7 @@ const maxStateSize = 256 << 20
 // cluster's name and a checksum. One that is damaged, or of another cluster or version, is ignored.
 type StateFile struct {
 	// Networks are the desired networks, by remote cluster.
-	Networks map[string]*desired.Network
+	Networks map[string]*plan.Desired
 	// Guard are the remotes whose pod subnets are guarded, complete or not, sorted by name.
 	Guard []*semaphorev1.GuardedRemote
 	// Subnets is the last usable form of the node's subnets file; empty for none. See config.ReadText.
@@ -153,12 +153,12 @@ func decode(body []byte) (*StateFile, error) {
 	return &StateFile{Networks: networks, Guard: all.GetGuard(), Subnets: all.GetSubnets()}, err
 }
 
-func networksOf(all *semaphorev1.AgentState) (map[string]*desired.Network, error) {
-	networks := map[string]*desired.Network{}
+func networksOf(all *semaphorev1.AgentState) (map[string]*plan.Desired, error) {
+	networks := map[string]*plan.Desired{}
 	for i, c := range all.GetChanges() {
 		switch c := c.GetChange().(type) {
 		case *semaphorev1.PeeringChange_Device:
-			networks[c.Device.GetCluster()] = &desired.Network{Device: c.Device, Peers: map[string]*semaphorev1.Peer{}}
+			networks[c.Device.GetCluster()] = &plan.Desired{Device: c.Device, Peers: map[string]*semaphorev1.Peer{}}
 		case *semaphorev1.PeeringChange_Peer:
 			n := networks[c.Peer.GetKey().GetCluster()]
 			if n == nil {

@@ -17,14 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // state returns a state with a number of peers in c2, and with a device without peers in c3.
-func state(peers int) map[string]*desired.Network {
-	n := &desired.Network{
+func state(peers int) map[string]*plan.Desired {
+	n := &plan.Desired{
 		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: []string{"10.2.0.0/16"},
 			PersistentKeepalive: durationpb.New(25 * time.Second)},
 		Peers: map[string]*semaphorev1.Peer{},
@@ -38,14 +38,14 @@ func state(peers int) map[string]*desired.Network {
 			AllowedIps: []string{fmt.Sprintf("10.2.%d.%d/32", i/256, i%256)},
 		}
 	}
-	return map[string]*desired.Network{
+	return map[string]*plan.Desired{
 		"c2": n,
 		"c3": {Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Peers: map[string]*semaphorev1.Peer{}},
 	}
 }
 
-func equal(a, b map[string]*desired.Network) bool {
-	return maps.EqualFunc(a, b, func(a, b *desired.Network) bool { return a.Equal(b) })
+func equal(a, b map[string]*plan.Desired) bool {
+	return maps.EqualFunc(a, b, func(a, b *plan.Desired) bool { return a.Equal(b) })
 }
 
 // must ends the test on an error.
@@ -89,7 +89,7 @@ func TestWriteAndRead(t *testing.T) {
 func TestUnusableStateIsIgnored(t *testing.T) {
 	whole := encoded(t, "c1", 3)
 	orphan, err := encode("c1",
-		StateFile{Networks: map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"},
+		StateFile{Networks: map[string]*plan.Desired{"c2": {Device: &semaphorev1.Device{Cluster: "c9"},
 			Peers: state(1)["c2"].Peers}}})
 	must(t, err)
 	for name, c := range map[string]struct {
@@ -180,7 +180,7 @@ func (s *source) snapshot() (StateFile, bool) {
 	return s.now, s.whole
 }
 
-func (s *source) set(networks map[string]*desired.Network, at time.Time) {
+func (s *source) set(networks map[string]*plan.Desired, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now, s.whole = StateFile{Networks: networks, Confirmed: at}, true

@@ -12,14 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
+	agentstream "github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agent is the other end of a session: agent/stream/desired, and a node that follows what is dirty.
+// agent is the other end of a session: agent/stream, and a node that follows what is dirty.
 type agent struct {
-	state   *desired.State
+	state   *agentstream.State
 	session *Session
 	// node has the lines of what is programmed.
 	node map[string]bool
@@ -30,7 +30,7 @@ type agent struct {
 }
 
 func newAgent(old bool) *agent {
-	return &agent{state: desired.New(), node: map[string]bool{}, old: old}
+	return &agent{state: agentstream.NewState(), node: map[string]bool{}, old: old}
 }
 
 // connect begins a stream.

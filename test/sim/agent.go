@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/stream"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -20,7 +19,7 @@ type agent struct {
 	d    *dest
 	name string
 	// state is that of the current process; a new process begins with an empty one.
-	state *desired.State
+	state *stream.State
 	conn  *agentConn
 	// redial is when the agent dials again.
 	redial time.Time
@@ -56,7 +55,7 @@ func (a *agent) tracef(format string, args ...any) {
 
 // start starts a process on the node.
 func (a *agent) start() {
-	a.state, a.at, a.fresh = desired.New(), map[int]map[string]int{}, map[string]bool{}
+	a.state, a.at, a.fresh = stream.NewState(), map[int]map[string]int{}, map[string]bool{}
 	for _, s := range a.w.sources {
 		a.fresh[s.name] = true
 	}

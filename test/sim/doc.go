@@ -4,7 +4,7 @@
 //
 // Real: exporter/catalog, exporter/publish.Session, broker/replica with broker/admission, broker/mesh, policy, and
 // services with mirror, broker/apply/writes, broker/peering.State and its streams,
-// agent/stream/desired, and every message in its encoded form. Simulated: Kubernetes' watches of the source clusters
+// agent/stream, and every message in its encoded form. Simulated: Kubernetes' watches of the source clusters
 // (each kind at its own pace, with gaps and relists), connections (order within a stream and none between streams,
 // stalls, cuts that one end notices before the other, half-open ends), the apiserver of each destination (versions,
 // preconditions, writes that fail, or are executed and seem to fail), the loops of broker/apply and the kernel of a

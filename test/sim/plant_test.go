@@ -31,7 +31,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/apply/writes/retain.go", "return g.complete() > 0", "return true"},
 		}},
 		{"the agent does not look which remotes an end mark names", "I2", []edit{
-			{"agent/stream/desired/desired.go",
+			{"agent/stream/desired.go",
 				"for _, cluster := range m.GetClusters() {", "for cluster := range s.awaitingSync {"},
 		}},
 		{"a snapshot counts before it is whole", "I2", []edit{

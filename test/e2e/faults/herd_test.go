@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/agent/stream"
-	"github.com/kube-semaphore/semaphore/agent/stream/desired"
 	productconfig "github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
@@ -47,7 +46,7 @@ type grazer struct {
 	node string
 
 	mu      sync.Mutex
-	state   *desired.State
+	state   *stream.State
 	current bool
 	at      time.Time
 	changes int
@@ -121,7 +120,7 @@ func (l *lab) herd(n int, peering string) *herd {
 	made.SetLimit(16)
 	for i := range n {
 		key := publicKey("agent", i)
-		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: desired.New(),
+		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: stream.NewState(),
 			peers: map[string]string{}, key: key})
 		made.Go(func() error { return l.admit(mctx, client, i) })
 	}
@@ -433,7 +432,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	p := l.play(peers, broker.address)
 	h := l.herd(agents, broker.peering)
 	h.wait(t, settle, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
-	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: desired.New(), peers: map[string]string{},
+	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: stream.NewState(), peers: map[string]string{},
 		key: make([]byte, 32)}
 	slow.key[0] = 1
 	if err := l.admit(t.Context(), l.kube, agents); err != nil {

@@ -1,4 +1,4 @@
-package desired
+package stream
 
 import (
 	"maps"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -212,7 +213,7 @@ func TestState(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New()
+			s := NewState()
 			feed(t, s, first...)
 			d := feed(t, s, c.messages...)
 			if diff := cmp.Diff(c.held, held(s)); diff != "" {
@@ -231,7 +232,7 @@ func TestState(t *testing.T) {
 }
 
 func TestNothingKnown(t *testing.T) {
-	s := New()
+	s := NewState()
 	feed(t, s, begin, attached("A", false), changes(device(1, "c2", 1)))
 	if epoch, revision := s.Resume(); epoch != "" || revision != 0 {
 		t.Errorf("resumes from %q %d before the first mark", epoch, revision)
@@ -256,7 +257,7 @@ func TestRefused(t *testing.T) {
 			changes(device(1, "c2", 1), noDevice(2, "c2"), peer(3, "c2", "n1", "10.2.0.0/24"))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New()
+			s := NewState()
 			feed(t, s, begin, attached("A", false), changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")),
 				synced(3, "c2"), begin)
 			before := held(s)
@@ -276,8 +277,8 @@ func TestRefused(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	network := func(port uint32, nodes ...string) *Network {
-		n := &Network{Device: &semaphorev1.Device{ListenPort: port}, Peers: map[string]*semaphorev1.Peer{}}
+	network := func(port uint32, nodes ...string) *plan.Desired {
+		n := &plan.Desired{Device: &semaphorev1.Device{ListenPort: port}, Peers: map[string]*semaphorev1.Peer{}}
 		for _, node := range nodes {
 			n.Peers[node] = &semaphorev1.Peer{AllowedIps: []string{node}}
 		}
@@ -285,7 +286,7 @@ func TestEqual(t *testing.T) {
 	}
 	one := network(1, "n1")
 	for name, c := range map[string]struct {
-		other *Network
+		other *plan.Desired
 		equal bool
 	}{
 		"itself": {one, true}, "alike": {network(1, "n1"), true}, "another port": {network(2, "n1"), false},
@@ -307,7 +308,7 @@ func unchanged(cluster string) *semaphorev1.AttachResponse {
 // TestUnchanged: a cluster that the broker marks as unchanged is proven, and makes nothing dirty.
 func TestUnchanged(t *testing.T) {
 	first := func() *State {
-		s := New()
+		s := NewState()
 		for _, m := range []*semaphorev1.AttachResponse{
 			attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"),
 				device(4, "c3", 2)), synced(4, "c2", "c3"),
@@ -375,7 +376,7 @@ func TestUnchanged(t *testing.T) {
 }
 
 func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
-	s := New()
+	s := NewState()
 	for _, m := range []*semaphorev1.AttachResponse{attached("A", false),
 		changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
 		if _, err := s.Receive(m); err != nil {
@@ -388,7 +389,7 @@ func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 	if len(h) != 1 || h[0].GetCluster() != "c2" || string(h[0].GetDigest()) != string(want.Bytes()) {
 		t.Errorf("%v", h)
 	}
-	if h := New().Held(); h != nil {
+	if h := NewState().Held(); h != nil {
 		t.Errorf("nothing is held as %v", h)
 	}
 }
@@ -397,7 +398,7 @@ func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 // sent in several messages. Until the end mark names it, the node's device is not touched: it may exist from before
 // this process, with peers of the next message.
 func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
-	s := New()
+	s := NewState()
 	for _, m := range []*semaphorev1.AttachResponse{
 		attached("e", false), synced(0),
 		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")),

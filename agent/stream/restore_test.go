@@ -1,4 +1,4 @@
-package desired
+package stream
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ func restored(t *testing.T, from *State) *State {
 	if !whole {
 		t.Fatal("nothing whole to restore")
 	}
-	s := New()
+	s := NewState()
 	d := s.Restore(networks)
 	if diff := cmp.Diff(from.Clusters(), dirty(d)); diff != "" {
 		t.Fatalf("dirty after Restore (-want +got):\n%s", diff)
@@ -22,7 +22,7 @@ func restored(t *testing.T, from *State) *State {
 }
 
 func TestRestore(t *testing.T) {
-	first := New()
+	first := NewState()
 	if _, whole := first.Snapshot(); whole {
 		t.Error("a state of which nothing was heard is whole")
 	}

@@ -1,17 +1,18 @@
-package desired
+package stream
 
 import (
 	"maps"
 
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Restore loads the state that an earlier agent saved, before the first stream begins. No broker can resume it: it
 // sends the desired state again, for which it receives the digests of what is held. Everything restored is dirty.
-func (s *State) Restore(networks map[string]*Network) Dirty {
+func (s *State) Restore(networks map[string]*plan.Desired) Dirty {
 	d := NewDirty()
 	for cluster, n := range networks {
-		s.networks[cluster] = &Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: true}
+		s.networks[cluster] = &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: true}
 		if n.Peers == nil {
 			s.networks[cluster].Peers = map[string]*semaphorev1.Peer{}
 		}
@@ -31,13 +32,13 @@ func (s *State) confirm(cluster string, d Dirty) {
 
 // Snapshot returns the whole desired state, to be saved for a later agent; false before a whole state was received.
 // Messages are immutable.
-func (s *State) Snapshot() (map[string]*Network, bool) {
+func (s *State) Snapshot() (map[string]*plan.Desired, bool) {
 	if !s.synced {
 		return nil, false
 	}
-	out := make(map[string]*Network, len(s.networks))
+	out := make(map[string]*plan.Desired, len(s.networks))
 	for cluster, n := range s.networks {
-		out[cluster] = &Network{Device: n.Device, Peers: maps.Clone(n.Peers)}
+		out[cluster] = &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers)}
 	}
 	return out, true
 }

@@ -1,39 +1,23 @@
-// Package desired holds the state that the broker desires on this node, as its streams send it.
+package stream
+
+// A State holds the state that the broker desires on this node, as its streams send it.
 //
 // It is pure: it takes messages, and returns the desired state and what changed. Like the broker's replica it stages a
 // whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. What is not sent
 // again is removed only when an end mark names the cluster as complete.
-package desired
 
 import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
-
-// Network is the desired device to one remote cluster with its peers, by node name.
-type Network struct {
-	Device *semaphorev1.Device
-	Peers  map[string]*semaphorev1.Peer
-	// Restored means that an earlier agent saved it, and no broker has sent it since.
-	Restored bool
-	// Heard are the nodes of a permissive remote to which packets are sent through the tunnel. It is not sent by the
-	// broker, but set from the state of the device.
-	Heard map[string]bool
-}
-
-// Equal reports whether both desire the same, whatever their source.
-func (n *Network) Equal(other *Network) bool {
-	return proto.Equal(n.Device, other.Device) && maps.Equal(n.Heard, other.Heard) &&
-		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
-}
 
 // Dirty is what may have changed.
 type Dirty struct {
@@ -69,7 +53,7 @@ type State struct {
 	revision uint64
 	// synced means that a whole state was received at least once.
 	synced   bool
-	networks map[string]*Network
+	networks map[string]*plan.Desired
 	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was received of them since.
 	// Anything else that they have is older, and is removed once they are named. A cluster that was unknown has no
 	// network before: its device may exist from an earlier agent, with all its peers.
@@ -98,9 +82,9 @@ type staged struct {
 
 func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}} }
 
-// New returns a state in which nothing is known.
-func New() *State {
-	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
+// NewState returns a state in which nothing is known.
+func NewState() *State {
+	return &State{networks: map[string]*plan.Desired{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
 		received: map[string]bool{}}
 }
 
@@ -135,7 +119,7 @@ func (s *State) Revision() uint64 { return s.revision }
 func (s *State) Current() bool { return s.current }
 
 // Network returns the desired network of a cluster; nil if it is unknown.
-func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
+func (s *State) Network(cluster string) *plan.Desired { return s.networks[cluster] }
 
 // Clusters returns the clusters with a desired device, sorted.
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
@@ -322,10 +306,10 @@ func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 }
 
 // setDevice sets the device of a cluster, which is reconciled as a whole only if it differs, and returns the network.
-func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *Network {
+func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *plan.Desired {
 	n := s.networks[cluster]
 	if n == nil {
-		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
+		n = &plan.Desired{Peers: map[string]*semaphorev1.Peer{}}
 		s.networks[cluster] = n
 	}
 	if !proto.Equal(n.Device, device) {
@@ -429,17 +413,4 @@ func (s *State) dropUnlisted(cluster string, t *staged, d Dirty) {
 			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
 		}
 	}
-}
-
-// Endpoints returns the addresses of the first peers, by node name.
-func Endpoints(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
-	for _, node := range slices.Sorted(maps.Keys(peers)) {
-		if len(to) == most {
-			break
-		}
-		if at, err := netip.ParseAddrPort(peers[node].GetWireguard().GetAddress()); err == nil {
-			to = append(to, at.Addr())
-		}
-	}
-	return to
 }

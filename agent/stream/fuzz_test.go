@@ -1,4 +1,4 @@
-package desired
+package stream
 
 import (
 	"bytes"
@@ -65,7 +65,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add(delimited(attached("A", false), changes(noDevice(1, "c2"), device(2, "c2", 1), noDevice(3, "c2")),
 		attached("A", true)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, n := New(), node{}
+		s, n := NewState(), node{}
 		for r := bytes.NewReader(data); r.Len() > 0; {
 			m := &semaphorev1.AttachResponse{}
 			if err := protodelim.UnmarshalFrom(r, m); err != nil {

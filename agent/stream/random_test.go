@@ -1,4 +1,4 @@
-package desired
+package stream
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -209,7 +210,7 @@ func TestRandomStreams(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		b := &broker{r: r, truth: map[string]map[string]string{}}
 		b.restart()
-		s, n := New(), node{}
+		s, n := NewState(), node{}
 		var st *stream
 		connect := func() { s.Begin(); st = &stream{b: b} }
 		// step receives one message; it returns false if there is none.
@@ -232,7 +233,7 @@ func TestRandomStreams(t *testing.T) {
 			return d, true
 		}
 		connect()
-		var kept map[string]*Network
+		var kept map[string]*plan.Desired
 		keep := func() {
 			if now, whole := s.Snapshot(); whole {
 				kept = now
@@ -246,11 +247,11 @@ func TestRandomStreams(t *testing.T) {
 				if r.IntN(2) == 0 {
 					keep() // it was asked to stop
 				}
-				s = New()
+				s = NewState()
 				n.follow(s, s.Restore(kept))
 				connect()
 			case x == 22: // the node boots
-				s, n = New(), node{}
+				s, n = NewState(), node{}
 				n.follow(s, s.Restore(kept))
 				connect()
 			case x < 4:
