@@ -46,7 +46,7 @@ import (
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -475,9 +475,9 @@ func BenchmarkFanOutHerd(b *testing.B) {
 	const peers = 5000
 	f, kube := newFiles(b), reviewing(b)
 	m := benchMesh(peers, 51820)
-	d := journal.DigestOf(m.Device)
+	d := streams.DigestOf(m.Device)
 	for _, p := range m.Peers {
-		d.Add(journal.DigestOf(p))
+		d.Add(streams.DigestOf(p))
 	}
 	held := []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: d.Bytes()}}
 	for _, c := range []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -38,7 +38,7 @@ type reached struct {
 	gate   choice.Gate
 	// known is set once SetReach was called, for peers with this digest and with nodes or without.
 	known   bool
-	digest  journal.Digest
+	digest  streams.Digest
 	nodes   bool
 	waiting []string
 	// applied is the least revision of all agents when it was last decided, at lookedAt, whether peers are everywhere.
@@ -103,7 +103,7 @@ func (r *reaching) run(ctx context.Context) error {
 }
 
 // look passes on what has changed. Without a change it costs a comparison for each remote.
-func (r *reaching) look(digests map[string]journal.Digest, now time.Time) {
+func (r *reaching) look(digests map[string]streams.Digest, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var applied []uint64

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -100,7 +100,7 @@ func (s *Stream) Run(ctx context.Context) error {
 		return err
 	}
 	defer roots.Close()
-	return wire.Keep(ctx, wire.End{
+	return streams.Keep(ctx, streams.End{
 		Address: s.cfg.Broker.Address,
 		TLS:     roots.ClientTLS(identity.Broker(s.cfg.Cluster)),
 		Options: []grpc.DialOption{
@@ -125,7 +125,7 @@ const (
 // decode to 600 MiB.
 func bounds() grpc.DialOption {
 	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
-		grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
+		grpc.ForceCodecV2(streams.Codec{Most: maxDecoded}))
 }
 
 // one runs one stream. It always returns an error.
@@ -138,7 +138,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	s.drain()
 	for _, m := range s.handler.Begin() {
 		if err := stream.Send(m); err != nil {
-			return wire.Reason(stream.Recv)
+			return streams.Reason(stream.Recv)
 		}
 	}
 	g.Go(func() error {

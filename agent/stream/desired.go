@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -102,9 +102,9 @@ func (s *State) Held() []*semaphorev1.HeldCluster {
 	var held []*semaphorev1.HeldCluster
 	for _, cluster := range s.Clusters() {
 		n := s.networks[cluster]
-		d := journal.DigestOf(n.Device)
+		d := streams.DigestOf(n.Device)
 		for _, p := range n.Peers {
-			d.Add(journal.DigestOf(p))
+			d.Add(streams.DigestOf(p))
 		}
 		held = append(held, &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()})
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -383,8 +383,8 @@ func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := journal.DigestOf(device(1, "c2", 1).GetDevice())
-	want.Add(journal.DigestOf(peer(2, "c2", "n1", "a").GetPeer()))
+	want := streams.DigestOf(device(1, "c2", 1).GetDevice())
+	want.Add(streams.DigestOf(peer(2, "c2", "n1", "a").GetPeer()))
 	h := s.Held()
 	if len(h) != 1 || h[0].GetCluster() != "c2" || string(h[0].GetDigest()) != string(want.Bytes()) {
 		t.Errorf("%v", h)

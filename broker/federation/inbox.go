@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -43,7 +43,7 @@ const (
 // decides by their bytes whether to decode them.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(wire.Codec{Most: maxOperator}),
+		grpc.ForceServerCodecV2(streams.Codec{Most: maxOperator}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(4 * window),
@@ -63,7 +63,7 @@ const (
 
 // message is an undecoded message.
 type message struct {
-	data wire.Raw
+	data streams.Raw
 	// kind is the number of its field, 0 for none, and changes the number of its changes.
 	kind    protowire.Number
 	changes int
@@ -78,7 +78,7 @@ func (m message) name() string {
 }
 
 // inspect determines what a message is without decoding it. An error is a gRPC status.
-func inspect(data wire.Raw) (message, error) {
+func inspect(data streams.Raw) (message, error) {
 	m := message{data: data}
 	for rest := []byte(data); len(rest) > 0; {
 		number, kind, n := protowire.ConsumeField(rest)
@@ -146,7 +146,7 @@ func (in *inbox) fill(call grpc.BidiStreamingServer[semaphorev1.PublishRequest, 
 
 func (in *inbox) read(ctx context.Context, call grpc.ServerStream) error {
 	for {
-		var data wire.Raw
+		var data streams.Raw
 		if err := call.RecvMsg(&data); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -38,7 +38,7 @@ func (c *call) Context() context.Context { return c.ctx }
 func (c *call) RecvMsg(m any) error {
 	select {
 	case data := <-c.in:
-		*m.(*wire.Raw) = data
+		*m.(*streams.Raw) = data
 		return nil
 	case <-c.ctx.Done():
 		return status.FromContextError(c.ctx.Err()).Err()

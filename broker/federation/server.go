@@ -37,7 +37,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -497,7 +497,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	}
 	// Under the lock, so that one message of each cluster is decoded at a time.
 	m := &semaphorev1.PublishRequest{}
-	if err := wire.Decode(raw.data, m, maxDecoded); err != nil {
+	if err := streams.Decode(raw.data, m, maxDecoded); err != nil {
 		return nil, err
 	}
 	now := time.Now()

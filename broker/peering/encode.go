@@ -10,18 +10,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-type entry = journal.Entry[key, *record]
+type entry = streams.Entry[key, *record]
 
 // record is a device or a peer in the journal. It is encoded when the first agent needs it, and the bytes are sent to
 // all agents.
 type record struct {
 	change *semaphorev1.PeeringChange // a Device or a Peer, with no revision
-	digest journal.Digest
+	digest streams.Digest
 	// A record is the value of the entry that put it, and of the entry that deleted it, if any.
 	put, deleted encoded
 }
@@ -120,7 +119,7 @@ func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
 // idle streams of thousands of agents cost little memory, and messages of agents are bounded.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(codec{wire.Codec{Most: maxDecoded}}),
+		grpc.ForceServerCodecV2(codec{streams.Codec{Most: maxDecoded}}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
 		// Agents send little. A constant window avoids the pings by which gRPC estimates the bandwidth.

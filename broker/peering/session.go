@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -55,7 +55,7 @@ type Session struct {
 	snapshot  []*entry
 	unchanged []*semaphorev1.Unchanged
 	// held are the digests of what the agent has of remotes of which nothing was sent yet.
-	held map[string]journal.Digest
+	held map[string]streams.Digest
 	// skip are the updates whose content the agent has.
 	skip map[string]span
 	// synced means that an end mark was sent; syncedClusters are the clusters that it named.
@@ -131,7 +131,7 @@ type Report struct {
 func (s *State) Open(cluster, node string, configured map[string]bool) *Session {
 	return &Session{
 		state: s, cluster: cluster, node: node, configured: configured,
-		held: map[string]journal.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
+		held: map[string]streams.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
 	}
 }
 
@@ -244,7 +244,7 @@ func (s *Session) handleHello(hello *semaphorev1.AgentHello) error {
 	s.hello = hello
 	for _, h := range hello.GetHeld() {
 		// An invalid digest belongs to a later protocol version; without it the agent receives everything.
-		if d, ok := journal.ParseDigest(h.GetDigest()); ok && s.configured[h.GetCluster()] {
+		if d, ok := streams.ParseDigest(h.GetDigest()); ok && s.configured[h.GetCluster()] {
 			s.held[h.GetCluster()] = d
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -174,9 +174,9 @@ func TestManyForeignDevicesAreBounded(t *testing.T) {
 
 // digestOf is what an agent that holds a mesh says.
 func digestOf(cluster string, m mesh.Changes) *semaphorev1.HeldCluster {
-	d := journal.DigestOf(m.Device)
+	d := streams.DigestOf(m.Device)
 	for _, p := range m.Peers {
-		d.Add(journal.DigestOf(p))
+		d.Add(streams.DigestOf(p))
 	}
 	return &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()}
 }

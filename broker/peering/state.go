@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -39,7 +39,7 @@ type key struct{ cluster, node string }
 // their last changes.
 type State struct {
 	// The values are built once and never changed: all streams share them.
-	journal *journal.Journal[key, *record]
+	journal *streams.Journal[key, *record]
 	// encodings counts the changes that were encoded, however many agents received them.
 	encodings atomic.Uint64
 
@@ -57,7 +57,7 @@ type State struct {
 // remoteState is what agents receive of one remote.
 type remoteState struct {
 	// digest is the digest of the device and the peers.
-	digest journal.Digest
+	digest streams.Digest
 	// first is the first update of the remote.
 	first span
 	// history are the last updates, in order.
@@ -65,7 +65,7 @@ type remoteState struct {
 }
 
 // hadDigest reports whether a digest was that of the remote at a revision, as far as that is remembered.
-func (t *remoteState) hadDigest(revision uint64, d journal.Digest) bool {
+func (t *remoteState) hadDigest(revision uint64, d streams.Digest) bool {
 	i, found := slices.BinarySearchFunc(t.history, revision,
 		func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
 	if !found {
@@ -81,7 +81,7 @@ func (t *remoteState) hadDigest(revision uint64, d journal.Digest) bool {
 // update.
 type span struct {
 	after, upTo uint64
-	digest      journal.Digest
+	digest      streams.Digest
 }
 
 // NewState makes an empty state with its own epoch.
@@ -99,7 +99,7 @@ type Sizes struct {
 // NewStateOf makes an empty state with other sizes.
 func NewStateOf(sizes Sizes) *State {
 	return &State{
-		journal: journal.New[key,
+		journal: streams.NewJournal[key,
 			*record](cmp.Or(sizes.Tombstones, tombstones)).By(func(k key) string { return k.cluster }),
 		maxChanges: cmp.Or(sizes.Batch, maxBatch),
 		remotes:    map[string]*remoteState{}, tooLarge: map[key]int{},
@@ -198,7 +198,7 @@ func (s *State) put(t *remoteState, k key, change *semaphorev1.PeeringChange, ob
 	if was, ok := s.journal.Get(k); ok {
 		t.digest.Remove(was.digest)
 	}
-	r := &record{change: change, digest: journal.DigestOf(object)}
+	r := &record{change: change, digest: streams.DigestOf(object)}
 	t.digest.Add(r.digest)
 	s.journal.Put(k, r, observedAt)
 }
@@ -211,10 +211,10 @@ func (s *State) remove(t *remoteState, k key, observedAt time.Time) {
 }
 
 // Digests returns the digest of each complete remote, and a channel that is closed when something changes.
-func (s *State) Digests() (map[string]journal.Digest, <-chan struct{}) {
+func (s *State) Digests() (map[string]streams.Digest, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[string]journal.Digest, len(s.remotes))
+	out := make(map[string]streams.Digest, len(s.remotes))
 	for cluster, t := range s.remotes {
 		out[cluster] = t.digest
 	}

@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -16,7 +16,7 @@ type contents struct {
 	refused map[Key]refused
 	// sentDigest is the digest of the objects in the form in which they were sent, before admission; count is their
 	// number.
-	sentDigest journal.Digest
+	sentDigest streams.Digest
 	count      int
 	// limit is the configured limit, and used the part of it that the accepted objects use. perGroup are the addresses
 	// of each Service or set.
@@ -40,7 +40,7 @@ type held struct {
 	object   *semaphorev1.Object
 	revision uint64
 	// sentDigest is the digest of the object as it was sent; object may be a part of it.
-	sentDigest journal.Digest
+	sentDigest streams.Digest
 }
 
 // retention is the state of an object that the brake keeps unchanged.
@@ -53,7 +53,7 @@ type retention struct {
 
 type refused struct {
 	Refused
-	sentDigest journal.Digest
+	sentDigest streams.Digest
 	// need is what the object would use of the limits, if it was refused because of one; nil for other reasons.
 	need *need
 }
@@ -111,7 +111,7 @@ func newContents(l limit) contents {
 }
 
 // digestOf returns the digest of an object as it was sent; false if the sender did not send it.
-func (c *contents) digestOf(key Key) (journal.Digest, bool) {
+func (c *contents) digestOf(key Key) (streams.Digest, bool) {
 	w, back := c.retained[key]
 	if back && w.replacement != nil {
 		return w.replacement.sentDigest, true

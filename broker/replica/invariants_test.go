@@ -12,7 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -22,7 +22,7 @@ func consistent(t *testing.T, r *Replica) {
 	t.Helper()
 	for of, k := range r.kinds {
 		var used need
-		var received journal.Digest
+		var received streams.Digest
 		perGroup := map[groupName]int{}
 		count, over, hollow := 0, 0, 0
 		for key, h := range k.objects {
@@ -136,7 +136,7 @@ func FuzzPublish(f *testing.F) {
 		changes(member(22, "e", "10.2.0.5")), hello("e2", 1, 0, kMember), begin(kMember, 1), end(kMember, 1, 0),
 		heartbeat(1))...)
 	stream(hello("e1", 0, 0, kMember), begin(kMember, 0), end(kMember, 0, 0), hello("e2", 0, 0, kMember),
-		unchanged(kMember, 0, 0, journal.Digest{}), sent(5, 5))
+		unchanged(kMember, 0, 0, streams.Digest{}), sent(5, 5))
 	stream(heartbeat(1))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0x0f})
 	f.Fuzz(func(t *testing.T, data []byte) {

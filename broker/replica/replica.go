@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -313,7 +313,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
-	received := held{taken, revision, journal.DigestOf(o)}
+	received := held{taken, revision, streams.DigestOf(o)}
 	of := taken
 	switch {
 	case previous.object != nil && !isEmpty(previous.object) && (taken == nil || isEmpty(taken)) &&

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -345,7 +345,7 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 		return err
 	}
 	k := s.replica.kind(m.GetKind())
-	sent, ok := journal.ParseDigest(m.GetDigest())
+	sent, ok := streams.ParseDigest(m.GetDigest())
 	if !ok || !k.complete || k.notRemembered.any() || k.resync == resyncFully || sent != k.sentDigest ||
 		m.GetObjects() != uint64(k.count) {
 		return violation("unchanged snapshot of %s with %d objects and digest %x: the broker has %d objects with digest %x",

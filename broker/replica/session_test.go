@@ -14,7 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -82,7 +82,7 @@ func sent(head, sent uint64) *semaphorev1.PublishRequest {
 	return m
 }
 
-func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum journal.Digest) *semaphorev1.PublishRequest {
+func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum streams.Digest) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{
 		Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
 			Kind: kind, Revision: revision, Objects: objects, Digest: sum.Bytes(),
@@ -90,10 +90,10 @@ func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum journal.Dige
 	}
 }
 
-func digestOf(upserts []*semaphorev1.Change) journal.Digest {
-	var sum journal.Digest
+func digestOf(upserts []*semaphorev1.Change) streams.Digest {
+	var sum streams.Digest
 	for _, c := range upserts {
-		sum.Add(journal.DigestOf(c.GetUpsert()))
+		sum.Add(streams.DigestOf(c.GetUpsert()))
 	}
 	return sum
 }
@@ -454,9 +454,9 @@ func TestOrder(t *testing.T) {
 		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))),
 			codes.InvalidArgument},
 		{"change of what is not exported", with(toLive, changes(upsert(6, kService, "a", ""))), codes.InvalidArgument},
-		{"unchanged first", list{unchanged(kNode, 5, 0, journal.Digest{})}, codes.InvalidArgument},
-		{"unchanged, of what was never whole", list{h, unchanged(kNode, 5, 0, journal.Digest{})}, codes.InvalidArgument},
-		{"unchanged when live", with(toLive, unchanged(kNode, 5, 0, journal.Digest{})), codes.InvalidArgument},
+		{"unchanged first", list{unchanged(kNode, 5, 0, streams.Digest{})}, codes.InvalidArgument},
+		{"unchanged, of what was never whole", list{h, unchanged(kNode, 5, 0, streams.Digest{})}, codes.InvalidArgument},
+		{"unchanged when live", with(toLive, unchanged(kNode, 5, 0, streams.Digest{})), codes.InvalidArgument},
 		{"sent more than there is", with(toLive, sent(7, 8)), codes.InvalidArgument},
 		{"change from before what was sent", with(toLive, sent(8, 8), changes(upsert(8, kNode, "a", ""))),
 			codes.InvalidArgument},

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -44,7 +44,7 @@ func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now 
 		previous = k.objects[key].object // the snapshot will replace it
 	}
 	taken, refusals := r.admit(o)
-	received := held{taken, revision, journal.DigestOf(o)}
+	received := held{taken, revision, streams.DigestOf(o)}
 	var lacks *need
 	if taken != nil {
 		n := needOf(taken)

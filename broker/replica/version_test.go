@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -114,7 +114,7 @@ func TestF38NewerExporter(t *testing.T) {
 	}
 
 	// Its digest of what it sent is the same here, though a field of it is unknown here.
-	received := journal.DigestOf(known.GetUpsert())
+	received := streams.DigestOf(known.GetUpsert())
 	again := r.Open()
 	w := welcomeOf(t, must(t, again, hello("e2", 8, 0, kService)))
 	if len(w.Held) != 1 || string(w.Held[0].Digest) != string(received.Bytes()) {

@@ -22,8 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kept"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -59,7 +58,7 @@ func Name(shard int) string { return fmt.Sprintf("semaphore-peers-%d", shard) }
 type Peers interface {
 	// Digests returns the digest of each complete remote, and a channel that is closed when
 	// something has changed.
-	Digests() (map[string]journal.Digest, <-chan struct{})
+	Digests() (map[string]streams.Digest, <-chan struct{})
 	// PeersOf returns the peers of a remote, which must not be modified.
 	PeersOf(cluster string) []*semaphorev1.Peer
 }
@@ -171,7 +170,7 @@ func (s *PeerStore) read(object *corev1.ConfigMap, all map[string]map[string]*se
 
 // written is what was written of a remote: the digest of its peers, and that of what is stored of them.
 type written struct {
-	peers journal.Digest
+	peers streams.Digest
 	data  [sha256.Size]byte
 }
 
@@ -343,7 +342,7 @@ func unpack(data []byte) ([]*semaphorev1.Peer, error) {
 		return nil, fmt.Errorf("more than %d bytes", maxUnpacked)
 	}
 	m := &semaphorev1.PeeringChanges{}
-	if err := wire.Decode(raw, m, maxDecoded); err != nil {
+	if err := streams.Decode(raw, m, maxDecoded); err != nil {
 		return nil, err
 	}
 	var peers []*semaphorev1.Peer

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -141,12 +141,12 @@ type received struct {
 	mu      sync.Mutex
 	peers   map[string][]*semaphorev1.Peer
 	version byte
-	digests map[string]journal.Digest
+	digests map[string]streams.Digest
 	changed chan struct{}
 }
 
 func newTold() *received {
-	return &received{peers: map[string][]*semaphorev1.Peer{}, digests: map[string]journal.Digest{},
+	return &received{peers: map[string][]*semaphorev1.Peer{}, digests: map[string]streams.Digest{},
 		changed: make(chan struct{})}
 }
 
@@ -154,15 +154,15 @@ func (a *received) set(cluster string, peers ...*semaphorev1.Peer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
-	a.peers[cluster], a.digests[cluster] = peers, journal.Digest{a.version}
+	a.peers[cluster], a.digests[cluster] = peers, streams.Digest{a.version}
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
 
-func (a *received) Digests() (map[string]journal.Digest, <-chan struct{}) {
+func (a *received) Digests() (map[string]streams.Digest, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := map[string]journal.Digest{}
+	out := map[string]streams.Digest{}
 	for c, d := range a.digests {
 		out[c] = d
 	}

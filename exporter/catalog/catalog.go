@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -145,7 +145,7 @@ type name struct{ namespace, name string }
 func New(rules Rules) *Catalog {
 	c := &Catalog{
 		rules:      rules,
-		journal:    journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
+		journal:    streams.NewJournal[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
 		clusters:   slices.Sorted(slices.Values(rules.Clusters)),
 		audienceOf: map[string]Audience{},
 		nodes:      map[string]*corev1.Node{},

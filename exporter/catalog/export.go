@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -15,16 +15,16 @@ import (
 const MaxObject = 1 << 20
 
 // Journal is the list of changes that publishers read.
-type Journal = journal.Journal[Key, Export]
+type Journal = streams.Journal[Key, Export]
 
 // Entry is the newest change of one exported object.
-type Entry = journal.Entry[Key, Export]
+type Entry = streams.Entry[Key, Export]
 
 // Export is an object with its audience. It is immutable.
 type Export struct {
 	Object *semaphorev1.Object
 	// Digest is the digest of Object alone.
-	Digest journal.Digest
+	Digest streams.Digest
 	// To are the clusters that receive the object.
 	To Audience
 	// withdrawn are the clusters that received the object before and may no longer; withdrawnAt is the revision at

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -427,7 +427,7 @@ func TestF26WhatCannotBeSent(t *testing.T) {
 	for _, cluster := range []string{"c2"} {
 		all, _ := c.Journal().Snapshot()
 		for _, e := range all {
-			if e.Value.To.Has(cluster) && e.Value.Digest != journal.DigestOf(e.Value.Object) {
+			if e.Value.To.Has(cluster) && e.Value.Digest != streams.DigestOf(e.Value.Object) {
 				t.Errorf("%s has another digest than its message", e.Key)
 			}
 		}

@@ -20,8 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -312,7 +311,7 @@ func TestF03Session(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-			} else if !errors.As(err, &lag) || !errors.Is(err, wire.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
+			} else if !errors.As(err, &lag) || !errors.Is(err, streams.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
 				!strings.Contains(err.Error(), "the apiserver lags") {
 				t.Errorf("%v, not behind by %s", err, test.behind)
 			}
@@ -383,7 +382,7 @@ func TestSourceRevisions(t *testing.T) {
 // TestDigestsOfNonsense: a digest that is none, or of other objects, is answered with a snapshot.
 func TestDigestsOfNonsense(t *testing.T) {
 	_, o := member("pod", "10.1.1.1")
-	right := journal.DigestOf(o)
+	right := streams.DigestOf(o)
 	for name, test := range map[string]struct {
 		state     *semaphorev1.KindState
 		unchanged bool

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -26,7 +26,7 @@ func FuzzSessionReceive(f *testing.F) {
 		f.Add(data, uint64(7))
 	}
 	_, o := member("pod0", "10.1.1.1")
-	right := journal.DigestOf(o)
+	right := streams.DigestOf(o)
 	pods := semaphorev1.Kind_KIND_SET_MEMBER
 	ack := func(revision uint64) *semaphorev1.PublishResponse {
 		return &semaphorev1.PublishResponse{

@@ -30,7 +30,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -169,12 +169,12 @@ func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
 // Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
-	return wire.Keep(ctx, wire.End{
+	return streams.Keep(ctx, streams.End{
 		Address: p.broker.Address, Others: p.broker.OtherAddresses,
 		TLS: p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
 		Options: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer),
-				grpc.ForceCodecV2(wire.Codec{Most: maxDecoded})),
+				grpc.ForceCodecV2(streams.Codec{Most: maxDecoded})),
 			// Without fixed windows gRPC buffers up to 16 MiB of what is not read yet.
 			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 			grpc.WithMaxHeaderListSize(maxHeaders),
@@ -204,7 +204,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 		s.setLabelDomains(rules.LabelDomains)
 	}
 	if err := stream.Send(s.Hello()); err != nil {
-		return wire.Reason(stream.Recv)
+		return streams.Reason(stream.Recv)
 	}
 	// more wakes the sender after a message of the broker, which may permit the next send.
 	more := make(chan struct{}, 1)

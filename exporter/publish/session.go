@@ -12,8 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -47,7 +46,7 @@ const (
 
 // errFellBehind ends a stream whose broker needs deletions that the journal has dropped. The next stream begins with a
 // snapshot.
-var errFellBehind = fmt.Errorf("the broker is too far behind to resume without a snapshot: %w", wire.ErrAgain)
+var errFellBehind = fmt.Errorf("the broker is too far behind to resume without a snapshot: %w", streams.ErrAgain)
 
 // Session is the protocol of one stream as federation.proto defines it: messages in, messages out. It starts no
 // goroutine, reads no clock and opens no socket. It is not safe for concurrent use.
@@ -104,7 +103,7 @@ type kindSnapshot struct {
 	entries []*catalog.Entry
 	total   uint64
 	// digest is the digest of all entries, read the resourceVersion that they contain at most.
-	digest journal.Digest
+	digest streams.Digest
 	read   uint64
 	// unchanged means that the broker already holds exactly these entries.
 	unchanged bool
@@ -190,7 +189,7 @@ func (e *LagError) Error() string {
 }
 
 // Unwrap makes the next stream begin immediately.
-func (e *LagError) Unwrap() error { return wire.ErrAgain }
+func (e *LagError) Unwrap() error { return streams.ErrAgain }
 
 // Hello returns the first message.
 func (s *Session) Hello() *semaphorev1.PublishRequest {
@@ -379,7 +378,7 @@ func (s *Session) prepareSnapshots(held map[semaphorev1.Kind]*semaphorev1.KindSt
 		of.read = s.newest(of.kind) // read after the journal, which therefore contains nothing newer
 		s.snapshotSource[of.kind] = of.read
 		k := held[of.kind]
-		heldDigest, ok := journal.ParseDigest(k.GetDigest())
+		heldDigest, ok := streams.ParseDigest(k.GetDigest())
 		if of.unchanged = ok && heldDigest == of.digest && k.GetObjects() == of.total; of.unchanged {
 			of.entries = nil
 		}

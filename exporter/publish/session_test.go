@@ -14,14 +14,14 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 var kinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER}
 
 func newJournal(tombstones int) *catalog.Journal {
-	return journal.New[catalog.Key, catalog.Export](tombstones)
+	return streams.NewJournal[catalog.Key, catalog.Export](tombstones)
 }
 
 // put exports an object to the audience in its key, or to everyone.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -43,7 +43,7 @@ const (
 )
 
 // errMoreKinds ends a stream that lacks kinds which can be sent now.
-var errMoreKinds = fmt.Errorf("more kinds can be sent: %w", wire.ErrAgain)
+var errMoreKinds = fmt.Errorf("more kinds can be sent: %w", streams.ErrAgain)
 
 // readyKinds returns the kinds that can be sent now. A kind that is not read, or whose apiserver lags, does not delay
 // the others.

@@ -46,7 +46,7 @@ func amplifiers(size int) map[string][]byte {
 // TestDecodedSize checks that the broker's memory grows by less than a stated figure, whatever bytes an exporter sends,
 // before and after its Hello, on any number of streams, and however well they compress.
 func TestDecodedSize(t *testing.T) {
-	tier.OnlyAll(t, "internal/stream/wire compares what it allows with what Go allocates")
+	tier.OnlyAll(t, "internal/streams compares what it allows with what Go allocates")
 	// With the shipped limit, each attack would wait for the rate limit of streams.
 	v := start(t, limit("c2", v1alpha1.Limits{StreamsPerMinute: 100_000}))
 	const most = 96 << 20
@@ -87,7 +87,7 @@ func TestDecodedSize(t *testing.T) {
 
 // TestReports checks that the broker's memory grows by less than a stated figure, whatever an admitted agent sends.
 func TestReports(t *testing.T) {
-	tier.OnlyAll(t, "internal/stream/wire compares what it allows with what Go allocates")
+	tier.OnlyAll(t, "internal/streams compares what it allows with what Go allocates")
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	for _, size := range []int{200 << 10, 4 << 20} {

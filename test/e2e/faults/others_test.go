@@ -467,7 +467,7 @@ func TestAddressThatComesFirst(t *testing.T) {
 // Case 18: the exporter of c2 knows two nodes of c1 by whose NodePort it reaches the broker. The one that it uses is
 // cut off: the stream is there again by way of the other, and no request is lost.
 func TestNamedNodeGoesAway(t *testing.T) {
-	tier.OnlyAll(t, "TestKeepTriesEachAddress (internal/stream/wire)")
+	tier.OnlyAll(t, "TestKeepTriesEachAddress (internal/streams)")
 	b := onBed(t)
 	gone, stays := b.c1.Nodes[0], b.c1.Nodes[1]
 	from := b.asker(t, b.c1, stays.Name)

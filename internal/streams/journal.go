@@ -1,5 +1,7 @@
-// Package journal keeps the newest state of each object in the order of last change, so that any number of readers can
-// follow it, each at its own pace.
+package streams
+
+// A Journal keeps the newest state of each object in the order of last change, so that any number of readers can follow
+// it, each at its own pace.
 //
 // A reader is nothing but a revision: it asks for what changed after it. A change to an object supersedes the earlier
 // one, so what waits for the slowest reader is bounded by the number of objects and never by the number of changes, and
@@ -7,8 +9,7 @@
 //
 // A Digest compares the sets of objects at both ends of a stream.
 //
-// The package is pure: it has a lock and no I/O. It knows nothing of streams or Kubernetes.
-package journal
+// It has a lock and no I/O. It knows nothing of streams or Kubernetes.
 
 import (
 	"context"
@@ -72,9 +73,9 @@ type slot[K comparable, V any] struct {
 	entry    *Entry[K, V]
 }
 
-// New returns an empty journal with an epoch of its own. It remembers the last maxTombstones deletions for readers that
-// come back; one that has been away for longer starts again from a snapshot.
-func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
+// NewJournal returns an empty journal with an epoch of its own. It remembers the last maxTombstones deletions for
+// readers that come back; one that has been away for longer starts again from a snapshot.
+func NewJournal[K comparable, V any](maxTombstones int) *Journal[K, V] {
 	return &Journal[K, V]{
 		epoch:         rand.Text(),
 		maxTombstones: max(0, maxTombstones),

@@ -1,4 +1,4 @@
-package journal
+package streams
 
 import (
 	"context"
@@ -87,7 +87,7 @@ func TestSince(t *testing.T) {
 			refused: true, next: 1<<64 - 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			j := New[string, int](test.tombstones)
+			j := NewJournal[string, int](test.tombstones)
 			do(t, j, test.steps...)
 			got, next, ok := j.Since(test.revision, test.limit)
 			if ok == test.refused {
@@ -106,7 +106,7 @@ func TestSince(t *testing.T) {
 }
 
 func TestSnapshot(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	if all, revision := j.Snapshot(); len(all) != 0 || revision != 0 {
 		t.Errorf("empty journal: %v at %d", text(all), revision)
 	}
@@ -132,7 +132,7 @@ func TestSnapshot(t *testing.T) {
 }
 
 func TestGetLenHeadPending(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	do(t, j, "a=1", "b=2", "a=3", "-b")
 	if v, ok := j.Get("a"); !ok || v != 3 {
 		t.Errorf("Get(a) = %d, %v", v, ok)
@@ -153,7 +153,7 @@ func TestGetLenHeadPending(t *testing.T) {
 }
 
 func TestPutAndDeleteReturnRevisions(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	if r := j.Put("a", 1, at(1)); r != 1 {
 		t.Errorf("Put: revision %d", r)
 	}
@@ -170,7 +170,7 @@ func TestPutAndDeleteReturnRevisions(t *testing.T) {
 }
 
 func TestEpochsDiffer(t *testing.T) {
-	one, other := New[string, int](1), New[string, int](1)
+	one, other := NewJournal[string, int](1), NewJournal[string, int](1)
 	if one.Epoch() == other.Epoch() {
 		t.Error("two journals have one epoch")
 	}
@@ -179,7 +179,7 @@ func TestEpochsDiffer(t *testing.T) {
 // TestTombstoneLimit: a reader that missed as many deletions as the limit continues, and one that missed more does not.
 func TestTombstoneLimit(t *testing.T) {
 	const limit = 10
-	j := New[string, int](limit)
+	j := NewJournal[string, int](limit)
 	for i := range 1000 {
 		key := fmt.Sprint(i)
 		j.Put(key, i, at(i))
@@ -208,7 +208,7 @@ func TestTombstoneLimit(t *testing.T) {
 
 // TestSlotsAreBounded: objects that change often cost no more memory than those that never change.
 func TestSlotsAreBounded(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	for i := range 100_000 {
 		j.Put(fmt.Sprint(i%7), i, at(i))
 		if i%1000 == 0 {
@@ -262,7 +262,7 @@ func checkBounds[K comparable, V any](t *testing.T, j *Journal[K, V]) {
 }
 
 func TestChangedAndWait(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	changed := j.Changed(0)
 	select {
 	case <-changed:
@@ -319,7 +319,7 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 		t.Skip("measures time")
 	}
 	const n = 50_000
-	j := New[int, int](0)
+	j := NewJournal[int, int](0)
 	for i := range n {
 		j.Put(i, i, at(i))
 	}
@@ -336,7 +336,7 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 }
 
 func TestCount(t *testing.T) {
-	j := New[string, int](10)
+	j := NewJournal[string, int](10)
 	do(t, j, "a=1", "b=2", "c=3", "a=4", "-b", "d=6")
 	for _, test := range []struct {
 		revision     uint64
@@ -352,7 +352,7 @@ func TestCount(t *testing.T) {
 }
 
 func TestLast(t *testing.T) {
-	j := New[string, int](1)
+	j := NewJournal[string, int](1)
 	do(t, j, "a=1", "-a", "b=3")
 	if e, ok := j.Last("a"); !ok || !e.Deleted || e.Value != 1 || e.Revision != 2 {
 		t.Errorf("the last of a is %v, %v", e, ok)
@@ -369,7 +369,7 @@ func TestLast(t *testing.T) {
 // TestOwners: deletions of one owner do not displace tombstones of another one, and a reader that missed some continues
 // with all other owners.
 func TestOwners(t *testing.T) {
-	j := New[string, int](3).By(func(key string) string {
+	j := NewJournal[string, int](3).By(func(key string) string {
 		if key[0] == 'b' || key[0] == 'd' {
 			return "b"
 		}
@@ -402,7 +402,7 @@ func TestOwners(t *testing.T) {
 
 // TestOldestNeverDecreases: an owner whose older tombstone is forgotten later does not lower the limit.
 func TestOldestNeverDecreases(t *testing.T) {
-	j := New[string, int](2).By(func(key string) string { return strings.ToUpper(key)[:1] })
+	j := NewJournal[string, int](2).By(func(key string) string { return strings.ToUpper(key)[:1] })
 	do(t, j, "a=1", "A=2", "b=3", "B=4", "-b", "-a", "-A")
 	if j.Oldest() != 6 {
 		t.Fatalf("oldest %d after the tombstone of revision 6 is forgotten", j.Oldest())
@@ -417,7 +417,7 @@ func TestOldestNeverDecreases(t *testing.T) {
 // is deterministic.
 func TestOwnersWithAsManyTombstones(t *testing.T) {
 	for range 50 {
-		j := New[string, int](1).By(func(key string) string { return key })
+		j := NewJournal[string, int](1).By(func(key string) string { return key })
 		do(t, j, "a=1", "b=2", "c=3", "-b", "-a")
 		if !j.Misses("b", 3) || j.Misses("a", 3) {
 			t.Fatal("the newer tombstone was forgotten")

@@ -1,4 +1,4 @@
-package journal
+package streams
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 const objects = 100_000
 
 func filled() *Journal[int, int] {
-	j := New[int, int](10_000)
+	j := NewJournal[int, int](10_000)
 	for i := range objects {
 		j.Put(i, i, time.Time{})
 	}

@@ -1,4 +1,4 @@
-package journal
+package streams
 
 import (
 	"crypto/sha256"
@@ -15,18 +15,18 @@ import (
 // It is no proof against a sender that chooses the objects, which could search for sets with one sum: a sender that
 // lies about its own objects gains nothing that it could not simply send.
 
-// size of a digest in bytes.
-const size = sha256.Size
+// digestSize of a digest in bytes.
+const digestSize = sha256.Size
 
 // Digest is the digest of a set of messages; the zero value is that of the empty set. Digests are compared with ==.
-type Digest [size]byte
+type Digest [digestSize]byte
 
-var encoding = proto.MarshalOptions{Deterministic: true}
+var canonical = proto.MarshalOptions{Deterministic: true}
 
 // DigestOf returns the digest of the set with m alone. It panics on a message that cannot be encoded because of text
 // that is not UTF-8: a message from a stream has none.
 func DigestOf(m proto.Message) Digest {
-	data, err := encoding.Marshal(m)
+	data, err := canonical.Marshal(m)
 	if err != nil {
 		panic(fmt.Sprintf("digest of a message that cannot be encoded: %v", err))
 	}
@@ -35,7 +35,7 @@ func DigestOf(m proto.Message) Digest {
 
 // ParseDigest reads what Bytes wrote; ok is false for anything else.
 func ParseDigest(data []byte) (d Digest, ok bool) {
-	if len(data) != size {
+	if len(data) != digestSize {
 		return Digest{}, false
 	}
 	return Digest(data), true
@@ -47,7 +47,7 @@ func (d Digest) Bytes() []byte { return d[:] }
 // Add adds the members of other, which must not be in the set.
 func (d *Digest) Add(other Digest) {
 	var carry uint64
-	for i := 0; i < size; i += 8 {
+	for i := 0; i < digestSize; i += 8 {
 		var sum uint64
 		sum, carry = bits.Add64(binary.LittleEndian.Uint64(d[i:]), binary.LittleEndian.Uint64(other[i:]), carry)
 		binary.LittleEndian.PutUint64(d[i:], sum)
@@ -57,7 +57,7 @@ func (d *Digest) Add(other Digest) {
 // Remove removes the members of other, which must be in the set.
 func (d *Digest) Remove(other Digest) {
 	var borrow uint64
-	for i := 0; i < size; i += 8 {
+	for i := 0; i < digestSize; i += 8 {
 		var rest uint64
 		rest, borrow = bits.Sub64(binary.LittleEndian.Uint64(d[i:]), binary.LittleEndian.Uint64(other[i:]), borrow)
 		binary.LittleEndian.PutUint64(d[i:], rest)

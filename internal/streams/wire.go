@@ -1,9 +1,10 @@
-// Package wire is what all streams between parts share, whatever their protocol: it keeps the connection, and bounds
-// the memory of a protobuf message, from its bytes, before it is decoded.
+// Package streams has what all streams between parts share, whatever their protocol: the Journal of what one sends, the
+// digests by which both ends compare what they hold, the connection that is kept (Keep), and the bound on what a
+// protobuf message costs in memory, which is known from its bytes before it is decoded (Decode).
 //
-// A limit of bytes on the wire does not: 2 bytes for an empty message become a structure of a hundred. The package
-// knows the types of messages by their descriptors only.
-package wire
+// A limit of bytes on the wire does not bound that: 2 bytes for an empty message become a structure of a hundred. The
+// package knows the types of messages by their descriptors only.
+package streams
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package journal
+package streams
 
 import (
 	"context"
@@ -73,7 +73,7 @@ func TestModel(t *testing.T) {
 			limit := []int{0, 1, 3, 20, 1000}[random.IntN(5)]
 			keys := 1 + random.IntN(80)
 			deletions := random.IntN(100)
-			j := New[string, int](limit)
+			j := NewJournal[string, int](limit)
 			// The model: the last change of each object that ever existed.
 			type change struct {
 				revision uint64
@@ -137,7 +137,7 @@ func TestModel(t *testing.T) {
 // and come back, with their state or without it. In the end all have the same.
 func TestModelConcurrent(t *testing.T) {
 	const writers, readers, keys, writes = 8, 12, 50, 4000
-	j := New[string, int](100)
+	j := NewJournal[string, int](100)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 

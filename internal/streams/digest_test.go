@@ -1,11 +1,11 @@
-package journal_test
+package streams_test
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/stream/journal"
+	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -19,39 +19,39 @@ func object(name string) *semaphorev1.Object {
 func TestTheOrderOfChangesDoesNotCount(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const n = 200
-	var want journal.Digest
+	var want streams.Digest
 	for i := range n / 2 {
-		want.Add(journal.DigestOf(object(fmt.Sprint(i))))
+		want.Add(streams.DigestOf(object(fmt.Sprint(i))))
 	}
-	var have journal.Digest
+	var have streams.Digest
 	for _, i := range r.Perm(n) {
-		have.Add(journal.DigestOf(object(fmt.Sprint(i))))
+		have.Add(streams.DigestOf(object(fmt.Sprint(i))))
 	}
 	for _, i := range r.Perm(n) {
 		if i >= n/2 {
-			have.Remove(journal.DigestOf(object(fmt.Sprint(i))))
+			have.Remove(streams.DigestOf(object(fmt.Sprint(i))))
 		}
 	}
 	if have != want {
 		t.Errorf("the same set has the digests %x and %x", have, want)
 	}
-	have.Remove(journal.DigestOf(object("0")))
+	have.Remove(streams.DigestOf(object("0")))
 	if have == want {
 		t.Error("a set without one of its members has the same digest")
 	}
 }
 
 func TestAnEmptySetIsZeroAgain(t *testing.T) {
-	var d journal.Digest
-	d.Remove(journal.DigestOf(object("a")))
-	d.Add(journal.DigestOf(object("a")))
-	if d != (journal.Digest{}) {
+	var d streams.Digest
+	d.Remove(streams.DigestOf(object("a")))
+	d.Add(streams.DigestOf(object("a")))
+	if d != (streams.Digest{}) {
 		t.Errorf("an empty set has the digest %x", d)
 	}
-	if got, ok := journal.ParseDigest(d.Bytes()); !ok || got != d {
+	if got, ok := streams.ParseDigest(d.Bytes()); !ok || got != d {
 		t.Error("a digest does not survive a message")
 	}
-	if _, ok := journal.ParseDigest([]byte("short")); ok {
+	if _, ok := streams.ParseDigest([]byte("short")); ok {
 		t.Error("five bytes are a digest")
 	}
 }
@@ -59,6 +59,6 @@ func TestAnEmptySetIsZeroAgain(t *testing.T) {
 func BenchmarkOf(b *testing.B) {
 	o := object("echo-6b9f8c7d5-x2x2z")
 	for b.Loop() {
-		journal.DigestOf(o)
+		streams.DigestOf(o)
 	}
 }
