@@ -8,3 +8,8 @@ import "embed"
 //
 //go:embed agent broker cleanup cluster-name crds exporter features foreign-exporter namespace reader
 var Manifests embed.FS
+
+// RemoteClusters is the definition of RemoteCluster, YAML; make generate makes it from api/v1alpha1.
+//
+//go:embed crds/remoteclusters.yaml
+var RemoteClusters []byte

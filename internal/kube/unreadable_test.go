@@ -27,7 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/deploy/crds"
+	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
@@ -150,7 +150,7 @@ func customs() []custom {
 			inStatus: &damage{"lastHeard", "status.lastHeard", noTime},
 			install: func(t *testing.T, cfg *rest.Config) {
 				var d apiextensions.CustomResourceDefinition
-				testkit.Must(t, yaml.Unmarshal(crds.RemoteClusters, &d))
+				testkit.Must(t, yaml.Unmarshal(deploy.RemoteClusters, &d))
 				define(t, cfg, &d, v1alpha1.Kind, "limits")
 			},
 		},

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/deploy/crds"
+	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
@@ -29,7 +29,7 @@ func InstallRemoteClusters(t testing.TB, cfg *rest.Config) {
 		t.Fatalf("client for CRDs: %v", err)
 	}
 	var crd apiextensions.CustomResourceDefinition
-	if err := yaml.UnmarshalStrict(crds.RemoteClusters, &crd); err != nil {
+	if err := yaml.UnmarshalStrict(deploy.RemoteClusters, &crd); err != nil {
 		t.Fatalf("CRD of RemoteClusters: %v", err)
 	}
 	if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(), &crd,
