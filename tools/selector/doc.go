@@ -1,3 +1,3 @@
-// Package selector tests that ctl/explain/selector agrees with Calico's own parser. It is a module of its own, as
+// Package selector tests that ctl/explain/policy agrees with Calico's own parser. It is a module of its own, as
 // nothing else needs Calico's module, which no module can require without excluding some of what it asks for.
 package selector

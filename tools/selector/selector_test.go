@@ -12,7 +12,7 @@ import (
 	calico "github.com/projectcalico/calico/libcalico-go/lib/selector/parser"
 	"github.com/sirupsen/logrus"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/selector"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 )
 
 func init() { logrus.SetOutput(io.Discard) }
@@ -24,7 +24,7 @@ const (
 
 // namespaces is what explain has a selector of namespaces mean; ofNamespaces is how Calico gets there: it parses, adds
 // the prefix, prints, replaces all() and global() in that text, and parses it again.
-var namespaces = selector.Scope{Prefix: prefix, All: selector.Has(present), Global: selector.Not(selector.Has(present))}
+var namespaces = policy.Scope{Prefix: prefix, All: policy.Has(present), Global: policy.Not(policy.Has(present))}
 
 func ofNamespaces(text string) (calico.Selector, error) {
 	s, err := calico.Parse(text)
@@ -40,7 +40,7 @@ func ofNamespaces(text string) (calico.Selector, error) {
 func agree(t *testing.T, text string, sets []map[string]string) (ok bool, matched int) {
 	t.Helper()
 	theirs, theirErr := calico.Parse(text)
-	ours, ourErr := selector.Parse(text, selector.Scope{})
+	ours, ourErr := policy.ParseSelector(text, policy.Scope{})
 	if (theirErr == nil) != (ourErr == nil) {
 		t.Errorf("%.200q: Calico says %v, this %v", text, theirErr, ourErr)
 		return false, 0
@@ -49,7 +49,7 @@ func agree(t *testing.T, text string, sets []map[string]string) (ok bool, matche
 		return false, 0
 	}
 	theirsOfNamespaces, theirErr := ofNamespaces(text)
-	oursOfNamespaces, ourErr := selector.Parse(text, namespaces)
+	oursOfNamespaces, ourErr := policy.ParseSelector(text, namespaces)
 	if theirErr != nil || ourErr != nil {
 		t.Errorf("%.200q of namespaces: Calico says %v, this %v", text, theirErr, ourErr)
 		return false, 0
@@ -122,7 +122,7 @@ func TestTable(t *testing.T) {
 		// A name with the prefix is too long for Calico's second reading. No label that exists is half as long.
 		if strings.Contains(text, long[len(prefix):]) {
 			_, theirs := calico.Parse(text)
-			_, ours := selector.Parse(text, selector.Scope{})
+			_, ours := policy.ParseSelector(text, policy.Scope{})
 			if (theirs == nil) != (ours == nil) {
 				t.Errorf("%q: Calico says %v, this %v", text, theirs, ours)
 			}

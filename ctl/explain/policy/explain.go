@@ -1,4 +1,4 @@
-// Package explain decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
+// Package policy decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
 // and what is missing if they deny it.
 //
 // It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict

@@ -8,8 +8,6 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/labels"
-
-	"github.com/kube-semaphore/semaphore/ctl/explain/selector"
 )
 
 // Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
@@ -19,7 +17,7 @@ const (
 )
 
 // expression is a selector; the zero value matches all.
-type expression struct{ all []selector.Selector }
+type expression struct{ all []Selector }
 
 func (x expression) matches(labels map[string]string) bool {
 	for _, s := range x.all {
@@ -34,10 +32,10 @@ func (x expression) empty() bool { return len(x.all) == 0 }
 
 // scopes are what a selector of each prefix means. all() and global() in a selector of namespaces mean objects in some
 // namespace, and in none.
-var scopes = map[string]selector.Scope{
-	namespacePrefix: {Prefix: namespacePrefix, All: selector.Has(calicov3.LabelNamespace),
-		Global: selector.Not(selector.Has(calicov3.LabelNamespace))},
-	serviceAccountPrefix: {Prefix: serviceAccountPrefix, All: selector.Has(calicov3.LabelServiceAccount)},
+var scopes = map[string]Scope{
+	namespacePrefix: {Prefix: namespacePrefix, All: Has(calicov3.LabelNamespace),
+		Global: Not(Has(calicov3.LabelNamespace))},
+	serviceAccountPrefix: {Prefix: serviceAccountPrefix, All: Has(calicov3.LabelServiceAccount)},
 }
 
 // and adds a selector, whose labels get a prefix.
@@ -45,7 +43,7 @@ func (x *expression) and(text, prefix string) error {
 	if strings.TrimSpace(text) == "" {
 		return nil
 	}
-	s, err := selector.Parse(text, scopes[prefix])
+	s, err := ParseSelector(text, scopes[prefix])
 	if err != nil {
 		return fmt.Errorf("selector %.200q: %w", text, err)
 	}
@@ -77,14 +75,14 @@ func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 			return x, err
 		}
 		if names := r.ServiceAccounts.Names; len(names) > 0 {
-			x.all = append(x.all, selector.In(calicov3.LabelServiceAccount, names...))
+			x.all = append(x.all, In(calicov3.LabelServiceAccount, names...))
 		}
 	}
 	switch {
 	case r.NamespaceSelector != "":
 		return x, x.and(r.NamespaceSelector, namespacePrefix)
 	case namespace != "" && (!x.empty() || r.NotSelector != ""):
-		x.all = append(x.all, selector.In(calicov3.LabelNamespace, namespace))
+		x.all = append(x.all, In(calicov3.LabelNamespace, namespace))
 	}
 	return x, nil
 }

@@ -1,10 +1,9 @@
-// Package selector evaluates Calico's selectors
+package policy
+
+// A Selector evaluates one of Calico's selectors
 // (https://docs.tigera.io/calico/latest/reference/resources/networkpolicy#selectors). It accepts what Calico's own
 // parser accepts, and with the same result, which tools/selector tests: Calico is one Go module with requirements that
 // no other module can meet without exclude directives, and go install refuses a module with those.
-//
-// It is pure.
-package selector
 
 import (
 	"fmt"
@@ -14,10 +13,10 @@ import (
 
 // Every user of a cluster may write a policy. These bound what a selector costs; Calico itself has no bound.
 const (
-	// MaxLength is the longest selector, in bytes.
-	MaxLength = 64 << 10
-	// MaxDepth is how deep parentheses may be nested.
-	MaxDepth = 100
+	// MaxSelector is the longest selector, in bytes.
+	MaxSelector = 64 << 10
+	// MaxSelectorDepth is how deep parentheses may be nested.
+	MaxSelectorDepth = 100
 
 	// maxLabel is where Calico ends a label's name. Only text that is no valid name is so long.
 	maxLabel = 512
@@ -55,10 +54,10 @@ func Not(s Selector) Selector {
 	return func(labels map[string]string) bool { return !s(labels) }
 }
 
-// Parse returns the selector that a text is in a scope. An error names the position, counted in bytes from 1.
-func Parse(text string, in Scope) (Selector, error) {
-	if len(text) > MaxLength {
-		return nil, fmt.Errorf("position %d: a selector has at most %d bytes", MaxLength+1, MaxLength)
+// ParseSelector returns the selector that a text is in a scope. An error names the position, counted in bytes from 1.
+func ParseSelector(text string, in Scope) (Selector, error) {
+	if len(text) > MaxSelector {
+		return nil, fmt.Errorf("position %d: a selector has at most %d bytes", MaxSelector+1, MaxSelector)
 	}
 	p := parser{text: text, scope: in}
 	if p.peek(); p.at == len(text) {
@@ -126,8 +125,8 @@ func (p *parser) operand() (Selector, error) {
 
 func (p *parser) primary() (Selector, error) {
 	if p.peek() == '(' {
-		if p.depth == MaxDepth {
-			return nil, p.failure("parentheses are nested deeper than %d", MaxDepth)
+		if p.depth == MaxSelectorDepth {
+			return nil, p.failure("parentheses are nested deeper than %d", MaxSelectorDepth)
 		}
 		p.at++
 		p.depth++

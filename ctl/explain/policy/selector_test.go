@@ -1,4 +1,4 @@
-package selector
+package policy
 
 import (
 	"fmt"
@@ -58,10 +58,10 @@ func TestSelectors(t *testing.T) {
 		{"!has(x) && has(app)", true},
 		{"app == 'all()' || app == 'x && y'", false},
 		{long + "contains 'x' || has(" + long + ") || has(app)", true},
-		{strings.Repeat("(has(app)) && ", 2*MaxDepth) + "has(app)", true},
-		{strings.Repeat("(", MaxDepth) + "has(app)" + strings.Repeat(")", MaxDepth), true},
+		{strings.Repeat("(has(app)) && ", 2*MaxSelectorDepth) + "has(app)", true},
+		{strings.Repeat("(", MaxSelectorDepth) + "has(app)" + strings.Repeat(")", MaxSelectorDepth), true},
 	} {
-		s, err := Parse(c.text, Scope{})
+		s, err := ParseSelector(c.text, Scope{})
 		if err != nil || s(labels) != c.want {
 			t.Errorf("%.80q: %v, want %v", c.text, err, c.want)
 		}
@@ -88,7 +88,7 @@ func TestScope(t *testing.T) {
 		{"global()", "namespace=c", true},
 		{"global() || team == 'red'", "namespace=b", false},
 	} {
-		s, err := Parse(c.text, in)
+		s, err := ParseSelector(c.text, in)
 		name, value, _ := strings.Cut(c.labels, "=")
 		if err != nil || s(map[string]string{name: value}) != c.want {
 			t.Errorf("%q of %s: %v, want %v", c.text, c.labels, err, c.want)
@@ -138,11 +138,11 @@ func TestErrors(t *testing.T) {
 		{"é == 'x'", "position 1: a label, has(), all(), global() or ( is expected"},
 		{long + "a == 'x'", "position 513: ==, !=, in, not in, contains, starts with or ends with is expected"},
 		{"has(" + long + "a)", "position 517: ) is expected"},
-		{strings.Repeat("(", MaxDepth+1) + "all()" + strings.Repeat(")", MaxDepth+1),
+		{strings.Repeat("(", MaxSelectorDepth+1) + "all()" + strings.Repeat(")", MaxSelectorDepth+1),
 			"position 101: parentheses are nested deeper than 100"},
-		{strings.Repeat(" ", MaxLength+1), "position 65537: a selector has at most 65536 bytes"},
+		{strings.Repeat(" ", MaxSelector+1), "position 65537: a selector has at most 65536 bytes"},
 	} {
-		if _, err := Parse(c.text, Scope{}); err == nil || err.Error() != c.want {
+		if _, err := ParseSelector(c.text, Scope{}); err == nil || err.Error() != c.want {
 			t.Errorf("%.80q: %v, want %s", c.text, err, c.want)
 		}
 	}
@@ -151,9 +151,9 @@ func TestErrors(t *testing.T) {
 // TestCost: the longest selectors of each kind take less than a second together. They took 60 ms; what is read twice at
 // each level, or compared with all before it, takes minutes.
 func TestCost(t *testing.T) {
-	fill := func(text string) string { return strings.Repeat(text, MaxLength/len(text)) }
+	fill := func(text string) string { return strings.Repeat(text, MaxSelector/len(text)) }
 	var set strings.Builder
-	for i := 0; set.Len() < MaxLength-100; i++ {
+	for i := 0; set.Len() < MaxSelector-100; i++ {
 		fmt.Fprintf(&set, "'%d',", i)
 	}
 	start := time.Now()
@@ -161,9 +161,10 @@ func TestCost(t *testing.T) {
 		fill("("), fill("!"), fill("!("), fill("a"), fill(" "), fill("'"), fill("has("), fill("a == 'b' && ") + "all()",
 		fill("has(a)||")[8:] + "all()", fill("((((has(a)))))&&")[16:] + "all()", "a in {" + set.String() + "}",
 		"a not" + fill("\n")[20:] + "in {'b'}", "a starts" + fill(" ")[20:],
-		strings.Repeat(strings.Repeat("(", MaxDepth)+"has(a)"+strings.Repeat(")", MaxDepth)+"&&", 300) + "all()",
+		strings.Repeat(strings.Repeat("(", MaxSelectorDepth)+"has(a)"+strings.Repeat(")", MaxSelectorDepth)+"&&", 300) +
+			"all()",
 	} {
-		if s, err := Parse(text, Scope{}); err == nil {
+		if s, err := ParseSelector(text, Scope{}); err == nil {
 			s(map[string]string{"a": "b"})
 		}
 	}
@@ -182,7 +183,7 @@ func FuzzParse(f *testing.F) {
 	}
 	position := regexp.MustCompile(`^position (\d+): .`)
 	f.Fuzz(func(t *testing.T, text, value string) {
-		s, err := Parse(text, Scope{})
+		s, err := ParseSelector(text, Scope{})
 		if err != nil {
 			m := position.FindStringSubmatch(err.Error())
 			if m == nil {
@@ -193,14 +194,15 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if len(text) > MaxLength-len("!()") || strings.Count(text, "(") >= MaxDepth || strings.Trim(text, " \t") == "" {
+		if len(text) > MaxSelector-len("!()") || strings.Count(text, "(") >= MaxSelectorDepth ||
+			strings.Trim(text, " \t") == "" {
 			return
 		}
-		negated, err := Parse("!("+text+")", Scope{})
+		negated, err := ParseSelector("!("+text+")", Scope{})
 		if err != nil {
 			t.Fatalf("%q in parentheses: %v", text, err)
 		}
-		prefixed, err := Parse(text, Scope{Prefix: "p."})
+		prefixed, err := ParseSelector(text, Scope{Prefix: "p."})
 		if err != nil {
 			t.Fatalf("%q with a prefix: %v", text, err)
 		}
