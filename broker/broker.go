@@ -32,7 +32,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/dns"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
@@ -87,7 +86,7 @@ type broker struct {
 	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
-	dns       *dns.Keeper // nil without services
+	dns       *stored.DNS // nil without services
 	presence  *federation.Presence
 	reaching  *reaching // nil unless services and encryption are both on
 	calico    *apply.Calico

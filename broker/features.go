@@ -14,7 +14,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/dns"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
@@ -82,7 +81,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		})
 	}
 	if cfg.Features.Has(config.Services) {
-		b.dns = dns.New(p.client, cfg, p.log)
+		b.dns = stored.NewDNS(p.client, cfg, p.log)
 		b.followers = append(b.followers, func(cfg *config.Broker) { b.dns.Follow(cfg.Remotes) })
 	}
 	if b.drains != nil && b.peering != nil {

@@ -1,3 +1,3 @@
-// Package stored keeps in ConfigMaps of the own cluster what the next leader must know before a remote connects: which
-// peers the agents have, and what operators have drained.
+// Package stored keeps ConfigMaps of the own cluster: what the next leader must know before a remote connects, which
+// peers the agents have and what operators have drained, and semaphore's server blocks for CoreDNS.
 package stored

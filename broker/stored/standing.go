@@ -36,7 +36,8 @@ const (
 	// Shards is the number of ConfigMaps. Each holds at most 1 MiB, about 15,000 peers, and RBAC names them one by
 	// one.
 	Shards = 4
-	// maxBytes is the limit of a remote's stored peers; an apiserver accepts a ConfigMap of 1 MiB.
+	// maxBytes is the limit of a remote's stored peers, and of the blocks for CoreDNS: an apiserver accepts a ConfigMap
+	// of 1 MiB.
 	maxBytes = 900 << 10
 	// maxUnpacked is the limit of a remote's peers, decompressed.
 	maxUnpacked = 64 << 20

@@ -1,12 +1,13 @@
-// Package dns keeps semaphore's server blocks in CoreDNS's configuration current, so that names of remote Services
-// resolve for the remotes that are in effect.
+package stored
+
+// DNS keeps semaphore's server blocks in CoreDNS's configuration current, so that names of remote Services resolve for
+// the remotes that are in effect.
 //
 // It owns the text of these blocks, in the place where semaphorectl put them first: the marked section of the Corefile,
 // or the file of their own that the Corefile imports. It never adds them to a CoreDNS where semaphorectl did not, never
 // removes all of them, and never touches another byte (docs/adr/0040-coredns.md). If somebody removed them, it restores
 // them where it may, and reports it where it may only read. internal/coredns decides the text. CoreDNS reads the change
 // by its plugin reload, which the blocks have.
-package dns
 
 import (
 	"cmp"
@@ -40,14 +41,12 @@ const (
 	namespace, corefile, imported = "kube-system", "coredns", "coredns-custom"
 	// checkInterval is how often the blocks are compared while the remotes remain as they are.
 	checkInterval = time.Minute
-	// batchDelay is how long to wait for more changes before the blocks are written. CoreDNS reloads for each write.
-	batchDelay = 2 * time.Second
-	// maxBytes is the limit of the blocks; an apiserver accepts a ConfigMap of 1 MiB.
-	maxBytes = 900 << 10
+	// reloadDelay is how long to wait for more changes before the blocks are written. CoreDNS reloads for each write.
+	reloadDelay = 2 * time.Second
 )
 
-// Keeper keeps the blocks current.
-type Keeper struct {
+// DNS keeps the blocks current.
+type DNS struct {
 	maps            corev1client.ConfigMapInterface
 	marks           corev1client.ConfigMapInterface
 	mirrorNamespace string
@@ -63,9 +62,9 @@ type Keeper struct {
 	lost    bool
 }
 
-// New returns the keeper of the blocks for the remotes of a configuration. Without manageCoreDNS it writes nothing.
-func New(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *Keeper {
-	k := &Keeper{
+// NewDNS returns the keeper of the blocks for the remotes of a configuration. Without manageCoreDNS it writes nothing.
+func NewDNS(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *DNS {
+	k := &DNS{
 		maps: client.CoreV1().ConfigMaps(namespace), marks: client.CoreV1().ConfigMaps(cfg.MirrorNamespace),
 		mirrorNamespace: cfg.MirrorNamespace, manages: cfg.ManageCoreDNS, imports: cfg.MCS.Enabled,
 		log: log, problem: kube.NewProblem(log), changed: make(chan struct{}, 1),
@@ -75,7 +74,7 @@ func New(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *Kee
 }
 
 // Follow sets the remotes that are in effect.
-func (k *Keeper) Follow(remotes []config.Remote) {
+func (k *DNS) Follow(remotes []config.Remote) {
 	var named []coredns.Remote
 	for _, r := range remotes {
 		named = append(named, coredns.Remote{Cluster: r.Name, Prefix: r.ServicePrefix})
@@ -92,7 +91,7 @@ func (k *Keeper) Follow(remotes []config.Remote) {
 }
 
 // Findings returns why the blocks are not current.
-func (k *Keeper) Findings() []finding.Finding {
+func (k *DNS) Findings() []finding.Finding {
 	k.mu.Lock()
 	code := finding.CoreDNSNotCurrent
 	if k.lost {
@@ -103,7 +102,7 @@ func (k *Keeper) Findings() []finding.Finding {
 }
 
 // Run keeps the blocks current until ctx ends.
-func (k *Keeper) Run(ctx context.Context) error {
+func (k *DNS) Run(ctx context.Context) error {
 	timer := time.NewTimer(checkInterval)
 	defer timer.Stop()
 	for {
@@ -123,7 +122,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-timer.C:
 		case <-k.changed:
-			if err := kube.Sleep(ctx, batchDelay); err != nil {
+			if err := kube.Sleep(ctx, reloadDelay); err != nil {
 				return err
 			}
 		}
@@ -132,7 +131,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // keep compares the blocks with the remotes, and writes a difference. Without the right to write it only
 // reports blocks that semaphorectl added and that are gone.
-func (k *Keeper) keep(ctx context.Context) error {
+func (k *DNS) keep(ctx context.Context) error {
 	added, unknown := k.added(ctx)
 	if !k.manages && !added {
 		return unknown
@@ -187,7 +186,7 @@ func (k *Keeper) keep(ctx context.Context) error {
 }
 
 // added reports whether semaphorectl says that it added blocks.
-func (k *Keeper) added(ctx context.Context) (bool, error) {
+func (k *DNS) added(ctx context.Context) (bool, error) {
 	_, err := k.marks.Get(ctx, naming.ConfigMapDNS, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -206,7 +205,7 @@ var (
 )
 
 // blocks returns the current blocks. has are the existing ones, and outside the blocks of others.
-func (k *Keeper) blocks(corefile, has string, outside ...string) (string, error) {
+func (k *DNS) blocks(corefile, has string, outside ...string) (string, error) {
 	domain := coredns.ClusterDomain(corefile)
 	if e := validation.IsDNS1123Subdomain(domain); len(e) > 0 {
 		return "", fmt.Errorf("the Corefile has the cluster's domain as %q: %s", domain, e[0])
@@ -225,7 +224,7 @@ func (k *Keeper) blocks(corefile, has string, outside ...string) (string, error)
 }
 
 // write writes a text under a key of a ConfigMap, unless it is there or somebody has changed the ConfigMap meanwhile.
-func (k *Keeper) write(ctx context.Context, object *corev1.ConfigMap, key, text string) error {
+func (k *DNS) write(ctx context.Context, object *corev1.ConfigMap, key, text string) error {
 	if was, there := object.Data[key]; there && was == text {
 		return nil
 	}

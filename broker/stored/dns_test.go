@@ -1,4 +1,4 @@
-package dns
+package stored
 
 import (
 	"bytes"
@@ -29,15 +29,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // The tests run in a network namespace of their own, so that no port is anybody else's.
-func TestMain(m *testing.M) {
-	loopback.Enter(kubetest.Prepare)
-	m.Run()
-}
-
 const before = `.:53 {
     errors
     kubernetes cluster.c1 in-addr.arpa ip6.arpa {
@@ -146,7 +140,7 @@ func TestKeeper(t *testing.T) {
 		must(t, err)
 	}
 	create("coredns", map[string]string{"Corefile": before, "NodeHosts": "172.18.1.7 n1"})
-	k := New(client, &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
+	k := NewDNS(client, &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
 		Remotes: remotes("c3", "c2")}, slog.Default())
 	testkit.Eventually(t, time.Minute, "the rights are in force",
 		testkit.State(func() (bool, string) { err := k.keep(ctx); return errors.Is(err, errNotWired), errText(err) }))
@@ -186,7 +180,7 @@ func TestKeeper(t *testing.T) {
 		})
 	})
 	var logged bytes.Buffer
-	k = New(kubernetes.NewForConfigOrDie(limited), &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
+	k = NewDNS(kubernetes.NewForConfigOrDie(limited), &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
 		Remotes: remotes("c2", "c3")}, slog.New(slog.NewTextHandler(&logged, nil)))
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -267,10 +261,10 @@ func TestLostBlocks(t *testing.T) {
 		}
 	}
 	cfgOf := &config.Broker{MirrorNamespace: "semaphore", Remotes: remotes("c2", "c3")}
-	looks := New(client, cfgOf, slog.Default())
+	looks := NewDNS(client, cfgOf, slog.Default())
 	managing := *cfgOf
 	managing.ManageCoreDNS = true
-	manages := New(client, &managing, slog.Default())
+	manages := NewDNS(client, &managing, slog.Default())
 	set("coredns", map[string]string{"Corefile": before})
 	testkit.Eventually(t, time.Minute, "the rights are in force",
 		testkit.State(func() (bool, string) {
@@ -321,7 +315,7 @@ func TestLostBlocks(t *testing.T) {
 	// In a file of its own.
 	const imports = before + "import /etc/coredns/custom/*.server\n"
 	set("coredns", map[string]string{"Corefile": imports})
-	for _, k := range []*Keeper{looks, manages} {
+	for _, k := range []*DNS{looks, manages} {
 		if err := k.keep(ctx); !errors.Is(err, errLost) {
 			t.Errorf("without the ConfigMap: %v", err)
 		}
