@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -66,7 +66,7 @@ type Peers interface {
 
 // PeerStore reads and writes the ConfigMaps.
 type PeerStore struct {
-	maps    [Shards]*kept.Map
+	maps    [Shards]*leader.Kept
 	every   time.Duration
 	log     *slog.Logger
 	problem *kube.Problem
@@ -79,9 +79,9 @@ type PeerStore struct {
 
 // NewPeers makes a store of the peers of the configured remotes.
 func NewPeers(client kubernetes.Interface, namespace string, remotes []string, log *slog.Logger) *PeerStore {
-	s := &PeerStore{every: kept.Every, log: log, problem: kube.NewProblem(log), removed: make(chan struct{}, 1)}
+	s := &PeerStore{every: leader.Every, log: log, problem: kube.NewProblem(log), removed: make(chan struct{}, 1)}
 	for i := range s.maps {
-		s.maps[i] = kept.New(client, namespace, Name(i), naming.ManagedByBroker, log)
+		s.maps[i] = leader.NewKept(client, namespace, Name(i), naming.ManagedByBroker, log)
 	}
 	s.Follow(remotes)
 	return s

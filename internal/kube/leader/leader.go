@@ -1,5 +1,5 @@
-// Package leader lets one of several replicas work, and routes calls to it: brokers and exporters elect it with a Lease
-// (coordination.k8s.io/v1) and client-go's tools/leaderelection.
+// Package leader lets one of several replicas work, routes calls to it, and keeps what the next one needs: brokers and
+// exporters elect it with a Lease (coordination.k8s.io/v1) and client-go's tools/leaderelection.
 //
 // It adds what client-go leaves to its users: the work has ended before another replica may begin. The library counts
 // time from the receipt of a response; this package counts from the start of the request, because the lease starts

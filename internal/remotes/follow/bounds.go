@@ -10,7 +10,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -20,7 +20,7 @@ const boundsIn = "semaphore-remotes"
 // Bounds writes the bounds that agents enforce on their broker, for all remotes in effect: subnets, port and
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.
 type Bounds struct {
-	config *kept.Map
+	config *leader.Kept
 	// problem is the reason why agents do not receive the remotes, and judged why they receive some in an earlier form.
 	problem, judged *kube.Problem
 	// before are the remotes as they were written last. One goroutine uses them.
@@ -28,8 +28,8 @@ type Bounds struct {
 }
 
 // NewBounds returns Bounds for the agents in a namespace.
-func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, options ...kept.Option) *Bounds {
-	return &Bounds{config: kept.New(client, namespace, boundsIn, managedBy, log, options...),
+func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, options ...leader.KeptOption) *Bounds {
+	return &Bounds{config: leader.NewKept(client, namespace, boundsIn, managedBy, log, options...),
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 

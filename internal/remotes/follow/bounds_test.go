@@ -12,7 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -106,8 +106,8 @@ func TestStoredIsRestored(t *testing.T) {
 	own, ports := ownBroker(t), config.DevicePorts{First: 7775, Last: 7800}
 	all := remotes.Objects{"c2": inEffect("c2", 1, 7775, "10.2.0.0/16"), "c3": inEffect("c3", 2, 7776, "10.3.0.0/16")}
 	d := remotes.Decision{InEffect: all}
-	bounds := NewBounds(client, namespace, log, kept.LookEvery(0))
-	store := NewStore(client, namespace, "kept", log, kept.LookEvery(0))
+	bounds := NewBounds(client, namespace, log, leader.LookEvery(0))
+	store := NewStore(client, namespace, "kept", log, leader.LookEvery(0))
 	save := func() {
 		t.Helper()
 		must(bounds.Save(t.Context(), own, d, all, ports))

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/kept"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -23,14 +23,15 @@ const managedBy = "semaphore"
 // Store stores the objects in effect in a ConfigMap. An object with a bundle of one certificate has about 1.5 KiB, and
 // an apiserver accepts 1 MiB.
 type Store struct {
-	config  *kept.Map
+	config  *leader.Kept
 	problem *kube.Problem
 }
 
 // NewStore returns the store in a ConfigMap.
 func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger,
-	options ...kept.Option) *Store {
-	return &Store{config: kept.New(client, namespace, name, managedBy, log, options...), problem: kube.NewProblem(log)}
+	options ...leader.KeptOption) *Store {
+	kept := leader.NewKept(client, namespace, name, managedBy, log, options...)
+	return &Store{config: kept, problem: kube.NewProblem(log)}
 }
 
 // Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it

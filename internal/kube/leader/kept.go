@@ -1,8 +1,9 @@
-// Package kept writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else
+package leader
+
+// This file writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else
 // may change them: what somebody has changed or deleted is found within a minute, restored, and reported.
 //
-// A Map is one ConfigMap. Its caller decides the content.
-package kept
+// A Kept is one ConfigMap. Its caller decides the content.
 
 import (
 	"context"
@@ -30,8 +31,8 @@ const (
 	tries = 5
 )
 
-// Map is a ConfigMap that one part writes. It is safe for concurrent use.
-type Map struct {
+// Kept is a ConfigMap that one part writes. It is safe for concurrent use.
+type Kept struct {
 	api         corev1client.ConfigMapInterface
 	name, owner string
 	log         *slog.Logger
@@ -48,15 +49,16 @@ type Map struct {
 	restored time.Time
 }
 
-// Option changes a Map.
-type Option func(*Map)
+// KeptOption changes a Kept.
+type KeptOption func(*Kept)
 
 // LookEvery sets the interval at which the ConfigMap is read again.
-func LookEvery(d time.Duration) Option { return func(m *Map) { m.every = d } }
+func LookEvery(d time.Duration) KeptOption { return func(m *Kept) { m.every = d } }
 
-// New returns the Map of a name. owner is the value of its label managed-by.
-func New(client kubernetes.Interface, namespace, name, owner string, log *slog.Logger, options ...Option) *Map {
-	m := &Map{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, every: Every}
+// NewKept returns the Kept of a name. owner is the value of its label managed-by.
+func NewKept(client kubernetes.Interface, namespace, name, owner string, log *slog.Logger,
+	options ...KeptOption) *Kept {
+	m := &Kept{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, every: Every}
 	for _, o := range options {
 		o(m)
 	}
@@ -64,7 +66,7 @@ func New(client kubernetes.Interface, namespace, name, owner string, log *slog.L
 }
 
 // Get reads the ConfigMap; nil if there is none.
-func (m *Map) Get(ctx context.Context) (*corev1.ConfigMap, error) {
+func (m *Kept) Get(ctx context.Context) (*corev1.ConfigMap, error) {
 	object, err := m.get(ctx)
 	if err != nil {
 		return nil, m.named(err)
@@ -72,7 +74,7 @@ func (m *Map) Get(ctx context.Context) (*corev1.ConfigMap, error) {
 	return object, nil
 }
 
-func (m *Map) get(ctx context.Context) (*corev1.ConfigMap, error) {
+func (m *Kept) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	object, err := m.api.Get(ctx, m.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -86,10 +88,10 @@ func (m *Map) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	return object, nil
 }
 
-func (m *Map) named(err error) error { return fmt.Errorf("ConfigMap %s: %w", m.name, err) }
+func (m *Kept) named(err error) error { return fmt.Errorf("ConfigMap %s: %w", m.name, err) }
 
 // Due reports whether the ConfigMap must be read again.
-func (m *Map) Due() bool {
+func (m *Kept) Due() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Since(m.looked) >= m.every
@@ -97,7 +99,7 @@ func (m *Map) Due() bool {
 
 // Hold makes a text the only content of the ConfigMap, under a key. It sends nothing if it wrote the same text, and has
 // looked since Every.
-func (m *Map) Hold(ctx context.Context, key, text string) error {
+func (m *Kept) Hold(ctx context.Context, key, text string) error {
 	m.mu.Lock()
 	same := m.wrote && m.text == text
 	m.mu.Unlock()
@@ -120,7 +122,7 @@ func (m *Map) Hold(ctx context.Context, key, text string) error {
 }
 
 // Holds tells Hold what the ConfigMap had when the part started.
-func (m *Map) Holds(text string) {
+func (m *Kept) Holds(text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.text, m.wrote = text, true
@@ -128,7 +130,7 @@ func (m *Map) Holds(text string) {
 
 // Change reads the ConfigMap, changes it with do, and creates or updates it if that makes a difference. If somebody
 // else writes at the same moment, it begins again, so do may run several times.
-func (m *Map) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed bool, err error) {
+func (m *Kept) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed bool, err error) {
 	for range tries {
 		changed, err = m.change(ctx, do)
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
@@ -141,7 +143,7 @@ func (m *Map) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed b
 	return changed, nil
 }
 
-func (m *Map) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, error) {
+func (m *Kept) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, error) {
 	have, err := m.get(ctx)
 	if err != nil {
 		return false, err
@@ -153,7 +155,7 @@ func (m *Map) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, err
 	metav1.SetMetaDataLabel(&want.ObjectMeta, naming.LabelManagedBy, m.owner)
 	do(want)
 	switch {
-	case have == nil && len(want.Data)+len(want.BinaryData) == 0, have != nil && same(have, want):
+	case have == nil && len(want.Data)+len(want.BinaryData) == 0, have != nil && sameContent(have, want):
 		return false, nil
 	case have == nil:
 		_, err = m.api.Create(ctx, want, metav1.CreateOptions{})
@@ -164,13 +166,13 @@ func (m *Map) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, err
 	return err == nil, err
 }
 
-func same(a, b *corev1.ConfigMap) bool {
+func sameContent(a, b *corev1.ConfigMap) bool {
 	return maps.Equal(a.Data, b.Data) && maps.Equal(a.Labels, b.Labels) &&
 		maps.EqualFunc(a.BinaryData, b.BinaryData, func(a, b []byte) bool { return string(a) == string(b) })
 }
 
 // Restored reports that somebody had changed or deleted a part of the ConfigMap, and that it is restored.
-func (m *Map) Restored(what string) {
+func (m *Kept) Restored(what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.restored = time.Now()
@@ -181,7 +183,7 @@ func (m *Map) Restored(what string) {
 }
 
 // Reports returns what was restored lately, a line.
-func (m *Map) Reports() []string {
+func (m *Kept) Reports() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.report == "" || time.Since(m.restored) > reportedFor {

@@ -1,4 +1,4 @@
-package kept
+package leader
 
 import (
 	"context"
@@ -33,7 +33,7 @@ func TestRestores(t *testing.T) {
 		})
 	})
 	maps := admin.CoreV1().ConfigMaps("default")
-	m := New(kubernetes.NewForConfigOrDie(counted), "default", "a", "semaphore", slog.New(slog.DiscardHandler))
+	m := NewKept(kubernetes.NewForConfigOrDie(counted), "default", "a", "semaphore", slog.New(slog.DiscardHandler))
 	hold := func(text string) {
 		t.Helper()
 		if err := m.Hold(t.Context(), "k", text); err != nil {
@@ -122,7 +122,7 @@ func TestOthersWrite(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	m := New(kubernetes.NewForConfigOrDie(racing), "default", "b", "semaphore", slog.New(slog.DiscardHandler))
+	m := NewKept(kubernetes.NewForConfigOrDie(racing), "default", "b", "semaphore", slog.New(slog.DiscardHandler))
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
