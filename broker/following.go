@@ -14,12 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // keptIn is the ConfigMap with the RemoteClusters in effect.
@@ -251,4 +254,34 @@ func (f *following) publishedPorts(ctx context.Context, before, objects remotes.
 		}
 	}
 	return ports
+}
+
+func sortedNames[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
+
+// report writes the status of each RemoteCluster that changed.
+func (f *following) report(ctx context.Context, b *broker) {
+	f.mu.Lock()
+	decided := f.decided
+	f.mu.Unlock()
+	if decided == nil {
+		return
+	}
+	objects, _ := f.follower.Objects()
+	links := map[string]*semaphorev1.LinkStatus{}
+	all := b.federation.Links()
+	for _, link := range all {
+		links[link.GetCluster()] = link
+	}
+	refused, tunnels := b.federation.Refused(), map[string]peering.Tunnels{}
+	if b.peering != nil {
+		tunnels = b.peering.Tunnels()
+	}
+	f.status.Keep(objects)
+	for _, name := range sortedNames(decided.Verdicts) {
+		if o, ok := objects[name]; ok {
+			s := report.StatusOf(o, decided.Verdicts[name], links[name])
+			s.Problem, s.MTU, s.SourceID = refused[name], int32(tunnels[name].MTU), decided.InEffect[name].SourceID
+			f.status.Report(ctx, o, s)
+		}
+	}
 }

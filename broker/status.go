@@ -81,7 +81,7 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 	}
 	if b := p.leading.Load(); leads && b != nil {
 		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
-		addLag(out.Links, b.propagation)
+		b.propagation.AddTo(out.Links)
 		if b.engines.services != nil {
 			out.MultiCluster = b.engines.services.MultiCluster()
 		}

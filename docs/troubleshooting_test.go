@@ -51,7 +51,7 @@ func TestCodesAreWrittenOnce(t *testing.T) {
 // and writes none itself.
 func TestConditionsHaveRegisteredReasons(t *testing.T) {
 	own := regexp.MustCompile(`"[A-Z][a-zA-Z]+"`)
-	for _, file := range []string{"broker/remotestatus.go", "exporter/following.go", "internal/remotes/decide.go"} {
+	for _, file := range []string{"broker/report/remotestatus.go", "exporter/following.go", "internal/remotes/decide.go"} {
 		text := read(t, file)
 		if !strings.Contains(text, "finding.") {
 			t.Errorf("%s takes nothing from the registry", file)

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -20,5 +21,8 @@ func TestHostileText(t *testing.T) {
 			t.Fatalf("%.40q: no Event waits", text)
 		}
 		return next.event.Note
+	})
+	testkit.OneLine(t, len("lost: ")+maxBecause, func(text string) string {
+		return because("lost", &semaphorev1.LinkStatus{LastError: text})
 	})
 }

@@ -1,52 +1,18 @@
-package broker
+package report
 
 import (
-	"context"
 	"fmt"
-	"maps"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func sortedNames[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
-
-// report writes the status of each RemoteCluster that changed.
-func (f *following) report(ctx context.Context, b *broker) {
-	f.mu.Lock()
-	decided := f.decided
-	f.mu.Unlock()
-	if decided == nil {
-		return
-	}
-	objects, _ := f.follower.Objects()
-	links := map[string]*semaphorev1.LinkStatus{}
-	all := b.federation.Links()
-	for _, link := range all {
-		links[link.GetCluster()] = link
-	}
-	refused, tunnels := b.federation.Refused(), map[string]peering.Tunnels{}
-	if b.peering != nil {
-		tunnels = b.peering.Tunnels()
-	}
-	f.status.Keep(objects)
-	for _, name := range sortedNames(decided.Verdicts) {
-		if o, ok := objects[name]; ok {
-			s := statusOf(o, decided.Verdicts[name], links[name])
-			s.Problem, s.MTU, s.SourceID = refused[name], int32(tunnels[name].MTU), decided.InEffect[name].SourceID
-			f.status.Report(ctx, o, s)
-		}
-	}
-}
-
-// statusOf returns what a broker reports of a RemoteCluster. link is nil if nothing is accepted from it.
-func statusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
+// StatusOf returns what a broker reports of a RemoteCluster. link is nil if nothing is accepted from it.
+func StatusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
 	var s v1alpha1.RemoteClusterStatus
 	condition := func(kind string, is bool, reason finding.Code, message string) {
 		c := metav1.Condition{

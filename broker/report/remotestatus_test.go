@@ -1,4 +1,4 @@
-package broker
+package report
 
 import (
 	"fmt"
@@ -52,7 +52,7 @@ func TestStatusOf(t *testing.T) {
 			"Accepted=True/Accepted Connected=True/Connected Healthy=False/SourceRefused port 7974 {1 0 0 0} 2 3", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := statusOf(remotes.Object{Generation: 3}, c.verdict, c.link)
+			s := StatusOf(remotes.Object{Generation: 3}, c.verdict, c.link)
 			var got []string
 			for _, x := range s.Conditions {
 				got = append(got, fmt.Sprintf("%s=%s/%s", x.Type, x.Status, x.Reason))
