@@ -240,7 +240,7 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 // each message.
 func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
 	received func(*semaphorev1.AttachResponse)) {
-	// the backoff of internal/stream/link
+	// the backoff of internal/streams
 	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) {
 		_ = benchStream(ctx, f, address, node, hello, received)
 		select {

@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The values of exporter/publish and internal/stream/link.
+// The values of exporter/publish and internal/streams.
 const (
 	heartbeatEvery = 5 * time.Second
 	welcomeWithin  = 10 * time.Second

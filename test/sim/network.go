@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// detectWithin is the time after which keepalive detects a dead connection; see internal/stream/link.
+// detectWithin is the time after which keepalive detects a dead connection; see internal/streams.
 const detectWithin = 15 * time.Second
 
 // wire is a connection with its messages in flight, encoded. It keeps the order within a stream; there is none between

@@ -166,8 +166,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 // runPlanted runs the simulation with one mistake, and returns what it says.
 func runPlanted(t *testing.T, root, program string, c mistake) string {
 	run := "^TestSeeds$"
-	if strings.HasPrefix(c.edits[0].file, "broker/tunnels/restored") ||
-		strings.HasPrefix(c.edits[0].file, "broker/mesh/restore") {
+	if strings.HasPrefix(c.edits[0].file, "broker/mesh/restore") {
 		run = "^TestSuccession$" // what brokers keep for the next one is there alone
 	}
 	// It needs no clock, and tests beside it do.
