@@ -51,9 +51,9 @@ modules:
 # before a release. docs/faults.md lists what only make test-all finds. What a change is most likely to break there is
 # in make test, too: see CHANGED.
 .PHONY: test
-test: deps vet components build unit-recorded ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
+test: deps components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json
-	@$(MAKE) -k -j2 test-agent compiled
+	@$(MAKE) -k -j2 test-agent below-idle
 	@failed=0; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	echo "== tests on clusters, and against real components"; \
@@ -105,9 +105,9 @@ test-agent:
 
 # The agent's tests wait more than they compute, and lose packets where they wait for a processor. What runs below idle
 # priority has the rest.
-.PHONY: compiled
-compiled:
-	@chrt --idle 0 $(MAKE) staticcheck test-packages
+.PHONY: below-idle
+below-idle:
+	@chrt --idle 0 $(MAKE) -j1 vet unit-recorded staticcheck test-packages
 
 # What the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
@@ -158,7 +158,7 @@ SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | 
 test-components:
 	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
 	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
-	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -timeout 20m -exec '$(ENDING)' \
+	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -p 3 -timeout 20m -exec '$(ENDING)' \
 		$$(for p in $(LONGEST); do grep "/semaphore/$$p$$" <<< "$$all" || true; done) $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.

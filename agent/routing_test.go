@@ -199,16 +199,16 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 }
 
 // asked reports whether a Service answers a request whose source address the kernel chooses.
-func asked(to string) bool { return askedFrom(0, to) }
+func asked(to string) bool { return answered(0, to, 200*time.Millisecond) }
 
-// askedFrom sends the request from a port; 0 lets the kernel choose one.
-func askedFrom(port int, to string) bool {
+// answered sends the request from a port; 0 lets the kernel choose one.
+func answered(port int, to string, within time.Duration) bool {
 	c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: port}}).Dial("udp", to)
 	if err != nil {
 		return false
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
+	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(within)))
 	if _, err := c.Write([]byte("ping")); err != nil {
 		return false
 	}
@@ -360,7 +360,8 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	// The kernel's choice of a port may be that of an earlier request, of whose connection this one would be a part.
 	const port = 20_000
 	for i := range connections {
-		if !askedFrom(port+i, net.JoinHostPort(vip, "80")) || !asked(net.JoinHostPort(pod, "7")) {
+		if !answered(port+i, net.JoinHostPort(vip, "80"), 5*time.Second) ||
+			!answered(0, net.JoinHostPort(pod, "7"), 5*time.Second) {
 			t.Fatalf("%s or %s does not answer", vip, pod)
 		}
 	}
