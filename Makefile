@@ -51,7 +51,7 @@ modules:
 # before a release. docs/faults.md lists what only make test-all finds. What a change is most likely to break there is
 # in make test, too: see CHANGED.
 .PHONY: test
-test: deps components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
+test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json
 	@$(MAKE) -k -j2 test-agent below-idle
 	@failed=0; \
