@@ -138,6 +138,9 @@ func (c *cluster) follow(touches mirror.Touches) {
 func (c *cluster) writeService(name string) (none mirror.Touches) {
 	want, wanted := c.Service(name)
 	have := c.services[name]
+	if have != nil && want != nil && len(want.Spec.IPFamilies) == 0 {
+		want.Spec.IPFamilies = have.Spec.IPFamilies // an apiserver keeps them
+	}
 	switch {
 	case !c.Begun(), wanted && want == nil, !wanted && (have == nil || c.HasUnconfirmedEndpoints(name)),
 		!wanted && !c.mayGo(have.Labels[naming.LabelSourceCluster]):

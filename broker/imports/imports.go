@@ -117,11 +117,12 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) (ou
 		p.derived[name] = is
 	}
 	var was, ips []string
+	var before, families []corev1.IPFamily
 	if is.existing != nil {
-		was = is.existing.Spec.ClusterIPs
+		was, before = is.existing.Spec.ClusterIPs, is.existing.Spec.IPFamilies
 	}
 	if is.existing = o; o != nil {
-		ips = o.Spec.ClusterIPs
+		ips, families = o.Spec.ClusterIPs, o.Spec.IPFamilies
 		if is.imported == "" && o.Labels[naming.LabelImported] == "true" {
 			is.imported = o.Annotations[naming.AnnotationSourceNamespace] + "/" + o.Annotations[naming.AnnotationSourceName]
 		}
@@ -133,7 +134,7 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) (ou
 			is.addressed = now
 		}
 	}
-	if o == nil || !slices.Equal(was, ips) {
+	if o == nil || !slices.Equal(was, ips) || !slices.Equal(before, families) {
 		p.touch(&out, mirror.Touched{Name: name})
 	}
 	return out

@@ -459,6 +459,67 @@ func TestImportIPFamilyNotSupported(t *testing.T) {
 	}
 }
 
+// TestASilentClusterKeepsItsPart: a broker that begins while one of the clusters is silent changes neither the IP
+// families nor the order of the ports, whether or not the silent one reports its families.
+func TestASilentClusterKeepsItsPart(t *testing.T) {
+	of := func(families ...string) func(*semaphorev1.Service) {
+		return func(s *semaphorev1.Service) { s.IpFamilies = families }
+	}
+	both := []corev1.IPFamily{"IPv4", "IPv6"}
+	for name, c := range map[string]struct {
+		decides, silent func(*semaphorev1.Service)
+		existing        []corev1.IPFamily
+	}{
+		"it has one family":              {of("IPv4", "IPv6"), of("IPv4"), []corev1.IPFamily{"IPv4"}},
+		"it does not report its":         {of("IPv4"), of(), both},
+		"it has both, as who decides":    {of("IPv4", "IPv6"), of("IPv4", "IPv6"), both},
+		"it has one, as the one decides": {of("IPv6"), of("IPv6"), []corev1.IPFamily{"IPv6"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := blank(t, enabled)
+			p.heardAll()
+			decides := export(exported(c.decides, onPort("a", "TCP", 80)), endpoints("echo", "10.2.0.1"))
+			last := export(exported(c.decides, onPort("c", "TCP", 82)), endpoints("echo", "10.1.0.1"))
+			p.apply("c2", decides...)
+			p.apply("c3", export(exported(c.silent, onPort("b", "TCP", 81)), endpoints("echo", "10.4.0.1"))...)
+			p.apply("c1", last...)
+			p.services[derivedEcho].Spec.IPFamilies = c.existing // as an apiserver assigns them
+			p.observe(derivedEcho)
+			want := p.services[derivedEcho].DeepCopy()
+			p = p.restarted(enabled)
+			p.apply("c2", decides...)
+			p.apply("c1", last...)
+			p.heard("c1", "c2", "c2-a", "c9")
+			got, _ := p.Service(derivedEcho)
+			if !slices.Equal(got.Spec.Ports, want.Spec.Ports) {
+				t.Errorf("the ports are %v; they were %v", got.Spec.Ports, want.Spec.Ports)
+			}
+			if *got.Spec.IPFamilyPolicy != *want.Spec.IPFamilyPolicy {
+				t.Errorf("the families are %s; they were %s", *got.Spec.IPFamilyPolicy, *want.Spec.IPFamilyPolicy)
+			}
+			p.apply("c3", svc("shop", "echo", nil), slc("shop", "echo-1", nil))
+			p.heard("c3")
+			if got := p.portsOf(); strings.Contains(got, "81") {
+				t.Errorf("c3 withdrew its export, and the ports are %s", got)
+			}
+		})
+	}
+}
+
+// TestImportFollowsTheFamiliesOfItsService: a headless Service has other families without another ClusterIP.
+func TestImportFollowsTheFamiliesOfItsService(t *testing.T) {
+	p := blank(t, enabled)
+	p.heardAll()
+	p.apply("c2", export(exported(func(s *semaphorev1.Service) { s.Headless = true }), endpoints("echo", "10.2.0.1"))...)
+	p.services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4"}
+	p.observe(derivedEcho)
+	p.services[derivedEcho] = p.services[derivedEcho].DeepCopy()
+	p.services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4", "IPv6"}
+	if _, touches := p.observe(derivedEcho); !slices.Equal(names(touches.Imports), []string{"shop/echo"}) {
+		t.Errorf("the Service has another family, and what is touched is %v", touches.Imports)
+	}
+}
+
 // TestR29NothingIsImportedIntoDeniedNamespaces: an export into a denied namespace, such as kube-system/kube-dns, makes
 // no Service and no import; its exporter receives the outcome, and it is counted.
 func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {

@@ -52,10 +52,11 @@ func (r rule) Merge(e mirror.Exports) mirror.Merged {
 	if len(services) > 0 && m.Exporting[0] == m.Order[0] {
 		m.Service = proto.CloneOf(services[0])
 		m.Service.Ports = unionOfPorts(services)
-		if len(services) < len(m.Order) {
-			m.Service.Ports = withExistingPorts(m.Service.Ports, e.Existing)
-		}
 		m.Service.IpFamilies = commonFamilies(services)
+		if len(services) < len(m.Order) && e.Existing != nil {
+			m.Service.Ports = inExistingOrder(withExistingPorts(m.Service.Ports, e.Existing), e.Existing)
+			m.Service.IpFamilies = existingFamilies(m.Service.IpFamilies, e.Existing)
+		}
 		m.Conflict = conflict(m.Order[0], services)
 		union = m.Service.GetPorts()
 	}
@@ -114,6 +115,22 @@ func withExistingPorts(all []*semaphorev1.Port, existing *corev1.Service) []*sem
 	return all
 }
 
+// inExistingOrder sorts ports as the existing Service has them, and the others behind these: a cluster that is not
+// complete may have one in between.
+func inExistingOrder(all []*semaphorev1.Port, existing *corev1.Service) []*semaphorev1.Port {
+	place := func(p *semaphorev1.Port) int {
+		i := slices.IndexFunc(existing.Spec.Ports, func(o corev1.ServicePort) bool {
+			return o.Name == p.GetName() && string(o.Protocol) == p.GetProtocol() && o.Port == p.GetPort()
+		})
+		if i < 0 {
+			return len(existing.Spec.Ports)
+		}
+		return i
+	}
+	slices.SortStableFunc(all, func(a, b *semaphorev1.Port) int { return cmp.Compare(place(a), place(b)) })
+	return all
+}
+
 // fits reports whether a port can be added to the ports of a Service.
 func fits(all []*semaphorev1.Port, name, protocol string, number int32) bool {
 	if len(all) > 0 && (name == "" || all[0].GetName() == "") {
@@ -136,6 +153,21 @@ func commonFamilies(services []*semaphorev1.Service) []string {
 	}
 	if len(common) == 0 {
 		return services[0].GetIpFamilies()
+	}
+	return common
+}
+
+// existingFamilies returns the IP families while a cluster is not complete: its export may be why the existing Service
+// has one family, or, as it does not report its families, both.
+func existingFamilies(common []string, existing *corev1.Service) []string {
+	families := existing.Spec.IPFamilies
+	switch {
+	case len(families) == 0:
+		return common
+	case ptr.Deref(existing.Spec.IPFamilyPolicy, "") == corev1.IPFamilyPolicySingleStack:
+		return []string{string(families[0])}
+	case len(common) == 1 && slices.Contains(families, corev1.IPFamily(common[0])):
+		return nil
 	}
 	return common
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -169,4 +170,20 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	}
 	n.follow(n.SetDrains(choice.Drains{}, n.now))
 	n.is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+}
+
+// A remote of which a new broker knows no endpoint is noted as gone, too: the next broker reads it there.
+func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
+	c := blank(t)
+	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c3", has(""))
+	c.heard("c2", "c2-a", "c3")
+	c = c.restartedAwaiting()
+	c.apply("c2", offers("10.2.0.1")...)
+	c.heard("c2", "c2-a")
+	c.follow(c.SetGone("c3", true, c.now))
+	if got := c.services[shared].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
+		t.Errorf("the Service notes %q as gone, not c3", got)
+	}
 }
