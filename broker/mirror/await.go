@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -61,6 +63,22 @@ func (h *clusterEndpoints) treatedAsGone() bool {
 		return p.gone[h.cluster]
 	}
 	return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)
+}
+
+// demoteLastResorts takes clusters of unknown presence for gone if they were, and if nothing but such is ready: then
+// they are in use because of that, and not because they came back. Taken for present, one would rank before those that
+// are known to be gone, or, if it is preferred, before those that are present.
+func (t *target) demoteLastResorts(offers []choice.Offer, whenGone config.WhenGone) {
+	if len(t.plan.presenceUnknown) == 0 || whenGone != config.Demote {
+		return
+	}
+	wasGone := func(o choice.Offer) bool { return t.plan.presenceUnknown[o.Cluster] && t.wasGone(o.Cluster) }
+	if slices.ContainsFunc(offers, func(o choice.Offer) bool { return o.Ready > 0 && !o.Gone && !wasGone(o) }) {
+		return
+	}
+	for i, o := range offers {
+		offers[i].Gone = o.Gone || wasGone(o)
+	}
 }
 
 // recordPreviousUse records whether the previous broker used an adopted endpoint. Of a drained endpoint, and of one to

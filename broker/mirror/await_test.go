@@ -187,3 +187,31 @@ func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
 		t.Errorf("the Service notes %q as gone, not c3", got)
 	}
 }
+
+// Two remotes that are gone are both in use, as nothing else is ready, and stay so while a new broker knows of one
+// alone. Nor does a preferred one that is gone make another unused.
+func TestTwoLastResorts(t *testing.T) {
+	for name, rules := range map[string]string{"": "", "preferred": "globalServices: {rules: [{prefer: [c3]}]}"} {
+		t.Run(name, func(t *testing.T) {
+			c := blank(t, rules)
+			c.apply("c2", offers("10.2.0.1")...)
+			c.apply("c2-a", offers("10.3.0.1?")...)
+			c.apply("c3", offers("10.4.0.1")...)
+			c.heard("c2", "c2-a", "c3")
+			c.follow(c.SetGone("c2", true, c.now))
+			c.follow(c.SetGone("c3", true, c.now))
+			const used = "c2-1: 10.2.0.1; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1"
+			c.is("two are gone", shared, used)
+			c.wrote()
+			c = c.restartedAwaiting(rules)
+			c.is("a broker begins", shared, used)
+			c.follow(c.SetGone("c2", true, c.now))
+			c.is("one is known to be gone", shared, used)
+			if wrote := c.wrote(); len(wrote) > 0 {
+				t.Errorf("%q was written", wrote)
+			}
+			c.follow(c.SetGone("c3", false, c.now))
+			c.is("the other is there", shared, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
+		})
+	}
+}

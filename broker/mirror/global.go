@@ -191,7 +191,9 @@ func (w *work) choose(t *target, now time.Time) {
 			}
 		}
 	}
-	inUse, again := w.chooser.InUse(t.name, t.settings(), offers, now)
+	settings := t.settings()
+	t.demoteLastResorts(offers, settings.WhenGone)
+	inUse, again := w.chooser.InUse(t.name, settings, offers, now)
 	for cluster, h := range t.perCluster {
 		unused := t.shared() && !inUse[cluster]
 		if unused != h.unused {
