@@ -32,3 +32,60 @@ func TestASuccessionWithoutAChangeWritesNothing(t *testing.T) {
 		}
 	}
 }
+
+// forgetting are mistakes by which a new leader takes less from what its predecessor wrote. Not here is what a
+// succession without a change does not show: HasUnconfirmedEndpoints of broker/mirror; the owner that writes.Decide
+// compares, since a mirror waits for it already; and that presence depends on which endpoints were in use, for which
+// broker/mirror has TestAwaitKeepsWhatWasUsed and TestAwaitUsesAnUnusedClusterThatWasNotGone.
+var forgetting = []mistake{
+	{"existing endpoints are not adopted", "memory", []edit{{"broker/mirror/endpoints.go",
+		"|| !slices.Contains(w.clusters, cluster) || w.complete[cluster] {",
+		"|| !slices.Contains(w.clusters, cluster) || w.complete[cluster] || service != \"\" {"}}},
+	{"a name is taken before its owner is complete", "memory", []edit{{"broker/mirror/target.go",
+		"return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]",
+		"return other == cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]"}}},
+	{"a remote that was gone counts as present until it is known", "memory", []edit{{"broker/mirror/await.go",
+		"return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)", "return false"}}},
+	{"a remote that was the last resort counts as present", "memory", []edit{{"broker/mirror/await.go",
+		"if len(t.plan.presenceUnknown) == 0 || whenGone != config.Demote {",
+		"if len(t.plan.presenceUnknown) >= 0 || whenGone != config.Demote {"}}},
+	{"the annotation of gone clusters forgets those that are not known", "memory", []edit{{"broker/mirror/await.go",
+		"|| t.plan.presenceUnknown[cluster] && t.wasGone(cluster) {", "{"}}},
+	{"a global service forgets clusters that are not complete", "memory", []edit{{"broker/mirror/global.go",
+		"return !t.plan.complete[cluster] && slices.Contains(t.clustersBefore(), cluster)", "return false"}}},
+	{"a global service forgets its settings", "memory", []edit{{"broker/mirror/global.go",
+		"return choice.SettingsIn(s.Annotations)", "return choice.Settings{}"}}},
+	{"a global service forgets its ports", "memory", []edit{{"broker/mirror/global.go",
+		"	} else if existing != nil {\n		for _, p := range existing.Spec.Ports {",
+		"	} else if existing != nil {\n		for _, p := range existing.Spec.Ports[:0] {"}}},
+	{"a Service forgets that it is headless", "memory", []edit{{"broker/mirror/target.go",
+		"now.headless = s.Spec.ClusterIP == corev1.ClusterIPNone", "now.headless = false"}}},
+	{"a Service forgets that it has hints", "memory", []edit{{"broker/mirror/target.go",
+		"now.hints = s.Annotations[corev1.AnnotationTopologyMode] == topologyAuto", "now.hints = false"}}},
+	{"unused endpoints count as not ready", "memory", []edit{{"broker/choice/conditions.go",
+		"if ptr.Deref(c.Ready, true) || !unused[e.Addresses[0]] {", "if ptr.Deref(c.Ready, true) || len(unused) >= 0 {"}}},
+	{"a derived Service forgets its order", "memory", []edit{{"broker/mirror/derived.go",
+		"	before := t.clustersBefore()\n", "	before := t.clustersBefore()[:0]\n"}}},
+	{"a derived Service is decided before what exists is known", "memory", []edit{{"broker/mirror/derived.go",
+		"	if !w.ordered {\n		return\n	}\n", ""}}},
+	{"a derived Service forgets the ports of silent clusters", "memory", []edit{{"broker/imports/rule.go",
+		"m.Service.Ports = inExistingOrder(withExistingPorts(m.Service.Ports, e.Existing), e.Existing)", ""}}},
+	{"a derived Service forgets the families of silent clusters", "memory", []edit{{"broker/imports/rule.go",
+		"m.Service.IpFamilies = existingFamilies(m.Service.IpFamilies, e.Existing)", ""}}},
+	{"what a remote has not confirmed is deleted", "memory", []edit{{"broker/apply/writes/retain.go",
+		"return !g.confirmed || !g.Heard()", "return g.holds()"}}},
+	{"addresses are assigned to parts without regard to what exists", "memory", []edit{
+		{"broker/policy/parts.go", "	if part > 0 {\n		return part // a write that is under way can fail\n	}\n",
+			"	if part >= 0 {\n		return 0\n	}\n"},
+		{"broker/policy/parts.go", "if of != p.baseName(set) || home == object || r.isIn(ip, home) {",
+			"if of != p.baseName(set) || home != \"\" || r.isIn(ip, home) {"}}},
+	{"existing objects come too late for parts", "memory", []edit{{"broker/policy/parts.go",
+		"if of != p.baseName(set) || home == object || r.isIn(ip, home) {",
+		"if of != p.baseName(set) || home != \"\" || r.isIn(ip, home) {"}}},
+	{"stored peers are not restored", "memory", []edit{{"broker/tunnels/restored.go",
+		"		e.plan.Restore(cluster, nodes)\n", "		_, _ = cluster, nodes\n"}}},
+	{"a restored peer gives way before its remote is complete", "memory", []edit{{"broker/mesh/restore.go",
+		"	for node, state := range peers {\n		p.setNode(i, node, state)\n	}\n", ""}}},
+	{"stored RemoteClusters are not in effect", "memory", []edit{{"internal/remotes/tracker.go",
+		"	maps.Copy(t.objects, before)\n", ""}}},
+}
