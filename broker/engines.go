@@ -10,7 +10,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -31,7 +30,7 @@ type engines struct {
 // engine is the engine of any feature.
 type engine interface {
 	Run(context.Context) error
-	Queue() *queue.Queue
+	Queue() *replica.Queue
 	// Follow sets the configured remotes.
 	Follow([]config.Remote)
 	// Remind repeats the warnings about problems for which there was no room.

@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -158,7 +157,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					return out
 				}
 				for _, cluster := range []string{"c2", "c3"} {
-					p.Take(queue.Part{Cluster: cluster, Completed: kindNode})
+					p.Take(replica.Part{Cluster: cluster, Completed: kindNode})
 				}
 				take := func(who string, n *semaphorev1.Node) {
 					cluster, name, _ := strings.Cut(who, "/")
@@ -166,7 +165,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					if n != nil {
 						change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: n}}
 					}
-					p.Take(queue.Part{Cluster: cluster, Changes: []replica.Change{change}})
+					p.Take(replica.Part{Cluster: cluster, Changes: []replica.Change{change}})
 				}
 				local := func() {
 					if test.local != nil {
@@ -229,7 +228,7 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 	}{{"a", 0, 0}, {"b", 0, 0}, {"c", kindNode, 3}, {"d", 0, 4}} {
 		number := step.node[0] - 'a' + 1
 		node := conflicting(number, fmt.Sprint("192.0.2.", number), fmt.Sprintf("10.2.%d.0/24", number))
-		e.Take(queue.Part{Cluster: "c2", Completed: step.completed, Changes: []replica.Change{{
+		e.Take(replica.Part{Cluster: "c2", Completed: step.completed, Changes: []replica.Change{{
 			Key: replica.Key{Kind: kindNode, Name: step.node},
 			New: &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: node}}}}})
 		if len(peers) != step.want {

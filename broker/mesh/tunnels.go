@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -39,7 +38,7 @@ type Engine struct {
 	warn     problem.Warn
 	brake    config.Brake
 	now      func() time.Time
-	queue    *queue.Queue
+	queue    *replica.Queue
 	problems problem.Board
 
 	mu    sync.Mutex
@@ -51,7 +50,7 @@ type Engine struct {
 
 // NewEngine makes an engine without nodes. now is the clock: time.Now except in a simulation.
 func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn, now func() time.Time) *Engine {
-	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: queue.New(split, kindNode),
+	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: replica.NewQueue(split, kindNode),
 		plan: New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
 	return e
 }
@@ -87,7 +86,7 @@ func split(changes []replica.Change) [][]replica.Change {
 }
 
 // Queue returns the queue of replicas' changes for the engine.
-func (e *Engine) Queue() *queue.Queue { return e.queue }
+func (e *Engine) Queue() *replica.Queue { return e.queue }
 
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
@@ -98,7 +97,7 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // Take handles a part of a message's changes.
-func (e *Engine) Take(p queue.Part) {
+func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !slices.Contains(e.names, p.Cluster) {

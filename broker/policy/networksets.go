@@ -20,7 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/broker/queue"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -33,7 +33,7 @@ type Engine struct {
 	warn  problem.Warn
 	brake config.Brake
 	now   func() time.Time
-	queue *queue.Queue
+	queue *replica.Queue
 
 	mu sync.RWMutex
 	// kinds are the kinds of objects that represent sets.
@@ -58,7 +58,7 @@ type objectKind struct {
 
 // NewEngine makes an engine without sets. now is the clock: time.Now except in a simulation.
 func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
-	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: queue.New(nil, kindMember),
+	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: replica.NewQueue(nil, kindMember),
 		holders: NewHolders(Room, now())}
 	add := func(objects writes.ObjectKind, namespaced bool) {
 		k := &objectKind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
@@ -145,7 +145,7 @@ func (e *Engine) Bind(loops ...writes.Loop) {
 }
 
 // Queue returns the queue of replicas' changes for the engine.
-func (e *Engine) Queue() *queue.Queue { return e.queue }
+func (e *Engine) Queue() *replica.Queue { return e.queue }
 
 // Run handles the queue until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {
@@ -153,7 +153,7 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // Take handles a part of a message's changes.
-func (e *Engine) Take(p queue.Part) {
+func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.holders.Take(p.Cluster, p.Changes, e.now())

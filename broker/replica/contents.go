@@ -4,8 +4,7 @@ import (
 	"hash/maphash"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
+	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -21,8 +20,8 @@ type contents struct {
 	// limit is the configured limit, and used the part of it that the accepted objects use. perGroup are the addresses
 	// of each Service or set.
 	limit    limit
-	used     need
-	perGroup map[groupName]int
+	used     admission.Need
+	perGroup map[admission.Group]int
 	// overLimit is how many refused objects exceed a limit. notRemembered are the objects that were refused beyond
 	// maxRefused; sentDigest lacks them.
 	overLimit     int
@@ -55,7 +54,7 @@ type refused struct {
 	Refused
 	sentDigest streams.Digest
 	// need is what the object would use of the limits, if it was refused because of one; nil for other reasons.
-	need *need
+	need *admission.Need
 }
 
 // uncounted is a set of keys by their hashes, which take little memory. Beyond maxUncounted it no longer knows how many
@@ -106,7 +105,7 @@ const (
 func newContents(l limit) contents {
 	return contents{
 		objects: map[Key]held{}, refused: map[Key]refused{}, limit: l,
-		perGroup: map[groupName]int{}, retained: map[Key]retention{},
+		perGroup: map[admission.Group]int{}, retained: map[Key]retention{},
 	}
 }
 
@@ -204,13 +203,13 @@ func (c *contents) account(o *semaphorev1.Object, sign int) {
 	if isEmpty(o) {
 		c.empty += sign
 	}
-	n := needOf(o)
-	c.used.add(n, sign)
-	if n.group == (groupName{}) || n.addresses == 0 {
+	n := admission.NeedOf(o)
+	c.used.Add(n, sign)
+	if n.Group == (admission.Group{}) || n.Addresses == 0 {
 		return
 	}
-	if c.perGroup[n.group] += sign * n.addresses; c.perGroup[n.group] == 0 {
-		delete(c.perGroup, n.group)
+	if c.perGroup[n.Group] += sign * n.Addresses; c.perGroup[n.Group] == 0 {
+		delete(c.perGroup, n.Group)
 	}
 }
 
@@ -226,72 +225,9 @@ func isEmpty(o *semaphorev1.Object) bool {
 	case *semaphorev1.Object_Service:
 		return !spec.Service.GetMirror() && !spec.Service.GetGlobal() && spec.Service.GetMultiCluster() == nil
 	case *semaphorev1.Object_EndpointSlice:
-		return needOf(o).addresses == 0
+		return admission.NeedOf(o).Addresses == 0
 	case *semaphorev1.Object_SetMember:
 		return len(spec.SetMember.GetIps()) == 0
 	}
 	return false
-}
-
-// groupName is the group whose addresses have a limit together: the Service of a slice, the set of a member, or the
-// node with its pod CIDRs.
-type groupName struct{ namespace, name string }
-
-func (g groupName) String() string {
-	if g.namespace == "" {
-		return g.name
-	}
-	return g.namespace + "/" + g.name
-}
-
-// need is what an object uses of the limits of its kind.
-type need struct {
-	// addresses of a slice or of a pod of a set, or pod CIDRs of a node.
-	objects, addresses, bytes int
-	// clusterIPs is the number of Services with a ClusterIP that the broker creates for the object. ports are the
-	// object's ports.
-	clusterIPs, ports int
-	// exports is 1 for a Service that a ServiceExport exports.
-	exports int
-	group   groupName
-}
-
-func needOf(o *semaphorev1.Object) need {
-	n := need{objects: 1, bytes: proto.Size(o)}
-	switch spec := o.GetSpec().(type) {
-	case *semaphorev1.Object_Node:
-		n.group = groupName{name: o.GetKey().GetName()}
-		n.addresses = len(spec.Node.GetPodCidrs())
-	case *semaphorev1.Object_Service:
-		n.ports = len(spec.Service.GetPorts())
-		if spec.Service.GetMultiCluster() != nil {
-			n.exports = 1
-		}
-		if !spec.Service.GetHeadless() {
-			for _, created := range []bool{spec.Service.GetMirror(), spec.Service.GetGlobal(),
-				spec.Service.GetMultiCluster() != nil} {
-				if created {
-					n.clusterIPs++
-				}
-			}
-		}
-	case *semaphorev1.Object_EndpointSlice:
-		n.group = groupName{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
-		n.ports = len(spec.EndpointSlice.GetPorts())
-		for _, e := range spec.EndpointSlice.GetEndpoints() {
-			n.addresses += len(e.GetAddresses())
-		}
-	case *semaphorev1.Object_SetMember:
-		n.group = groupName{o.GetKey().GetNamespace(), spec.SetMember.GetSetName()}
-		n.addresses = len(spec.SetMember.GetIps())
-	}
-	return n
-}
-
-func (n *need) add(o need, sign int) {
-	n.objects += sign * o.objects
-	n.addresses += sign * o.addresses
-	n.bytes += sign * o.bytes
-	n.clusterIPs += sign * o.clusterIPs
-	n.exports += sign * o.exports
 }

@@ -21,15 +21,15 @@ import (
 func consistent(t *testing.T, r *Replica) {
 	t.Helper()
 	for of, k := range r.kinds {
-		var used need
+		var used admission.Need
 		var received streams.Digest
-		perGroup := map[groupName]int{}
+		perGroup := map[admission.Group]int{}
 		count, over, hollow := 0, 0, 0
 		for key, h := range k.objects {
-			n := needOf(h.object)
-			used.add(n, 1)
-			if n.group != (groupName{}) && n.addresses > 0 {
-				perGroup[n.group] += n.addresses
+			n := admission.NeedOf(h.object)
+			used.Add(n, 1)
+			if n.Group != (admission.Group{}) && n.Addresses > 0 {
+				perGroup[n.Group] += n.Addresses
 			}
 			if w, back := k.retained[key]; !back {
 				received.Add(h.sentDigest)
@@ -76,8 +76,8 @@ func consistent(t *testing.T, r *Replica) {
 				t.Fatalf("%v has %d addresses", group, n)
 			}
 		}
-		if l.objects > 0 && used.objects > l.objects || l.addresses > 0 && used.addresses > l.addresses || l.bytes > 0 &&
-			used.bytes > l.bytes {
+		if l.objects > 0 && used.Objects > l.objects || l.addresses > 0 && used.Addresses > l.addresses || l.bytes > 0 &&
+			used.Bytes > l.bytes {
 			t.Fatalf("%s: used %v, limit %+v", semaphorev1.KindName(of), used, l)
 		}
 		if len(k.refused) > maxRefused+len(k.objects) {

@@ -2,11 +2,9 @@ package replica
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
+	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -63,53 +61,53 @@ const (
 )
 
 // exceeded returns the first resource whose limit an object would exceed, given what is used.
-func (c *contents) exceeded(n need) resource {
+func (c *contents) exceeded(n admission.Need) resource {
 	switch {
-	case exceeds(c.limit.ports, 0, n.ports):
+	case exceeds(c.limit.ports, 0, n.Ports):
 		return ofPorts
-	case exceeds(c.limit.objects, c.used.objects, n.objects):
+	case exceeds(c.limit.objects, c.used.Objects, n.Objects):
 		return ofObjects
-	case exceeds(c.limit.addresses, c.used.addresses, n.addresses):
+	case exceeds(c.limit.addresses, c.used.Addresses, n.Addresses):
 		return ofAddresses
-	case exceeds(c.limit.clusterIPs, c.used.clusterIPs, n.clusterIPs):
+	case exceeds(c.limit.clusterIPs, c.used.ClusterIPs, n.ClusterIPs):
 		return ofClusterIPs
-	case exceeds(c.limit.exports, c.used.exports, n.exports):
+	case exceeds(c.limit.exports, c.used.Exports, n.Exports):
 		return ofExports
-	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
+	case exceeds(c.limit.bytes, c.used.Bytes, n.Bytes):
 		return ofBytes
-	case n.group != (groupName{}) && exceeds(c.limit.perGroup, c.perGroup[n.group], n.addresses):
+	case n.Group != (admission.Group{}) && exceeds(c.limit.perGroup, c.perGroup[n.Group], n.Addresses):
 		return ofGroup
 	}
 	return noResource
 }
 
 // overLimitReason returns the reason why an object would exceed a limit; "" if there is room.
-func (c *contents) overLimitReason(n need) string {
+func (c *contents) overLimitReason(n admission.Need) string {
 	switch c.exceeded(n) {
 	case ofPorts:
-		return fmt.Sprintf("%d ports: the limit is %d (limits.portsPerService of this remote)", n.ports, c.limit.ports)
+		return fmt.Sprintf("%d ports: the limit is %d (limits.portsPerService of this remote)", n.Ports, c.limit.ports)
 	case ofObjects:
-		return fmt.Sprintf("the limit of %d objects is reached (limits.%s of this remote)", c.used.objects,
+		return fmt.Sprintf("the limit of %d objects is reached (limits.%s of this remote)", c.used.Objects,
 			c.limit.objectsKey)
 	case ofAddresses:
 		return fmt.Sprintf("%d %s beside %d accepted: the limit is %d (limits.%s of this remote)",
-			n.addresses, c.limit.addressesName, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
+			n.Addresses, c.limit.addressesName, c.used.Addresses, c.limit.addresses, c.limit.addressesKey)
 	case ofClusterIPs:
 		return fmt.Sprintf(
 			"%d Services with a cluster IP beside %d of this remote: the limit is %d (limits.clusterIPs of this remote)",
-			n.clusterIPs,
-			c.used.clusterIPs,
+			n.ClusterIPs,
+			c.used.ClusterIPs,
 			c.limit.clusterIPs,
 		)
 	case ofExports:
 		return fmt.Sprintf("the limit of %d Services that ServiceExports export is reached (limits.exports of this remote)",
 			c.limit.exports)
 	case ofBytes:
-		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d (limits.mebibytesPerKind of this remote)", n.bytes,
-			c.used.bytes, c.limit.bytes)
+		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d (limits.mebibytesPerKind of this remote)", n.Bytes,
+			c.used.Bytes, c.limit.bytes)
 	case ofGroup:
 		return fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d (limits.%s of this remote)",
-			n.addresses, c.limit.addressesName, c.perGroup[n.group], n.group, c.limit.perGroup, c.limit.perGroupKey)
+			n.Addresses, c.limit.addressesName, c.perGroup[n.Group], n.Group, c.limit.perGroup, c.limit.perGroupKey)
 	}
 	return ""
 }
@@ -122,106 +120,20 @@ func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Ob
 	if existing == nil {
 		return nil
 	}
-	n := needOf(o)
-	room := n.addresses
-	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.addresses},
-		{c.limit.perGroup, c.perGroup[n.group]}} {
+	n := admission.NeedOf(o)
+	room := n.Addresses
+	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.Addresses},
+		{c.limit.perGroup, c.perGroup[n.Group]}} {
 		if free.limit > 0 {
 			room = min(room, free.limit-free.used)
 		}
 	}
 	out := existing
-	if n.ports <= c.limit.ports || c.limit.ports == 0 { // ports cannot be split
-		out = withElements(o, existing, room)
+	if n.Ports <= c.limit.ports || c.limit.ports == 0 { // ports cannot be split
+		out = admission.WithElements(o, existing, room)
 	}
-	if out == nil || c.overLimitReason(needOf(out)) != "" {
+	if out == nil || c.overLimitReason(admission.NeedOf(out)) != "" {
 		return nil
-	}
-	return out
-}
-
-// withElements returns an object with those of its elements that existing has, and as many others as there is room for,
-// in order. An object without elements is replaced by existing. It returns nil if the two belong to different groups or
-// pods.
-func withElements(o, existing *semaphorev1.Object, room int) *semaphorev1.Object {
-	if needOf(existing).group != needOf(o).group || o.GetSetMember().GetPodUid() != existing.GetSetMember().GetPodUid() {
-		return nil
-	}
-	if needOf(o).group == (groupName{}) {
-		return existing
-	}
-	was := map[string]bool{}
-	for _, e := range elements(existing) {
-		was[e.name] = true
-	}
-	all := elements(o)
-	keep := make([]bool, len(all))
-	for _, before := range []bool{true, false} {
-		for i, e := range all {
-			if was[e.name] == before && e.size <= room {
-				keep[i] = true
-				room -= e.size
-			}
-		}
-	}
-	out := proto.CloneOf(o)
-	switch spec := out.GetSpec().(type) {
-	case *semaphorev1.Object_Node:
-		spec.Node.PodCidrs = filter(spec.Node.GetPodCidrs(), keep)
-	case *semaphorev1.Object_EndpointSlice:
-		spec.EndpointSlice.Endpoints = filter(spec.EndpointSlice.GetEndpoints(), keep)
-	case *semaphorev1.Object_SetMember:
-		spec.SetMember.Ips = filter(spec.SetMember.GetIps(), keep)
-	}
-	return out
-}
-
-// existingPart returns the part of an object that was accepted before, which new objects must not displace; nil for
-// none.
-func existingPart(o, existing *semaphorev1.Object) *semaphorev1.Object {
-	was := map[string]bool{}
-	for _, e := range elements(existing) {
-		was[e.name] = true
-	}
-	room := 0
-	for _, e := range elements(o) {
-		if was[e.name] {
-			room += e.size
-		}
-	}
-	return withElements(o, existing, room)
-}
-
-// element is an endpoint of a slice, an IP of a pod or a pod CIDR of a node.
-type element struct {
-	name string
-	size int
-}
-
-func elements(o *semaphorev1.Object) (all []element) {
-	switch spec := o.GetSpec().(type) {
-	case *semaphorev1.Object_Node:
-		for _, cidr := range spec.Node.GetPodCidrs() {
-			all = append(all, element{cidr, 1})
-		}
-	case *semaphorev1.Object_EndpointSlice:
-		for _, e := range spec.EndpointSlice.GetEndpoints() {
-			all = append(all, element{strings.Join(e.GetAddresses(), " "), len(e.GetAddresses())})
-		}
-	case *semaphorev1.Object_SetMember:
-		for _, ip := range spec.SetMember.GetIps() {
-			all = append(all, element{ip, 1})
-		}
-	}
-	return all
-}
-
-func filter[T any](all []T, keep []bool) []T {
-	var out []T
-	for i, one := range all {
-		if keep[i] {
-			out = append(out, one)
-		}
 	}
 	return out
 }
@@ -240,7 +152,7 @@ func (c *contents) computeRoom() bool {
 	if c.overLimit == 0 && !c.notRemembered.any() {
 		return false
 	}
-	var all need
+	var all admission.Need
 	fits := 0
 	for key, r := range c.refused {
 		if r.need == nil {
@@ -248,11 +160,11 @@ func (c *contents) computeRoom() bool {
 		}
 		n := *r.need
 		if h, ok := c.objects[key]; ok {
-			n.add(needOf(h.object), -1) // a part of it is accepted already
+			n.Add(admission.NeedOf(h.object), -1) // a part of it is accepted already
 		}
 		if c.overLimitReason(n) == "" {
 			fits++
-			all.add(n, 1)
+			all.Add(n, 1)
 		}
 	}
 	if fits > 0 && !c.notRemembered.any() && c.overLimitReason(all) == "" {
@@ -260,9 +172,9 @@ func (c *contents) computeRoom() bool {
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
 	return (fits > 0 || c.notRemembered.any()) &&
-		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) &&
-		free(c.limit.clusterIPs, c.used.clusterIPs) && free(c.limit.exports, c.used.exports) &&
-		free(c.limit.bytes, c.used.bytes)
+		free(c.limit.objects, c.used.Objects) && free(c.limit.addresses, c.used.Addresses) &&
+		free(c.limit.clusterIPs, c.used.ClusterIPs) && free(c.limit.exports, c.used.Exports) &&
+		free(c.limit.bytes, c.used.Bytes)
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -145,9 +146,9 @@ func TestR05ExistingObjectsStay(t *testing.T) {
 			left := func(r *Replica) {
 				t.Helper()
 				o, ok := r.Get(KeyOf(c.stood.Key))
-				n := needOf(o).addresses
+				n := admission.NeedOf(o).Addresses
 				if of == kService || n == 1 && len(o.GetEndpointSlice().GetPorts()) > 0 {
-					n = needOf(o).ports
+					n = admission.NeedOf(o).Ports
 				}
 				if !ok || n != c.left {
 					t.Errorf("of it %d are left, want %d", n, c.left)
@@ -278,8 +279,8 @@ func TestR05ExistingObjectsMayChangeAndMakeRoom(t *testing.T) {
 		t.Errorf("refused %v", res.Refused)
 	}
 	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))
-	if k := r.kinds[kMember]; k.used != (need{}) || k.overLimit != 0 || k.count != 0 || k.sentDigest != digestOf(nil) ||
-		len(k.perGroup) != 0 {
+	if k := r.kinds[kMember]; k.used != (admission.Need{}) || k.overLimit != 0 || k.count != 0 ||
+		k.sentDigest != digestOf(nil) || len(k.perGroup) != 0 {
 		t.Errorf("with nothing left: %+v", k.contents)
 	}
 }

@@ -6,6 +6,8 @@
 //
 // It fails static: a snapshot is staged and applied completely at its end mark, as a difference. Until then, and
 // whenever a stream ends, the accepted objects remain.
+//
+// Queue holds the changes between the replicas and one engine. Goroutines share it, and its Run waits.
 package replica
 
 import (
@@ -301,9 +303,9 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 	previous, back := k.objects[key], k.retained[key]
 	k.remove(key)
 	taken, refusals := r.admit(o)
-	var lacks *need
+	var lacks *admission.Need
 	if taken != nil {
-		n := needOf(taken)
+		n := admission.NeedOf(taken)
 		if k.overLimitReason(n) != "" && len(k.retained) > 0 {
 			r.releaseWhere(k, key.Kind, now, "their room is needed", anyTime, result)
 		}
@@ -348,7 +350,7 @@ func (r *Replica) retain(k *kind, key Key, previous, received held, back retenti
 }
 
 // refuseAll remembers why an object was refused, completely or in part, and adds the responses.
-func (c *contents) refuseAll(key Key, refusals []admission.Refusal, received held, lacks *need, now time.Time,
+func (c *contents) refuseAll(key Key, refusals []admission.Refusal, received held, lacks *admission.Need, now time.Time,
 	result *Result) {
 	for i, refusal := range refusals {
 		as := Refused{Key: key.truncated(), Code: refusal.Code, Reason: refusal.Reason, Revision: received.revision, At: now}
@@ -395,10 +397,10 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 	for _, key := range retained {
 		w, was := old.retained[key]
 		is, received := k.objects[key]
-		room := needOf(old.objects[key].object)
+		room := admission.NeedOf(old.objects[key].object)
 		if w.replacement = nil; received {
 			w.replacement = &is
-			room.add(needOf(is.object), -1)
+			room.Add(admission.NeedOf(is.object), -1)
 		}
 		if k.overLimitReason(room) != "" {
 			released = append(released, key)

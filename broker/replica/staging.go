@@ -26,7 +26,7 @@ type staging struct {
 // limitedResource is a resource of the whole kind, or the addresses of a group.
 type limitedResource struct {
 	resource
-	group groupName
+	group admission.Group
 }
 
 func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
@@ -45,11 +45,11 @@ func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now 
 	}
 	taken, refusals := r.admit(o)
 	received := held{taken, revision, streams.DigestOf(o)}
-	var lacks *need
+	var lacks *admission.Need
 	if taken != nil {
-		n := needOf(taken)
+		n := admission.NeedOf(taken)
 		if s.overLimitReason(n) != "" && previous != nil {
-			r.makeRoom(s, existingPart(taken, previous), now, result)
+			r.makeRoom(s, admission.ExistingPart(taken, previous), now, result)
 		}
 		if reason := s.overLimitReason(n); reason != "" {
 			received.object, lacks = s.partThatFits(taken, previous), &n
@@ -68,22 +68,22 @@ func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now 
 
 // growth returns the resources of which an object uses more than its earlier state, if there was one.
 func growth(previous, is *semaphorev1.Object) (more []limitedResource) {
-	n := needOf(is)
-	var was need
+	n := admission.NeedOf(is)
+	var was admission.Need
 	if previous != nil {
-		was = needOf(previous)
+		was = admission.NeedOf(previous)
 	}
 	for _, r := range []struct {
 		resource
 		was, is int
-	}{{ofObjects, was.objects, n.objects}, {ofAddresses, was.addresses, n.addresses},
-		{ofClusterIPs, was.clusterIPs, n.clusterIPs}, {ofExports, was.exports, n.exports}, {ofBytes, was.bytes, n.bytes}} {
+	}{{ofObjects, was.Objects, n.Objects}, {ofAddresses, was.Addresses, n.Addresses},
+		{ofClusterIPs, was.ClusterIPs, n.ClusterIPs}, {ofExports, was.Exports, n.Exports}, {ofBytes, was.Bytes, n.Bytes}} {
 		if r.is > r.was {
 			more = append(more, limitedResource{resource: r.resource})
 		}
 	}
-	if n.group != (groupName{}) && n.addresses > 0 && (n.group != was.group || n.addresses > was.addresses) {
-		more = append(more, limitedResource{ofGroup, n.group})
+	if n.Group != (admission.Group{}) && n.Addresses > 0 && (n.Group != was.Group || n.Addresses > was.Addresses) {
+		more = append(more, limitedResource{ofGroup, n.Group})
 	}
 	return more
 }
@@ -93,11 +93,11 @@ func (r *Replica) makeRoom(s *staging, previous *semaphorev1.Object, now time.Ti
 	if previous == nil {
 		return
 	}
-	n := needOf(previous)
+	n := admission.NeedOf(previous)
 	for {
 		of := limitedResource{resource: s.exceeded(n)}
 		if of.resource == ofGroup {
-			of.group = n.group
+			of.group = n.Group
 		}
 		all := s.newcomers[of]
 		if len(all) == 0 { // it fits, or no newcomer can be displaced
@@ -115,10 +115,10 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 	if !ok {
 		return // it was displaced already
 	}
-	lacks, left := needOf(h.object), h
+	lacks, left := admission.NeedOf(h.object), h
 	left.object = nil
 	if k, ok := r.kinds[key.Kind]; ok && k.objects[key].object != nil {
-		left.object = existingPart(h.object, k.objects[key].object)
+		left.object = admission.ExistingPart(h.object, k.objects[key].object)
 	}
 	if left.object != nil && proto.Equal(left.object, h.object) {
 		return

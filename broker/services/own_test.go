@@ -6,7 +6,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/policy"
-	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -35,8 +34,8 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		services, sets := p.DesiredServices(), s.DesiredGlobal()
 		services.Synced()
 		complete := func(cluster string, kind semaphorev1.Kind) {
-			p.Take(queue.Part{Cluster: cluster, Completed: kind})
-			s.Take(queue.Part{Cluster: cluster, Completed: kind})
+			p.Take(replica.Part{Cluster: cluster, Completed: kind})
+			s.Take(replica.Part{Cluster: cluster, Completed: kind})
 		}
 		is := func(what string, got, want writes.Verdict) {
 			t.Helper()

@@ -27,7 +27,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/imports"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -50,7 +49,7 @@ type Engine struct {
 	brake    config.Brake
 	own      *config.Remote
 	now      func() time.Time
-	queue    *queue.Queue
+	queue    *replica.Queue
 	problems problem.Board
 
 	mu   sync.RWMutex
@@ -80,7 +79,8 @@ type remote struct {
 // New makes an engine without objects. now is the clock: time.Now except in a simulation.
 func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{
-		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now, queue: queue.New(split, kindNode, kindService, kindSlice),
+		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now,
+		queue:   replica.NewQueue(split, kindNode, kindService, kindSlice),
 		remotes: map[string]*remote{},
 	}
 	e.plan, e.imported = imports.Plans(cfg)
@@ -209,7 +209,7 @@ func (b loops) WakeAll() {
 }
 
 // Queue returns the queue of replicas' changes for the engine.
-func (e *Engine) Queue() *queue.Queue { return e.queue }
+func (e *Engine) Queue() *replica.Queue { return e.queue }
 
 // Run handles the queue, and changes that are due by time, until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {
@@ -217,7 +217,7 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // Take handles a part of a message's changes.
-func (e *Engine) Take(p queue.Part) {
+func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.remotes[p.Cluster]

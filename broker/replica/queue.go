@@ -1,10 +1,4 @@
-// Package queue holds changes of replicas until an engine handles them: a bounded FIFO for each remote, served in fair
-// turns.
-//
-// A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it reads on.
-// An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that changes faster
-// than an engine can handle therefore delays itself, and others wait for one of its turns.
-package queue
+package replica
 
 import (
 	"context"
@@ -13,7 +7,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -28,16 +21,21 @@ const (
 // Part is a part of the changes of one message.
 type Part struct {
 	Cluster string
-	Changes []replica.Change
+	Changes []Change
 	// Completed is set with the last part of a message that completed a snapshot of the kind.
 	Completed semaphorev1.Kind
 }
 
-// Queue is the queue of one engine. Push and WaitForRoom are safe for concurrent use, Turn is not.
+// Queue holds the changes of replicas until one engine handles them: a bounded FIFO for each remote, served in fair
+// turns. A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it
+// reads on. An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that
+// changes faster than an engine can handle therefore delays itself, and others wait for one of its turns.
+//
+// Push and WaitForRoom are safe for concurrent use, Turn is not.
 type Queue struct {
 	// kinds are the kinds of changes that the engine handles.
 	kinds map[semaphorev1.Kind]bool
-	split func([]replica.Change) [][]replica.Change
+	split func([]Change) [][]Change
 
 	mu    sync.Mutex
 	fifos map[string]*fifo
@@ -57,14 +55,14 @@ type fifo struct {
 
 // batch holds the remaining parts of the changes of one message.
 type batch struct {
-	parts     [][]replica.Change
+	parts     [][]Change
 	completed semaphorev1.Kind
 	bytes     int
 }
 
-// New makes an empty queue of an engine that handles changes of some kinds. split splits the changes of one message
-// where they may be applied separately; nil for everywhere.
-func New(cut func([]replica.Change) [][]replica.Change, kinds ...semaphorev1.Kind) *Queue {
+// NewQueue makes an empty queue of an engine that handles changes of some kinds. split splits the changes of one
+// message where they may be applied separately; nil for everywhere.
+func NewQueue(cut func([]Change) [][]Change, kinds ...semaphorev1.Kind) *Queue {
 	q := &Queue{kinds: map[semaphorev1.Kind]bool{}, split: cut, fifos: map[string]*fifo{}, wake: make(chan struct{}, 1)}
 	for _, kind := range kinds {
 		q.kinds[kind] = true
@@ -73,12 +71,12 @@ func New(cut func([]replica.Change) [][]replica.Change, kinds ...semaphorev1.Kin
 }
 
 // Push appends the changes of a message of a remote. It never blocks.
-func (q *Queue) Push(cluster string, r replica.Result) {
+func (q *Queue) Push(cluster string, r Result) {
 	b := batch{}
 	if q.kinds[r.Completed] {
 		b.completed = r.Completed
 	}
-	var changes []replica.Change
+	var changes []Change
 	for _, c := range r.Changes {
 		if q.kinds[c.Key.Kind] {
 			changes = append(changes, c)
@@ -107,18 +105,18 @@ func (q *Queue) Push(cluster string, r replica.Result) {
 }
 
 // parts splits the changes of one message into small parts where possible.
-func (q *Queue) parts(changes []replica.Change) [][]replica.Change {
+func (q *Queue) parts(changes []Change) [][]Change {
 	const few = turnChanges / 8
 	if len(changes) == 0 {
-		return [][]replica.Change{nil}
+		return [][]Change{nil}
 	}
 	if q.split != nil {
 		if len(changes) <= few {
-			return [][]replica.Change{changes}
+			return [][]Change{changes}
 		}
 		return q.split(changes)
 	}
-	var parts [][]replica.Change
+	var parts [][]Change
 	for len(changes) > few {
 		parts = append(parts, changes[:few:few])
 		changes = changes[few:]

@@ -1,4 +1,4 @@
-package queue
+package replica
 
 import (
 	"context"
@@ -8,16 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const kind = semaphorev1.Kind_KIND_SET_MEMBER
-
-func result(from, n int) replica.Result {
-	var r replica.Result
+func result(from, n int) Result {
+	var r Result
 	for i := range n {
-		r.Changes = append(r.Changes, replica.Change{Key: replica.Key{Kind: kind, Name: fmt.Sprint(from + i)}})
+		r.Changes = append(r.Changes, Change{Key: Key{Kind: kMember, Name: fmt.Sprint(from + i)}})
 	}
 	return r
 }
@@ -40,10 +37,10 @@ func drain(q *Queue, do func(Part)) (turns []string) {
 // TestRemotesTakeTurns: what a remote sent comes in its order, its end mark last; and who has sent much waits for who
 // has sent little.
 func TestRemotesTakeTurns(t *testing.T) {
-	q := New(nil, kind)
+	q := NewQueue(nil, kMember)
 	q.Push("c2", result(0, 5000))
-	q.Push("c2", replica.Result{Completed: kind})
-	q.Push("c2", replica.Result{Completed: semaphorev1.Kind_KIND_NODE}) // which is another engine's
+	q.Push("c2", Result{Completed: kMember})
+	q.Push("c2", Result{Completed: semaphorev1.Kind_KIND_NODE}) // which is another engine's
 	q.Push("c3", result(0, 1))
 	got := map[string][]string{}
 	completed := map[string]int{}
@@ -51,7 +48,7 @@ func TestRemotesTakeTurns(t *testing.T) {
 		for _, c := range p.Changes {
 			got[p.Cluster] = append(got[p.Cluster], c.Key.Name)
 		}
-		if p.Completed == kind {
+		if p.Completed == kMember {
 			completed[p.Cluster] = len(got[p.Cluster])
 		}
 	})
@@ -70,7 +67,7 @@ func TestRemotesTakeTurns(t *testing.T) {
 
 // TestTurnIsBounded: of a remote whose changes take long no more is taken in a turn than by which its time is over.
 func TestTurnIsBounded(t *testing.T) {
-	q := New(nil, kind)
+	q := NewQueue(nil, kMember)
 	q.Push("c2", result(0, 1000))
 	now := time.Unix(0, 0)
 	parts := 0
@@ -89,7 +86,7 @@ func TestTurnIsBounded(t *testing.T) {
 // and it continues when there is room or it ends.
 func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(func(c []replica.Change) [][]replica.Change { return [][]replica.Change{c} }, kind)
+		q := NewQueue(func(c []Change) [][]Change { return [][]Change{c} }, kMember)
 		for i := range maxBatches {
 			if q.Full("c2") {
 				t.Fatalf("full after %d", i)
@@ -121,7 +118,7 @@ func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 			t.Error("there is room, and the stream waits")
 		}
 		// Few messages that are large are many.
-		large := replica.Result{Changes: []replica.Change{{Key: replica.Key{Kind: kind}, New: &semaphorev1.Object{
+		large := Result{Changes: []Change{{Key: Key{Kind: kMember}, New: &semaphorev1.Object{
 			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: string(make([]byte, maxBytes))}}}}}}
 		q.Push("c2", large)
 		q.Push("c2", large)
@@ -140,7 +137,7 @@ func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 // TestRun: what is pushed is taken, and time is called when it has come.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(nil, kind)
+		q := NewQueue(nil, kMember)
 		ctx, cancel := context.WithCancel(t.Context())
 		at := time.Now().Add(time.Minute) // only Run looks at it
 		log := make(chan string, 10)
