@@ -12,7 +12,7 @@ import (
 )
 
 // This file holds derived Services: those for which a rule beyond that of global services says which cluster decides
-// and which ports they have. broker/imports has the rule of ServiceExports. A plan without a rule has none of them.
+// and which ports they have. broker/services has the rule of ServiceExports. A plan without a rule has none of them.
 
 // Rule decides derived Services.
 type Rule interface {

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
-// cluster is what is written in the own cluster, as a loop reports it.
-type cluster struct {
+// ownCluster is what is written in the own cluster, as a loop reports it.
+type ownCluster struct {
 	names  []string
 	synced bool
 	woken  int
@@ -25,17 +25,17 @@ type cluster struct {
 	observe func(of string)
 }
 
-func (c *cluster) Mark(string, string, time.Time) {}
-func (c *cluster) Wake(string)                    {}
-func (c *cluster) WakeOwned(string)               { c.woken++ }
-func (c *cluster) Observe(of string) {
+func (c *ownCluster) Mark(string, string, time.Time) {}
+func (c *ownCluster) Wake(string)                    {}
+func (c *ownCluster) WakeOwned(string)               { c.woken++ }
+func (c *ownCluster) Observe(of string) {
 	if c.observe != nil {
 		c.observe(of)
 	}
 }
-func (c *cluster) WakeAll()     { c.woken++ }
-func (c *cluster) Synced() bool { return c.synced }
-func (c *cluster) Owned(of string) ([]string, bool) {
+func (c *ownCluster) WakeAll()     { c.woken++ }
+func (c *ownCluster) Synced() bool { return c.synced }
+func (c *ownCluster) Owned(of string) ([]string, bool) {
 	if of != "c2" {
 		return nil, c.synced
 	}
@@ -44,7 +44,7 @@ func (c *cluster) Owned(of string) ([]string, bool) {
 
 type fixture struct {
 	*services.Engine
-	loop   *cluster
+	loop   *ownCluster
 	now    time.Time
 	warned []string
 }
@@ -60,7 +60,7 @@ func newFixture(t *testing.T, there int) *fixture {
 		t.Fatal(err)
 	}
 	cfg.MCS.Enabled = true
-	f := &fixture{loop: &cluster{synced: true}, now: time.Unix(1_000_000, 0)}
+	f := &fixture{loop: &ownCluster{synced: true}, now: time.Unix(1_000_000, 0)}
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
@@ -68,7 +68,7 @@ func newFixture(t *testing.T, there int) *fixture {
 		f.warned = append(f.warned, note)
 		return true
 	}, func() time.Time { return f.now })
-	f.Bind(f.loop, &cluster{synced: true})
+	f.Bind(f.loop, &ownCluster{synced: true})
 	f.DesiredServices().Synced()
 	return f
 }

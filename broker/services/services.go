@@ -5,6 +5,13 @@
 // remotes, and drains. It passes names that may have to change to the loops that write, which request the desired
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
+//
+// ImportPlan is what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the rule of the Service
+// that is derived from the ServiceExports of one name and has the endpoints of all clusters that export it, the
+// ServiceImport that leads to it, and the EndpointSlices beside that (docs/adr/0029-multi-cluster-services.md). A
+// broker without mcs.enabled has none of it.
+//
+// The package is pure, as broker/mirror, whose plans it reads: callers pass the time.
 package services
 
 import (
@@ -24,7 +31,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/broker/imports"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -55,7 +61,7 @@ type Engine struct {
 	mu   sync.RWMutex
 	plan *mirror.Plan
 	// imported is the plan of ServiceImports; nil without mcs.enabled.
-	imported *imports.Plan
+	imported *ImportPlan
 	remotes  map[string]*remote
 	// names of the remotes, sorted.
 	names []string
@@ -83,7 +89,7 @@ func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 		queue:   replica.NewQueue(split, kindNode, kindService, kindSlice),
 		remotes: map[string]*remote{},
 	}
-	e.plan, e.imported = imports.Plans(cfg)
+	e.plan, e.imported = Plans(cfg)
 	e.configure(cfg.Remotes)
 	return e
 }
@@ -311,7 +317,7 @@ func (e *Engine) mark(touches mirror.Touches) {
 	e.queue.Wake() // the next due time may have changed
 }
 
-func (e *Engine) markImports(touches imports.Touches) {
+func (e *Engine) markImports(touches Touches) {
 	if e.imports != nil {
 		for _, t := range touches.Imports {
 			e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
@@ -623,7 +629,7 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 				return unknown
 			}
 			object, wanted := e.imported.Import(name)
-			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(imports.DerivedService(name)) {
+			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(DerivedService(name)) {
 				return unknown
 			}
 			if wanted {

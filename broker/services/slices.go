@@ -1,4 +1,4 @@
-package imports
+package services
 
 import (
 	"strings"
@@ -16,7 +16,7 @@ import (
 // and Gateway implementations read them.
 
 // hasImportSlices reports whether a derived Service has slices in the namespace of its ServiceImport.
-func (p *Plan) hasImportSlices(headless bool) bool {
+func (p *ImportPlan) hasImportSlices(headless bool) bool {
 	switch p.EndpointSlices {
 	case config.AllImportSlices:
 		return true
@@ -27,7 +27,7 @@ func (p *Plan) hasImportSlices(headless bool) bool {
 }
 
 // ImportSlices returns the names of all desired EndpointSlices beside ServiceImports, NAMESPACE/NAME.
-func (p *Plan) ImportSlices() (names []string) {
+func (p *ImportPlan) ImportSlices() (names []string) {
 	p.services.EachSlice(func(name, service, namespace string, headless bool) {
 		if isDerived(service) && p.hasImportSlices(headless) {
 			names = append(names, namespace+"/"+name)
@@ -39,7 +39,7 @@ func (p *Plan) ImportSlices() (names []string) {
 // ImportSlice returns the desired EndpointSlice of a name, NAMESPACE/NAME, beside a ServiceImport. It exists as long as
 // the slice of the derived Service that has its endpoints. It is nil although wanted is true while the namespaces are
 // not known.
-func (p *Plan) ImportSlice(imported string) (out *discoveryv1.EndpointSlice, wanted bool) {
+func (p *ImportPlan) ImportSlice(imported string) (out *discoveryv1.EndpointSlice, wanted bool) {
 	namespace, name, _ := strings.Cut(imported, "/")
 	out, _, wanted = p.services.Slice(name)
 	if !wanted || !isDerived(out.Labels[discoveryv1.LabelServiceName]) ||

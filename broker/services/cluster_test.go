@@ -1,4 +1,4 @@
-package imports
+package services
 
 import (
 	"maps"
@@ -50,7 +50,7 @@ type servicePlan = mirror.Plan
 // cluster is the plans of a broker, and what is in its cluster.
 type cluster struct {
 	*servicePlan
-	*Plan
+	*ImportPlan
 	t        testing.TB
 	own      string
 	now      time.Time
@@ -71,7 +71,7 @@ func blank(t testing.TB, more ...string) *cluster {
 func before(t testing.TB, own string, more ...string) *cluster {
 	c := &cluster{t: t, own: own, now: time.Unix(1_900_000_000, 0), services: map[string]*corev1.Service{},
 		slices: map[string]*discoveryv1.EndpointSlice{}}
-	c.servicePlan, c.Plan = Plans(configured(t, own, more...))
+	c.servicePlan, c.ImportPlan = Plans(configured(t, own, more...))
 	return c
 }
 
@@ -92,12 +92,12 @@ func (c *cluster) restarted(more ...string) *cluster {
 // observe passes on what exists of a Service.
 func (c *cluster) observe(name string) (mirror.Touches, Touches) {
 	return c.servicePlan.ObserveService(name, c.services[name], c.now),
-		c.Plan.ObserveService(name, c.services[name], c.now)
+		c.ImportPlan.ObserveService(name, c.services[name], c.now)
 }
 
 // outcomes are those of a cluster's services.
 func (c *cluster) outcomes(cluster string) []mirror.Outcome {
-	return c.Plan.Outcomes(cluster, c.servicePlan.Outcomes(cluster, nil))
+	return c.ImportPlan.Outcomes(cluster, c.servicePlan.Outcomes(cluster, nil))
 }
 
 func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {

@@ -1,10 +1,4 @@
-// Package imports decides what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the rule of the
-// Service that is derived from the ServiceExports of one name and has the endpoints of all clusters that export it,
-// the ServiceImport that leads to it, and the EndpointSlices beside that (docs/adr/0029-multi-cluster-services.md). A
-// broker without mcs.enabled has none of it.
-//
-// The package is pure, as broker/mirror, whose plan it reads: callers pass the time.
-package imports
+package services
 
 import (
 	"cmp"
@@ -25,8 +19,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Plan has the desired ServiceImports and the EndpointSlices beside them. It is not safe for concurrent use.
-type Plan struct {
+// ImportPlan has the desired ServiceImports and the EndpointSlices beside them. It is not safe for concurrent use.
+type ImportPlan struct {
 	rule
 	namespace string // of the mirrors
 	own       string
@@ -51,13 +45,13 @@ type derived struct {
 type Touches struct{ Imports, Slices []mirror.Touched }
 
 // Plans makes a plan of Services, and that of ServiceImports, which is nil without mcs.enabled.
-func Plans(cfg *config.Broker) (*mirror.Plan, *Plan) {
+func Plans(cfg *config.Broker) (*mirror.Plan, *ImportPlan) {
 	if !cfg.MCS.Enabled {
 		return mirror.New(cfg, nil), nil
 	}
 	r := rule{&cfg.MCS, []string{cfg.MirrorNamespace, cfg.Agents.Namespace}}
 	services := mirror.New(cfg, r)
-	return services, &Plan{rule: r, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
+	return services, &ImportPlan{rule: r, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
 		derived: map[string]*derived{}}
 }
 
@@ -65,7 +59,7 @@ func Plans(cfg *config.Broker) (*mirror.Plan, *Plan) {
 func isDerived(service string) bool { return strings.HasPrefix(service, naming.ImportPrefix+"-") }
 
 // Touched returns what is touched with Services and slices.
-func (p *Plan) Touched(by mirror.Touches) (out Touches) {
+func (p *ImportPlan) Touched(by mirror.Touches) (out Touches) {
 	for _, t := range by.Services {
 		if isDerived(t.Name) {
 			p.touch(&out, t)
@@ -81,7 +75,7 @@ func (p *Plan) Touched(by mirror.Touches) (out Touches) {
 }
 
 // touch touches the ServiceImport that leads to a Service, and the one that did.
-func (p *Plan) touch(out *Touches, service mirror.Touched) {
+func (p *ImportPlan) touch(out *Touches, service mirror.Touched) {
 	is := p.derived[service.Name]
 	of, _, desired := p.services.Derived(service.Name)
 	if is == nil && !desired {
@@ -107,7 +101,7 @@ func (p *Plan) touch(out *Touches, service mirror.Touched) {
 
 // ObserveService records an existing Service of semaphore, after the plan of Services did; nil if none of that name
 // exists.
-func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) (out Touches) {
+func (p *ImportPlan) ObserveService(name string, o *corev1.Service, now time.Time) (out Touches) {
 	is := p.derived[name]
 	if !isDerived(name) || is == nil && o == nil {
 		return out
@@ -142,7 +136,7 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) (ou
 
 // Outcomes adds conflicts to the outcomes of a cluster's services, which are sorted by name. Only the own cluster
 // receives them.
-func (p *Plan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Outcome {
+func (p *ImportPlan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Outcome {
 	if cluster != p.own {
 		return out
 	}
@@ -168,7 +162,7 @@ func (p *Plan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Outcome {
 
 // SetNamespaces records which namespaces the own cluster has: nothing is imported into others. It returns the names of
 // the ServiceImports, and of the EndpointSlices beside them.
-func (p *Plan) SetNamespaces(names []string) (imports, slices []string) {
+func (p *ImportPlan) SetNamespaces(names []string) (imports, slices []string) {
 	p.namespaces = map[string]bool{}
 	for _, name := range names {
 		p.namespaces[name] = true
@@ -178,7 +172,7 @@ func (p *Plan) SetNamespaces(names []string) (imports, slices []string) {
 
 // SetNamespace records whether a namespace exists. It returns the names of its ServiceImports, and of the
 // EndpointSlices beside them.
-func (p *Plan) SetNamespace(namespace string, exists bool) (imports, importSlices []string) {
+func (p *ImportPlan) SetNamespace(namespace string, exists bool) (imports, importSlices []string) {
 	if p.namespaces == nil {
 		return nil, nil // SetNamespaces follows
 	}
@@ -193,7 +187,7 @@ func (p *Plan) SetNamespace(namespace string, exists bool) (imports, importSlice
 }
 
 // Imports returns the names of all desired ServiceImports, NAMESPACE/NAME, sorted.
-func (p *Plan) Imports() (names []string) {
+func (p *ImportPlan) Imports() (names []string) {
 	for service := range p.services.AllDerived {
 		of, _, _ := p.services.Derived(service)
 		names = append(names, of.String())
@@ -203,7 +197,7 @@ func (p *Plan) Imports() (names []string) {
 }
 
 // Count is the number of desired ServiceImports.
-func (p *Plan) Count() (n int) {
+func (p *ImportPlan) Count() (n int) {
 	for range p.services.AllDerived {
 		n++
 	}
@@ -219,7 +213,7 @@ func DerivedService(imported string) string {
 // ImportDue returns how long the ServiceImport of a name is not written yet (mcs.settle). A packet to an IP for which
 // kube-proxy has no rule yet is lost, and the kernel remembers the connection as one without a rule: its client waits
 // for minutes. kube-proxy syncs at most once a second.
-func (p *Plan) ImportDue(imported string, now time.Time) time.Duration {
+func (p *ImportPlan) ImportDue(imported string, now time.Time) time.Duration {
 	is := p.derived[DerivedService(imported)]
 	if is == nil || is.addressed.IsZero() {
 		return 0
@@ -229,7 +223,7 @@ func (p *Plan) ImportDue(imported string, now time.Time) time.Duration {
 
 // Import returns the desired ServiceImport of a name, NAMESPACE/NAME. It is nil although wanted is true while its
 // Service, whose IPs it has, does not exist, or the cluster that decides is not complete.
-func (p *Plan) Import(imported string) (out *mcsv1beta1.ServiceImport, wanted bool) {
+func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wanted bool) {
 	service := DerivedService(imported)
 	namespace, name, _ := strings.Cut(imported, "/")
 	of, t, desired := p.services.Derived(service)
@@ -301,7 +295,7 @@ func (p *Plan) Import(imported string) (out *mcsv1beta1.ServiceImport, wanted bo
 }
 
 // ready is the condition of a ServiceImport whose Service exists: the exports need an IP family that this cluster has.
-func (p *Plan) ready(service string, exported []string, here []corev1.IPFamily) metav1.Condition {
+func (p *ImportPlan) ready(service string, exported []string, here []corev1.IPFamily) metav1.Condition {
 	ready := metav1.Condition{Type: string(mcsv1beta1.ServiceImportConditionReady), Status: metav1.ConditionTrue,
 		Reason: string(mcsv1beta1.ServiceImportReasonReady), Message: "Service " + p.namespace + "/" + service +
 			" leads to it"}
