@@ -22,7 +22,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
@@ -64,7 +63,7 @@ type broker struct {
 func newBroker(t testing.TB) (*broker, *config.Agent) {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour},
+	must(t, identity.Init(filepath.Join(dir, "pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour},
 		time.Now()))
 	bundle := filepath.Join(dir, "c1.pem")
 	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))

@@ -45,7 +45,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
@@ -107,8 +106,8 @@ type files struct{ dir, bundle string }
 
 func newFiles(b testing.TB) files {
 	dir := b.TempDir()
-	if err := pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour},
-		time.Now()); err != nil {
+	valid := identity.Validity{Authority: time.Hour, Certificate: time.Hour}
+	if err := identity.Init(filepath.Join(dir, "pki"), "c1", valid, time.Now()); err != nil {
 		b.Fatal(err)
 	}
 	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))

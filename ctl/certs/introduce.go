@@ -29,7 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // Word is what the operator says of clusters, in place of what they say of themselves.
@@ -158,14 +158,14 @@ type known struct {
 // remotesOf returns what a cluster has of others, by name: RemoteClusters, and roots without one. It reads no status.
 func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	out := map[string]*known{}
-	bundles, err := p.configMaps.Get(ctx, pki.BundlesConfigMap, metav1.GetOptions{})
+	bundles, err := p.configMaps.Get(ctx, identity.BundlesConfigMap, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
 	}
 	if err == nil {
 		data, _, err := unstructured.NestedStringMap(bundles.Object, "data")
 		if err != nil {
-			return nil, fmt.Errorf("%s: ConfigMap %s: %w", p.Cluster.Context, pki.BundlesConfigMap, err)
+			return nil, fmt.Errorf("%s: ConfigMap %s: %w", p.Cluster.Context, identity.BundlesConfigMap, err)
 		}
 		for file, text := range data {
 			if name, ok := strings.CutSuffix(file, ".pem"); ok {
@@ -240,7 +240,7 @@ func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, 
 		if x.before = remotes[x.Name]; x.before != nil {
 			in.Before = &x.before.Remote
 			if x.Proof != nil && !in.Replace {
-				in.Doubt = pki.CheckCertificate(x.before.roots, x.Proof.cert, x.Proof.key, x.Name, "semaphorectl", time.Now())
+				in.Doubt = identity.CheckCertificate(x.before.roots, x.Proof.cert, x.Proof.key, x.Name, "semaphorectl", time.Now())
 			}
 		}
 		for name, other := range remotes {
@@ -437,12 +437,12 @@ func (p *Store) trust(ctx context.Context, name string, bundle []byte, dry bool)
 	if err != nil {
 		return err
 	}
-	_, err = p.configMaps.Patch(ctx, pki.BundlesConfigMap, types.MergePatchType, patch,
+	_, err = p.configMaps.Patch(ctx, identity.BundlesConfigMap, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
 	if apierrors.IsNotFound(err) {
 		_, err = p.configMaps.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": corev1.SchemeGroupVersion.String(), "kind": "ConfigMap",
-			"metadata": map[string]any{"name": pki.BundlesConfigMap, "namespace": p.Cluster.Namespace},
+			"metadata": map[string]any{"name": identity.BundlesConfigMap, "namespace": p.Cluster.Namespace},
 			"data":     map[string]any{name + ".pem": string(bundle)},
 		}}, metav1.CreateOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
 	}

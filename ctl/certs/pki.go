@@ -11,7 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 const day = 24 * time.Hour
@@ -56,13 +56,13 @@ what is missing and writes over nothing.
 			if dir == "" {
 				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.Validity)
 			}
-			if err := pki.Init(dir, cluster, v.Validity, time.Now()); err != nil {
+			if err := identity.Init(dir, cluster, v.Validity, time.Now()); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(),
 				"made in %[3]s: the authority of %[1]s, and certificates of %[2]s\nkeep %[3]s/ca.key where nobody else reads it; "+
 					"for the peers: semaphorectl pki bundle --dir %[3]s\n",
-				cluster, strings.Join(pki.Parts, ", "), dir)
+				cluster, strings.Join(identity.Parts, ", "), dir)
 			return nil
 		},
 	}
@@ -87,7 +87,7 @@ func pkiBundleCommand(access *fleet.Access) *cobra.Command {
 			if dir == "" {
 				return bundleIn(cmd.Context(), cmd.OutOrStdout(), access)
 			}
-			_, bundle, err := pki.Bundle(dir)
+			_, bundle, err := identity.Bundle(dir)
 			if err != nil {
 				return err
 			}
@@ -115,7 +115,7 @@ func pkiSecretsCommand() *cobra.Command {
 				}
 				bundles[name] = data
 			}
-			out, err := pki.Secrets(dir, namespace, bundles, time.Now())
+			out, err := identity.Secrets(dir, namespace, bundles, time.Now())
 			if err != nil {
 				return err
 			}
@@ -132,11 +132,11 @@ func pkiSecretsCommand() *cobra.Command {
 }
 
 // DefaultValidity is the validity of certificates without a flag.
-var DefaultValidity = pki.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
+var DefaultValidity = identity.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
 // validity is the validity of certificates that a command creates.
 type validity struct {
-	pki.Validity
+	identity.Validity
 	authorityDays, certificateDays int
 }
 

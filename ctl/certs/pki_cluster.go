@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // pkiWithin bounds all requests to an apiserver.
@@ -83,21 +83,21 @@ func TlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
 }
 
 // Authority returns that of the cluster; nil for none.
-func (p *Store) Authority(ctx context.Context) (*pki.Authority, error) {
-	data, err := p.Secret(ctx, pki.AuthoritySecret)
+func (p *Store) Authority(ctx context.Context) (*identity.Authority, error) {
+	data, err := p.Secret(ctx, identity.AuthoritySecret)
 	if err != nil || data == nil {
 		return nil, err
 	}
-	a, err := pki.ParseAuthority(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
+	a, err := identity.ParseAuthority(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
 	if err != nil {
-		return nil, fmt.Errorf("%s: Secret %s/%s: %w", p.Cluster.Context, p.Cluster.Namespace, pki.AuthoritySecret, err)
+		return nil, fmt.Errorf("%s: Secret %s/%s: %w", p.Cluster.Context, p.Cluster.Namespace, identity.AuthoritySecret, err)
 	}
 	return a, nil
 }
 
 // Ensure creates what the cluster lacks of an authority, certificates and bundle, and prints it. It overwrites nothing,
 // so that it can be called again after an interruption.
-func (p *Store) Ensure(ctx context.Context, name string, v pki.Validity, now time.Time) (made []string,
+func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, now time.Time) (made []string,
 	err error) {
 	a, err := p.Authority(ctx)
 	if err != nil {
@@ -112,10 +112,10 @@ func (p *Store) Ensure(ctx context.Context, name string, v pki.Validity, now tim
 	if a.Cluster() != name {
 		return made, fmt.Errorf("%s: Secret %s/%s is the authority of %q, not of %q", p.Cluster.Context,
 			p.Cluster.Namespace,
-			pki.AuthoritySecret, a.Cluster(), name)
+			identity.AuthoritySecret, a.Cluster(), name)
 	}
-	for _, part := range pki.Parts {
-		have, err := p.Secret(ctx, pki.SecretName(part))
+	for _, part := range identity.Parts {
+		have, err := p.Secret(ctx, identity.SecretName(part))
 		if err != nil {
 			return made, err
 		}
@@ -135,15 +135,16 @@ func (p *Store) Ensure(ctx context.Context, name string, v pki.Validity, now tim
 }
 
 // found creates the authority; if another call created one at the same time, that one counts.
-func (p *Store) found(ctx context.Context, name string, v pki.Validity, now time.Time) (*pki.Authority, error) {
-	if have, err := p.Secret(ctx, pki.SecretName("broker")); err != nil {
+func (p *Store) found(ctx context.Context, name string, v identity.Validity, now time.Time) (*identity.Authority,
+	error) {
+	if have, err := p.Secret(ctx, identity.SecretName("broker")); err != nil {
 		return nil, err
 	} else if have != nil {
 		return nil, fmt.Errorf("%s: there is a Secret %s/%s and no %s: the cluster's authority is elsewhere, such as a "+
 			"directory of pki init",
-			p.Cluster.Context, p.Cluster.Namespace, pki.SecretName("broker"), pki.AuthoritySecret)
+			p.Cluster.Context, p.Cluster.Namespace, identity.SecretName("broker"), identity.AuthoritySecret)
 	}
-	a, err := pki.NewAuthority(name, v.Authority, now)
+	a, err := identity.NewAuthority(name, v.Authority, now)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +152,7 @@ func (p *Store) found(ctx context.Context, name string, v pki.Validity, now time
 	if err != nil {
 		return nil, err
 	}
-	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, pki.AuthoritySecret, cert, key))
+	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, identity.AuthoritySecret, cert, key))
 	if err != nil {
 		return nil, err
 	}
@@ -169,13 +170,13 @@ func (p *Store) found(ctx context.Context, name string, v pki.Validity, now time
 }
 
 // issue creates a key and a certificate for a part, in place of the existing ones.
-func (p *Store) issue(ctx context.Context, a *pki.Authority, part string, validity time.Duration,
+func (p *Store) issue(ctx context.Context, a *identity.Authority, part string, validity time.Duration,
 	now time.Time) error {
 	cert, key, err := a.Issue(part, validity, now)
 	if err != nil {
 		return err
 	}
-	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, pki.SecretName(part), cert, key))
+	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, identity.SecretName(part), cert, key))
 	if err != nil {
 		return err
 	}
@@ -195,7 +196,7 @@ type OwnIdentity struct {
 // Own returns the name of the cluster and its roots, as its parts have them: its own certificate has the name, wherever
 // its authority is. Its roots must prove that certificate.
 func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
-	secret := pki.SecretName("semaphorectl")
+	secret := identity.SecretName("semaphorectl")
 	data, err := p.Secret(ctx, secret)
 	if err != nil {
 		return nil, err
@@ -205,21 +206,21 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 			secret, fleet.CommandFor(p.Cluster, "pki init"))
 	}
 	out := &OwnIdentity{Proof: keyPair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}}
-	cert, err := pki.ParseRoot(out.Proof.cert)
+	cert, err := identity.ParseRoot(out.Proof.cert)
 	if err != nil || len(cert.URIs) != 1 {
 		return nil, fmt.Errorf("%s: the certificate in Secret %s names no cluster: %w", p.Cluster.Context, secret, err)
 	}
 	out.Name = cert.URIs[0].Host
-	found, err := p.configMaps.Get(ctx, pki.BundlesConfigMap, metav1.GetOptions{})
+	found, err := p.configMaps.Get(ctx, identity.BundlesConfigMap, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
 	}
 	text, ok, err := unstructured.NestedString(found.Object, "data", out.Name+".pem")
 	if err != nil || !ok {
-		return nil, fmt.Errorf("%s: ConfigMap %s has no %s.pem", p.Cluster.Context, pki.BundlesConfigMap, out.Name)
+		return nil, fmt.Errorf("%s: ConfigMap %s has no %s.pem", p.Cluster.Context, identity.BundlesConfigMap, out.Name)
 	}
 	out.Bundle = []byte(text)
-	if err := pki.CheckCertificate(out.Bundle, out.Proof.cert, out.Proof.key, out.Name, "semaphorectl",
+	if err := identity.CheckCertificate(out.Bundle, out.Proof.cert, out.Proof.key, out.Name, "semaphorectl",
 		time.Now()); err != nil {
 		return nil, fmt.Errorf("%s: the roots of %s do not prove the certificate in Secret %s: %w; %s makes another",
 			p.Cluster.Context, out.Name, secret, err, fleet.CommandFor(p.Cluster, "pki rotate"))
@@ -228,7 +229,7 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 }
 
 // initIn creates the authority of a cluster in that cluster.
-func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string, v pki.Validity) error {
+func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string, v identity.Validity) error {
 	p, err := pkiIn(access)
 	if err != nil {
 		return err
@@ -263,10 +264,10 @@ func rotateIn(ctx context.Context, w io.Writer, access *fleet.Access, parts []st
 	if a == nil {
 		return fmt.Errorf("%s: no Secret %s/%s: the authority is elsewhere; use --dir", p.Cluster.Context,
 			p.Cluster.Namespace,
-			pki.AuthoritySecret)
+			identity.AuthoritySecret)
 	}
 	if len(parts) == 0 {
-		parts = pki.Parts
+		parts = identity.Parts
 	}
 	for _, part := range parts {
 		if err := p.issue(ctx, a, part, validity, time.Now()); err != nil {
@@ -352,7 +353,7 @@ func exchange(ctx context.Context, w, prompt io.Writer, clusters []*fleet.Cluste
 			if here.Name == there.Name {
 				continue
 			}
-			bundle, err := pki.PeerBundle(here.Name, there.Name, there.Bundle)
+			bundle, err := identity.PeerBundle(here.Name, there.Name, there.Bundle)
 			if err != nil {
 				return fmt.Errorf("%s: %w", there.Cluster.Context, err)
 			}

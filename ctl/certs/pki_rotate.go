@@ -14,7 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 func pkiRotateCommand(access *fleet.Access) *cobra.Command {
@@ -33,12 +32,12 @@ func pkiRotateCommand(access *fleet.Access) *cobra.Command {
 			if dir == "" {
 				return rotateIn(cmd.Context(), cmd.ErrOrStderr(), access, parts, v.Certificate)
 			}
-			if err := pki.Rotate(dir, parts, v.Certificate, time.Now()); err != nil {
+			if err := identity.Rotate(dir, parts, v.Certificate, time.Now()); err != nil {
 				return err
 			}
 			made := parts
 			if len(made) == 0 {
-				made = pki.Parts
+				made = identity.Parts
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "made certificates of %s in %s; next:\n  %s\n", strings.Join(made, ", "), dir,
 				applySecrets(dir))
@@ -73,15 +72,15 @@ the next is taken, which only the operator can know; the command prints what to 
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v.complete(cmd)
 			if cmd.Flags().Changed("step") {
-				if err := pki.RotateCA(dir, step, v.Validity, time.Now()); err != nil {
+				if err := identity.RotateCA(dir, step, v.Validity, time.Now()); err != nil {
 					return err
 				}
 			}
-			stage, err := pki.StageOf(dir)
+			stage, err := identity.StageOf(dir)
 			if err != nil {
 				return err
 			}
-			cluster, _, err := pki.Bundle(dir)
+			cluster, _, err := identity.Bundle(dir)
 			if err != nil {
 				return err
 			}
@@ -98,7 +97,7 @@ the next is taken, which only the operator can know; the command prints what to 
 }
 
 // nextStep is what an operator has to do in a stage, in words.
-func nextStep(stage pki.Stage, cluster, dir string, done bool) string {
+func nextStep(stage identity.Stage, cluster, dir string, done bool) string {
 	bundle := fmt.Sprintf(`  in %[1]s: %[2]s
   for the others: semaphorectl pki bundle --dir %[3]s > %[1]s.pem
   in each of them: semaphorectl pki secrets --dir DIR --peer-bundle %[1]s=%[1]s.pem … | kubectl apply -f -
@@ -108,10 +107,10 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 `, cluster, applySecrets(dir), dir)
 	step := func(n int) string { return fmt.Sprintf("  semaphorectl pki rotate-ca --dir %s --step %d\n", dir, n) }
 	switch stage {
-	case pki.NextTrusted:
+	case identity.NextTrusted:
 		return "step 1 is done: the bundle has two roots, the old one signs. Give the bundle to everyone:\n" + bundle +
 			"Then step 2:\n" + step(2)
-	case pki.NextSigns:
+	case identity.NextSigns:
 		return "step 2 is done: the new authority signs, the old one is still trusted.\nBring the certificates " +
 			"into the cluster:\n" +
 			fmt.Sprintf(
@@ -123,7 +122,7 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 			"Then step 3:\n" + step(
 			3,
 		)
-	case pki.CutShort:
+	case identity.CutShort:
 		return "step 2 was cut short. Take it again:\n" + step(2)
 	}
 	if done {
@@ -163,25 +162,25 @@ type certificate struct {
 }
 
 func showPKI(out io.Writer, dir, output string, now time.Time) error {
-	items, err := pki.Inventory(dir)
+	items, err := identity.Inventory(dir)
 	if err != nil {
 		return err
 	}
-	stage, err := pki.StageOf(dir)
+	stage, err := identity.StageOf(dir)
 	if err != nil {
 		return err
 	}
 	var all []certificate
 	for _, item := range items {
 		c := certificate{File: item.File, NotBefore: item.Cert.NotBefore.UTC(), NotAfter: item.Cert.NotAfter.UTC(),
-			Valid: identity.Validity(item.Cert, now) == nil, Fingerprint: check.Fingerprint(item.Cert)}
+			Valid: identity.CheckValidity(item.Cert, now) == nil, Fingerprint: check.Fingerprint(item.Cert)}
 		if len(item.Cert.URIs) == 1 {
 			c.Name = item.Cert.URIs[0].String()
 		}
 		all = append(all, c)
 	}
 	if output != "table" {
-		return show.PrintValue(out, map[string]any{"certificates": all, "replacing": stage != pki.Steady}, output)
+		return show.PrintValue(out, map[string]any{"certificates": all, "replacing": stage != identity.Steady}, output)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "FILE\tNAME\tUNTIL\tLEFT\tFINGERPRINT")
@@ -196,7 +195,7 @@ func showPKI(out io.Writer, dir, output string, now time.Time) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if stage != pki.Steady {
+	if stage != identity.Steady {
 		_, err = fmt.Fprintf(out,
 			"\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
 	}

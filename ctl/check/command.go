@@ -26,7 +26,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/verify"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 // checker is one call of check.
@@ -332,11 +331,11 @@ func (c *checker) gatherTLSDir(facts *Facts) (*tls.Certificate, error) {
 // gatherPKI collects all certificates of a directory. Listeners are shown the exporter's, because the exporter calls
 // other clusters.
 func gatherPKI(facts *Facts, dir string) (show *tls.Certificate, cluster string, err error) {
-	cluster, _, err = pki.Bundle(dir)
+	cluster, _, err = identity.Bundle(dir)
 	if err != nil {
 		return nil, "", fmt.Errorf("--dir: %w", err)
 	}
-	items, err := pki.Inventory(dir)
+	items, err := identity.Inventory(dir)
 	if err != nil {
 		return nil, "", fmt.Errorf("--dir: %w", err)
 	}
@@ -348,7 +347,7 @@ func gatherPKI(facts *Facts, dir string) (show *tls.Certificate, cluster string,
 		}
 		part := filepath.Dir(item.File)
 		own, pair := ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"),
-			pki.IDOf(cluster, part),
+			identity.IDOf(cluster, part),
 			"semaphorectl pki rotate --dir "+dir)
 		facts.Own = append(facts.Own, own)
 		if part == "exporter" {

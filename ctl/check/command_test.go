@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
@@ -185,7 +185,7 @@ func (a spireAgent) FetchX509SVID(_ *workload.X509SVIDRequest,
 		return err
 	}
 	root := func(dir string) []byte {
-		_, text, err := pki.Bundle(dir)
+		_, text, err := identity.Bundle(dir)
 		if err != nil {
 			return nil
 		}

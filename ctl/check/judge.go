@@ -151,7 +151,7 @@ func judgeTime(kind finding.Validity, subject string, cert *x509.Certificate, no
 	renew string) show.Finding {
 	f := show.Finding{Code: kind.Good, Subject: subject, Evidence: fmt.Sprintf("valid until %s, %s from now",
 		cert.NotAfter.UTC().Format(layout), days(cert.NotAfter.Sub(now)))}
-	err := identity.Validity(cert, now)
+	err := identity.CheckValidity(cert, now)
 	life, left := cert.NotAfter.Sub(cert.NotBefore), cert.NotAfter.Sub(now)
 	switch {
 	case err != nil && now.Before(cert.NotBefore):
@@ -224,7 +224,7 @@ func chain(certs []*x509.Certificate, b Bundle, now time.Time) error {
 	}
 	// Verify at a time when the leaf is valid: its validity is a finding of its own.
 	at := now
-	if leaf := certs[0]; identity.Validity(leaf, now) != nil {
+	if leaf := certs[0]; identity.CheckValidity(leaf, now) != nil {
 		at = leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
 	}
 	_, _, err = x509svid.Verify(certs, x509bundle.FromX509Authorities(td.TrustDomain(), b.Roots), x509svid.WithTime(at))

@@ -16,7 +16,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -32,13 +31,13 @@ var must = testkit.Must
 func cluster(t *testing.T, name string, made time.Time) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	must(t, pki.Init(dir, name, pki.Validity{Authority: 3650 * day, Certificate: 365 * day}, made))
+	must(t, identity.Init(dir, name, identity.Validity{Authority: 3650 * day, Certificate: 365 * day}, made))
 	return dir
 }
 
 func bundleOf(t *testing.T, dir string) Bundle {
 	t.Helper()
-	name, _, err := pki.Bundle(dir)
+	name, _, err := identity.Bundle(dir)
 	must(t, err)
 	b := ReadBundle(name, filepath.Join(dir, "ca.crt"))
 	must(t, b.Err)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 // broker starts c2's listener as in the product: it trusts the clusters in bundles, and accepts c1's exporter.
@@ -26,7 +25,7 @@ func broker(t *testing.T, dir string, bundles map[string]string) (address string
 	t.Helper()
 	trust := t.TempDir()
 	for name, of := range bundles {
-		_, bundle, err := pki.Bundle(of)
+		_, bundle, err := identity.Bundle(of)
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(trust, name+".pem"), bundle, 0o644))
 	}

@@ -32,8 +32,8 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 // foreignCluster is a cluster in which no part of semaphore runs.
@@ -465,7 +465,7 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 		return nil, err
 	}
 	now := time.Now()
-	name := pki.SecretName("exporter")
+	name := identity.SecretName("exporter")
 	have, err := namespaced.Secret(ctx, name)
 	if err != nil {
 		return nil, err
@@ -476,10 +476,11 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 		root = []byte(text)
 	}
 	half := now.Add(certs.DefaultValidity.Certificate / 2)
-	if pki.CheckCertificate(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter",
+	if identity.CheckCertificate(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter",
 		half) != nil {
 		var cert, key []byte
-		if root, cert, key, err = pki.Alone(what.Cluster, "exporter", certs.DefaultValidity.Certificate, now); err != nil {
+		root, cert, key, err = identity.Alone(what.Cluster, "exporter", certs.DefaultValidity.Certificate, now)
+		if err != nil {
 			return nil, err
 		}
 		if err := p.applier.ApplyTyped(ctx, certs.TlsSecret(what.Namespace(), name, cert, key)); err != nil {
@@ -495,7 +496,7 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 	}
 	return root, p.applier.ApplyTyped(ctx, &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
-		ObjectMeta: metav1.ObjectMeta{Name: pki.BundlesConfigMap, Namespace: what.Namespace()},
+		ObjectMeta: metav1.ObjectMeta{Name: identity.BundlesConfigMap, Namespace: what.Namespace()},
 		Data:       map[string]string{p.Name + ".pem": string(p.Bundle), what.Cluster + ".pem": string(root)},
 	})
 }

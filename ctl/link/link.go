@@ -28,7 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // linkWithin bounds the requests to the apiservers of all clusters, and with --dns the restart of their CoreDNS.
@@ -236,7 +236,7 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 		if err != nil {
 			return nil, err
 		}
-		data, err := p.Secret(ctx, pki.SecretName("semaphorectl"))
+		data, err := p.Secret(ctx, identity.SecretName("semaphorectl"))
 		if err != nil {
 			return nil, err
 		}
@@ -376,7 +376,7 @@ func introductions(pairs [][2]*linkedCluster) (gets []*certs.Introduction, to ma
 	for _, pair := range pairs {
 		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
 			here, there := way[0], way[1]
-			bundle, err := pki.PeerBundle(here.Name, there.Name, there.Bundle)
+			bundle, err := identity.PeerBundle(here.Name, there.Name, there.Bundle)
 			if err != nil {
 				return nil, nil, fmt.Errorf("%s: %w", there.facts.Context, err)
 			}

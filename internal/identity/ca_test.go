@@ -25,7 +25,7 @@ type authority struct {
 
 var serial int64
 
-func newAuthority(t *testing.T) *authority {
+func newCA(t *testing.T) *authority {
 	t.Helper()
 	serial++
 	a := &authority{key: newKey(t)}

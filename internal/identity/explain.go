@@ -13,9 +13,9 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 )
 
-// Validity returns nil if now is within a certificate's validity, and otherwise an error with the times of the issuer's
-// clock and ours. Neither side can know which of the clocks is wrong.
-func Validity(cert *x509.Certificate, now time.Time) error {
+// CheckValidity returns nil if now is within a certificate's validity, and otherwise an error with the times of the
+// issuer's clock and ours. Neither side can know which of the clocks is wrong.
+func CheckValidity(cert *x509.Certificate, now time.Time) error {
 	const layout = "2006-01-02 15:04:05 MST"
 	span := fmt.Sprintf("valid from %s to %s, and our clock says %s",
 		cert.NotBefore.UTC().Format(layout), cert.NotAfter.UTC().Format(layout), now.UTC().Format(layout))
@@ -54,7 +54,7 @@ func nameOf(cert *x509.Certificate) string {
 func explained(err error, now time.Time) error {
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
-		if clocks := Validity(invalid.Cert, now); clocks != nil {
+		if clocks := CheckValidity(invalid.Cert, now); clocks != nil {
 			return fmt.Errorf("%w (%w)", clocks, err)
 		}
 	}
@@ -73,7 +73,7 @@ func (s *Source) Refused(err error) error {
 		return fmt.Errorf("%w; we have no certificate to show: %w", err, ownErr)
 	}
 	cert, now := svid.Certificates[0], time.Now()
-	if clocks := Validity(cert, now); clocks != nil {
+	if clocks := CheckValidity(cert, now); clocks != nil {
 		return fmt.Errorf("the other end may refuse our certificate: %w (%w)", clocks, err)
 	}
 	// gRPC passes on the text of an error and not the error.

@@ -121,7 +121,7 @@ func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 		return nil, err
 	}
 	cert := svid.Certificates[0]
-	if err := Validity(cert, time.Now()); err != nil {
+	if err := CheckValidity(cert, time.Now()); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.logged != cert {

@@ -126,7 +126,7 @@ func mustFail(t *testing.T, what string, server, client *tls.Config, serverText,
 }
 
 func TestMutualTLS(t *testing.T) {
-	ca1, ca2, ca3, stranger := newAuthority(t), newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, ca2, ca3, stranger := newCA(t), newCA(t), newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem(), "c3": ca3.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all).source(t)
 	server := broker.ServerTLS(only(Exporter("c1")))
@@ -174,7 +174,7 @@ func TestMutualTLS(t *testing.T) {
 	}
 
 	mustFail(t, "a client without a certificate", server,
-		bundleClientTLS(filepath.Join(writeBundle(t, ca2.pem())), Broker("c2")), "client didn't provide a certificate",
+		bundleClientTLS(filepath.Join(writeRoots(t, ca2.pem())), Broker("c2")), "client didn't provide a certificate",
 		"certificate required")
 
 	plain := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}
@@ -185,7 +185,7 @@ func TestMutualTLS(t *testing.T) {
 }
 
 func TestExpired(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	server := newPart(t, ca2, "spiffe://c2/broker", all)
 	client := newPart(t, ca1, "spiffe://c1/exporter", all)
@@ -208,7 +208,7 @@ func TestExpired(t *testing.T) {
 // TestRotation: a rotated certificate, a new root beside the old one, and a removed root take effect at the next
 // handshake, without a restart.
 func TestRotation(t *testing.T) {
-	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, newCA1, ca2 := newCA(t), newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
@@ -240,7 +240,7 @@ func TestRotation(t *testing.T) {
 // TestBrokenRotationKeepsWhatWorks: files that are unreadable or invalid for a moment do not affect what works.
 func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	log := testkit.CaptureLog(t)
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
@@ -282,7 +282,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 }
 
 func TestNewSourceSaysWhatIsWrong(t *testing.T) {
-	ca := newAuthority(t)
+	ca := newCA(t)
 	good := func() *part {
 		return newPart(t, ca, "spiffe://c1/broker", map[string][]byte{"c1": ca.pem()})
 	}
@@ -322,7 +322,7 @@ func TestNewSourceSaysWhatIsWrong(t *testing.T) {
 // TestNoSessionOutlivesTrust: a session that began while a cluster was trusted is not resumed when it is no longer
 // trusted: TLS would skip the check of the certificate.
 func TestNoSessionOutlivesTrust(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	server := broker.source(t).ServerTLS(anyone)
@@ -340,16 +340,16 @@ func TestNoSessionOutlivesTrust(t *testing.T) {
 
 // TestServerOnly is the case of agents: only the server authenticates by a certificate.
 func TestServerOnly(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	server := newPart(t, ca1, "spiffe://c1/broker", all).source(t).ServerOnlyTLS()
-	bundle := writeBundle(t, ca1.pem())
+	bundle := writeRoots(t, ca1.pem())
 	mustPass(t, "agent of c1", server, bundleClientTLS(bundle, Broker("c1")))
 	mustFail(t, "agent that wants another broker", server, bundleClientTLS(bundle, Broker("c2")), "bad certificate",
 		`unexpected ID "spiffe://c1/broker"`)
 	mustFail(t, "agent that wants another part", server, bundleClientTLS(bundle, Exporter("c1")), "bad certificate",
 		`unexpected ID "spiffe://c1/broker"`)
-	mustFail(t, "agent with the root of another cluster", server, bundleClientTLS(writeBundle(t, ca2.pem()), Broker("c1")),
+	mustFail(t, "agent with the root of another cluster", server, bundleClientTLS(writeRoots(t, ca2.pem()), Broker("c1")),
 		"bad certificate", "unknown authority")
 	mustFail(t, "agent whose bundle is not there", server, bundleClientTLS(bundle+".not", Broker("c1")), "bad certificate",
 		bundle+".not")
@@ -368,7 +368,7 @@ func TestServerOnly(t *testing.T) {
 	mustPass(t, "bundle with both roots", server, client)
 }
 
-func writeBundle(t *testing.T, roots []byte) string {
+func writeRoots(t *testing.T, roots []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bundle.pem")
 	write(t, path, roots)
@@ -422,7 +422,7 @@ func (s *secret) write(t *testing.T, files map[string][]byte) {
 }
 
 func TestSecretVolume(t *testing.T) {
-	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, newCA1, ca2 := newCA(t), newCA(t), newCA(t)
 	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
 	issue := func(ca *authority) map[string][]byte {
 		cert, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
@@ -453,7 +453,7 @@ func TestSecretVolume(t *testing.T) {
 // TestSecretVolumeUnderWay: while volumes are replaced continuously, every part has its certificate, and every cluster
 // its roots.
 func TestSecretVolumeUnderWay(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
 	cert, key := ca1.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	both := map[string][]byte{"tls.crt": cert, "tls.key": key}
@@ -504,7 +504,7 @@ func TestSecretVolumeUnderWay(t *testing.T) {
 // TestPeerIDAndStandingStream: PeerID returns the caller's ID to a gRPC server, and an open stream outlives a rotation
 // and the end of trust: neither affects traffic in progress.
 func TestPeerIDAndStandingStream(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)

@@ -16,11 +16,11 @@ import (
 // TestF19Rollover (F19): the order of steps in docs/certificates.md for a cluster's new root. After every step, either
 // end accepts a new connection, and the stream that was opened first is still open.
 func TestF19Rollover(t *testing.T) {
-	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, newCA1, ca2 := newCA(t), newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	exporter1, broker1 := newPart(t, ca1, "spiffe://c1/exporter", all), newPart(t, ca1, "spiffe://c1/broker", all)
 	exporter2, broker2 := newPart(t, ca2, "spiffe://c2/exporter", all), newPart(t, ca2, "spiffe://c2/broker", all)
-	agent1 := writeBundle(t, ca1.pem())
+	agent1 := writeRoots(t, ca1.pem())
 	both := bytes.Join([][]byte{ca1.pem(), newCA1.pem()}, nil)
 
 	// Both are opened once: nothing restarts.
@@ -70,7 +70,7 @@ func TestF19Rollover(t *testing.T) {
 	mustFail(t, "the old root", to2, late.source(t).ClientTLS(Broker("c2")), "unknown authority", "remote error: tls:")
 
 	// The wrong order fails: the other end does not have the root of this certificate yet.
-	third := newAuthority(t)
+	third := newCA(t)
 	exporter1.certificate(t, third, hour, "spiffe://c1/exporter")
 	mustFail(t, "leaf before root", to2, from1, "unknown authority", "remote error: tls:")
 	out.echo(t)
@@ -79,7 +79,7 @@ func TestF19Rollover(t *testing.T) {
 // TestF18BothClocksAreNamed (F18): if clocks differ, or a certificate has expired, both ends report the times of both
 // clocks: the refusing one in its log, the refused one in the error of its stream.
 func TestF18BothClocksAreNamed(t *testing.T) {
-	ca1, ca2 := newAuthority(t), newAuthority(t)
+	ca1, ca2 := newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker, exporter := newPart(t, ca2, "spiffe://c2/broker", all), newPart(t, ca1, "spiffe://c1/exporter", all)
 	client := exporter.source(t)
@@ -162,7 +162,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 
 // TestRefusalsAreLoggedOnceAMinute: a peer that is refused repeatedly does not fill the log.
 func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
-	ca1, ca2, stranger := newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, ca2, stranger := newCA(t), newCA(t), newCA(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	server := newPart(t, ca2, "spiffe://c2/broker", all).source(t).ServerTLS(anyone)
 	forged := newPart(t, stranger, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
@@ -198,7 +198,7 @@ func (a address) String() string  { return string(a) }
 // TestOwnID: a part that starts with another part's certificate reports that. One that receives such a certificate
 // later keeps its own.
 func TestOwnID(t *testing.T) {
-	ca := newAuthority(t)
+	ca := newCA(t)
 	p := newPart(t, ca, "spiffe://c1/exporter", map[string][]byte{"c1": ca.pem()})
 	_, err := Open(t.Context(), p.files, Broker("c1"))
 	if err == nil || !strings.Contains(err.Error(), p.files.CertFile) ||

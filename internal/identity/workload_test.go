@@ -152,7 +152,7 @@ func until(t *testing.T, what string, ok func() bool) {
 // TestWorkloadAPI: certificates from SPIRE: the first fetch, rotation during an open stream, two roots, and a federated
 // bundle that is removed.
 func TestWorkloadAPI(t *testing.T) {
-	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	ca1, newCA1, ca2 := newCA(t), newCA(t), newCA(t)
 	spire := newAgent(t)
 	hour := time.Now().Add(time.Hour)
 	other := svid(t, ca1, hour, "spiffe://c1/other") // SPIRE may give a workload several
@@ -216,7 +216,7 @@ func TestWorkloadAPI(t *testing.T) {
 
 // TestWorkloadAPIRoots: an agent uses only the roots, whatever its own certificate is.
 func TestWorkloadAPIRoots(t *testing.T) {
-	ca1, newCA1 := newAuthority(t), newAuthority(t)
+	ca1, newCA1 := newCA(t), newCA(t)
 	hour := time.Now().Add(time.Hour)
 	spire := newAgent(t)
 	spire.give(nil, svid(t, ca1, hour, "spiffe://c1/agent"))
@@ -242,7 +242,7 @@ func TestWorkloadAPIRoots(t *testing.T) {
 }
 
 func TestWorkloadAPIOfAnotherPart(t *testing.T) {
-	ca1 := newAuthority(t)
+	ca1 := newCA(t)
 	spire := newAgent(t)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
 	_, err := spire.open(t, "spiffe://c1/broker")
@@ -255,7 +255,7 @@ func TestWorkloadAPIOfAnotherPart(t *testing.T) {
 // TestWorkloadAPIStartWaits: a start waits for the socket, for an answer, and for a registration entry. It ends with
 // its context, and then reports the reason.
 func TestWorkloadAPIStartWaits(t *testing.T) {
-	ca1 := newAuthority(t)
+	ca1 := newCA(t)
 	spire := newAgent(t)
 	spire.refuse(status.Error(codes.PermissionDenied, "no identity issued"))
 	opened := make(chan error, 1)
@@ -302,7 +302,7 @@ func TestWorkloadAPIStartWaits(t *testing.T) {
 // last certificates stay in use, and the API is watched again.
 func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	log := testkit.CaptureLog(t)
-	ca1, newCA1 := newAuthority(t), newAuthority(t)
+	ca1, newCA1 := newCA(t), newCA(t)
 	spire := &agent{socket: filepath.Join(t.TempDir(), "agent.sock"), changed: make(chan struct{})}
 	stop := spire.serve(t)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))

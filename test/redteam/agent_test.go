@@ -24,7 +24,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -179,8 +178,8 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 // deploy/example/c1, the exporter's copy of the RemoteCluster c2, and the certificates of c1.
 func (n *agentNode) configure(encryption string) {
 	n.t.Helper()
-	n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-	_, bundle, err := pki.Bundle(n.path("pki"))
+	n.must(identity.Init(n.path("pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	_, bundle, err := identity.Bundle(n.path("pki"))
 	n.must(err)
 	n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
 	shipped, err := os.ReadFile("../../deploy/agent/config.yaml")

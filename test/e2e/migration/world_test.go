@@ -25,7 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker"
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -99,8 +99,8 @@ func newWorld(t *testing.T) *world {
 		s.rest = kubetest.Start(t)
 		s.kube = kubernetes.NewForConfigOrDie(s.rest)
 		w.addNode(s, s.node, s.address, s.podCIDR)
-		must(t, pki.Init(filepath.Join(w.dir, s.name, "pki"), s.name,
-			pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		must(t, identity.Init(filepath.Join(w.dir, s.name, "pki"), s.name,
+			identity.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
 		roots, err := os.ReadFile(filepath.Join(w.dir, s.name, "pki", "ca.crt"))
 		must(t, err)
 		must(t, os.MkdirAll(filepath.Join(w.dir, "bundles"), 0o700))

@@ -1,5 +1,5 @@
 // Package authority issues the short-lived certificates of a test's Kubernetes cluster: a CA, its apiserver and its
-// users. It is apart from internal/pki, which issues semaphore's own certificates.
+// users. It is apart from internal/identity, which issues semaphore's own certificates.
 package authority
 
 import (

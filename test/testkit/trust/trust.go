@@ -16,7 +16,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -37,8 +36,9 @@ func In(tb testing.TB, dir string, clusters ...string) Dir {
 	testkit.Must(tb, os.MkdirAll(d.Bundles(), 0o755))
 	for _, cluster := range clusters {
 		own := filepath.Join(dir, cluster)
-		testkit.Must(tb, pki.Init(own, cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(own)
+		testkit.Must(tb, identity.Init(own, cluster,
+			identity.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		_, bundle, err := identity.Bundle(own)
 		testkit.Must(tb, err)
 		testkit.Must(tb, os.WriteFile(filepath.Join(d.Bundles(), cluster+".pem"), bundle, 0o644))
 	}

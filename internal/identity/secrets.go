@@ -1,4 +1,4 @@
-package pki
+package identity
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // Secrets returns what a cluster's parts mount, as YAML for kubectl: a Secret for each of exporter, broker and
@@ -123,7 +122,7 @@ func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 		return fmt.Errorf("certificate of the %s in %s belongs to %s, not to %s: replace it (%s)", part,
 			filepath.Join(dir, part), svid.ID, want, again)
 	}
-	if err := identity.Validity(svid.Certificates[0], now); err != nil {
+	if err := CheckValidity(svid.Certificates[0], now); err != nil {
 		return err
 	}
 	roots, err := x509bundle.Parse(svid.ID.TrustDomain(), bundle)

@@ -1,5 +1,4 @@
-// Package pki makes a cluster's certificate authority and the certificates of its parts,
-// as files in one directory, and replaces them:
+// The cluster's certificate authority and the certificates of its parts are files in one directory, or Secrets:
 //
 //	ca.crt, ca.key                  the authority that signs
 //	exporter/tls.crt, tls.key       spiffe://CLUSTER/exporter
@@ -13,10 +12,10 @@
 // X.509-SVID specification of SPIFFE. No private key ever needs to leave the directory but into a Secret of
 // its own cluster.
 //
-// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go writes,
+// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, pem.go writes,
 // secrets.go prints what a cluster mounts, inventory.go lists what is there. memory.go is an authority that is in no
 // directory, but in a Secret of its cluster.
-package pki
+package identity
 
 import (
 	"crypto/x509"
@@ -31,7 +30,6 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // Parts that have a certificate.
@@ -108,11 +106,11 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 func IDOf(cluster, part string) spiffeid.ID {
 	switch part {
 	case "exporter":
-		return identity.Exporter(cluster)
+		return Exporter(cluster)
 	case "broker":
-		return identity.Broker(cluster)
+		return Broker(cluster)
 	default:
-		return identity.Semaphorectl(cluster)
+		return Semaphorectl(cluster)
 	}
 }
 
