@@ -267,7 +267,7 @@ PUSH ?=
 .PHONY: image
 image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archive in bin/image/; PUSH=REFERENCE sends it
 	@echo "== image"
-	@go run ./cmd/image $(if $(PUSH),--push '$(PUSH)')
+	@go run ./deploy/image/build $(if $(PUSH),--push '$(PUSH)')
 
 .PHONY: components
 components: ## what the testbed's clusters and nodes run, Kubernetes, containerd, Calico and so on: built once, then cached

@@ -243,7 +243,7 @@ func TestSBOM(t *testing.T) {
 	r := release(t, "arm64", "-trimpath")
 	r.Programs["semaphorectl"] = filepath.Join(t.TempDir(), "image") // any program that has modules of others in it
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o",
-		r.Programs["semaphorectl"], "../../cmd/image")
+		r.Programs["semaphorectl"], "./build")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}

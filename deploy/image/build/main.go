@@ -1,4 +1,4 @@
-// Command image builds the product's image from this checkout, without a container engine: `make image`.
+// Command build builds the product's image from this checkout, without a container engine: `make image`.
 package main
 
 import (
