@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/report"
-	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -93,7 +92,7 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
 	}
-	watched := watch.Options{Restores: cfg.Restores, StoreEvery: at.store}
+	watched := publish.WatcherOptions{Restores: cfg.Restores, StoreEvery: at.store}
 	if rules.MultiCluster {
 		if e.mcs, err = mcs.New(restConfig, mcs.Exporter); err != nil {
 			return err
@@ -103,7 +102,8 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 		e.conditions = report.NewConditions(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, report.NewConditionMetrics(reg),
 			slog.Default())
 	}
-	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(restConfig), e.catalog, reg, watched); err != nil {
+	affinities := kube.NewBlockAffinities(restConfig)
+	if e.watcher, err = publish.NewWatcher(client, affinities, e.catalog, reg, watched); err != nil {
 		return err
 	}
 	e.metrics = publish.NewMetrics(reg)
@@ -158,7 +158,7 @@ type exporter struct {
 	elector *leader.Elector
 	source  *identity.Source
 	catalog *catalog.Catalog
-	watcher *watch.Watcher
+	watcher *publish.Watcher
 	// mcs reads ServiceExports and writes their conditions; nil if the feature is off.
 	mcs        *mcs.Client
 	conditions *report.Conditions

@@ -7,7 +7,6 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/report"
-	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/test/testkit/metricsdoc"
@@ -23,7 +22,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	publish.NewMetrics(table)
 	report.NewFeedbackMetrics(table)
 	report.NewConditionMetrics(table)
-	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table, watch.Options{}); err != nil {
+	if _, err := publish.NewWatcher(nil, nil, catalog.New(catalog.Rules{}), table, publish.WatcherOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	table.MustRegister(&exporter{}, debug.Findings(nil))

@@ -1,7 +1,10 @@
-// Package publish sends a cluster's catalog to one broker over a stream, and opens a new stream whenever one ends,
-// until the exporter ends.
+// Package publish fills a cluster's catalog, and sends it to each broker over a stream. It opens a new stream whenever
+// one ends, until the exporter ends.
 //
 // Session implements the protocol without I/O. Publishers of different brokers share only the journal.
+//
+// The Watcher keeps the catalog current with the cluster's apiserver. It reads (get, list, watch) and never writes. The
+// catalog decides what is exported; the Watcher knows which objects that needs.
 package publish
 
 import (

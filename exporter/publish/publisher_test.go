@@ -36,14 +36,15 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 func TestMain(m *testing.M) {
-	loopback.Enter()
+	loopback.Enter(kubetest.Prepare)
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
 // must ends the test where there is an error.

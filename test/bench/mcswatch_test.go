@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/exporter/watch"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
@@ -104,11 +104,11 @@ func (c *mcsCluster) read(b *testing.B, multiCluster bool, exported int) *catalo
 	}
 	all := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 		Mirror: mirror, Global: none, MultiCluster: multiCluster})
-	var o watch.Options
+	var o publish.WatcherOptions
 	if multiCluster {
 		o.Exports = func(u *kube.Unread) *cache.ListWatch { return c.exports.Follow("", u) }
 	}
-	w, err := watch.New(c.Interface, kube.NewBlockAffinities(c.rest), all, prometheus.NewRegistry(), o)
+	w, err := publish.NewWatcher(c.Interface, kube.NewBlockAffinities(c.rest), all, prometheus.NewRegistry(), o)
 	must(b, err)
 	run(b, w.Run)
 	soon(b, "the first snapshot", func() bool {

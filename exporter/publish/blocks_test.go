@@ -1,4 +1,4 @@
-package watch
+package publish
 
 import (
 	"fmt"
@@ -76,7 +76,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	w := start(t, limited, c)
 	waits := func(what string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			err := w.Synced()
 			if err == nil || !strings.Contains(err.Error(), "not read yet: blockaffinities: cannot list: ") ||
 				!strings.Contains(err.Error(), what) {
@@ -122,7 +122,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	waitForSync(t, w)
 	exports := func(want string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			if got := blocksOf(c); got != want {
 				return fmt.Errorf("exported are %q, not %q", got, want)
 			}
@@ -178,7 +178,7 @@ func TestAutoBlocks(t *testing.T) {
 	waitForSync(t, w)
 	exports := func(want string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			if got := blocksOf(c); got != want {
 				return fmt.Errorf("exported are %q, not %q; %w", got, want, w.Synced())
 			}

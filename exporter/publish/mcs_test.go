@@ -1,4 +1,4 @@
-package watch
+package publish
 
 import (
 	"fmt"
@@ -54,13 +54,13 @@ func TestServiceExports(t *testing.T) {
 	rules := newCatalog(t, config.Services).Rules()
 	rules.MultiCluster = true
 	c := catalog.New(rules)
-	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, Options{
+	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, WatcherOptions{
 		Exports: func(u *kube.Unread) *cache.ListWatch { return exports.Exports().Follow("", u) },
 	})
 
 	waits := func(why string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			err := w.Synced()
 			if err == nil {
 				return fmt.Errorf("the catalog is complete")
@@ -87,7 +87,7 @@ func TestServiceExports(t *testing.T) {
 
 	says := func(want ...string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			var got []string
 			entries, _ := c.Journal().Snapshot()
 			for _, e := range entries {
@@ -125,7 +125,7 @@ func TestServiceExports(t *testing.T) {
 	newer, err := mcs.New(cfg, "test")
 	must(t, err)
 	other := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}}
-	within(t, func() error {
+	soon(t, func() error {
 		_, err := newer.Exports().Create(ctx, other)
 		return err
 	})
@@ -144,7 +144,7 @@ func TestServiceExports(t *testing.T) {
 
 	waitsAgain := func(definition string) {
 		t.Helper()
-		within(t, func() error {
+		soon(t, func() error {
 			problems := strings.Join(finding.Texts(w.Findings()), "\n")
 			if !strings.Contains(problems, "serviceexports: the watch fails") ||
 				!strings.Contains(problems, "CustomResourceDefinition "+definition+".multicluster.x-k8s.io") {
@@ -164,7 +164,7 @@ func TestServiceExports(t *testing.T) {
 		slice.Endpoints[0].Addresses = []string{address}
 		_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(ctx, slice, metav1.UpdateOptions{})
 		must(t, err)
-		within(t, func() error {
+		soon(t, func() error {
 			entries, _ := c.Journal().Snapshot()
 			for _, e := range entries {
 				if strings.Contains(e.Value.Object.String(), address) {
@@ -178,7 +178,7 @@ func TestServiceExports(t *testing.T) {
 	says("endpointslice shop/echo-1", "service shop/echo")
 	_, err = definitions.Apply(ctx, crds, false)
 	must(t, err)
-	within(t, func() error {
+	soon(t, func() error {
 		if problems := finding.Texts(w.Findings()); len(problems) > 0 {
 			return fmt.Errorf("the problems are %q", problems)
 		}
@@ -195,7 +195,7 @@ func TestServiceExports(t *testing.T) {
 		must(t, crds.Delete(ctx, d.Name, metav1.DeleteOptions{}))
 	}
 	waitsAgain("serviceexports")
-	within(t, func() error {
+	soon(t, func() error {
 		for _, d := range all {
 			if _, err := crds.Get(ctx, d.Name, metav1.GetOptions{}); err == nil {
 				return fmt.Errorf("definition %s is not gone yet", d.Name)
@@ -212,7 +212,7 @@ func TestServiceExports(t *testing.T) {
 	must(t, err)
 	says()
 	export.Spec = mcsv1beta1.ServiceExportSpec{}
-	within(t, func() error {
+	soon(t, func() error {
 		_, err := exports.Exports().Create(ctx, export)
 		return err
 	})

@@ -1,11 +1,10 @@
-package watch
+package publish
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -37,7 +35,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 const (
@@ -45,12 +42,6 @@ const (
 	globalLabel = "mirror.semaphore.uw.io/global-service"
 	setLabel    = naming.DefaultLabelDomain + "/name"
 )
-
-func TestMain(m *testing.M) {
-	loopback.Enter(kubetest.Prepare)
-	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	goleak.VerifyTestMain(kubetest.Reusing(m))
-}
 
 func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 	t.Helper()
@@ -82,13 +73,13 @@ func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 // start runs a watcher until the test ends.
 func start(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
 	t.Helper()
-	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat, Options{})
+	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat, WatcherOptions{})
 }
 
 func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffinities, cat *catalog.Catalog,
-	o Options, prepare ...func(*Watcher)) *Watcher {
+	o WatcherOptions, prepare ...func(*Watcher)) *Watcher {
 	t.Helper()
-	w, err := New(c, affinities, cat, prometheus.NewRegistry(), o)
+	w, err := NewWatcher(c, affinities, cat, prometheus.NewRegistry(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +120,7 @@ func failed(t *testing.T, w *Watcher, resource, verb string) float64 {
 	return 0
 }
 
-func exported(c *catalog.Catalog) string {
+func exportedKeys(c *catalog.Catalog) string {
 	var keys []string
 	all, _ := c.Journal().Snapshot()
 	for _, e := range all {
@@ -144,22 +135,19 @@ func eventually(t *testing.T, c *catalog.Catalog, want ...string) {
 	t.Helper()
 	slices.Sort(want)
 	text := strings.Join(want, ", ")
-	within(t, func() error {
-		if got := exported(c); got != text {
+	soon(t, func() error {
+		if got := exportedKeys(c); got != text {
 			return fmt.Errorf("exported are %q, not %q", got, text)
 		}
 		return nil
 	})
 }
 
-func within(t *testing.T, check func() error) {
+func soon(t *testing.T, check func() error) {
 	t.Helper()
 	// client-go waits up to half a minute before it tries again.
 	testkit.Eventually(t, 3*time.Minute, "the watcher", check)
 }
-
-// must ends the test where there is an error.
-var must = testkit.Must
 
 func waitForSync(t *testing.T, w *Watcher) {
 	t.Helper()
@@ -344,7 +332,7 @@ func testLabels(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		if i%100 != 99 {
 			continue
 		}
-		within(t, func() error {
+		soon(t, func() error {
 			got := map[string]string{}
 			all, _ := c.Journal().Snapshot()
 			for _, e := range all {
@@ -380,7 +368,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	grant("nodes")
 	// The apiserver's authorizer follows what was written.
-	within(t, func() error {
+	soon(t, func() error {
 		_, err := client(t, limited).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		return err
 	})
@@ -395,9 +383,9 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 
 	w := startWith(t, client(t, limited), kube.NewBlockAffinities(limited),
-		newCatalog(t, config.Encryption, config.Policy), Options{},
+		newCatalog(t, config.Encryption, config.Policy), WatcherOptions{},
 		func(w *Watcher) { w.identifyForbiddenRetry = time.Second })
-	within(t, func() error {
+	soon(t, func() error {
 		err := w.Synced()
 		if err == nil {
 			t.Fatal("pods may not be read, and the watcher says that all is")
@@ -417,7 +405,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		t.Error("the errors are not counted")
 	}
 	// What may be read is ready, and so it is where it cannot be said which apiserver this is.
-	within(t, func() error {
+	soon(t, func() error {
 		if !w.Ready(semaphorev1.Kind_KIND_NODE) {
 			return errors.New("nodes may be read and are not ready")
 		}
@@ -434,7 +422,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	grant("pods", "namespaces")
 	waitForSync(t, w)
-	within(t, func() error {
+	soon(t, func() error {
 		if p := finding.Texts(w.Findings()); len(p) > 0 {
 			return fmt.Errorf("the rights are there, and problems are %q", p)
 		}
@@ -477,7 +465,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	road.close()
 	must(t, services.Delete(t.Context(), "goes", metav1.DeleteOptions{}))
-	within(t, func() error {
+	soon(t, func() error {
 		if p := strings.Join(finding.Texts(w.Findings()), "\n"); !strings.Contains(p, "the watch fails: cannot ") {
 			return fmt.Errorf("the apiserver is out of reach, and problems are %q", p)
 		}
@@ -490,7 +478,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		t.Errorf("an outage changed what is exported to %q", got)
 	}
 	road.open()
-	within(t, func() error {
+	soon(t, func() error {
 		if got := mine(); got != "stays" {
 			return fmt.Errorf("exported are %q, not %q", got, "stays")
 		}
@@ -506,7 +494,7 @@ func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	must(t, err)
-	w, err := New(unused, kube.NewBlockAffinities(nil), c, prometheus.NewRegistry(), Options{})
+	w, err := NewWatcher(unused, kube.NewBlockAffinities(nil), c, prometheus.NewRegistry(), WatcherOptions{})
 	must(t, err)
 	node := func(name, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
@@ -531,7 +519,7 @@ func TestSteps(t *testing.T) {
 		{cache.Delta{Type: cache.Updated, Object: node("n5", "no number")}, "node n5 for c2", 0},
 	} {
 		must(t, it.process(step.delta))
-		if got, read := exported(c), w.Read(semaphorev1.Kind_KIND_NODE); got != step.want || read != step.read {
+		if got, read := exportedKeys(c), w.Read(semaphorev1.Kind_KIND_NODE); got != step.want || read != step.read {
 			t.Errorf("after %v: exported are %q, read is up to %d; not %q and %d", step.delta, got, read, step.want, step.read)
 		}
 	}
@@ -700,7 +688,7 @@ func TestServicesWithoutSelector(t *testing.T) {
 		}
 		return of
 	}
-	within(t, func() error {
+	soon(t, func() error {
 		if got := all(); len(got) != 5 {
 			return fmt.Errorf("slices of %v", got)
 		}
@@ -709,7 +697,7 @@ func TestServicesWithoutSelector(t *testing.T) {
 	c := newCatalog(t, config.Services)
 	w := start(t, cfg, c)
 	waitForSync(t, w)
-	within(t, func() error {
+	soon(t, func() error {
 		got := map[string]bool{}
 		objects, _ := c.Journal().Snapshot()
 		for _, e := range objects {
@@ -733,8 +721,8 @@ func TestServicesWithoutSelector(t *testing.T) {
 		}
 	}
 	must(t, admin.CoreV1().Services("shop").Delete(ctx, "external", metav1.DeleteOptions{}))
-	within(t, func() error {
-		if text := exported(c); strings.Contains(text, "by-hand") {
+	soon(t, func() error {
+		if text := exportedKeys(c); strings.Contains(text, "by-hand") {
 			return errors.New(text)
 		}
 		return nil

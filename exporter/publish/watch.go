@@ -1,8 +1,4 @@
-// Package watch keeps a catalog current with a cluster's apiserver. It reads (get, list, watch) and never writes.
-//
-// The catalog decides what is exported. This package knows which objects the catalog needs, and requests no others:
-// the apiserver applies the selectors.
-package watch
+package publish
 
 import (
 	"cmp"
@@ -34,7 +30,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Watcher watches the objects that a catalog needs.
+// Watcher watches the objects that a catalog needs. It requests no others: the apiserver applies the selectors.
 type Watcher struct {
 	client    kubernetes.Interface
 	catalog   *catalog.Catalog
@@ -82,8 +78,8 @@ func (r *resource) synced() bool {
 const otherSlices = discoveryv1.LabelManagedBy + " notin (endpointslice-controller.k8s.io," + naming.ManagedByBroker +
 	"," + naming.ManagedByServiceMirror + ")"
 
-// Options are what watchers may lack.
-type Options struct {
+// WatcherOptions are what watchers may lack.
+type WatcherOptions struct {
 	// Restores is how often the cluster's etcd was restored from a backup: resourceVersions before and after a restore
 	// belong to different sources.
 	Restores int
@@ -93,10 +89,10 @@ type Options struct {
 	Exports func(*kube.Unread) *cache.ListWatch
 }
 
-// New makes the watches that the catalog's rules need; affinities are read if the rules use Calico's blocks. Nothing
-// is read before Run.
-func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog,
-	reg prometheus.Registerer, o Options) (*Watcher, error) {
+// NewWatcher makes the watches that the catalog's rules need; affinities are read if the rules use Calico's blocks.
+// Nothing is read before Run.
+func NewWatcher(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog,
+	reg prometheus.Registerer, o WatcherOptions) (*Watcher, error) {
 	w := &Watcher{
 		client: client, catalog: c, restores: o.Restores, storeEvery: cmp.Or(o.StoreEvery, kube.StoreEvery),
 		identifyForbiddenRetry: 15 * time.Second,
