@@ -186,7 +186,7 @@ func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func(
 		}
 	}
 	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
-		Sink: b.engines, WaitForRoom: b.engines.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
+		Sink: b.engines.feed, WaitForRoom: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
 	})
 	began()
 	g, ctx := errgroup.WithContext(ctx)

@@ -2,11 +2,11 @@ package broker
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
@@ -17,14 +17,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// engines are the engines of the features; nil for a feature that is off. They are the federation server's Sink: the
-// changes of a remote's replica go into the queue of each.
+// engines are the engines of the features; nil for a feature that is off.
 type engines struct {
 	tunnels  *mesh.Engine
 	services *services.Engine
 	sets     *policy.Engine
-	brake    config.Brake
-	warn     problem.Warn
+	// feed is the federation server's Sink: the changes of a remote's replica go into the queue of each engine.
+	feed federation.Feed
 }
 
 // engine is the engine of any feature.
@@ -45,7 +44,7 @@ type braking interface {
 }
 
 func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now func() time.Time) engines {
-	e := engines{warn: warn, brake: cfg.Brake}
+	e := engines{feed: federation.Feed{Warn: warn, Brake: cfg.Brake}}
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = mesh.NewEngine(cfg, peers, warn, now)
 	}
@@ -54,6 +53,9 @@ func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now fun
 	}
 	if cfg.Features.Has(config.Policy) {
 		e.sets = policy.NewEngine(cfg, warn, now)
+	}
+	for _, one := range e.all() {
+		e.feed.Queues = append(e.feed.Queues, one.Queue())
 	}
 	return e
 }
@@ -89,46 +91,11 @@ func (e engines) collectors() (all []prometheus.Collector) {
 	return all
 }
 
-// Take implements federation.Sink.
-func (e engines) Take(cluster string, r replica.Result) {
-	for _, refused := range r.Refused {
-		e.warn(cluster, "Refused "+refused.Key.String()+" "+string(refused.Code), finding.Refused,
-			fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
-	}
-	for _, h := range r.Retained {
-		if h.Objects == h.Total { // those that follow belong to the same withdrawal
-			kind := semaphorev1.KindName(h.Kind)
-			e.warn(cluster, "HeldBack "+kind, finding.HeldBack, fmt.Sprintf(
-				"cluster %s withdrew so many %ss that the broker retains %d of %d %s",
-				cluster, kind, h.Total, h.Peak, e.brake.Until(cluster)))
-		}
-	}
-	for _, one := range e.all() {
-		one.Queue().Push(cluster, r)
-	}
-}
-
 // Remind repeats the warnings about problems for which there was no room.
 func (e engines) Remind() {
 	for _, one := range e.all() {
 		one.Remind()
 	}
-}
-
-// Room waits until all engines have room for more changes of a remote. It calls waits before the first wait.
-func (e engines) Room(ctx context.Context, cluster string, waits func() error) error {
-	for _, one := range e.all() {
-		if !one.Queue().Full(cluster) {
-			continue
-		}
-		if err := waits(); err != nil {
-			return err
-		}
-		if err := one.Queue().WaitForRoom(ctx, cluster); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
