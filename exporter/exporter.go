@@ -36,7 +36,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -127,7 +129,7 @@ func refuse(ctx context.Context, cfg *config.Exporter, restConfig *rest.Config, 
 	if err != nil {
 		return err
 	}
-	return follow.RefuseLosses(ctx, objects, store, cfg.Judge(nil))
+	return follow.RefuseLosses(ctx, objects, store, remotes.Judge(cfg, volume.ReadFile, nil))
 }
 
 func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {

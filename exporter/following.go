@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -192,7 +193,7 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	before, last := f.before, f.decided
 	f.mu.Unlock()
 	var d remotes.Decision
-	own := e.cfg.Judge(f.own)
+	own := remotes.Judge(e.cfg, volume.ReadFile, f.own)
 	if last != nil && reflect.DeepEqual(objects, f.objects) && reflect.DeepEqual(own, f.own) {
 		d = *last
 	} else {

@@ -24,6 +24,8 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
@@ -112,7 +114,7 @@ func (b *remotesBed) create(u *unstructured.Unstructured) {
 // streams to other brokers continue without repeats. The exporter also writes the bounds of the agents' broker.
 func TestFollowsRemoteClusters(t *testing.T) {
 	bed := newRemotesBed(t)
-	admin, remotes := bed.admin, bed.remotes
+	admin, objects := bed.admin, bed.remotes
 	c2, at2 := bed.broker("c2")
 	c3, at3 := bed.broker("c3")
 	create := func(name, spec string) {
@@ -124,14 +126,14 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		if !json.Valid([]byte(patch)) {
 			t.Fatal(patch)
 		}
-		_, err := remotes.Patch(t.Context(), name, "application/merge-patch+json", []byte(patch),
+		_, err := objects.Patch(t.Context(), name, "application/merge-patch+json", []byte(patch),
 			metav1.PatchOptions{}, sub...)
 		must(t, err)
 	}
 	exporting := func(name, want string) {
 		t.Helper()
 		within(t, name+" is "+want, func() bool {
-			u, err := remotes.Get(t.Context(), name, metav1.GetOptions{})
+			u, err := objects.Get(t.Context(), name, metav1.GetOptions{})
 			must(t, err)
 			var o v1alpha1.RemoteCluster
 			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
@@ -178,7 +180,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		if err != nil {
 			return err.Error()
 		}
-		return m.Data[config.RemotesFile]
+		return m.Data[remotes.RemotesFile]
 	}
 	within(t, "c3 is in the bounds", func() bool {
 		return strings.Contains(bounds(), "name: c3") && strings.Contains(bounds(), "listenPort: 7801")
@@ -191,8 +193,8 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	}
 	patch("c2", `{"status":{"listenPort":7790}}`, "status")
 	within(t, "c2 is in the bounds", func() bool { return strings.Contains(bounds(), "listenPort: 7790") })
-	must(t, os.WriteFile(filepath.Join(filepath.Dir(own), config.RemotesFile), []byte(bounds()), 0o600))
-	if s := config.LoadSubnets(own, "c1", nil); len(s.Problems) > 0 || len(s.Remotes) != 2 ||
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(own), remotes.RemotesFile), []byte(bounds()), 0o600))
+	if s := remotes.LoadSubnets(volume.ReadFile, own, "c1", nil); len(s.Problems) > 0 || len(s.Remotes) != 2 ||
 		s.Remotes["c2"].WireGuard.ListenPort != 7790 {
 		t.Errorf("an agent reads %+v", s)
 	}
@@ -221,7 +223,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	patch("c2", `{"status":{"listenPort":7790}}`, "status")
 
 	// c3 is removed and added again. Objects deleted in between are not sent late.
-	must(t, remotes.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
+	must(t, objects.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	within(t, "one stream is left", func() bool { return len(e.status().GetLinks()) == 1 })
 	must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))
 	within(t, "c2 knows the end", func() bool { return c2.holds() == "node n1, setmember shop/web" })

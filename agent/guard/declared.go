@@ -11,6 +11,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	bounds "github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -18,7 +20,7 @@ import (
 // does not come from the broker.
 type declared struct {
 	// subnets is nil if the configuration names no such file.
-	subnets *config.Subnets
+	subnets *bounds.Subnets
 }
 
 // remote returns what the file states about a remote. named is false if the file exists and does not name the remote;
@@ -50,11 +52,15 @@ func (m *Monitor) LoadSubnets(before string) {
 	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
 		return
 	}
-	s := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster, config.ReadText(before, m.cfg.Cluster))
+	s := m.readSubnets(bounds.ReadText(before, m.cfg.Cluster))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.declare(s)
 	m.publish()
+}
+
+func (m *Monitor) readSubnets(before *bounds.Subnets) *bounds.Subnets {
+	return bounds.LoadSubnets(volume.ReadFile, m.cfg.SubnetsFile, m.cfg.Cluster, before)
 }
 
 // Declared returns what is in use of the subnets file, for a later agent; empty if that is not known.
@@ -76,7 +82,7 @@ func (m *Monitor) ReloadSubnets() bool {
 	m.mu.Lock()
 	before := m.declared.subnets // only this goroutine sets it
 	m.mu.Unlock()
-	s := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster, before)
+	s := m.readSubnets(before)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	had := *before
@@ -96,7 +102,7 @@ func (m *Monitor) ReloadSubnets() bool {
 }
 
 // declare makes the remotes of the file guarded. It must be called with mu held.
-func (m *Monitor) declare(s *config.Subnets) {
+func (m *Monitor) declare(s *bounds.Subnets) {
 	m.declared.subnets = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for _, of := range []map[string]config.Remote{s.Blocked, s.Remotes} {

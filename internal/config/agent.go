@@ -28,6 +28,12 @@ const (
 // defaultKeyPath is the directory of semaphore-wireguard, too.
 const defaultKeyPath = "/var/lib/semaphore-wireguard"
 
+// NoSubnets is the value of subnetsFile for no file.
+const NoSubnets = "none"
+
+// defaultSubnetsFile is where agents and exporters have the broker's file.
+const defaultSubnetsFile = "/etc/semaphore/subnets/broker.yaml"
+
 // Agent is the configuration of semaphore-agent. Devices, peers and routes come from its broker.
 type Agent struct {
 	// Cluster is the name of the agent's own cluster.
@@ -109,11 +115,11 @@ func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, t
 func PartOfAgent(data []byte) *Agent {
 	c := &Agent{}
 	c.setDefaults()
-	keys, _ := topKeys(subnetsText{data: data})
+	keys, _ := Keys(data)
 	part := *c
 	for key, to := range map[string]any{"guardInbound": &part.GuardInbound, "routing": &part.Routing,
 		"stateFile": &part.StateFile, "wgKeyPath": &part.WGKeyPath} {
-		_ = decodeKey(keys, key, to)
+		_ = DecodeKey(keys, key, to)
 	}
 	var p problems
 	if part.checkRouting(&p); len(p) > 0 {

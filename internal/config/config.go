@@ -83,7 +83,7 @@ func Parse[T any, P interface {
 	// Keys are case-sensitive: otherwise a file with both "cluster" and "Cluster" would set one field twice.
 	unknown, err := strictjson.UnmarshalStrict(text, c)
 	if err != nil {
-		return nil, explainType(err)
+		return nil, ExplainType(err)
 	}
 	p := problems(unknown)
 	P(c).complete(&p)
@@ -129,8 +129,8 @@ func checkOneDocument(data []byte) error {
 	}
 }
 
-// explainType names the position of a value of the wrong type, and the expected type in YAML's terms instead of Go's.
-func explainType(err error) error {
+// ExplainType names the position of a value of the wrong type, and the expected type in YAML's terms instead of Go's.
+func ExplainType(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
 		return err

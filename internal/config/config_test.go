@@ -221,6 +221,22 @@ func TestLoadAgent(t *testing.T) {
 	}
 }
 
+// Without the file, the operator must configure both.
+func TestWithoutSubnetsFile(t *testing.T) {
+	for text, word := range map[string]string{
+		"subnetsFile: none": "localSubnets",
+		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]":                                "allowedSubnets",
+		"subnetsFile: none\nallowedSubnets: [10.2.0.0/16]":                              "localSubnets",
+		"subnetsFile: broker.yaml":                                                      "subnetsFile",
+		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.2.0.0/16]": "",
+	} {
+		_, err := Parse[Agent]([]byte("cluster: c1\n" + text))
+		if word == "" && err != nil || word != "" && (err == nil || !strings.Contains(err.Error(), word+":")) {
+			t.Errorf("%s: error %v; want it to name %q", text, err, word)
+		}
+	}
+}
+
 func TestLoadAgentsSubnets(t *testing.T) {
 	c, err := Load[Agent](write(t,
 		"cluster: c1\nallowedSubnets: [10.0.0.0/8, 'fd02::/48']\nlocalSubnets: [10.1.0.0/16]\n"))

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // Exporter is the configuration of semaphore-exporter.
@@ -165,32 +164,6 @@ func (c *Exporter) completeBroker(p *problems) {
 		p.add("localBroker.address", "the broker of this cluster itself receives global services only, and features has no "+
 			"services")
 	}
-}
-
-// Judge returns the configuration with which RemoteClusters are judged: what the broker's file says about the own
-// cluster, else what it said in before, a Judge of earlier; nil for none.
-func (c *Exporter) Judge(before *Broker) *Broker {
-	is := &Broker{Cluster: c.Cluster, Features: c.Features, Encryption: Strict, WireGuard: c.WireGuard}
-	known := &Subnets{}
-	if before != nil {
-		known.Local, known.Known = before.LocalPrefixes, true
-		is.MCS, is.Encryption, is.LocalPrefixes = before.MCS, before.Encryption, before.LocalPrefixes
-	}
-	if c.SubnetsFile == NoSubnets {
-		return is
-	}
-	var file subnetsText
-	file.data, file.err = volume.ReadFile(c.SubnetsFile)
-	keys, err := topKeys(file)
-	if err != nil { // agents and the broker report it
-		return is
-	}
-	r := &subnetsReader{cluster: c.Cluster, before: known, out: &Subnets{}}
-	r.settings(keys, true)
-	r.local(keys, true)
-	is.Encryption, is.LocalPrefixes = r.encryption, r.out.Local
-	_ = decodeKey(keys, "mcs", &is.MCS)
-	return is
 }
 
 func checkSelector(p *problems, field, selector string) {

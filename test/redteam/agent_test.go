@@ -24,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -201,11 +202,11 @@ func (n *agentNode) configure(encryption string) {
 }
 
 // bounds writes the file with the remotes by which the agent bounds its broker.
-func (n *agentNode) bounds(remotes ...map[string]any) {
+func (n *agentNode) bounds(all ...map[string]any) {
 	n.t.Helper()
-	text, err := yaml.Marshal(map[string]any{"remotes": remotes})
+	text, err := yaml.Marshal(map[string]any{"remotes": all})
 	n.must(err)
-	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
+	n.must(os.WriteFile(n.path(remotes.RemotesFile), text, 0o644))
 }
 
 // start runs the agent. The returned function ends it like a crash.

@@ -74,7 +74,8 @@ func TestBoundsOf(t *testing.T) {
 				want   string
 			}{{before, test.want}, {nil, test.first}} {
 				own := ownBroker(t)
-				use, wrong := own.JudgeRemotes(boundsOf(remotes.Decision{InEffect: all}, all, ports, from.before), from.before)
+				use, wrong := remotes.JudgeRemotes(own,
+					boundsOf(remotes.Decision{InEffect: all}, all, ports, from.before), from.before)
 				var words []string
 				for _, r := range use {
 					words = append(words, fmt.Sprint(r.Name, " ", r.PodSubnets, " ", r.WireGuard.ListenPort))
@@ -82,7 +83,7 @@ func TestBoundsOf(t *testing.T) {
 				if got := strings.Join(words, ", "); got != from.want {
 					t.Errorf("%d before: %s\nwant %s\n%v", len(from.before), got, from.want, wrong)
 				}
-				if again := config.ReadRemotes([]byte(config.RemotesText(use))); len(again) != len(use) {
+				if again := remotes.ReadRemotes([]byte(remotes.RemotesText(use))); len(again) != len(use) {
 					t.Errorf("read again: %v", again)
 				}
 			}

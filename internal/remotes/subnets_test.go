@@ -1,4 +1,4 @@
-package config
+package remotes
 
 import (
 	"fmt"
@@ -51,18 +51,17 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
-// Without the file, the operator must configure both.
-func TestWithoutSubnetsFile(t *testing.T) {
-	for text, word := range map[string]string{
-		"subnetsFile: none": "localSubnets",
-		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]":                                "allowedSubnets",
-		"subnetsFile: none\nallowedSubnets: [10.2.0.0/16]":                              "localSubnets",
-		"subnetsFile: broker.yaml":                                                      "subnetsFile",
-		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.2.0.0/16]": "",
-	} {
-		_, err := Parse[Agent]([]byte("cluster: c1\n" + text))
-		if word == "" && err != nil || word != "" && (err == nil || !strings.Contains(err.Error(), word+":")) {
-			t.Errorf("%s: error %v; want it to name %q", text, err, word)
-		}
+// TestSubnetsOfOneDevice: the agents' copy refuses remotes whose device names are equal, as the broker's configuration
+// does (TestDevicesOfOneName in internal/config).
+func TestSubnetsOfOneDevice(t *testing.T) {
+	const text = `
+localSubnets: [10.1.0.0/16]
+remotes:
+- {name: cluster-42807, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 1}}
+- {name: cluster-320514, podSubnets: [10.3.0.0/16], nodeSubnets: [172.17.0.0/16], wireguard: {listenPort: 2}}
+`
+	const want = `remotes[1].name: "cluster-320514" and "cluster-42807" have devices of one name, wg.0c5526e1cb`
+	if _, err := ParseSubnets([]byte(text), "c1"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the agents' copy: %v; want %s", err, want)
 	}
 }

@@ -1,12 +1,12 @@
-package config
+package remotes
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,14 +14,8 @@ import (
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/volume"
+	"github.com/kube-semaphore/semaphore/internal/config"
 )
-
-// NoSubnets is the value of subnetsFile for no file.
-const NoSubnets = "none"
-
-// defaultSubnetsFile is where agents and exporters have the broker's file.
-const defaultSubnetsFile = "/etc/semaphore/subnets/broker.yaml"
 
 // RemotesFile is the file, beside the broker's, that lists the remotes if they come from RemoteClusters. The exporter
 // writes it.
@@ -33,10 +27,10 @@ type Subnets struct {
 	// Local are the pod, service and node subnets of the own cluster.
 	Local []netip.Prefix
 	// Remotes are the clusters with encryption, by name. No two of them conflict.
-	Remotes map[string]Remote
+	Remotes map[string]config.Remote
 	// Blocked are remotes that the file names in a form that cannot be used, and of which no earlier form is known. They
 	// have the PodPrefixes that conflict with nothing: no packet to them is sent in the clear, and none into a tunnel.
-	Blocked map[string]Remote
+	Blocked map[string]config.Remote
 	// Unnamed is true if no file lists remotes: the broker's has none, and there is no file beside it.
 	Unnamed bool
 	// Static is true if the remotes are in the broker's file.
@@ -49,11 +43,11 @@ type Subnets struct {
 
 // LoadSubnets reads the configuration file of a cluster's broker for its agents. It ignores unknown keys, which belong
 // to a broker of another version. It judges each element for itself: in place of one that cannot be used it takes the
-// form that the element has in before, the last result; nil for none.
-func LoadSubnets(path, cluster string, before *Subnets) *Subnets {
+// form that the element has in before, the last result; nil for none. read is volume.ReadFile.
+func LoadSubnets(read func(path string) ([]byte, error), path, cluster string, before *Subnets) *Subnets {
 	var own, beside subnetsText
-	own.data, own.err = volume.ReadFile(path)
-	beside.data, beside.err = volume.ReadFile(filepath.Join(filepath.Dir(path), RemotesFile))
+	own.data, own.err = read(path)
+	beside.data, beside.err = read(filepath.Join(filepath.Dir(path), RemotesFile))
 	s := readSubnets(own, beside, cluster, before)
 	for i, problem := range s.Problems {
 		s.Problems[i] = fmt.Sprintf("subnetsFile %s: %s", path, problem)
@@ -68,7 +62,7 @@ func ParseSubnets(data []byte, cluster string) (*Subnets, error) {
 }
 
 // RemotesText returns the content of a RemotesFile. It has what agents read of a remote.
-func RemotesText(remotes []Remote) string {
+func RemotesText(remotes []config.Remote) string {
 	file := struct {
 		Remotes []remoteEntry `json:"remotes"`
 	}{[]remoteEntry{}}
@@ -83,7 +77,7 @@ func RemotesText(remotes []Remote) string {
 }
 
 // ReadRemotes returns the remotes of a RemotesText, without those that cannot be decoded.
-func ReadRemotes(text []byte) (all []Remote) {
+func ReadRemotes(text []byte) (all []config.Remote) {
 	r := &subnetsReader{before: &Subnets{}, out: &Subnets{}}
 	list, _ := r.beside(subnetsText{data: text})
 	for _, e := range list {
@@ -94,15 +88,15 @@ func ReadRemotes(text []byte) (all []Remote) {
 	return all
 }
 
-// JudgeRemotes returns those remotes that the agents of a cluster can use beside each other, by the rules with which
-// they read a RemotesFile. In place of a remote that they cannot use it returns its form in before, if there is one.
-// wrong says so, a line each.
-func (c *Broker) JudgeRemotes(now, before []Remote) (use []Remote, wrong []string) {
-	if _, bad := c.WithRemotes(now); len(bad) == 0 {
+// JudgeRemotes returns those remotes that the agents of the own cluster can use beside each other, by the rules with
+// which they read a RemotesFile. In place of a remote that they cannot use it returns its form in before, if there is
+// one. wrong says so, a line each.
+func JudgeRemotes(own *config.Broker, now, before []config.Remote) (use []config.Remote, wrong []string) {
+	if _, bad := own.WithRemotes(now); len(bad) == 0 {
 		return now, nil
 	}
-	earlier, used := map[string]Remote{}, map[string]Remote{}
-	if _, bad := c.WithRemotes(before); len(bad) == 0 {
+	earlier, used := map[string]config.Remote{}, map[string]config.Remote{}
+	if _, bad := own.WithRemotes(before); len(bad) == 0 {
 		for _, r := range before {
 			earlier[r.Name] = r
 		}
@@ -114,7 +108,7 @@ func (c *Broker) JudgeRemotes(now, before []Remote) (use []Remote, wrong []strin
 			used[r.Name] = was
 		}
 	}
-	left, why := settle(c, list, used)
+	left, why := settle(own, list, used)
 	for _, e := range left {
 		wrong = append(wrong, fmt.Sprintf("agents do not get the RemoteCluster %s as it is: %v", e.Name, why[e.Name]))
 	}
@@ -129,33 +123,68 @@ func (c *Broker) JudgeRemotes(now, before []Remote) (use []Remote, wrong []strin
 	return use, wrong
 }
 
+// Judge returns the configuration with which RemoteClusters are judged: what the broker's file says about the own
+// cluster, else what it said in before, a Judge of earlier; nil for none. read
+// is volume.ReadFile.
+func Judge(c *config.Exporter, read func(path string) ([]byte, error), before *config.Broker) *config.Broker {
+	is := &config.Broker{Cluster: c.Cluster, Features: c.Features, Encryption: config.Strict, WireGuard: c.WireGuard}
+	known := &Subnets{}
+	if before != nil {
+		known.Local, known.Known = before.LocalPrefixes, true
+		is.MCS, is.Encryption, is.LocalPrefixes = before.MCS, before.Encryption, before.LocalPrefixes
+	}
+	if c.SubnetsFile == config.NoSubnets {
+		return is
+	}
+	var file subnetsText
+	file.data, file.err = read(c.SubnetsFile)
+	keys, err := file.keys()
+	if err != nil { // agents and the broker report it
+		return is
+	}
+	r := &subnetsReader{cluster: c.Cluster, before: known, out: &Subnets{}}
+	r.settings(keys, true)
+	r.local(keys, true)
+	is.Encryption, is.LocalPrefixes = r.encryption, r.out.Local
+	_ = config.DecodeKey(keys, "mcs", &is.MCS)
+	return is
+}
+
 // subnetsText is the content of a file, or why it cannot be read.
 type subnetsText struct {
 	data []byte
 	err  error
 }
 
-func (t subnetsText) missing() bool { return errors.Is(t.err, os.ErrNotExist) }
+func (t subnetsText) missing() bool { return errors.Is(t.err, fs.ErrNotExist) }
+
+// keys returns the values by key.
+func (t subnetsText) keys() (map[string]json.RawMessage, error) {
+	if t.err != nil {
+		return nil, t.err
+	}
+	return config.Keys(t.data)
+}
 
 // remoteEntry is a remote in a file, as an agent reads it. It has only what the agent needs: an invalid limit or label
 // elsewhere must not leave a node without bounds.
 type remoteEntry struct {
-	Name          string     `json:"name"`
-	ServicePrefix string     `json:"servicePrefix,omitempty"`
-	PodSubnets    []string   `json:"podSubnets"`
-	NodeSubnets   []string   `json:"nodeSubnets,omitempty"`
-	Encryption    Strictness `json:"encryption,omitempty"`
+	Name          string            `json:"name"`
+	ServicePrefix string            `json:"servicePrefix,omitempty"`
+	PodSubnets    []string          `json:"podSubnets"`
+	NodeSubnets   []string          `json:"nodeSubnets,omitempty"`
+	Encryption    config.Strictness `json:"encryption,omitempty"`
 	WireGuard     struct {
 		ListenPort uint16 `json:"listenPort,omitempty"`
 	} `json:"wireguard"`
 }
 
-func (e remoteEntry) remote() Remote {
-	return Remote{Name: e.Name, ServicePrefix: e.ServicePrefix, PodSubnets: e.PodSubnets, NodeSubnets: e.NodeSubnets,
-		Encryption: e.Encryption, WireGuard: WireGuard{ListenPort: e.WireGuard.ListenPort}}
+func (e remoteEntry) remote() config.Remote {
+	return config.Remote{Name: e.Name, ServicePrefix: e.ServicePrefix, PodSubnets: e.PodSubnets,
+		NodeSubnets: e.NodeSubnets, Encryption: e.Encryption, WireGuard: config.WireGuard{ListenPort: e.WireGuard.ListenPort}}
 }
 
-func entryOf(r Remote) (e remoteEntry) {
+func entryOf(r config.Remote) (e remoteEntry) {
 	e.Name, e.ServicePrefix, e.PodSubnets, e.NodeSubnets = r.Name, r.ServicePrefix, r.PodSubnets, r.NodeSubnets
 	e.Encryption, e.WireGuard.ListenPort = r.Encryption, r.WireGuard.ListenPort
 	return e
@@ -163,29 +192,21 @@ func entryOf(r Remote) (e remoteEntry) {
 
 // subnetsFile is the part that an agent reads of the broker's file, or of the file with the remotes.
 type subnetsFile struct {
-	Features     Features      `json:"features,omitempty"`
-	Encryption   Strictness    `json:"encryption,omitempty"`
-	LocalSubnets []string      `json:"localSubnets,omitempty"`
-	Remotes      []remoteEntry `json:"remotes"`
+	Features     config.Features   `json:"features,omitempty"`
+	Encryption   config.Strictness `json:"encryption,omitempty"`
+	LocalSubnets []string          `json:"localSubnets,omitempty"`
+	Remotes      []remoteEntry     `json:"remotes"`
 	// Static is Subnets.Static. Text writes it; it is in no file of an operator.
 	Static bool `json:"static,omitempty"`
 }
 
-// subnetsJSON returns the JSON of a file.
-func subnetsJSON(data []byte) ([]byte, error) {
-	if err := checkOneDocument(data); err != nil {
-		return nil, err
-	}
-	return yaml.YAMLToJSONStrict(data)
-}
-
 func (f *subnetsFile) read(data []byte) error {
-	text, err := subnetsJSON(data)
+	text, err := config.JSON(data)
 	if err != nil {
 		return err
 	}
 	if _, err := strictjson.UnmarshalStrict(text, f); err != nil {
-		return explainType(err)
+		return config.ExplainType(err)
 	}
 	return nil
 }
@@ -196,7 +217,7 @@ func parseSubnets(data, remotes []byte, cluster string) (*Subnets, error) {
 	if err := file.read(data); err != nil {
 		return nil, err
 	}
-	s := &Subnets{Remotes: map[string]Remote{}, Blocked: map[string]Remote{}, Known: true,
+	s := &Subnets{Remotes: map[string]config.Remote{}, Blocked: map[string]config.Remote{}, Known: true,
 		Static: len(file.Remotes) > 0 || file.Static, Unnamed: len(file.Remotes) == 0 && remotes == nil}
 	if len(file.Remotes) == 0 && remotes != nil {
 		var beside subnetsFile
@@ -208,19 +229,16 @@ func parseSubnets(data, remotes []byte, cluster string) (*Subnets, error) {
 		}
 		file.Remotes = beside.Remotes
 	}
-	c := Broker{Cluster: cluster, Features: file.Features, Encryption: file.Encryption, LocalSubnets: file.LocalSubnets}
-	c.setDefaults()
+	c := config.Broker{Cluster: cluster, Features: file.Features, Encryption: file.Encryption,
+		LocalSubnets: file.LocalSubnets}
 	for _, r := range file.Remotes {
 		c.Remotes = append(c.Remotes, r.remote())
 	}
-	var p problems
-	c.complete(&p)
-	c.completeRemotes(&p)
-	if err := errors.Join(p...); err != nil {
+	if err := c.Complete(); err != nil {
 		return nil, err
 	}
 	s.Local = c.LocalPrefixes
-	if c.Features.Has(Encryption) {
+	if c.Features.Has(config.Encryption) {
 		for _, r := range c.Remotes {
 			s.Remotes[r.Name] = r
 		}
@@ -230,7 +248,7 @@ func parseSubnets(data, remotes []byte, cluster string) (*Subnets, error) {
 
 // Text returns the subnets in the form of a file, for ReadText of a later agent.
 func (s *Subnets) Text() string {
-	file := subnetsFile{Features: Features{Encryption}, Remotes: []remoteEntry{}, Static: s.Static}
+	file := subnetsFile{Features: config.Features{config.Encryption}, Remotes: []remoteEntry{}, Static: s.Static}
 	for _, p := range s.Local {
 		file.LocalSubnets = append(file.LocalSubnets, p.String())
 	}
@@ -249,7 +267,7 @@ func ReadText(text, cluster string) *Subnets {
 	if text == "" {
 		return nil
 	}
-	s := readSubnets(subnetsText{data: []byte(text)}, subnetsText{err: os.ErrNotExist}, cluster, nil)
+	s := readSubnets(subnetsText{data: []byte(text)}, subnetsText{err: fs.ErrNotExist}, cluster, nil)
 	if !s.Known {
 		return nil
 	}
@@ -272,7 +290,7 @@ func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subn
 		}
 	}
 	r := &subnetsReader{cluster: cluster, before: before,
-		out: &Subnets{Remotes: map[string]Remote{}, Blocked: map[string]Remote{}}}
+		out: &Subnets{Remotes: map[string]config.Remote{}, Blocked: map[string]config.Remote{}}}
 	r.read(own, beside)
 	return r.out
 }
@@ -286,8 +304,8 @@ type subnetsReader struct {
 	before  *Subnets
 	out     *Subnets
 	// features and encryption are those of the broker's file; undecided means that the latter cannot be used.
-	features   Features
-	encryption Strictness
+	features   config.Features
+	encryption config.Strictness
 	undecided  bool
 }
 
@@ -306,7 +324,7 @@ func (r *subnetsReader) line(format string, args ...any) {
 
 func (r *subnetsReader) read(own, beside subnetsText) {
 	out, before := r.out, r.before
-	keys, err := topKeys(own)
+	keys, err := own.keys()
 	if err != nil {
 		r.problem(err)
 	}
@@ -328,7 +346,7 @@ func (r *subnetsReader) read(own, beside subnetsText) {
 	}
 	out.Known = before.Known || len(out.Local) > 0 && !unread
 	switch {
-	case !r.features.Has(Encryption):
+	case !r.features.Has(config.Encryption):
 	case unread:
 		maps.Copy(out.Remotes, before.Remotes)
 		out.Unnamed = before.Known && before.Unnamed
@@ -337,56 +355,25 @@ func (r *subnetsReader) read(own, beside subnetsText) {
 	}
 }
 
-// topKeys returns the values of a file by key.
-func topKeys(t subnetsText) (map[string]json.RawMessage, error) {
-	if t.err != nil {
-		return nil, t.err
-	}
-	text, err := subnetsJSON(t.data)
-	if err != nil {
-		return nil, err
-	}
-	keys := map[string]json.RawMessage{}
-	if err := json.Unmarshal(text, &keys); err != nil {
-		return nil, explainType(err)
-	}
-	if len(keys) == 0 {
-		return nil, errors.New("the file is empty")
-	}
-	return keys, nil
-}
-
-// decodeKey decodes the value of a key. A missing one leaves the default.
-func decodeKey(keys map[string]json.RawMessage, key string, to any) error {
-	if keys[key] == nil {
-		return nil
-	}
-	if _, err := strictjson.UnmarshalStrict(keys[key], to); err != nil {
-		return fmt.Errorf("%s: %w", key, explainType(err))
-	}
-	return nil
-}
-
 // settings reads what applies to all remotes. In place of a value that cannot be used is that which protects most.
 func (r *subnetsReader) settings(keys map[string]json.RawMessage, readable bool) {
-	var wrong, none problems
-	if err := decodeKey(keys, "features", &r.features); err != nil {
+	var wrong []error
+	if err := config.DecodeKey(keys, "features", &r.features); err != nil {
 		wrong, r.features = append(wrong, err), nil
 	}
-	had := len(wrong)
-	if r.features.complete(&wrong, "features"); len(wrong) > had {
-		r.features = nil
-		r.features.complete(&none, "features")
+	if bad := r.features.Complete("features"); len(bad) > 0 {
+		wrong, r.features = append(wrong, bad...), nil
+		_ = r.features.Complete("features")
 	}
-	had = len(wrong)
-	r.encryption = Strict
-	if err := decodeKey(keys, "encryption", &r.encryption); err != nil {
+	had := len(wrong)
+	r.encryption = config.Strict
+	if err := config.DecodeKey(keys, "encryption", &r.encryption); err != nil {
 		wrong = append(wrong, err)
-	} else {
-		r.encryption.check(&wrong, "encryption")
+	} else if err := r.encryption.Check("encryption"); err != nil {
+		wrong = append(wrong, err)
 	}
 	if r.undecided = len(wrong) > had || !readable; r.undecided {
-		r.encryption = Strict
+		r.encryption = config.Strict
 	}
 	for _, err := range wrong {
 		r.problem(err)
@@ -396,22 +383,27 @@ func (r *subnetsReader) settings(keys map[string]json.RawMessage, readable bool)
 // local reads localSubnets, one by one.
 func (r *subnetsReader) local(keys map[string]json.RawMessage, readable bool) {
 	var list []json.RawMessage
-	var wrong problems
-	if err := decodeKey(keys, "localSubnets", &list); err != nil {
+	var wrong []error
+	add := func(field, format string, args ...any) {
+		wrong = append(wrong, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if err := config.DecodeKey(keys, "localSubnets", &list); err != nil {
 		wrong = append(wrong, err)
 	} else if readable && len(list) == 0 {
-		wrong.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
+		add("localSubnets", "none: name the pod, service and node subnets of this cluster")
 	}
 	for i, raw := range list {
 		field := fmt.Sprintf("localSubnets[%d]", i)
 		var text string
 		if _, err := strictjson.UnmarshalStrict(raw, &text); err != nil {
-			wrong.add(field, "%s is no text", raw)
+			add(field, "%s is no text", raw)
 			continue
 		}
-		for _, prefix := range parsePrefixes(&wrong, field, []string{text}) {
+		prefixes, bad := config.ParsePrefixes(field, []string{text})
+		wrong = append(wrong, bad...)
+		for _, prefix := range prefixes {
 			if name := r.stands(prefix); name != "" && !slices.Contains(r.before.Local, prefix) {
-				wrong.add(field, "%s overlaps podSubnets of the remote %s, which are in use", prefix, name)
+				add(field, "%s overlaps podSubnets of the remote %s, which are in use", prefix, name)
 				continue
 			}
 			r.out.Local = append(r.out.Local, prefix)
@@ -452,7 +444,7 @@ type listed struct {
 
 // beside reads the list of the file beside the broker's.
 func (r *subnetsReader) beside(t subnetsText) (all []listed, unread bool) {
-	keys, err := topKeys(t)
+	keys, err := t.keys()
 	if err == nil && keys["remotes"] == nil {
 		err = errors.New("remotes: none: the file has no such key")
 	}
@@ -476,7 +468,7 @@ func (r *subnetsReader) list(raw json.RawMessage, file string) (all []listed, un
 	seen := map[string]bool{}
 	for i, raw := range list {
 		e := decodeEntry(raw)
-		err := ClusterName(e.Name)
+		err := config.ClusterName(e.Name)
 		if err == nil && seen[e.Name] {
 			err = fmt.Errorf("%q is listed twice, and the first one is used", e.Name)
 		}
@@ -495,17 +487,17 @@ func decodeEntry(raw json.RawMessage) (e listed) {
 	if _, err := strictjson.UnmarshalStrict(raw, &e.remoteEntry); err == nil {
 		return e
 	} else {
-		e = listed{undecoded: explainType(err)}
+		e = listed{undecoded: config.ExplainType(err)}
 	}
 	keys := map[string]json.RawMessage{}
 	if json.Unmarshal(raw, &keys) != nil {
 		return e
 	}
-	_ = decodeKey(keys, "name", &e.Name)
-	_ = decodeKey(keys, "encryption", &e.Encryption)
+	_ = config.DecodeKey(keys, "name", &e.Name)
+	_ = config.DecodeKey(keys, "encryption", &e.Encryption)
 	for key, to := range map[string]*[]string{"podSubnets": &e.PodSubnets, "nodeSubnets": &e.NodeSubnets} {
 		var list []json.RawMessage
-		if decodeKey(keys, key, &list) != nil {
+		if config.DecodeKey(keys, key, &list) != nil {
 			continue
 		}
 		for _, raw := range list {
@@ -521,7 +513,7 @@ func decodeEntry(raw json.RawMessage) (e listed) {
 // judge decides which remotes are used. Who has something that works keeps it: remotes in their earlier form come
 // first, then each one that conflicts with none of them, until no more do, as one may make room for another.
 func (r *subnetsReader) judge(list []listed) {
-	own := &Broker{Cluster: r.cluster, Features: r.features, Encryption: r.encryption, LocalPrefixes: r.out.Local}
+	own := &config.Broker{Cluster: r.cluster, Features: r.features, Encryption: r.encryption, LocalPrefixes: r.out.Local}
 	used := r.out.Remotes
 	for i := range list {
 		e := &list[i]
@@ -552,7 +544,7 @@ func (r *subnetsReader) judge(list []listed) {
 }
 
 // settle adds to those that are used each other remote that fits beside them. It returns those that do not, and why.
-func settle(own *Broker, list []listed, used map[string]Remote) (left []listed, wrong map[string]error) {
+func settle(own *config.Broker, list []listed, used map[string]config.Remote) (left []listed, wrong map[string]error) {
 	wrong, left = map[string]error{}, list
 	for progress := true; progress; {
 		progress = false
@@ -569,11 +561,11 @@ func settle(own *Broker, list []listed, used map[string]Remote) (left []listed, 
 }
 
 // fits returns a remote, completed, or why it cannot be used beside others.
-func fits(own *Broker, e listed, used map[string]Remote) (Remote, error) {
+func fits(own *config.Broker, e listed, used map[string]config.Remote) (config.Remote, error) {
 	if e.undecoded != nil {
-		return Remote{}, e.undecoded
+		return config.Remote{}, e.undecoded
 	}
-	var all []Remote
+	var all []config.Remote
 	for _, name := range slices.Sorted(maps.Keys(used)) {
 		if name != e.Name {
 			all = append(all, entryOf(used[name]).remote())
@@ -588,23 +580,24 @@ func fits(own *Broker, e listed, used map[string]Remote) (Remote, error) {
 		if name != e.Name {
 			line = "beside it, " + name + " " + line
 		}
-		return Remote{}, errors.New(line)
+		return config.Remote{}, errors.New(line)
 	}
 	return with.Remotes[len(all)], nil
 }
 
 // block guards what can only be the remote's.
 func (r *subnetsReader) block(e listed) {
-	var ignored problems
-	others := append(parsePrefixes(&ignored, "", e.NodeSubnets), r.out.Local...)
+	nodes, _ := config.ParsePrefixes("", e.NodeSubnets)
+	others := append(nodes, r.out.Local...)
 	for _, other := range r.out.Remotes {
 		others = append(append(others, other.PodPrefixes...), other.NodePrefixes...)
 	}
-	is := Remote{Name: e.Name, Encryption: e.Encryption}
+	is := config.Remote{Name: e.Name, Encryption: e.Encryption}
 	if is.Encryption == "" {
 		is.Encryption = r.encryption
 	}
-	for _, p := range parsePrefixes(&ignored, "", e.PodSubnets) {
+	pods, _ := config.ParsePrefixes("", e.PodSubnets)
+	for _, p := range pods {
 		if !overlapsAny(p, others) {
 			is.PodSubnets, is.PodPrefixes = append(is.PodSubnets, p.String()), append(is.PodPrefixes, p)
 		}

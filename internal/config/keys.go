@@ -1,0 +1,77 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	strictjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// What reads a part of a file only, and takes of that what can be used, has it from here.
+
+// JSON returns the JSON of a file.
+func JSON(data []byte) ([]byte, error) {
+	if err := checkOneDocument(data); err != nil {
+		return nil, err
+	}
+	return yaml.YAMLToJSONStrict(data)
+}
+
+// Keys returns the values of a file by key.
+func Keys(data []byte) (map[string]json.RawMessage, error) {
+	text, err := JSON(data)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]json.RawMessage{}
+	if err := json.Unmarshal(text, &keys); err != nil {
+		return nil, ExplainType(err)
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("the file is empty")
+	}
+	return keys, nil
+}
+
+// DecodeKey decodes the value of a key. A missing one leaves the default.
+func DecodeKey(keys map[string]json.RawMessage, key string, to any) error {
+	if keys[key] == nil {
+		return nil
+	}
+	if _, err := strictjson.UnmarshalStrict(keys[key], to); err != nil {
+		return fmt.Errorf("%s: %w", key, ExplainType(err))
+	}
+	return nil
+}
+
+// ParsePrefixes returns the prefixes of a list, and what is wrong with the others.
+func ParsePrefixes(field string, texts []string) ([]netip.Prefix, []error) {
+	var p problems
+	return parsePrefixes(&p, field, texts), p
+}
+
+// Complete sets the default, and returns what is wrong.
+func (fs *Features) Complete(field string) []error {
+	var p problems
+	fs.complete(&p, field)
+	return p
+}
+
+// Check returns what is wrong with the value.
+func (s Strictness) Check(field string) error {
+	var p problems
+	s.check(&p, field)
+	return errors.Join(p...)
+}
+
+// Complete sets the defaults of a configuration that is in no file of its own, and returns what is wrong with it.
+func (c *Broker) Complete() error {
+	c.setDefaults()
+	var p problems
+	c.complete(&p)
+	c.completeRemotes(&p)
+	return errors.Join(p...)
+}
