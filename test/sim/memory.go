@@ -15,12 +15,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/broker/networksets"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/queue"
+	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	mirroring "github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
@@ -70,9 +69,9 @@ type memory struct {
 	events, earlier []string
 	state           *peering.State
 	gates           map[string]*choice.Gate
-	tunnels         *tunnels.Engine
+	tunnels         *mesh.Engine
 	mirrors         *mirroring.Engine
-	policy          *networksets.Engine
+	policy          *policy.Engine
 	loops           []leading
 }
 
@@ -191,8 +190,8 @@ func (m *memory) lead() {
 	m.earlier, m.events = m.events, nil
 	m.loops, m.heard = nil, map[string]map[replica.Key]*semaphorev1.Object{}
 	m.state, m.gates = peering.NewState(), map[string]*choice.Gate{}
-	m.tunnels = tunnels.New(m.config, m.state, quiet, m.clock)
-	m.mirrors, m.policy = mirroring.New(m.config, quiet, m.clock), networksets.New(m.config, quiet, m.clock)
+	m.tunnels = mesh.NewEngine(m.config, m.state, quiet, m.clock)
+	m.mirrors, m.policy = mirroring.New(m.config, quiet, m.clock), policy.NewEngine(m.config, quiet, m.clock)
 	m.mirrors.Bind(newImmediate(m, writes.Service, m.services, m.mirrors.DesiredServices(), withAddresses),
 		newImmediate(m, writes.EndpointSlice, m.slices, m.mirrors.DesiredSlices(), asWritten))
 	if m.config.MCS.Enabled {
@@ -295,8 +294,8 @@ func keysOf(changes []replica.Change) (keys []string) {
 // take passes a message to the engines, and what follows for peers to agents and to the reach of endpoints.
 func (m *memory) take(cluster string, r replica.Result) {
 	for _, e := range []struct {
-		queue *queue.Queue
-		take  func(queue.Part)
+		queue *replica.Queue
+		take  func(replica.Part)
 	}{{m.tunnels.Queue(), m.tunnels.Take}, {m.mirrors.Queue(), m.mirrors.Take}, {m.policy.Queue(), m.policy.Take}} {
 		e.queue.Push(cluster, r)
 		for e.queue.Turn(m.clock, e.take) {
