@@ -23,7 +23,7 @@ func TestARemoteThatComesBack(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 			discoveryv1.LabelServiceName: mirrorName(0), naming.LabelSourceCluster: "c2"}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}
-	f.Bind(f.loop, &cluster{synced: true, names: []string{name}, observe: func(of string) {
+	f.Bind(f.loop, &ownCluster{synced: true, names: []string{name}, observe: func(of string) {
 		if of == "c2" {
 			f.DesiredSlices().Observed(name, there, true)
 		}

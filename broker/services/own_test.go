@@ -28,7 +28,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		}
 		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
 		p, s := services.New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
-		loop := &cluster{synced: true}
+		loop := &ownCluster{synced: true}
 		p.Bind(loop, loop)
 		s.Bind(loop)
 		services, sets := p.DesiredServices(), s.DesiredGlobal()
@@ -63,7 +63,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 
 // marked is a loop that remembers which names it is to look at.
 type marked struct {
-	cluster
+	ownCluster
 	names []string
 }
 
@@ -73,7 +73,7 @@ func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, n
 // as ours, and at once then.
 func TestSlicesAreMadeForOwnedServicesOnly(t *testing.T) {
 	f := newFixture(t, 0)
-	loop := &marked{cluster: cluster{synced: true}}
+	loop := &marked{ownCluster: ownCluster{synced: true}}
 	f.Bind(f.loop, loop)
 	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
 	f.snapshot(1)
