@@ -26,7 +26,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/trace"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -37,14 +36,9 @@ type bundle struct {
 	failed []string
 	// names are the names to hash: those of nodes, namespaces, Services, pods, sets and policies.
 	names map[string]bool
-	// exporter is the exporter's configuration, as far as it selects Services.
-	exporter read.PartConfig
 }
 
-func newBundle() *bundle {
-	return &bundle{files: map[string]string{}, names: map[string]bool{}, exporter: read.PartConfig{
-		MirrorSelector: naming.DefaultMirrorSelector, GlobalSelector: naming.DefaultGlobalSelector}}
-}
+func newBundle() *bundle { return &bundle{files: map[string]string{}, names: map[string]bool{}} }
 
 func Command(access *fleet.Access) *cobra.Command {
 	var hash bool
@@ -52,13 +46,17 @@ func Command(access *fleet.Access) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "bundle [FILE]",
-		Short: "write an archive for support: status, events, logs, configuration and objects of all sides",
-		Long: `Writes FILE, by default semaphore-bundle.tar.gz, with what helps to find a fault: status and recent events of
-the parts, their logs, also those before a restart, their ConfigMaps, the Corefile, and objects that semaphore reads and
-writes: of each --context nodes, RemoteClusters, exported Services, ServiceExports and ServiceImports, mirrors and their
-slices, Calico's pools, blocks and sets, and policies. Secrets are not read. Private keys, tokens and everything
-that looks like one are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services,
-pods, sets and policies are replaced by hashes, which are the same within one archive and differ between archives.
+		Short: "write an archive for support: status, events, configuration and objects of all sides",
+		Long: `Writes FILE, by default semaphore-bundle.tar.gz, with what helps to find a fault and no other command of
+kubectl collects: of each --context status, recent events and sets of the parts, their ConfigMaps, the Corefile, and
+objects that semaphore reads and writes: RemoteClusters, ServiceExports and ServiceImports, slices of mirrors, Calico's
+pools, blocks and sets, and policies. Nodes, Services, workloads, Kubernetes' events and the logs of pods are those of
+
+  kubectl --context C cluster-info dump --namespaces semaphore,kube-system --output-directory DIR
+
+from which nothing is removed. Here Secrets are not read, and private keys, tokens and everything that
+looks like one are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services, pods, sets
+and policies are replaced by hashes, which are the same within one archive and differ between archives.
 
 Look at the archive before you send it.
 

@@ -13,26 +13,6 @@ const removed = "[removed]"
 // secretWords match names of secret values.
 const secretWords = `(?:password|passwd|secret|token|private_?key|api_?key|credential|key-data)`
 
-var secretName = regexp.MustCompile(`(?i)` + secretWords)
-
-// removeSecretValues replaces the values of environment variables and arguments whose names match secretWords.
-func removeSecretValues(v any) {
-	switch v := v.(type) {
-	case map[string]any:
-		name, _ := v["name"].(string)
-		if _, has := v["value"].(string); has && secretName.MatchString(name) {
-			v["value"] = removed
-		}
-		for _, one := range v {
-			removeSecretValues(one)
-		}
-	case []any:
-		for _, one := range v {
-			removeSecretValues(one)
-		}
-	}
-}
-
 // secrets match what must not be in an archive: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of 32
 // bytes in base64, as WireGuard's are, also public ones, users in URLs, and values whose name matches secretWords, in
 // blocks of YAML and on one line. Groups are kept.
