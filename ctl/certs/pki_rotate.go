@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -139,9 +138,6 @@ func pkiShowCommand() *cobra.Command {
 		Short: "list the certificates of a directory and when they end",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			return showPKI(cmd.OutOrStdout(), dir, output.Chosen, time.Now())
 		},
 	}
@@ -182,22 +178,19 @@ func showPKI(out io.Writer, dir, output string, now time.Time) error {
 	if output != "table" {
 		return show.PrintValue(out, map[string]any{"certificates": all, "replacing": stage != identity.Steady}, output)
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "FILE\tNAME\tUNTIL\tLEFT\tFINGERPRINT")
-	const layout = "2006-01-02 15:04 MST"
-	for _, c := range all {
-		left := fmt.Sprintf("%d days", int(c.NotAfter.Sub(now)/day))
-		if !c.Valid {
-			left = "NOT VALID NOW"
+	text := show.Tabbed(func(t io.Writer) {
+		fmt.Fprintln(t, "FILE\tNAME\tUNTIL\tLEFT\tFINGERPRINT")
+		for _, c := range all {
+			left := fmt.Sprintf("%d days", int(c.NotAfter.Sub(now)/day))
+			if !c.Valid {
+				left = "NOT VALID NOW"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.File, cmp.Or(c.Name, "-"), c.NotAfter.Format("2006-01-02 15:04 MST"), left,
+				c.Fingerprint)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", c.File, cmp.Or(c.Name, "-"), c.NotAfter.Format(layout), left, c.Fingerprint)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	})
 	if stage != identity.Steady {
-		_, err = fmt.Fprintf(out,
-			"\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
+		text += fmt.Sprintf("\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
 	}
-	return err
+	return show.PrintLines(out, text)
 }

@@ -190,9 +190,6 @@ func (c *checker) use() (inPods bool, err error) {
 			return false, fmt.Errorf("--cluster: %w", err)
 		}
 	}
-	if err := c.output.Check(); err != nil {
-		return false, err
-	}
 	if places == 0 && c.address == "" {
 		// In a part's container, check that part, as the other verbs do.
 		if fleet.InContainer() && !c.access.Given() {

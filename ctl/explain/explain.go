@@ -69,9 +69,6 @@ Exit code 0 when no link is broken, or the packet is allowed; 1 when this cannot
 the packet is denied or depends on something.`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			if len(args) == 0 {
 				if e.from == "" || e.to == "" {
 					return errors.New("give FROM and TO, or --from and --to")

@@ -27,9 +27,6 @@ act, and one command. docs/findings.md has all codes.
 Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is wrong.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			facts, m, err := status.Mesh(cmd.Context(), access, timeout)
 			if err != nil {
 				return err

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,9 +46,6 @@ Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be ask
 remembered.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			ip, err := netip.ParseAddr(args[0])
 			if err != nil {
 				return fmt.Errorf("%q: use an IP address", args[0])
@@ -159,17 +154,13 @@ func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output s
 		}
 		return t.UTC().Format("2006-01-02 15:04:05Z")
 	}
-	var out strings.Builder
-	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "POD\tSET\tFROM\tUNTIL\tSAYS")
-	for _, h := range all {
-		pod := show.Printable(h.Cluster + "/" + h.Namespace + "/" + h.Pod)
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", pod, show.Printable(h.Set), text(h.From, "before"),
-			text(h.Until, "now"), h.By)
-	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(&out, "complete since %s\n", since.UTC().Format("2006-01-02 15:04:05Z"))
-	return show.PrintLines(w, out.String())
+	return show.PrintLines(w, show.Tabbed(func(t io.Writer) {
+		fmt.Fprintln(t, "POD\tSET\tFROM\tUNTIL\tSAYS")
+		for _, h := range all {
+			pod := show.Printable(h.Cluster + "/" + h.Namespace + "/" + h.Pod)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", pod, show.Printable(h.Set), text(h.From, "before"), text(h.Until, "now"),
+				h.By)
+		}
+		fmt.Fprintf(t, "complete since %s\n", text(&since, ""))
+	}))
 }

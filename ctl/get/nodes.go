@@ -1,26 +1,19 @@
 package get
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func nodesCommand(access *fleet.Access) *cobra.Command {
-	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
-	var output *show.Outputs
-	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "nodes",
 		Short: "the nodes of a cluster, with their agents and what is wrong there",
@@ -28,35 +21,20 @@ func nodesCommand(access *fleet.Access) *cobra.Command {
 changes it has not programmed yet, its devices, and the packets in the clear that the guard dropped.
 
 Exit code 0 when all nodes are well, 1 when the broker cannot be asked, 2 when one is not.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
-			s, err := t.Broker(cmd.Context(), timeout, "knows the nodes")
-			if err != nil {
-				return err
-			}
-			if err := printNodes(cmd.OutOrStdout(), s, output.Chosen); err != nil {
+	}
+	return ofStatus(access, cmd, "knows the nodes",
+		func(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
+			if err := printNodes(w, s, output); err != nil {
 				return err
 			}
 			var wrong []string
 			for _, n := range s.GetNodes() {
 				if !n.GetAttached() && n.GetWithoutEncryption() == "" || len(n.GetProblems()) > 0 {
-					wrong = append(wrong, show.Printable(n.GetNode()))
+					wrong = append(wrong, n.GetNode())
 				}
 			}
-			if len(wrong) > 0 {
-				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%d of %d nodes are not well: %s", len(wrong),
-					len(s.GetNodes()), show.SomeOf(wrong))}
-			}
-			return nil
-		},
-	}
-	t.Flags(cmd)
-	output = show.OutputFlag(cmd, "table", "json", "yaml")
-	show.TimeoutFlag(cmd, &timeout, 5*time.Second)
-	return cmd
+			return show.Wrong(wrong, len(s.GetNodes()), "nodes are not well")
+		})
 }
 
 func printNodes(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
@@ -69,12 +47,8 @@ func printNodes(w io.Writer, s *semaphorev1.GetStatusResponse, output string) er
 			show.Printable(s.GetCluster()))
 		return err
 	}
-	var text bytes.Buffer
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	show.Nodes(t, s)
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	var text strings.Builder
+	text.WriteString(show.Tabbed(func(t io.Writer) { show.Nodes(t, s) }))
 	for _, n := range s.GetNodes() {
 		problems := slices.Clone(n.GetProblems())
 		slices.Sort(problems)

@@ -19,7 +19,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -54,9 +53,6 @@ NAMESPACE or NAMESPACE/NAME chooses among more. The table has 100 columns; -o wi
 Exit code 0 when all are written, 1 when the broker cannot be asked, 2 when one cannot be.`, maxServices),
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			like := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE}
 			if len(args) == 1 {
 				namespace, name, both := strings.Cut(args[0], "/")
@@ -80,14 +76,10 @@ Exit code 0 when all are written, 1 when the broker cannot be asked, 2 when one 
 			var failed []string
 			for _, s := range all {
 				if s.State == semaphorev1.PlaceStateName(debug.PlaceFailed) {
-					failed = append(failed, show.Printable(s.Service))
+					failed = append(failed, s.Service)
 				}
 			}
-			if len(failed) > 0 {
-				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%d of %d cannot be written: %s", len(failed),
-					len(all), show.SomeOf(failed))}
-			}
-			return nil
+			return show.Wrong(failed, len(all), "cannot be written")
 		},
 	}
 	t.Flags(cmd)

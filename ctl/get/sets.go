@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -35,9 +33,6 @@ Exit code 0 when all sets are as they are wanted, 1 when the broker cannot be as
 being written, or cannot be, or its remote is away.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := output.Check(); err != nil {
-				return err
-			}
 			if len(args) == 1 {
 				parts := strings.Split(args[0], "/")
 				if len(parts) > 3 || slices.Contains(parts, "") {
@@ -59,14 +54,10 @@ being written, or cannot be, or its remote is away.`,
 			var wrong []string
 			for _, s := range found.Sets {
 				if state := show.SetState(s); state != show.AsWanted {
-					wrong = append(wrong, show.Printable(show.SetName(s)))
+					wrong = append(wrong, show.SetName(s))
 				}
 			}
-			if len(wrong) > 0 {
-				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%d of %d sets are not as wanted: %s",
-					len(wrong), len(found.Sets), show.SomeOf(wrong))}
-			}
-			return nil
+			return show.Wrong(wrong, len(found.Sets), "sets are not as wanted")
 		},
 	}
 	t.Flags(cmd)
@@ -121,40 +112,38 @@ func printSets(w io.Writer, found *fleet.BrokerSets, output string, pods bool) e
 			"it; semaphorectl status shows the remotes\n", naming.DefaultLabelDomain)
 		return err
 	}
-	var text strings.Builder
 	var wrong []string
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SET\tPODS\tADDRESSES\tAGE\tIN\tSTATE")
-	for _, s := range found.Sets {
-		state := show.SetState(s)
-		if state != show.AsWanted {
-			wrong = append(wrong, show.Wrap(show.SetName(s)+": "+state, "  ", show.LineWidth)...)
-			state = "see below"
-		}
-		objects := objectsOf(s)
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", show.SetName(s), len(s.GetPods()), addresses(s),
-			show.SetAge(found.Now, s.GetLastHeard()), objects[0], state)
-		for _, more := range objects[1:] {
-			fmt.Fprintf(t, "\t\t\t\t%s\t\n", more)
-		}
-	}
-	if pods {
-		fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
+	text := show.Tabbed(func(t io.Writer) {
+		fmt.Fprintln(t, "SET\tPODS\tADDRESSES\tAGE\tIN\tSTATE")
 		for _, s := range found.Sets {
-			for _, p := range s.GetPods() {
-				fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(), strings.Join(p.GetIps(),
-					" "),
-					p.GetUid())
+			state := show.SetState(s)
+			if state != show.AsWanted {
+				wrong = append(wrong, show.Wrap(show.SetName(s)+": "+state, "  ", show.LineWidth)...)
+				state = "see below"
+			}
+			objects := objectsOf(s)
+			fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", show.SetName(s), len(s.GetPods()), addresses(s),
+				show.SetAge(found.Now, s.GetLastHeard()), objects[0], state)
+			for _, more := range objects[1:] {
+				fmt.Fprintf(t, "\t\t\t\t%s\t\n", more)
 			}
 		}
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+		if pods {
+			fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
+		}
+		for _, s := range found.Sets {
+			for _, p := range s.GetPods() {
+				if pods {
+					fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(),
+						strings.Join(p.GetIps(), " "), p.GetUid())
+				}
+			}
+		}
+	})
 	if len(wrong) > 0 {
-		fmt.Fprintf(&text, "\n%s\nthe remotes: semaphorectl status\n", strings.Join(wrong, "\n"))
+		text += fmt.Sprintf("\n%s\nthe remotes: semaphorectl status\n", strings.Join(wrong, "\n"))
 	}
-	return show.PrintLines(w, text.String())
+	return show.PrintLines(w, text)
 }
 
 func printSetsAs(w io.Writer, found *fleet.BrokerSets, output string) error {

@@ -2,7 +2,6 @@
 package install
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +39,7 @@ type installer struct {
 	access  *fleet.Access
 	wishes  apply.Wishes
 	dryRun  show.DryRun
-	output  string
+	output  *show.Outputs
 	timeout time.Duration
 	force   bool
 	dns     bool
@@ -97,7 +95,7 @@ something stands in the way.`,
 	f.IntVar(&i.wishes.NodePort, "node-port", 0, "that `port` of the nodes (default: the cluster chooses)")
 	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and the broker keep them "+
 		"current; restarts CoreDNS")
-	show.PlannedFlags(cmd, &i.dryRun, &i.output)
+	i.output = show.PlannedFlags(cmd, &i.dryRun)
 	f.BoolVar(&i.force, "force-conflicts", false, "take over fields of our objects that somebody else has set")
 	show.TimeoutFlag(cmd, &i.timeout, 5*time.Minute)
 	show.CompleteFlag(cmd, "features", show.OneOf("encryption", "services", "policy"))
@@ -139,13 +137,10 @@ func (i *installer) check() error {
 		}
 		return fmt.Errorf("--%s: %w", flag, field.Err)
 	}
-	switch {
-	case show.CheckPlanned(i.output, i.dryRun) != nil:
-		return show.CheckPlanned(i.output, i.dryRun)
-	case i.wishes.Name != "" && len(i.access.Contexts) > 1:
+	if i.wishes.Name != "" && len(i.access.Contexts) > 1 {
 		return errors.New("--cluster: give one --context with it; clusters have different names")
 	}
-	return nil
+	return show.CheckPlanned(i.output, i.dryRun)
 }
 
 // installation is the desired state of one cluster.
@@ -171,7 +166,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		return err
 	}
 	said := w
-	if i.dryRun.On() { // standard output is for kubectl
+	if i.dryRun { // standard output is for kubectl
 		said = progress
 	}
 	var all []*installation
@@ -192,7 +187,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	if err := printBlockers(said, findings); err != nil {
 		return err
 	}
-	if i.output == "json" {
+	if i.output.Chosen == "json" {
 		var clusters []show.Planned
 		for _, one := range all {
 			clusters = append(clusters, show.Planned{Context: one.Cluster.Context, Objects: one.objects})
@@ -200,7 +195,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		return show.PrintPlanned(w, clusters)
 	}
 	for _, one := range all {
-		if i.dryRun.On() {
+		if i.dryRun {
 			text, err := apply.YAML(one.objects)
 			if err != nil {
 				return err
@@ -396,8 +391,10 @@ func (i *installation) describe(w io.Writer) error {
 	if err := preflight.Describe(w, i.facts); err != nil || i.objects == nil {
 		return err
 	}
-	var text bytes.Buffer
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	return show.PrintLines(w, show.Tabbed(i.plan))
+}
+
+func (i *installation) plan(t io.Writer) {
 	v := i.values
 	fmt.Fprintln(t, "to install")
 	fmt.Fprintf(t, "  as\t%s, in namespace %s\n", v.Cluster, v.Namespace)
@@ -426,10 +423,6 @@ func (i *installation) describe(w io.Writer) error {
 	}
 	fmt.Fprintf(t, "  other clusters reach the broker by\t%s\n", reached)
 	fmt.Fprintln(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	return show.PrintLines(w, text.String())
 }
 
 // definitionRef names the definition of RemoteClusters, whose objects wait for it.

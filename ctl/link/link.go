@@ -56,7 +56,7 @@ type linker struct {
 	withAll   bool
 	addresses map[string]string
 	dryRun    show.DryRun
-	output    string
+	output    *show.Outputs
 	progress  io.Writer
 	agentless agentless
 	says      certs.Word
@@ -121,7 +121,7 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 	cmd.Flags().StringToStringVar(&l.addresses, "address", nil,
 		"`CONTEXT=HOST:PORT[+HOST:PORT]`: where others reach the broker of that cluster (default: by its Service); may be "+
 			"repeated")
-	show.PlannedFlags(cmd, &l.dryRun, &l.output)
+	l.output = show.PlannedFlags(cmd, &l.dryRun)
 	cmd.Flags().BoolVar(&l.dns, "dns", false,
 		"also have CoreDNS answer names such as echo.shop.svc.cluster.c2, in all of them, "+
 			"and restart it; once given, link and unlink keep that current")
@@ -345,7 +345,7 @@ func addressesOf(s *corev1.Service, nodes []preflight.Node) (out []string) {
 
 // print prints the objects in place of writing them.
 func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduction) error {
-	if l.output != "json" {
+	if l.output.Chosen != "json" {
 		for _, x := range gets {
 			text, err := yaml.Marshal(x.Object.Object)
 			if err != nil {
@@ -405,13 +405,13 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	said := w
-	if l.dryRun.On() { // standard output is for kubectl
+	if l.dryRun { // standard output is for kubectl
 		said = l.progress
 	}
 	if err := l.says.Propose(reading, said, gets); err != nil {
 		return err
 	}
-	if l.dryRun.On() {
+	if l.dryRun {
 		return l.print(w, all, gets)
 	}
 	if err := l.says.Ask(ctx, l.progress, gets); err != nil {

@@ -70,10 +70,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 				if req.Target, err = d.parse(args[0]); err != nil {
 					return err
 				}
-				if err = dry.Check(); err != nil {
-					return err
-				}
-				req.DryRun = dry.On()
+				req.DryRun = bool(dry)
 				if cmd.Flags().Changed("for") {
 					if lasts < time.Second {
 						return fmt.Errorf("--for %s: use 1s or more", lasts)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -83,8 +82,10 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 
 // Describe prints the properties of a cluster.
 func Describe(w io.Writer, c *Cluster) error {
-	var text strings.Builder
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	return show.PrintLines(w, show.Tabbed(c.describe))
+}
+
+func (c *Cluster) describe(t io.Writer) {
 	line := func(what, value, from string) {
 		if value == "" {
 			value = "not found"
@@ -127,10 +128,6 @@ func Describe(w io.Writer, c *Cluster) error {
 	}
 	line("DNS", dns, "")
 	fmt.Fprintln(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	return show.PrintLines(w, text.String())
 }
 
 // nodesOf returns a text such as "3, Linux 6.8.0 to 6.12.1".

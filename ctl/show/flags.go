@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
@@ -42,25 +43,33 @@ func ClusterFlag(cmd *cobra.Command, name *string, use string) {
 
 // DryRun is the value of --dry-run, which has one meaning for all verbs: they change nothing, and print what they would
 // do. Its values are kubectl's.
-type DryRun struct{ value string }
+type DryRun bool
 
-// DryRunFlag adds --dry-run.
-func DryRunFlag(cmd *cobra.Command, d *DryRun) {
-	cmd.Flags().StringVar(&d.value, "dry-run", "none", "client changes nothing, and prints what would be done")
-	cmd.Flags().Lookup("dry-run").NoOptDefVal = "client"
-	CompleteFlag(cmd, "dry-run", OneOf("none", "client"))
+var _ pflag.Value = (*DryRun)(nil)
+
+func (d *DryRun) String() string {
+	if *d {
+		return "client"
+	}
+	return "none"
 }
 
-// Check returns an error for a value that is none.
-func (d DryRun) Check() error {
-	if d.value != "none" && d.value != "client" {
-		return fmt.Errorf("--dry-run %q: use client or none", d.value)
+func (d *DryRun) Type() string { return "string" }
+
+func (d *DryRun) Set(text string) error {
+	if text != "none" && text != "client" {
+		return errors.New("use client or none")
 	}
+	*d = text == "client"
 	return nil
 }
 
-// On reports whether nothing may be changed.
-func (d DryRun) On() bool { return d.value == "client" }
+// DryRunFlag adds --dry-run.
+func DryRunFlag(cmd *cobra.Command, d *DryRun) {
+	cmd.Flags().Var(d, "dry-run", "client changes nothing, and prints what would be done")
+	cmd.Flags().Lookup("dry-run").NoOptDefVal = "client"
+	CompleteFlag(cmd, "dry-run", OneOf("none", "client"))
+}
 
 // YesFlag adds --yes of a verb that prints its plan, and without the flag does no more.
 func YesFlag(cmd *cobra.Command, yes *bool) {

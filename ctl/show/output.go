@@ -2,62 +2,61 @@ package show
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Outputs are the formats of a verb; the first is the default.
+// Outputs is the value of -o, which takes the formats of a verb and no other.
 type Outputs struct {
 	of     []string
 	Chosen string
 }
 
-// OutputFlag adds -o with these formats and their completion.
-func OutputFlag(cmd *cobra.Command, formats ...string) *Outputs {
-	o := &Outputs{of: formats}
-	cmd.Flags().StringVarP(&o.Chosen, "output", "o", formats[0], o.String())
-	CompleteFlag(cmd, "output", OneOf(formats...))
-	return o
+var _ pflag.Value = (*Outputs)(nil)
+
+func (o *Outputs) String() string { return o.Chosen }
+
+func (o *Outputs) Type() string { return "string" }
+
+func (o *Outputs) Set(text string) error {
+	if !slices.Contains(o.of, text) {
+		return errors.New("use " + o.list())
+	}
+	o.Chosen = text
+	return nil
 }
 
-// String returns a list such as "table, json or yaml".
-func (o *Outputs) String() string {
+// list returns a text such as "table, json or yaml".
+func (o *Outputs) list() string {
 	last := len(o.of) - 1
 	return strings.Join(o.of[:last], ", ") + " or " + o.of[last]
 }
 
-// Check returns an error for a format that the verb does not have.
-func (o *Outputs) Check() error {
-	if slices.Contains(o.of, o.Chosen) {
-		return nil
-	}
-	return fmt.Errorf("--output %q: use %s", o.Chosen, o)
+// OutputFlag adds -o with these formats, of which the first is the default, and their completion.
+func OutputFlag(cmd *cobra.Command, formats ...string) *Outputs {
+	o := &Outputs{of: formats, Chosen: formats[0]}
+	cmd.Flags().VarP(o, "output", "o", o.list())
+	CompleteFlag(cmd, "output", OneOf(formats...))
+	return o
 }
-
-// PlannedFormats are the formats of a verb that prints the objects in place of writing them.
-var PlannedFormats = []string{"yaml", "json"}
 
 // PlannedFlags adds --dry-run and -o of a verb that can print the objects in place of writing them.
-func PlannedFlags(cmd *cobra.Command, d *DryRun, output *string) {
+func PlannedFlags(cmd *cobra.Command, d *DryRun) *Outputs {
 	DryRunFlag(cmd, d)
-	cmd.Flags().StringVarP(output, "output", "o", "", "with --dry-run=client, what prints the objects: yaml or json "+
-		"(default yaml)")
-	CompleteFlag(cmd, "output", OneOf(PlannedFormats...))
+	o := &Outputs{of: []string{"yaml", "json"}}
+	cmd.Flags().VarP(o, "output", "o", "with --dry-run=client, what prints the objects: "+o.list()+" (default yaml)")
+	CompleteFlag(cmd, "output", OneOf(o.of...))
+	return o
 }
 
-// CheckPlanned returns an error for flags that are none of these.
-func CheckPlanned(output string, d DryRun) error {
-	switch {
-	case d.Check() != nil:
-		return d.Check()
-	case output != "" && !slices.Contains(PlannedFormats, output):
-		return fmt.Errorf("--output %q: use %s", output, strings.Join(PlannedFormats, " or "))
-	case output != "" && !d.On():
+// CheckPlanned returns an error for a format without objects to print.
+func CheckPlanned(o *Outputs, d DryRun) error {
+	if o.Chosen != "" && !bool(d) {
 		return errors.New("--output: it is for --dry-run=client")
 	}
 	return nil

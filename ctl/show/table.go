@@ -1,11 +1,13 @@
 package show
 
 import (
-	"bytes"
 	"fmt"
+	"io"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
+
+	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
 func Dash(text string) string {
@@ -13,6 +15,28 @@ func Dash(text string) string {
 		return "-"
 	}
 	return text
+}
+
+// Tabbed returns what fill writes with its tabs replaced by columns: all tables are printed by it.
+func Tabbed(fill func(t io.Writer)) string {
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fill(t)
+	_ = t.Flush() // to memory
+	return text.String()
+}
+
+// Wrong ends a verb that printed how things are: the error counts and names those that are not as they should be, nil
+// for none of them.
+func Wrong(names []string, of int, are string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	for i := range names {
+		names[i] = Printable(names[i])
+	}
+	return program.ExitError{Code: ExitWrong,
+		Err: fmt.Errorf("%d of %d %s: %s", len(names), of, are, SomeOf(names))}
 }
 
 // Table prints rows in columns that fit the width: it shortens the widest column, and a shortened cell ends in "…".
@@ -41,20 +65,18 @@ func Table(out *strings.Builder, rows [][]string, most int) {
 		}
 		widths[widest]--
 	}
-	var text bytes.Buffer
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		for i, cell := range row {
-			if runes := []rune(cell); len(runes) > widths[i] {
-				cell = string(runes[:widths[i]-1]) + "…"
+	out.WriteString(Tabbed(func(t io.Writer) {
+		for _, row := range rows {
+			for i, cell := range row {
+				if runes := []rune(cell); len(runes) > widths[i] {
+					cell = string(runes[:widths[i]-1]) + "…"
+				}
+				if i > 0 {
+					fmt.Fprint(t, "\t")
+				}
+				fmt.Fprint(t, cell)
 			}
-			if i > 0 {
-				fmt.Fprint(t, "\t")
-			}
-			fmt.Fprint(t, cell)
+			fmt.Fprintln(t)
 		}
-		fmt.Fprintln(t)
-	}
-	_ = t.Flush() // to memory
-	out.Write(text.Bytes())
+	}))
 }

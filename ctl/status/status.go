@@ -1,7 +1,6 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,9 +82,6 @@ something is wrong.`,
 }
 
 func (v *viewed) run(cmd *cobra.Command) error {
-	if err := v.output.Check(); err != nil {
-		return err
-	}
 	for _, name := range []string{"local-port", "port", "open"} {
 		if cmd.Flags().Changed(name) && !v.page.web {
 			return fmt.Errorf("--%s: it is for --web", name)
@@ -193,19 +188,22 @@ func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) e
 }
 
 func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
-	var text bytes.Buffer
-	if err := writeTable(&text, s); err != nil {
-		return err
+	who := s.GetPart() + " of " + s.GetCluster()
+	if s.GetNode() != "" {
+		who += " on node " + s.GetNode()
 	}
-	first, rest, _ := strings.Cut(text.String(), "\n")
 	colour := show.Green
 	if len(s.GetFindings()) > 0 {
 		colour = show.Red
 	}
-	if _, err := fmt.Fprintln(w, show.Paint(w, colour, show.Printable(first))); err != nil {
+	if _, err := fmt.Fprintln(w, show.Paint(w, colour, show.Printable(who+": "+finding.Summary(s)))); err != nil {
 		return err
 	}
-	return show.PrintLines(w, rest)
+	var text strings.Builder
+	fmt.Fprintf(&text, "version %s, up %s%s\n", s.GetSoftwareVersion(), show.Since(s, s.GetStartedAt()), role(s))
+	text.WriteString(show.Tabbed(func(t io.Writer) { writeTables(t, s) }))
+	writeFindings(&text, s)
+	return show.PrintLines(w, text.String())
 }
 
 // whose returns the cluster at the other end of a link; a part may be linked to a part of its own cluster.
@@ -216,15 +214,7 @@ func whose(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) string {
 	return l.GetCluster()
 }
 
-func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
-	who := s.GetPart() + " of " + s.GetCluster()
-	if s.GetNode() != "" {
-		who += " on node " + s.GetNode()
-	}
-	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, show.Printable(finding.Summary(s)), s.GetSoftwareVersion(),
-		show.Since(s, s.GetStartedAt()), role(s))
-
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func writeTables(t io.Writer, s *semaphorev1.GetStatusResponse) {
 	if len(s.GetLinks()) > 0 {
 		fmt.Fprintln(t, "\nCLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS")
 		for _, l := range s.GetLinks() {
@@ -249,11 +239,6 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	show.Nodes(t, s)
 	writeTalk(t, s)
 	writeTraffic(t, s)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	writeFindings(w, s)
-	return nil
 }
 
 // writeMultiCluster prints how many Services ServiceExports export, of which clusters, and what is imported.

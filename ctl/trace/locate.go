@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -106,21 +105,21 @@ func placeOf(s *semaphorev1.GetStatusResponse, p *semaphorev1.Place) location {
 	return out
 }
 
-// printPlaces prints a table. CHANGED is how long ago the source saw the last change, and SEEN how long ago the part
+// placeTable returns a table. CHANGED is how long ago the source saw the last change, and SEEN how long ago the part
 // last saw or confirmed what it says.
-func printPlaces(w io.Writer, places []location, now time.Time) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "HOP\tAT\tCLUSTER\tSTATE\tOBJECT\tCHANGED\tSEEN\tDETAIL")
+func placeTable(places []location, now time.Time) string {
 	ago := func(at *time.Time) string {
 		if at == nil {
 			return "-"
 		}
 		return show.Short(max(now.Sub(*at), 0))
 	}
-	for _, p := range places {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", show.Printable(p.Hop), show.Printable(p.At),
-			cmp.Or(show.Printable(p.Cluster), "-"), p.State, show.Printable(p.Object), ago(p.ObservedAt), ago(p.ConfirmedAt),
-			show.Printable(p.Detail))
-	}
-	_ = table.Flush() // a Builder does not fail
+	return show.Tabbed(func(t io.Writer) {
+		fmt.Fprintln(t, "HOP\tAT\tCLUSTER\tSTATE\tOBJECT\tCHANGED\tSEEN\tDETAIL")
+		for _, p := range places {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", show.Printable(p.Hop), show.Printable(p.At),
+				cmp.Or(show.Printable(p.Cluster), "-"), p.State, show.Printable(p.Object), ago(p.ObservedAt),
+				ago(p.ConfirmedAt), show.Printable(p.Detail))
+		}
+	})
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -264,9 +263,6 @@ last change, was refused or failed.`,
 }
 
 func (c *tracing) run(cmd *cobra.Command, args []string) (err error) {
-	if err := c.output.Check(); err != nil {
-		return err
-	}
 	var of object
 	switch {
 	case len(args) == 1:
@@ -427,33 +423,30 @@ func printTrace(w io.Writer, o object, places []location, all []hop, now time.Ti
 			Hops   []hop      `json:"hops"`
 		}{o.String(), places, all}, output)
 	}
-	var out strings.Builder
-	fmt.Fprintln(&out, o)
+	out := o.String() + "\n"
 	if len(places) > 0 {
-		fmt.Fprintln(&out, "\nNOW")
-		printPlaces(&out, places, now)
+		out += "\nNOW\n" + placeTable(places, now)
 	}
 	if len(all) > 0 {
-		fmt.Fprintln(&out, "\nLAST CHANGE")
-		printHops(&out, all, now)
+		out += "\nLAST CHANGE\n" + hopTable(all, now)
 	}
-	return show.PrintLines(w, out.String())
+	return show.PrintLines(w, out)
 }
 
-func printHops(w io.Writer, all []hop, now time.Time) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "PART\tCLUSTER\tACTION\tOBJECT\tAGE\tAFTER\tDETAIL")
-	for _, h := range all {
-		at := h.Cluster
-		if h.Node != "" {
-			at += "/" + h.Node
+func hopTable(all []hop, now time.Time) string {
+	return show.Tabbed(func(t io.Writer) {
+		fmt.Fprintln(t, "PART\tCLUSTER\tACTION\tOBJECT\tAGE\tAFTER\tDETAIL")
+		for _, h := range all {
+			at := h.Cluster
+			if h.Node != "" {
+				at += "/" + h.Node
+			}
+			after := "-"
+			if h.After != nil {
+				after = (time.Duration(*h.After * float64(time.Second))).Round(100 * time.Microsecond).String()
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Part, show.Printable(at), h.Action, show.Printable(h.Object),
+				show.Short(now.Sub(h.Time)), after, show.Printable(h.Detail))
 		}
-		after := "-"
-		if h.After != nil {
-			after = (time.Duration(*h.After * float64(time.Second))).Round(100 * time.Microsecond).String()
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Part, show.Printable(at), h.Action, show.Printable(h.Object),
-			show.Short(now.Sub(h.Time)), after, show.Printable(h.Detail))
-	}
-	_ = table.Flush() // a Builder does not fail
+	})
 }

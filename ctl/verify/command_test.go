@@ -117,7 +117,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"check --traffic --kubeconfig " + kubeconfig:                        "give two or more clusters",
-		"check --traffic --context a -o wide --kubeconfig " + kubeconfig:    `--output "wide"`,
+		"check --traffic --context a -o wide --kubeconfig " + kubeconfig:    "use table, json or yaml",
 		"check --traffic --context a --context b --kubeconfig /nonexistent": "/nonexistent",
 	} {
 		if _, code, err := ctltest.Run(t, strings.Fields(args)...); code != 1 || err == nil ||

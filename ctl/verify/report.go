@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
@@ -81,30 +80,7 @@ func (r *Report) Print(w io.Writer, output string) error {
 		return err
 	}
 	var text strings.Builder
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "FROM\tTO\tCHECK\tRESULT\tTIME\tDETAIL")
-	for _, c := range r.Checks {
-		to := c.To
-		if to == "" {
-			to = "-"
-		}
-		took := "-"
-		if c.Result != Unchecked {
-			took = fmt.Sprintf("%.1fs", c.Seconds)
-		}
-		detail := c.Detail
-		if c.Code != "" {
-			detail = string(c.Code) + ": " + detail
-		}
-		lines := show.Wrap(show.Printable(detail), "", detailWidth)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, to, c.Name, c.Result, took, lines[0])
-		for _, more := range lines[1:] {
-			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)
-		}
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	text.WriteString(show.Tabbed(r.table))
 	first := true
 	for _, c := range r.Checks {
 		if c.Fix == "" {
@@ -118,4 +94,23 @@ func (r *Report) Print(w io.Writer, output string) error {
 		fmt.Fprintln(&text, strings.Join(show.Wrap(line, "    ", show.LineWidth), "\n"))
 	}
 	return show.PrintLines(w, text.String())
+}
+
+func (r *Report) table(t io.Writer) {
+	fmt.Fprintln(t, "FROM\tTO\tCHECK\tRESULT\tTIME\tDETAIL")
+	for _, c := range r.Checks {
+		took := "-"
+		if c.Result != Unchecked {
+			took = fmt.Sprintf("%.1fs", c.Seconds)
+		}
+		detail := c.Detail
+		if c.Code != "" {
+			detail = string(c.Code) + ": " + detail
+		}
+		lines := show.Wrap(show.Printable(detail), "", detailWidth)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, show.Dash(c.To), c.Name, c.Result, took, lines[0])
+		for _, more := range lines[1:] {
+			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)
+		}
+	}
 }
