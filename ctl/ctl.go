@@ -46,7 +46,6 @@ const (
 	completeFile = "kubectl_complete-semaphore"
 )
 
-// Command returns semaphorectl.
 func Command() *cobra.Command { return CommandAs("semaphorectl", nil) }
 
 // CommandAs returns semaphorectl under a file name, with its arguments: the help of a kubectl plugin shows what people

@@ -22,7 +22,6 @@ const (
 var groups = []*cobra.Group{{ID: setUp, Title: "Set up:"}, {ID: see, Title: "See:"},
 	{ID: diagnose, Title: "Diagnose:"}, {ID: operates, Title: "Operate:"}}
 
-// inGroup adds verbs to a group.
 func inGroup(root *cobra.Command, group string, verbs ...*cobra.Command) {
 	for _, verb := range verbs {
 		verb.GroupID = group
@@ -77,7 +76,6 @@ func writeVerbs(out *strings.Builder, cmd *cobra.Command) {
 	section(rest, "")
 }
 
-// ownFlags are those of one verb.
 func ownFlags(cmd *cobra.Command) *pflag.FlagSet {
 	out := pflag.NewFlagSet(cmd.Name(), pflag.ContinueOnError)
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
@@ -101,7 +99,6 @@ func optionsCommand(access *fleet.Access) *cobra.Command {
 	return cmd
 }
 
-// options is what options prints.
 func options(root *cobra.Command, access *fleet.Access) string {
 	parts := &cobra.Command{}
 	(&fleet.Target{Access: access}).Flags(parts)

@@ -48,7 +48,6 @@ semaphore the documented way, tears the clusters down, and exits 0 only if every
 	return cmd
 }
 
-// demo is one run of the demo.
 type demo struct {
 	out     io.Writer
 	repo    string
@@ -57,7 +56,6 @@ type demo struct {
 	rows    []row
 }
 
-// row is a row of the table.
 type row struct {
 	name, evidence string
 	took           time.Duration

@@ -46,12 +46,8 @@ type Applier struct {
 	Force bool
 }
 
-func New(c *fleet.Cluster, progress io.Writer) (*Applier, error) {
-	client, err := read.New(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
-	return &Applier{Client: client, Cluster: c, progress: progress}, nil
+func New(c *fleet.Cluster, progress io.Writer) *Applier {
+	return &Applier{Client: c.Objects.Client, Cluster: c, progress: progress}
 }
 
 func (a *Applier) Say(format string, args ...any) {
@@ -213,17 +209,11 @@ func (a *Applier) Ready(ctx context.Context, r Ref) error {
 // pods returns why an object's pods do not run, as far as their status shows it.
 func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) string {
 	labels, _, _ := unstructured.NestedStringMap(of.Object, "spec", "selector", "matchLabels")
-	list, err := a.Client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(of.GetNamespace()).List(ctx,
+	// It explains, and is not needed.
+	all, _ := read.List[corev1.Pod](ctx, a.Cluster.Objects, read.PodsGVR, of.GetNamespace(),
 		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})})
-	if err != nil {
-		return "" // it explains, and is not needed
-	}
-	for i := range list.Items {
-		var pod corev1.Pod
-		if err := read.Into(&list.Items[i], &pod); err != nil {
-			continue
-		}
-		if why := Stuck(&pod); why != "" {
+	for i := range all {
+		if why := stuck(&all[i]); why != "" {
 			return why
 		}
 	}
@@ -303,5 +293,4 @@ func NamespaceRef(name string) Ref {
 	return Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Namespace"), Name: name}
 }
 
-// FieldManager is semaphorectl's field manager.
 const FieldManager = "semaphorectl"

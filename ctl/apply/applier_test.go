@@ -28,10 +28,11 @@ func TestGoneNamesFinalizers(t *testing.T) {
 			fmt.Fprintf(w, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "sys",
 				"deletionTimestamp": "2026-11-27T05:00:00Z", "finalizers": [%s]}}`, finalizers)
 		}))
-		a, err := New(&fleet.Cluster{Context: "k1", Config: &rest.Config{Host: server.URL}}, io.Discard)
+		c, err := fleet.NewCluster("k1", "sys", &rest.Config{Host: server.URL})
 		if err != nil {
 			t.Fatal(err)
 		}
+		a := New(c, io.Discard)
 		ctx, cancel := context.WithTimeout(t.Context(), poll/2)
 		err = a.Gone(ctx, Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Namespace: "sys",
 			Name: "x"})

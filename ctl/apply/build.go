@@ -106,7 +106,6 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 	return encoded(files)
 }
 
-// encoded encodes the contents of files as YAML.
 func encoded(files map[string]any) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for name, content := range files {
@@ -214,7 +213,6 @@ func texts(lists ...[]netip.Prefix) (all []string) {
 	return all
 }
 
-// Build builds the objects of an installation.
 func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
 
 // BuildCleanup builds the objects that remove an installation: docs/removal.md.
@@ -303,7 +301,6 @@ var clusterScoped = []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPo
 // Runs reports whether objects of a kind have pods.
 func Runs(kind string) bool { return slices.Contains([]string{"Deployment", "DaemonSet", "Job"}, kind) }
 
-// sortForApply sorts objects into the order in which they are applied.
 func sortForApply(all []*unstructured.Unstructured) {
 	rank := func(o *unstructured.Unstructured) int {
 		if i := slices.Index(kinds, o.GetKind()); i >= 0 {

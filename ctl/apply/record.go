@@ -19,7 +19,6 @@ type Ref struct {
 	Namespace, Name string
 }
 
-// RefOf returns the Ref of an object.
 func RefOf(o *unstructured.Unstructured) Ref {
 	return Ref{o.GroupVersionKind(), o.GetNamespace(), o.GetName()}
 }
@@ -56,7 +55,6 @@ func (r *Record) Without(others []Ref) (out []Ref) {
 	return out
 }
 
-// Object returns the ConfigMap with the record.
 func (r *Record) Object() (*unstructured.Unstructured, error) {
 	wishes, err := yaml.Marshal(r.Wishes)
 	if err != nil {
@@ -79,7 +77,6 @@ func (r *Record) Object() (*unstructured.Unstructured, error) {
 	}}, nil
 }
 
-// ParseRecord parses the ConfigMap with a record.
 func ParseRecord(o *unstructured.Unstructured) (*Record, error) {
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {

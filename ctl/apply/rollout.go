@@ -53,8 +53,8 @@ func Unready(o *unstructured.Unstructured) (string, error) {
 	return "", nil
 }
 
-// Stuck returns why a pod does not run, such as an image that cannot be pulled; empty if its status gives no reason.
-func Stuck(pod *corev1.Pod) string {
+// stuck returns why a pod does not run, such as an image that cannot be pulled; empty if its status gives no reason.
+func stuck(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
 			return "pod " + pod.Name + ": " + c.Message

@@ -227,16 +227,12 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 	}
 	findings := preflight.Judge([]*preflight.Cluster{&facts})
 	if err := config.ClusterName(v.Cluster); err != nil {
-		findings = append(findings, show.Finding{Code: finding.NameMissing, Level: finding.Error,
-			Subject: facts.Context + ": name", Side: facts.Context, Evidence: err.Error(),
-			Fix: "name the cluster by --cluster"})
+		findings = append(findings, show.Blocker(facts.Context, finding.NameMissing, "name",
+			"name the cluster by --cluster", "%v", err))
 	}
 	if facts.Calico == nil && v.Features.Has(config.Policy) {
-		findings = append(findings, show.Finding{Code: finding.PolicyWithoutCalico, Level: finding.Error,
-			Side:     facts.Context,
-			Subject:  facts.Context + ": feature policy",
-			Evidence: "the CNI is " + facts.CNI + ": policies by sets of remote pods need Calico",
-			Fix:      "--features encryption,services"})
+		findings = append(findings, show.Blocker(facts.Context, finding.PolicyWithoutCalico, "feature policy",
+			"--features encryption,services", "the CNI is %s: policies by sets of remote pods need Calico", facts.CNI))
 	}
 	reasons := needed(&facts, v.Features)
 	for _, c := range w.Components {

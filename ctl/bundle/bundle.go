@@ -14,7 +14,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,14 +22,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/trace"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// bundle is an archive that is being made.
 type bundle struct {
 	files  map[string]string
 	failed []string
@@ -74,7 +71,7 @@ Exit code 0, 1 when nothing could be collected, 2 when something could not be: e
 			if err != nil {
 				return err
 			}
-			b.collectAll(ctx, access, clusters, nodes)
+			b.collectAll(ctx, clusters, nodes)
 			if len(b.files) == 0 {
 				return fmt.Errorf("nothing could be collected: %s", strings.Join(b.failed, "; "))
 			}
@@ -107,14 +104,12 @@ func (b *bundle) fail(format string, args ...any) {
 
 // collectAll collects the state of all clusters concurrently, so that one that does not answer takes no time from
 // others.
-func (b *bundle) collectAll(ctx context.Context, access *fleet.Access, clusters []*fleet.Cluster, nodes []string) {
-	all := make([]*bundle, len(clusters))
-	var collecting sync.WaitGroup
-	for i, c := range clusters {
-		all[i] = newBundle()
-		collecting.Go(func() { all[i].collect(ctx, access, c, nodes) })
-	}
-	collecting.Wait()
+func (b *bundle) collectAll(ctx context.Context, clusters []*fleet.Cluster, nodes []string) {
+	all, _ := fleet.All(clusters, func(c *fleet.Cluster) (*bundle, error) {
+		one := newBundle()
+		one.collect(ctx, c, nodes)
+		return one, nil
+	})
 	for _, one := range all {
 		maps.Copy(b.files, one.files)
 		maps.Copy(b.names, one.names)
@@ -122,38 +117,28 @@ func (b *bundle) collectAll(ctx context.Context, access *fleet.Access, clusters 
 	}
 }
 
-func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Cluster, nodes []string) {
-	client, err := read.New(c.Config)
-	if err != nil {
-		b.fail("%s: client for the apiserver: %v", c.Context, err)
-		return
-	}
+func (b *bundle) collect(ctx context.Context, c *fleet.Cluster, nodes []string) {
 	for i := range bundled {
-		if err := b.objects(ctx, client, c, &bundled[i]); fleet.Silent(err) {
+		if err := b.objects(ctx, c, &bundled[i]); fleet.Silent(err) {
 			return // it would not answer the other requests, either
 		}
 	}
-	own := &fleet.Access{Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
-	if len(access.Contexts) > 0 {
-		own.Contexts = []string{c.Context}
-	}
 	for _, part := range []string{fleet.Exporter, fleet.Broker} {
-		b.part(ctx, c.Context, part, &fleet.Target{Access: own, Parts: []string{part}})
+		b.part(ctx, c, part, part, "")
 	}
 	for _, node := range nodes {
-		b.part(ctx, c.Context, "agent-"+node, &fleet.Target{Access: own, Parts: []string{fleet.Agent},
-			Nodes: []string{node}})
+		b.part(ctx, c, "agent-"+node, fleet.Agent, node)
 	}
 }
 
 // part adds the status, the recent events and the sets of a part.
-func (b *bundle) part(ctx context.Context, in, name string, t *fleet.Target) {
-	parts, err := t.Dial(ctx)
-	if len(parts) == 0 {
+func (b *bundle) part(ctx context.Context, c *fleet.Cluster, name, part, node string) {
+	in := c.Context
+	p, err := c.Part(ctx, part, node)
+	if err != nil {
 		b.fail("%s: %s: %v", in, name, err)
 		return
 	}
-	p := parts[0]
 	defer p.Close()
 	add := func(file string, m proto.Message) {
 		data, err := protojson.MarshalOptions{UseProtoNames: true, Multiline: true}.Marshal(m)
@@ -175,7 +160,7 @@ func (b *bundle) part(ctx context.Context, in, name string, t *fleet.Target) {
 	for _, pair := range s.GetSilentPairs() {
 		b.names[pair.GetRemoteNode()] = true
 	}
-	events, err := trace.Past(ctx, parts[:1], func(*semaphorev1.Event) bool { return true })
+	events, err := trace.Past(ctx, []*fleet.Part{p}, func(*semaphorev1.Event) bool { return true })
 	if err != nil {
 		b.fail("%s: events of %s: %v", in, name, err)
 	}

@@ -10,7 +10,6 @@ import (
 
 const removed = "[removed]"
 
-// secretWords match names of secret values.
 const secretWords = `(?:password|passwd|secret|token|private_?key|api_?key|credential|key-data)`
 
 // secrets match what must not be in an archive: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of 32
@@ -31,12 +30,10 @@ var secrets = []*regexp.Regexp{
 // route53, credentials of etcd and secret of azure.
 var secretDirective = regexp.MustCompile(`(?im)^([ \t]*\S*(?:access_?key|` + secretWords + `)\S*[ \t]+)[^\n{]*[^\s{]`)
 
-// removeDirectives replaces the arguments of directives with secrets in a Corefile.
 func removeDirectives(text string) string {
 	return secretDirective.ReplaceAllString(text, "${1}"+removed)
 }
 
-// removeSecrets replaces what matches secrets.
 func removeSecrets(text string) string {
 	for _, s := range secrets {
 		text = s.ReplaceAllString(text, "${1}"+removed)

@@ -1,21 +1,17 @@
 package bundle
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -38,6 +34,11 @@ type bundledObjects struct {
 
 const partsNamespace = "the parts'"
 
+var (
+	leases       = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	kubePolicies = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}
+)
+
 // bundled are the objects of an archive: what the parts read and write and what decides about traffic, of types that
 // kubectl cluster-info dump leaves out. That has nodes, Services, workloads, pods with their logs, and events.
 var bundled = []bundledObjects{
@@ -45,37 +46,25 @@ var bundled = []bundledObjects{
 	{of: one(read.ServicesGVR), selector: ownedSelector, named: true},
 	{file: "configmaps", of: one(read.ConfigMapsGVR), namespace: partsNamespace,
 		keep: func(o *unstructured.Unstructured) bool { return strings.Contains(o.GetName(), ourName) }},
-	{file: "corefiles", of: one(read.ConfigMapsGVR), namespace: dns.SystemNamespace, keep: corefile},
-	{file: "leases", of: in("coordination.k8s.io", "leases", "v1"), namespace: partsNamespace},
+	{file: "corefiles", of: one(read.ConfigMapsGVR), namespace: read.System, keep: corefile},
+	{file: "leases", of: one(leases), namespace: partsNamespace},
 	{file: "remoteclusters", of: one(v1alpha1.RemoteClusters)},
 	{file: "endpointslices", of: one(read.SlicesGVR), selector: ownedSelector},
-	{file: "serviceexports", of: in("multicluster.x-k8s.io", "serviceexports", read.MCSVersions...), named: true},
-	{file: "serviceimports", of: in("multicluster.x-k8s.io", "serviceimports", read.MCSVersions...), named: true},
-	{file: "ippools", of: calicoTypes("ippools")},
-	{file: "ipreservations", of: calicoTypes("ipreservations")},
-	{file: "blockaffinities", of: calicoTypes("blockaffinities")},
-	{file: "globalnetworksets", of: calicoTypes("globalnetworksets"), named: true},
-	{file: "networksets", of: calicoTypes("networksets"), named: true},
-	{file: "tiers", of: calicoTypes("tiers"), named: true},
-	{file: "globalnetworkpolicies", of: calicoTypes("globalnetworkpolicies"), named: true},
-	{file: "calico-networkpolicies", of: calicoTypes("networkpolicies"), named: true},
-	{file: "networkpolicies", of: in("networking.k8s.io", "networkpolicies", "v1"), named: true},
+	{file: "serviceexports", of: read.MCS("serviceexports"), named: true},
+	{file: "serviceimports", of: read.MCS("serviceimports"), named: true},
+	{file: "ippools", of: read.CalicoTypes("ippools")},
+	{file: "ipreservations", of: read.CalicoTypes("ipreservations")},
+	{file: "blockaffinities", of: read.CalicoTypes("blockaffinities")},
+	{file: "globalnetworksets", of: read.CalicoTypes("globalnetworksets"), named: true},
+	{file: "networksets", of: read.CalicoTypes("networksets"), named: true},
+	{file: "tiers", of: read.CalicoTypes("tiers"), named: true},
+	{file: "globalnetworkpolicies", of: read.CalicoTypes("globalnetworkpolicies"), named: true},
+	{file: "calico-networkpolicies", of: read.CalicoTypes("networkpolicies"), named: true},
+	{file: "networkpolicies", of: one(kubePolicies), named: true},
 }
 
 func one(r schema.GroupVersionResource) []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{r}
-}
-
-// in returns a resource of a group in some versions.
-func in(group, resource string, versions ...string) (all []schema.GroupVersionResource) {
-	for _, version := range versions {
-		all = append(all, schema.GroupVersionResource{Group: group, Version: version, Resource: resource})
-	}
-	return all
-}
-
-func calicoTypes(resource string) []schema.GroupVersionResource {
-	return append(in("crd.projectcalico.org", resource, "v1"), in("projectcalico.org", resource, "v3")...)
 }
 
 // corefile reports whether a ConfigMap is CoreDNS's, or one whose files a Corefile imports.
@@ -89,23 +78,21 @@ const ourName = "semaphore"
 const ownedSelector = naming.LabelManagedBy + "=" + naming.ManagedByBroker
 
 // objects adds the objects of one file. It records the error that it returns.
-func (b *bundle) objects(ctx context.Context, client dynamic.Interface, c *fleet.Cluster, of *bundledObjects) error {
+func (b *bundle) objects(ctx context.Context, c *fleet.Cluster, of *bundledObjects) error {
 	namespace := of.namespace
 	if namespace == partsNamespace {
 		namespace = c.Namespace
 	}
-	for _, resource := range of.of {
-		list, err := client.Resource(resource).Namespace(namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: of.selector})
-		if apierrors.IsNotFound(err) {
-			continue // the cluster does not serve that type
-		}
-		if err != nil {
-			b.fail("%s: %s: %v", c.Context, cmp.Or(of.file, resource.Resource), fleet.Plain(err))
-			return err
-		}
+	list, err := c.Objects.First(ctx, of.of, namespace, metav1.ListOptions{LabelSelector: of.selector})
+	if fleet.Silent(err) {
+		err = fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
+	}
+	if err != nil {
+		b.fail("%v", err)
+		return err
+	}
+	if list != nil {
 		b.addObjects(c.Context+"/objects/"+of.file+".json", of, list)
-		return nil
 	}
 	return nil
 }

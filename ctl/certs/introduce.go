@@ -57,7 +57,6 @@ func (o *Word) Bounds(cmd *cobra.Command) {
 		"`CONTEXT=CIDR[+CIDR]`: nodes of that cluster, in place of what it says itself; may be repeated")
 }
 
-// subnetsOf returns the subnets that a flag gives to a context.
 func subnetsOf(flag string, all map[string]string, context string) (out []netip.Prefix, err error) {
 	text, ok := all[context]
 	if !ok {
@@ -158,53 +157,41 @@ type known struct {
 // remotesOf returns what a cluster has of others, by name: RemoteClusters, and roots without one. It reads no status.
 func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	out := map[string]*known{}
-	bundles, err := p.configMaps.Get(ctx, identity.BundlesConfigMap, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
-	}
-	if err == nil {
-		data, _, err := unstructured.NestedStringMap(bundles.Object, "data")
-		if err != nil {
-			return nil, fmt.Errorf("%s: ConfigMap %s: %w", p.Cluster.Context, identity.BundlesConfigMap, err)
-		}
-		for file, text := range data {
-			if name, ok := strings.CutSuffix(file, ".pem"); ok {
-				out[name] = &known{Remote: preflight.Remote{Name: name}, roots: []byte(text)}
-			}
-		}
-	}
-	list, err := p.Remotes.List(ctx, metav1.ListOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("%s: RemoteClusters: %w", p.Cluster.Context, err)
-	}
+	bundles, err := p.bundles(ctx)
 	if err != nil {
-		return out, nil // the cluster does not serve them
+		return nil, err
 	}
-	for i := range list.Items {
-		o := &list.Items[i]
-		k := &known{Remote: preflight.Remote{Name: o.GetName()}}
-		if has := out[k.Name]; has != nil {
+	for file, text := range bundles {
+		if name, ok := strings.CutSuffix(file, ".pem"); ok {
+			out[name] = &known{Remote: preflight.Remote{Name: name}, roots: []byte(text)}
+		}
+	}
+	list, err := p.Cluster.Objects.RemoteClusters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range list {
+		k := &known{Remote: preflight.Remote{Name: r.Name}, roots: []byte(r.Spec.TrustBundle), source: r.Spec.SourceID}
+		if has := out[k.Name]; has != nil && len(k.roots) == 0 {
 			k.roots = has.roots
 		}
-		if text, _, _ := unstructured.NestedString(o.Object, "spec", "trustBundle"); text != "" {
-			k.roots = []byte(text)
-		}
-		if address, _, _ := unstructured.NestedString(o.Object, "spec", "broker", "address"); address != "" {
-			others, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "broker", "otherAddresses")
-			k.addresses = append([]string{address}, others...)
-		}
-		k.source, _, _ = unstructured.NestedString(o.Object, "spec", "sourceID")
-		for field, to := range map[string]*[]netip.Prefix{"podSubnets": &k.Pods, "nodeSubnets": &k.Nodes} {
-			texts, _, err := unstructured.NestedStringSlice(o.Object, "spec", field)
-			for _, text := range texts {
-				var prefix netip.Prefix
-				if prefix, err = netip.ParsePrefix(text); err != nil {
-					break
-				}
-				*to = append(*to, prefix)
+		if b := r.Spec.Broker; b != nil && b.Address != "" {
+			k.addresses = []string{b.Address}
+			for _, other := range b.OtherAddresses {
+				k.addresses = append(k.addresses, string(other))
 			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: RemoteCluster %s: spec.%s: %w", p.Cluster.Context, k.Name, field, err)
+		}
+		for _, field := range []struct {
+			name string
+			of   []v1alpha1.Subnet
+			to   *[]netip.Prefix
+		}{{"podSubnets", r.Spec.PodSubnets, &k.Pods}, {"nodeSubnets", r.Spec.NodeSubnets, &k.Nodes}} {
+			for _, text := range field.of {
+				prefix, err := netip.ParsePrefix(string(text))
+				if err != nil {
+					return nil, fmt.Errorf("%s: RemoteCluster %s: spec.%s: %w", p.Cluster.Context, k.Name, field.name, err)
+				}
+				*field.to = append(*field.to, prefix)
 			}
 		}
 		out[k.Name] = k

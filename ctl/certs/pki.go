@@ -49,14 +49,13 @@ what is missing and writes over nothing.
   semaphorectl pki init --context c1 --cluster c1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v.complete(cmd)
 			if err := place(dir, access); err != nil {
 				return err
 			}
 			if dir == "" {
-				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.Validity)
+				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.is())
 			}
-			if err := identity.Init(dir, cluster, v.Validity, time.Now()); err != nil {
+			if err := identity.Init(dir, cluster, v.is(), time.Now()); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(),
@@ -131,33 +130,21 @@ func pkiSecretsCommand() *cobra.Command {
 	return cmd
 }
 
-// DefaultValidity is the validity of certificates without a flag.
 var DefaultValidity = identity.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
-// validity is the validity of certificates that a command creates.
-type validity struct {
-	identity.Validity
-	authorityDays, certificateDays int
-}
+// validity is the validity of certificates that a command creates, in days.
+type validity struct{ authority, certificate int }
 
 func (v *validity) authorityFlags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&v.Authority, "ca-validity", DefaultValidity.Authority, "how long the authority is good for")
-	cmd.Flags().IntVar(&v.authorityDays, "ca-days", 0, "the same in days")
-	cmd.MarkFlagsMutuallyExclusive("ca-validity", "ca-days")
+	cmd.Flags().IntVar(&v.authority, "ca-days", int(DefaultValidity.Authority/day),
+		"how long the authority is good for, in days")
 }
 
 func (v *validity) certificateFlags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&v.Certificate, "validity", DefaultValidity.Certificate,
-		"how long the certificates are good for")
-	cmd.Flags().IntVar(&v.certificateDays, "days", 0, "the same in days")
-	cmd.MarkFlagsMutuallyExclusive("validity", "days")
+	cmd.Flags().IntVar(&v.certificate, "days", int(DefaultValidity.Certificate/day),
+		"how long the certificates are good for, in days")
 }
 
-func (v *validity) complete(cmd *cobra.Command) {
-	if cmd.Flags().Changed("ca-days") {
-		v.Authority = time.Duration(v.authorityDays) * day
-	}
-	if cmd.Flags().Changed("days") {
-		v.Certificate = time.Duration(v.certificateDays) * day
-	}
+func (v *validity) is() identity.Validity {
+	return identity.Validity{Authority: time.Duration(v.authority) * day, Certificate: time.Duration(v.certificate) * day}
 }

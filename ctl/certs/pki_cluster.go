@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -35,16 +34,11 @@ type Store struct {
 	Remotes    dynamic.ResourceInterface
 }
 
-func Of(c *fleet.Cluster) (*Store, error) {
-	client, err := read.New(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
-	return &Store{
-		Cluster: c, secrets: client.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(c.Namespace),
+func Of(c *fleet.Cluster) *Store {
+	client := c.Objects.Client
+	return &Store{Cluster: c, secrets: client.Resource(read.SecretsGVR).Namespace(c.Namespace),
 		configMaps: client.Resource(read.ConfigMapsGVR).Namespace(c.Namespace),
-		Remotes:    client.Resource(v1alpha1.RemoteClusters),
-	}, nil
+		Remotes:    client.Resource(v1alpha1.RemoteClusters)}
 }
 
 // pkiIn returns that of the one cluster that the flags name.
@@ -53,23 +47,19 @@ func pkiIn(access *fleet.Access) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Of(cluster)
+	return Of(cluster), nil
 }
 
 // Secret returns the data of a Secret; nil if it does not exist.
 func (p *Store) Secret(ctx context.Context, name string) (map[string][]byte, error) {
-	found, err := p.secrets.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
+	found, err := read.Get[corev1.Secret](ctx, p.Cluster.Objects, read.SecretsGVR, p.Cluster.Namespace, name)
+	if found == nil || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+	if found.Data == nil {
+		return map[string][]byte{}, nil
 	}
-	var secret corev1.Secret
-	if err := read.Into(found, &secret); err != nil {
-		return nil, fmt.Errorf("%s: Secret %s: %w", p.Cluster.Context, name, err)
-	}
-	return secret.Data, nil
+	return found.Data, nil
 }
 
 func TlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
@@ -186,6 +176,11 @@ func (p *Store) issue(ctx context.Context, a *identity.Authority, part string, v
 	return nil
 }
 
+// bundles returns the roots of clusters, as CLUSTER.pem.
+func (p *Store) bundles(ctx context.Context) (map[string]string, error) {
+	return p.Cluster.Objects.ConfigMap(ctx, p.Cluster.Namespace, identity.BundlesConfigMap)
+}
+
 // OwnIdentity is the name of a cluster and its roots, with the key pair that shows it.
 type OwnIdentity struct {
 	Name   string
@@ -211,12 +206,12 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 		return nil, fmt.Errorf("%s: the certificate in Secret %s names no cluster: %w", p.Cluster.Context, secret, err)
 	}
 	out.Name = cert.URIs[0].Host
-	found, err := p.configMaps.Get(ctx, identity.BundlesConfigMap, metav1.GetOptions{})
+	bundles, err := p.bundles(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p.Cluster.Context, err)
+		return nil, err
 	}
-	text, ok, err := unstructured.NestedString(found.Object, "data", out.Name+".pem")
-	if err != nil || !ok {
+	text, ok := bundles[out.Name+".pem"]
+	if !ok {
 		return nil, fmt.Errorf("%s: ConfigMap %s has no %s.pem", p.Cluster.Context, identity.BundlesConfigMap, out.Name)
 	}
 	out.Bundle = []byte(text)
@@ -333,10 +328,7 @@ func exchange(ctx context.Context, w, prompt io.Writer, clusters []*fleet.Cluste
 	}
 	var all []party
 	for _, c := range clusters {
-		p, err := Of(c)
-		if err != nil {
-			return err
-		}
+		p := Of(c)
 		own, err := p.Own(reading)
 		if err != nil {
 			return err

@@ -24,14 +24,13 @@ func pkiRotateCommand(access *fleet.Access) *cobra.Command {
 		Short: "replace the certificates and keys of the parts; peers need nothing for it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v.complete(cmd)
 			if err := place(dir, access); err != nil {
 				return err
 			}
 			if dir == "" {
-				return rotateIn(cmd.Context(), cmd.ErrOrStderr(), access, parts, v.Certificate)
+				return rotateIn(cmd.Context(), cmd.ErrOrStderr(), access, parts, v.is().Certificate)
 			}
-			if err := identity.Rotate(dir, parts, v.Certificate, time.Now()); err != nil {
+			if err := identity.Rotate(dir, parts, v.is().Certificate, time.Now()); err != nil {
 				return err
 			}
 			made := parts
@@ -69,9 +68,8 @@ the next is taken, which only the operator can know; the command prints what to 
   3  the old authority is forgotten`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v.complete(cmd)
 			if cmd.Flags().Changed("step") {
-				if err := identity.RotateCA(dir, step, v.Validity, time.Now()); err != nil {
+				if err := identity.RotateCA(dir, step, v.is(), time.Now()); err != nil {
 					return err
 				}
 			}
@@ -190,7 +188,7 @@ func showPKI(out io.Writer, dir, output string, now time.Time) error {
 		}
 	})
 	if stage != identity.Steady {
-		text += fmt.Sprintf("\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
+		text += "\nThe authority is being replaced: semaphorectl pki rotate-ca --dir " + dir + " says what is next.\n"
 	}
 	return show.PrintLines(out, text)
 }

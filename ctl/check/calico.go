@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
@@ -16,26 +17,16 @@ type Calico struct {
 	Forbidden bool
 	// Remotes are the pod subnets by cluster, in order.
 	Remotes []RemoteSubnet
-	Pools   []Pool
+	Pools   []read.Pool
 	// PoolResource is kubectl's name of the pools.
 	PoolResource string
-	// Blocks is set if Calico's IPAM has assigned blocks to nodes, Strict if nodes may take no IP of another node's
-	// block. StrictFix is the command that sets Strict.
-	Blocks, Strict bool
-	StrictFix      string
+	IPAM         read.IPAM
 }
 
 // RemoteSubnet is a pod subnet of a remote.
 type RemoteSubnet struct {
 	Cluster string
 	Subnet  netip.Prefix
-}
-
-// Pool is an IPPool of Calico's.
-type Pool struct {
-	Name                                    string
-	CIDR                                    netip.Prefix
-	Disabled, DisableBGPExport, NATOutgoing bool
 }
 
 // judgeCalico judges whether Calico leaves remote pods' IPs alone, and whether its IPAM ties each pod IP to the pod's
@@ -78,12 +69,12 @@ func judgeCalico(c Calico) []show.Finding {
 			Evidence: fmt.Sprintf("none of %d gives out or announces IPs of remote pods", len(c.Pools))})
 	}
 	switch {
-	case c.Blocks && c.Strict:
+	case c.IPAM.Blocks && c.IPAM.Strict:
 		all = append(all, show.Finding{Code: finding.StrictAffinity, Subject: "Calico's IPAM",
 			Evidence: "nodes take IPs of their own blocks only"})
-	case c.Blocks:
+	case c.IPAM.Blocks:
 		all = append(all, show.Finding{Code: finding.AffinityNotStrict, Subject: "Calico's IPAM", Side: "here",
-			Fix: c.StrictFix,
+			Fix: c.IPAM.BeStrict(""),
 			Evidence: "strictAffinity is not set: a node whose blocks are full takes single IPs of another node's block, and " +
 				"pods with these reach no remote cluster, nor are they reached"})
 	}
@@ -91,7 +82,7 @@ func judgeCalico(c Calico) []show.Finding {
 }
 
 // judgePool judges a pool that overlaps a remote's subnet.
-func judgePool(p Pool, r RemoteSubnet, resource string) []show.Finding {
+func judgePool(p read.Pool, r RemoteSubnet, resource string) []show.Finding {
 	subject := fmt.Sprintf("IPPool %s, %s", p.Name, p.CIDR)
 	patch := func(fields ...string) string {
 		return fmt.Sprintf(`kubectl patch %s %s --type merge -p '{"spec":{%s}}'`, resource, p.Name, strings.Join(fields,

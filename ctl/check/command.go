@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
-// checker is one call of check.
 type checker struct {
 	access                     *fleet.Access
 	pre, traffic               bool
@@ -157,7 +156,6 @@ func (c *checker) run(cmd *cobra.Command, _ []string) error {
 	return show.Report(cmd.OutOrStdout(), Judge(facts), c.output.Chosen)
 }
 
-// listener is the target of a connection.
 type listener struct {
 	address string
 	expect  spiffeid.ID
@@ -207,21 +205,17 @@ func (c *checker) inPods(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	parts := []string{fleet.Exporter, fleet.Broker}
-	found, failed := make([][]show.Finding, len(clusters)*len(parts)), make([]error, len(clusters)*len(parts))
+	type place struct {
+		cluster *fleet.Cluster
+		part    string
+	}
+	var places []place
+	for _, cluster := range clusters {
+		places = append(places, place{cluster, fleet.Exporter}, place{cluster, fleet.Broker})
+	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), inPodsWithin+c.timeout)
 	defer cancel()
-	var g errgroup.Group
-	for i, cluster := range clusters {
-		for j, part := range parts {
-			g.Go(func() error {
-				n := i*len(parts) + j
-				found[n], failed[n] = c.inPod(ctx, cluster, part)
-				return nil
-			})
-		}
-	}
-	_ = g.Wait() // no goroutine returns an error
+	found, failed := fleet.All(places, func(p place) ([]show.Finding, error) { return c.inPod(ctx, p.cluster, p.part) })
 	if err := show.Report(cmd.OutOrStdout(), slices.Concat(found...), c.output.Chosen); errors.Join(failed...) == nil {
 		return err
 	}
@@ -397,10 +391,9 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 			return nil, "", nil, fmt.Errorf("--config %s: %w", file, err)
 		}
 		cluster, own, from, clusters = c.Cluster, identity.Broker(c.Cluster), c.TLS, c.Names()
-		facts.DNS = dns.gather(ctx, c, file)
-		facts.Calico = gatherCalico(ctx, c, dns.access)
-		facts.Policies = gatherPolicies(ctx, c, dns.access)
-		facts.PolicyKeys = gatherPolicyKeys(ctx, c, dns.access)
+		there := openCluster(dns.access, c)
+		facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
+		facts.Policies, facts.PolicyKeys = there.gatherPolicies(ctx), there.gatherPolicyKeys(ctx)
 	case keys.LocalBroker != nil:
 		c, err := config.Parse[config.Exporter](text)
 		if err != nil {

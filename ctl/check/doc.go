@@ -42,7 +42,6 @@ type Bundle struct {
 	Err     error
 }
 
-// Dialled is the result of a connection to a listener.
 type Dialled struct {
 	Address string
 	// Expect is the expected ID of the listener.

@@ -86,7 +86,6 @@ func judgeConfig(c Config) []show.Finding {
 	return all
 }
 
-// validities are the codes for the validity of each sort of certificate.
 var validities = []finding.Validity{finding.Certificate, finding.Root, finding.Peer}
 
 // judgeClock judges our own clock if certificates are not valid now: many clocks are right although the kernel does not

@@ -11,8 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -23,11 +21,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// The ConfigMap of kubeadm and most other installers, and the value that turns the check off.
-const (
-	DefaultCorefile = "kube-system/coredns/Corefile"
-	NoCorefile      = "none"
-)
+// NoCorefile is the value of --coredns that turns the check off.
+const NoCorefile = "none"
 
 // DefaultClusterDomain is the domain of the own cluster's services.
 const DefaultClusterDomain = "cluster.local"
@@ -121,23 +116,15 @@ func (f *corednsFlags) blocks(cmd *cobra.Command, access *fleet.Access) ([]cored
 // imageOfCoreDNS returns the image of the Deployment kube-system/coredns; empty if there is none that the caller may
 // read.
 func imageOfCoreDNS(ctx context.Context, cluster *fleet.Cluster) string {
-	client, err := read.New(cluster.Config)
-	if err != nil {
-		return ""
-	}
 	ctx, cancel := context.WithTimeout(ctx, read.Within)
 	defer cancel()
-	found, err := client.Resource(read.DeploymentsGVR).Namespace(metav1.NamespaceSystem).Get(ctx, "coredns",
-		metav1.GetOptions{})
-	if err != nil {
+	found, err := read.Get[read.Deployment](ctx, cluster.Objects, read.DeploymentsGVR, read.System, read.CoreDNS)
+	if err != nil || found == nil {
 		return ""
 	}
-	containers, _, _ := unstructured.NestedSlice(found.Object, "spec", "template", "spec", "containers")
-	for _, c := range containers {
-		c, _ := c.(map[string]any)
-		image, _ := c["image"].(string)
-		if _, known := coredns.KnowsImports(image); known {
-			return image
+	for _, c := range found.Spec.Template.Spec.Containers {
+		if _, known := coredns.KnowsImports(c.Image); known {
+			return c.Image
 		}
 	}
 	return ""

@@ -18,16 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
-	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
-
-// SystemNamespace is where CoreDNS is.
-const SystemNamespace = "kube-system"
 
 // dnsWiring is where a cluster's CoreDNS finds semaphore's server blocks: in a file of their own, if the Corefile
 // imports files, or in a section of the Corefile.
@@ -61,7 +56,7 @@ var ErrNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see do
 
 // Find finds out how CoreDNS is configured.
 func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
-	found, err := a.Get(ctx, ConfigMapRef(SystemNamespace, "coredns"))
+	found, err := a.Get(ctx, ConfigMapRef(read.System, read.CoreDNS))
 	if err != nil {
 		return nil, err
 	}
@@ -83,67 +78,34 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if !imports {
 		return d, nil
 	}
-	deployment, err := a.Get(ctx, deploymentRef(SystemNamespace, "coredns"))
+	deployment, err := read.Get[read.Deployment](ctx, a.Cluster.Objects, read.DeploymentsGVR, read.System, read.CoreDNS)
 	if err != nil || deployment == nil {
 		return d, err
 	}
-	if d.custom = MountedFrom(deployment, path.Dir(pattern)); d.custom == "" {
+	if d.custom = deployment.MountedAt(path.Dir(pattern)); d.custom == "" {
 		return d, nil
 	}
 	d.file = coredns.FileOf(pattern)
-	custom, err := a.Get(ctx, ConfigMapRef(SystemNamespace, d.custom))
-	if err != nil || custom == nil {
+	files, err := a.Cluster.Objects.ConfigMap(ctx, read.System, d.custom)
+	if err != nil || files == nil {
 		return d, err
 	}
-	d.has, d.Wired, _ = unstructured.NestedString(custom.Object, "data", d.file)
-	files, _, _ := unstructured.NestedStringMap(custom.Object, "data")
+	d.has, d.Wired = files[d.file]
 	d.outside = append(d.outside, coredns.Others(files, pattern)...)
 	return d, nil
-}
-
-// MountedFrom returns the ConfigMap that a Deployment mounts at a directory, which may be relative to that of the
-// Corefile; empty for none.
-func MountedFrom(deployment *unstructured.Unstructured, dir string) string {
-	spec, _, _ := unstructured.NestedMap(deployment.Object, "spec", "template", "spec")
-	containers, _, _ := unstructured.NestedSlice(spec, "containers")
-	volumes, _, _ := unstructured.NestedSlice(spec, "volumes")
-	for _, c := range containers {
-		c, _ := c.(map[string]any)
-		mounts, _, _ := unstructured.NestedSlice(c, "volumeMounts")
-		for _, m := range mounts {
-			m, _ := m.(map[string]any)
-			at, _ := m["mountPath"].(string)
-			if at != dir && !strings.HasSuffix(at, "/"+dir) {
-				continue
-			}
-			for _, v := range volumes {
-				v, _ := v.(map[string]any)
-				if name, _, _ := unstructured.NestedString(v, "configMap", "name"); v["name"] == m["name"] && name != "" {
-					return name
-				}
-			}
-		}
-	}
-	return ""
 }
 
 // remotes returns the blocks for all RemoteClusters, and for the services of all clusters; left names those without a
 // block.
 func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, err error) {
 	domain := coredns.ClusterDomain(d.corefile)
-	list, err := d.Client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", nil, fmt.Errorf("%s: RemoteClusters: %w", d.Cluster.Context, err)
+	list, err := d.Cluster.Objects.RemoteClusters(ctx)
+	if err != nil {
+		return "", nil, err
 	}
 	var remotes []coredns.Remote
-	if err == nil {
-		for i := range list.Items {
-			r, err := fleet.RemoteCluster(&list.Items[i])
-			if err != nil {
-				return "", nil, fmt.Errorf("%s: %w", d.Cluster.Context, err)
-			}
-			remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
-		}
+	for _, r := range list {
+		remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
 	}
 	record, err := d.Record(ctx)
 	if err != nil {
@@ -169,11 +131,11 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 		}
 		return "restarted to read", d.restart(ctx, blocks)
 	}
-	where := ConfigMapRef(SystemNamespace, "coredns")
+	where := ConfigMapRef(read.System, read.CoreDNS)
 	value := any(coredns.WithSection(d.corefile, blocks))
 	key := "Corefile"
 	if d.file != "" {
-		where, key, value = ConfigMapRef(SystemNamespace, d.custom), d.file, blocks
+		where, key, value = ConfigMapRef(read.System, d.custom), d.file, blocks
 		if blocks == "" {
 			value = nil
 		}
@@ -202,7 +164,7 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 // restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
 // a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
 func (d *dnsWiring) restart(ctx context.Context, blocks string) error {
-	deployment := deploymentRef(SystemNamespace, "coredns")
+	deployment := deploymentRef(read.System, read.CoreDNS)
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339),
 			blocksAnnotation: sumOf(blocks)}}}}})
@@ -234,7 +196,7 @@ func sumOf(blocks string) any {
 
 // stale reports whether semaphorectl restarted CoreDNS for other blocks than these.
 func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
-	deployment, err := d.Get(ctx, deploymentRef(SystemNamespace, "coredns"))
+	deployment, err := d.Get(ctx, deploymentRef(read.System, read.CoreDNS))
 	if err != nil || deployment == nil || blocks == "" {
 		return false, err
 	}
@@ -277,13 +239,11 @@ func wireDNSOnce(ctx context.Context, a *apply.Applier, always bool) (said strin
 		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
 	}
 	said = strings.Join(append([]string{"CoreDNS: " + did + " " + where}, left...), "; ")
-	daemons, err := a.Client.Resource(read.DaemonSetsGVR).
-		Namespace(SystemNamespace).List(ctx, metav1.ListOptions{})
-	if err == nil {
-		for _, one := range daemons.Items {
-			if strings.HasPrefix(one.GetName(), "node-local-dns") {
-				said += "; NodeLocal DNSCache must forward these names to CoreDNS, see docs/services.md"
-			}
+	daemons, _ := read.List[metav1.PartialObjectMetadata](ctx, a.Cluster.Objects, read.DaemonSetsGVR, read.System,
+		metav1.ListOptions{})
+	for _, one := range daemons {
+		if strings.HasPrefix(one.Name, "node-local-dns") {
+			said += "; NodeLocal DNSCache must forward these names to CoreDNS, see docs/services.md"
 		}
 	}
 	return said, nil

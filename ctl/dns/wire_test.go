@@ -60,8 +60,7 @@ func TestDNSByImport(t *testing.T) {
 	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
 	c, err := access.Cluster()
 	must(t, err)
-	a, err := apply.New(c, os.Stderr)
-	must(t, err)
+	a := apply.New(c, os.Stderr)
 	wire := func(always bool) string {
 		t.Helper()
 		said, err := Wire(ctx, a, always)
@@ -193,8 +192,9 @@ func TestDNSByImport(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	a, err = apply.New(c, os.Stderr)
+	c, err = fleet.NewCluster(c.Context, c.Namespace, c.Config)
 	must(t, err)
+	a = apply.New(c, os.Stderr)
 	faster.Store(true)
 	if said := wire(true); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" || faster.Load() {
 		t.Errorf("beside another write it said %q", said)

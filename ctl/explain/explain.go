@@ -3,6 +3,7 @@
 package explain
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// explainer is a call of explain.
 type explainer struct {
 	target         fleet.Target
 	from, to, port string
@@ -89,7 +89,7 @@ the packet is denied or depends on something.`,
 	f.StringVar(&e.port, "port", "",
 		"PORT, PORT/UDP or PORT/SCTP; when absent any of TCP, or the only one of a Service")
 	output = show.OutputFlag(cmd, "text", "json", "yaml")
-	f.StringVar(&p.coredns, "coredns", dns.DefaultCorefile,
+	f.StringVar(&p.coredns, "coredns", read.Corefile,
 		"with FROM and TO, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration; none to not look")
 	f.StringVar(&p.domain, "cluster-domain", dns.DefaultClusterDomain,
 		"with FROM and TO, the domain of the cluster's own services")
@@ -168,7 +168,13 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	cluster, pod, err := readCluster(cmd.Context(), e.target.Access, namespace, name, e.timeout)
+	c, err := e.target.Access.Cluster()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), e.timeout)
+	defer cancel()
+	cluster, pod, err := readFor(ctx, c.Objects, namespace, name)
 	if err != nil {
 		return err
 	}
@@ -201,7 +207,6 @@ func (e *explainer) brokerSets(cmd *cobra.Command, from source) (*fleet.BrokerSe
 	return all, nil
 }
 
-// podsOf returns the pods of a set that are the source.
 func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 	var out []*semaphorev1.SetPod
 	for _, p := range s.GetPods() {

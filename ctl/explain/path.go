@@ -27,7 +27,6 @@ type pathOptions struct {
 	output  string
 }
 
-// end is FROM or TO as it was given.
 type end struct {
 	text string
 	// address is set for an IP; host for a name of the DNS. cluster may be empty.

@@ -12,14 +12,12 @@ import (
 	"sync"
 	"time"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"golang.org/x/sync/errgroup"
 	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/explain/path"
@@ -29,16 +27,15 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // side is one cluster for which there is a context.
 type side struct {
-	access  *fleet.Access
 	cluster *fleet.Cluster
-	client  dynamic.Interface
+	// objects are those of the cluster, in errors by its name in semaphore.
+	objects *read.Cluster
 	// name is the cluster's name in semaphore.
 	name string
 	// broker is the status of its broker; nil with the reason in brokerErr.
@@ -101,12 +98,7 @@ const sideWithin = 10 * time.Second
 func (g *pathGatherer) findSides(ctx context.Context, clusters []*fleet.Cluster) error {
 	ctx, cancel := context.WithTimeout(ctx, sideWithin)
 	defer cancel()
-	var group errgroup.Group
-	sides, failed := make([]*side, len(clusters)), make([]error, len(clusters))
-	for i, c := range clusters {
-		group.Go(func() error { sides[i], failed[i] = newSide(ctx, g.pathOptions, c); return nil })
-	}
-	_ = group.Wait() // none returns an error
+	sides, failed := fleet.All(clusters, func(c *fleet.Cluster) (*side, error) { return newSide(ctx, c) })
 	for i, s := range sides {
 		if s != nil {
 			g.sides = append(g.sides, s)
@@ -141,15 +133,8 @@ func (g *pathGatherer) noSuch(end, text, what string) error {
 	return fmt.Errorf("%w: give --context for its cluster", err)
 }
 
-func newSide(ctx context.Context, o pathOptions, c *fleet.Cluster) (*side, error) {
-	s := &side{cluster: c, access: &fleet.Access{Kubeconfig: o.access.Kubeconfig, Namespace: o.access.Namespace}}
-	if len(o.access.Contexts) > 0 {
-		s.access.Contexts = []string{c.Context}
-	}
-	var err error
-	if s.client, err = read.New(c.Config); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
+func newSide(ctx context.Context, c *fleet.Cluster) (*side, error) {
+	s := &side{cluster: c}
 	s.broker, s.brokerErr = s.ask(ctx, fleet.Broker)
 	s.name = s.broker.GetCluster()
 	if s.name == "" {
@@ -159,17 +144,18 @@ func newSide(ctx context.Context, o pathOptions, c *fleet.Cluster) (*side, error
 		}
 		s.name = exporter.GetCluster()
 	}
+	named := *c.Objects
+	named.Name = s.name
+	s.objects = &named
 	return s, nil
 }
 
-// ask returns the status of the part that leads.
 func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResponse, error) {
-	parts, err := (&fleet.Target{Access: s.access, Parts: []string{part}}).Dial(ctx)
-	if len(parts) == 0 {
+	p, err := s.cluster.Part(ctx, part, "")
+	if err != nil {
 		return nil, err
 	}
-	defer parts[0].Close()
-	return parts[0].Status(ctx, askWithin)
+	return p.Status(ctx, askWithin)
 }
 
 // askWithin is how long a part may take for an answer without a measurement.
@@ -208,25 +194,6 @@ type sliceEndpoint struct {
 	TargetRef *corev1.ObjectReference `json:"targetRef"`
 }
 
-// getAs reads one object; nil without an error if it does not exist.
-func getAs[T any](ctx context.Context, s *side, resource schema.GroupVersionResource, namespace,
-	name string) (*T, error) {
-	found, err := read.Get[T](ctx, s.client, resource, namespace, name)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %s %s/%s: %w", s.name, resource.Resource, namespace, name, err)
-	}
-	return found, nil
-}
-
-func listAs[T any](ctx context.Context, s *side, resource schema.GroupVersionResource, namespace string,
-	options metav1.ListOptions) ([]T, error) {
-	found, err := read.List[T](ctx, s.client, resource, namespace, options)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %s: %w", s.name, resource.Resource, err)
-	}
-	return found, nil
-}
-
 // findNamed finds an object by its name; nil if no cluster that may be meant has it.
 func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.GroupVersionResource, e end) (
 	*side, *T, error) {
@@ -234,7 +201,7 @@ func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.Grou
 		if e.cluster != "" && s.name != e.cluster {
 			continue
 		}
-		found, err := getAs[T](ctx, s, resource, e.namespace, e.name)
+		found, err := read.Get[T](ctx, s.objects, resource, e.namespace, e.name)
 		if found != nil || err != nil {
 			return s, found, err
 		}
@@ -254,8 +221,8 @@ func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1
 }
 
 func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
-	pods, err := listAs[corev1.Pod](ctx, s, read.PodsGVR, "", metav1.ListOptions{FieldSelector: "status.podIP=" +
-		ip.String()})
+	pods, err := read.List[corev1.Pod](ctx, s.objects, read.PodsGVR, "",
+		metav1.ListOptions{FieldSelector: "status.podIP=" + ip.String()})
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +270,8 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 	for _, slice := range slices {
 		for _, endpoint := range slice.Endpoints {
 			if isReady(endpoint) && endpoint.TargetRef != nil && endpoint.TargetRef.Kind == "Pod" {
-				pod, err := getAs[corev1.Pod](ctx, s, read.PodsGVR, endpoint.TargetRef.Namespace, endpoint.TargetRef.Name)
+				of := endpoint.TargetRef
+				pod, err := read.Get[corev1.Pod](ctx, s.objects, read.PodsGVR, of.Namespace, of.Name)
 				return s, pod, err
 			}
 		}
@@ -312,7 +280,7 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 }
 
 func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpointSlice, error) {
-	all, err := listAs[endpointSlice](ctx, s, read.SlicesGVR, namespace,
+	all, err := read.List[endpointSlice](ctx, s.objects, read.SlicesGVR, namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service})
 	slices.SortFunc(all, func(a, b endpointSlice) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 	return all, err
@@ -389,7 +357,7 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 
 // clusterIP returns the Service of the source's cluster that has an address; nil for none.
 func (g *pathGatherer) clusterIP(ctx context.Context, ip netip.Addr) (*corev1.Service, error) {
-	all, err := listAs[corev1.Service](ctx, g.source, read.ServicesGVR, "", metav1.ListOptions{})
+	all, err := read.List[corev1.Service](ctx, g.source.objects, read.ServicesGVR, "", metav1.ListOptions{})
 	for i := range all {
 		if slices.Contains(all[i].Spec.ClusterIPs, ip.String()) {
 			return &all[i], err
@@ -449,7 +417,7 @@ func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, n
 // findMirror finds the Service that represents a remote one: by its annotations, or by the name that it would have.
 func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name string) error {
 	selector := naming.LabelManagedBy + "=" + naming.ManagedByBroker
-	all, err := listAs[corev1.Service](ctx, g.source, read.ServicesGVR, "", metav1.ListOptions{LabelSelector: selector})
+	all, err := g.source.objects.Services(ctx, "", selector)
 	if err != nil {
 		return err
 	}
@@ -477,7 +445,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		m.Name = naming.Import(namespace, name)
 	}
 	if g.mirror == nil {
-		foreign, err := getAs[corev1.Service](ctx, g.source, read.ServicesGVR, m.Namespace, m.Name)
+		foreign, err := read.Get[corev1.Service](ctx, g.source.objects, read.ServicesGVR, m.Namespace, m.Name)
 		if err != nil {
 			return err
 		}
@@ -552,7 +520,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		}
 		return
 	}
-	service, err := getAs[corev1.Service](ctx, g.target, read.ServicesGVR, n.Namespace, n.Service)
+	service, err := read.Get[corev1.Service](ctx, g.target.objects, read.ServicesGVR, n.Namespace, n.Service)
 	if err != nil {
 		g.notRead(finding.PathName, "%v", err)
 		return
@@ -601,23 +569,19 @@ func (g *pathGatherer) readDNS(ctx context.Context) {
 	prefix := strings.TrimSuffix(m.Name, naming.Mirror("", g.facts.Name.Namespace, g.facts.Name.Service))
 	want := block(remote, prefix, m.Namespace, g.domain)
 	d.Zone, d.Servers = want.Zone(), -1
-	namespace, rest, _ := strings.Cut(g.coredns, "/")
-	name, key, _ := strings.Cut(rest, "/")
-	d.Where = "ConfigMap " + namespace + "/" + name
-	config, err := getAs[corev1.ConfigMap](ctx, g.source, read.ConfigMapsGVR, namespace,
-		name)
+	where := strings.Split(g.coredns, "/")
+	if len(where) < 2 {
+		d.Unreadable = "--coredns " + g.coredns + " is no NAMESPACE/NAME"
+		return
+	}
+	d.Where = "ConfigMap " + where[0] + "/" + where[1]
+	text, err := g.source.objects.Corefile(ctx, g.coredns)
 	switch {
+	case apierrors.IsNotFound(err):
+		d.Unreadable = "it does not exist: name the ConfigMap with --coredns"
 	case err != nil:
 		d.Unreadable = err.Error()
-	case config == nil:
-		d.Unreadable = "it does not exist: name the ConfigMap with --coredns"
 	default:
-		text := config.Data[key]
-		if key == "" {
-			for _, one := range config.Data {
-				text += one + "\n"
-			}
-		}
 		for _, f := range coredns.Compare(text, []coredns.Block{want}) {
 			d.Missing, d.Differs = f.Missing, f.Line
 		}
@@ -766,12 +730,12 @@ func (g *pathGatherer) along(ctx context.Context) {
 // lookUp asks the agent of a node.
 func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpPathRequest) (
 	*semaphorev1.LookUpPathResponse, error) {
-	parts, err := (&fleet.Target{Access: s.access, Parts: []string{fleet.Agent}, Nodes: []string{node}}).Dial(ctx)
-	if len(parts) == 0 {
+	p, err := s.cluster.Part(ctx, fleet.Agent, node)
+	if err != nil {
 		return nil, err
 	}
-	defer parts[0].Close()
-	out, err := parts[0].LookUpPath(ctx, req)
+	defer p.Close()
+	out, err := p.LookUpPath(ctx, req)
 	if err != nil {
 		return nil, errors.New(grpcstatus.Convert(err).Message())
 	}
@@ -870,7 +834,7 @@ func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 }
 
 func (g *pathGatherer) targetNode(ctx context.Context) *path.Node {
-	node, err := getAs[corev1.Node](ctx, g.target, read.NodesGVR, "", g.facts.Target.Node)
+	node, err := read.Get[corev1.Node](ctx, g.target.objects, read.NodesGVR, "", g.facts.Target.Node)
 	if err != nil || node == nil {
 		g.notRead(finding.PathFarNode, "node %s of %s: %v", g.facts.Target.Node, g.target.name, err)
 		return nil
@@ -903,26 +867,17 @@ func (g *pathGatherer) pools(ctx context.Context) {
 
 // poolsOf reads the pools that decide about packets from an own pod to another.
 func (s *side) poolsOf(ctx context.Context, own, other netip.Addr) (*path.Pools, error) {
-	client, err := kube.Calico(s.cluster.Config)
-	if err != nil {
-		return nil, err
-	}
-	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
-		metav1.ListOptions{})
+	pools, _, err := s.objects.IPPools(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := &path.Pools{}
-	for _, p := range list.(*calicov3.IPPoolList).Items {
-		prefix, err := netip.ParsePrefix(p.Spec.CIDR)
-		if err != nil {
-			return nil, fmt.Errorf("IPPool %s: %w", p.Name, err)
-		}
-		if prefix.Contains(own) && p.Spec.NATOutgoing {
+	for _, p := range pools {
+		if p.CIDR.Contains(own) && p.NATOutgoing {
 			out.NATOutgoing = true
 		}
-		if prefix.Contains(other) {
-			out.Covering, out.Enabled = p.Name, !p.Spec.Disabled
+		if p.CIDR.Contains(other) {
+			out.Covering, out.Enabled = p.Name, !p.Disabled
 		}
 	}
 	return out, nil
@@ -937,7 +892,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 		}
 		return
 	}
-	cluster, pod, err := readFor(ctx, g.source.cluster.Config, f.Source.Namespace, f.Source.Name)
+	cluster, pod, err := readFor(ctx, g.source.objects, f.Source.Namespace, f.Source.Name)
 	if err != nil {
 		g.notRead(finding.PathPolicyOut, "%v", err)
 	} else {
@@ -959,7 +914,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 		g.notRead(finding.PathPolicyIn, "no pod of %s has %s", g.target.name, f.Target.IP)
 		return
 	}
-	if cluster, pod, err = readFor(ctx, g.target.cluster.Config, f.Target.Namespace, f.Target.Name); err != nil {
+	if cluster, pod, err = readFor(ctx, g.target.objects, f.Target.Namespace, f.Target.Name); err != nil {
 		g.notRead(finding.PathPolicyIn, "%v", err)
 		return
 	}
@@ -972,14 +927,13 @@ func (g *pathGatherer) policies(ctx context.Context) {
 
 // readSets reads which sets of the target's cluster hold the source.
 func (g *pathGatherer) readSets(ctx context.Context) {
-	t := &fleet.Target{Access: g.target.access, Parts: []string{fleet.Broker}}
-	found, err := fleet.AskSets(ctx, t, &semaphorev1.ListSetsRequest{Address: g.facts.Source.IP.String()}, askWithin)
+	found, err := g.target.sets(ctx, g.facts.Source.IP)
 	if err != nil {
-		g.notRead(finding.PathSet, "%v", err)
+		g.notRead(finding.PathSet, "%s: %s", g.target.name, grpcstatus.Convert(err).Message())
 		return
 	}
 	out := &path.Sets{Key: naming.DefaultLabelDomain + "/name"}
-	for _, s := range found.Sets {
+	for _, s := range found {
 		out.Names = append(out.Names, show.SetName(s))
 		if at := finding.TimeOf(s.GetLastHeard()); at.After(out.LastHeard) {
 			out.LastHeard = at
@@ -991,4 +945,16 @@ func (g *pathGatherer) readSets(ctx context.Context) {
 		}
 	}
 	g.facts.Sets = out
+}
+
+// sets returns the broker's sets with an address.
+func (s *side) sets(ctx context.Context, with netip.Addr) ([]*semaphorev1.PolicySet, error) {
+	p, err := s.cluster.Part(ctx, fleet.Broker, "")
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	return fleet.ReceiveSets(ctx, p, &semaphorev1.ListSetsRequest{Address: with.String()})
 }

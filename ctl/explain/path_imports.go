@@ -4,9 +4,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/path"
 	"github.com/kube-semaphore/semaphore/ctl/read"
@@ -31,14 +29,12 @@ type serviceExport struct {
 // getMCS reads an object of the Multi-Cluster Services API; nil without an error if it does not exist, or the API does
 // not.
 func getMCS[T any](ctx context.Context, s *side, plural, namespace, name string) (found *T, err error) {
-	for _, version := range read.MCSVersions {
-		found, err = getAs[T](ctx, s, schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: version,
-			Resource: plural}, namespace, name)
-		if found != nil || err != nil && !apierrors.IsNotFound(err) {
-			return found, err
+	for _, resource := range read.MCS(plural) {
+		if found, err = read.Get[T](ctx, s.objects, resource, namespace, name); found != nil || err != nil {
+			break
 		}
 	}
-	return nil, err
+	return found, err
 }
 
 // imported reads the ServiceImport in the source's cluster, and the ServiceExports of all clusters.
@@ -51,8 +47,7 @@ func (g *pathGatherer) imported(ctx context.Context) {
 	}
 	n.Import = &path.Import{Exists: have != nil}
 	if have == nil {
-		ns, err := getAs[corev1.Namespace](ctx, g.source, read.NamespacesGVR, "",
-			n.Namespace)
+		ns, err := read.Get[corev1.Namespace](ctx, g.source.objects, read.NamespacesGVR, "", n.Namespace)
 		n.Import.NoNamespace = err == nil && ns == nil
 	} else {
 		for _, c := range have.Status.Clusters {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
@@ -69,8 +70,23 @@ type Cluster struct {
 	// Namespace of the parts.
 	Namespace string
 	Config    *rest.Config
+	// Objects are those that the caller may read.
+	Objects *read.Cluster
 	// orders is set for a command that changes something.
 	orders bool
+}
+
+// NewCluster returns the cluster with an apiserver.
+func NewCluster(context, namespace string, cfg *rest.Config) (*Cluster, error) {
+	objects, err := read.New(context, cfg)
+	return &Cluster{Context: context, Namespace: namespace, Config: cfg, Objects: objects}, err
+}
+
+// In returns the same cluster with another namespace in place of that of the parts.
+func (c *Cluster) In(namespace string) *Cluster {
+	other := *c
+	other.Namespace = namespace
+	return &other
 }
 
 // Clusters returns the clusters of the flags, at least one.
@@ -106,6 +122,9 @@ func (a *Access) Cluster() (*Cluster, error) {
 	}
 	return all[0], nil
 }
+
+// One returns the cluster of one context, in place of those of the flags.
+func (a *Access) One(context string) (*Cluster, error) { return a.cluster(context) }
 
 // Names returns the contexts of the kubeconfig, for shell completion.
 func (a *Access) Names() ([]string, error) {
@@ -146,5 +165,10 @@ func (a *Access) cluster(context string) (*Cluster, error) {
 	// enough for the few requests of a person who waits
 	cfg.QPS, cfg.UserAgent = -1, "semaphorectl/"+program.Version
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return prompt{next, AnswerWithin} })
-	return &Cluster{Context: context, Kubeconfig: a.Kubeconfig, Namespace: a.Namespace, Config: cfg}, nil
+	c, err := NewCluster(context, a.Namespace, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.Kubeconfig = a.Kubeconfig
+	return c, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,18 @@ import (
 
 // elsewhere is the advice after an error for something that was not found here.
 const elsewhere = ": give --context, or run this in the pod of the leading broker, or give --address"
+
+// All does something with each of several clusters, parts or dialers at the same time, so that one that does not answer
+// delays no other. What comes of each, and its error, have its index.
+func All[In, Out any](of []In, do func(In) (Out, error)) ([]Out, []error) {
+	out, failed := make([]Out, len(of)), make([]error, len(of))
+	var doing sync.WaitGroup
+	for i, one := range of {
+		doing.Go(func() { out[i], failed[i] = do(one) })
+	}
+	doing.Wait()
+	return out, failed
+}
 
 // Status asks a part for its status, and closes the connection.
 func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {

@@ -2,10 +2,10 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -28,33 +28,24 @@ func CompleteContexts(access *Access) show.Names {
 
 // fromBrokers returns names from the leading brokers among the parts, as far as these answer.
 func fromBrokers(ctx context.Context, t *Target,
-	of func(context.Context, *Part, *semaphorev1.GetStatusResponse) []string) (out []string) {
+	of func(context.Context, *Part, *semaphorev1.GetStatusResponse) []string) []string {
 	dialers, err := t.Dialers()
 	if err != nil {
 		return nil
 	}
-	var mu sync.Mutex // of out
-	var asking sync.WaitGroup
-	for _, dial := range dialers {
-		asking.Go(func() {
-			p, err := dial(ctx)
-			if err != nil {
-				return
-			}
-			defer p.Close()
-			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-			if err != nil || s.GetPart() != Broker || s.GetStandby() {
-				return
-			}
-			found := of(ctx, p, s)
-			mu.Lock()
-			defer mu.Unlock()
-			out = append(out, found...)
-		})
-	}
-	asking.Wait()
-	slices.Sort(out)
-	return slices.Compact(out)
+	found, _ := All(dialers, func(dial Dialer) ([]string, error) {
+		p, err := dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer p.Close()
+		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+		if err != nil || s.GetPart() != Broker || s.GetStandby() {
+			return nil, err
+		}
+		return of(ctx, p, s), nil
+	})
+	return once(found)
 }
 
 // CompleteStatus completes names from the status of the leading broker.
@@ -273,33 +264,34 @@ func inNamespaces(ctx context.Context, access *Access, typed string,
 
 // listed returns the names of objects in all clusters of the flags, as far as these answer.
 func listed(ctx context.Context, access *Access, namespace string,
-	resources ...schema.GroupVersionResource) (out []string) {
+	resources ...schema.GroupVersionResource) []string {
 	clusters, err := access.Clusters()
 	if err != nil {
 		return nil
 	}
-	var mu sync.Mutex // of out
-	var listing sync.WaitGroup
-	for _, c := range clusters {
-		for _, of := range resources {
-			listing.Go(func() {
-				client, err := metadata.NewForConfig(c.Config)
-				if err != nil {
-					return
-				}
-				found, err := client.Resource(of).Namespace(namespace).List(ctx, metav1.ListOptions{})
-				if err != nil {
-					return
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				for i := range found.Items {
-					out = append(out, found.Items[i].Name)
-				}
-			})
+	found, _ := All(clusters, func(c *Cluster) ([]string, error) {
+		client, err := metadata.NewForConfig(c.Config)
+		if err != nil {
+			return nil, err
 		}
-	}
-	listing.Wait()
+		names, failed := All(resources, func(of schema.GroupVersionResource) (out []string, err error) {
+			list, err := client.Resource(of).Namespace(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, err
+			}
+			for i := range list.Items {
+				out = append(out, list.Items[i].Name)
+			}
+			return out, nil
+		})
+		return slices.Concat(names...), errors.Join(failed...)
+	})
+	return once(found)
+}
+
+// once returns all names of several lists, each once.
+func once(all [][]string) []string {
+	out := slices.Concat(all...)
 	slices.Sort(out)
 	return slices.Compact(out)
 }

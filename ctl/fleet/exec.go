@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,7 +90,7 @@ func (c *Cluster) Run(ctx context.Context, part string, args ...string) (stdout 
 		return nil, 0, err
 	}
 	var out bytes.Buffer
-	said := &tail{}
+	said := &Tail{}
 	err = c.Exec(ctx, pods[0], Streams{Out: &out, Err: said}, append([]string{stdioCommand[0]}, args...)...)
 	var exit interface{ ExitStatus() int }
 	if errors.As(err, &exit) {
@@ -169,15 +170,12 @@ func (c *Cluster) connect(ctx context.Context, pod *Pod, command []string) (*str
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	near, far := net.Pipe()
 	s := &stream{Conn: near, cancel: cancel, ended: make(chan struct{})}
-	said := &tail{}
+	said := &Tail{}
 	go func() {
 		defer close(s.ended)
 		err := c.Exec(running, pod, Streams{In: far, Out: far, Err: said}, command...)
 		if err != nil {
-			if text := said.String(); text != "" {
-				err = errors.New(text)
-			}
-			s.why = err
+			s.why = cmp.Or(said.Err(), err)
 		}
 		far.Close()
 	}()
@@ -199,13 +197,13 @@ func (c *Cluster) connect(ctx context.Context, pod *Pod, command []string) (*str
 	return nil, fmt.Errorf("%s: exec in pod %s/%s: %w", c.Context, pod.Namespace, pod.Name, err)
 }
 
-// tail keeps the last bytes that are written to it.
-type tail struct {
+// Tail keeps the last bytes that are written to it.
+type Tail struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.text = append(t.text, p...)
@@ -216,8 +214,16 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 // String returns one printable line.
-func (t *tail) String() string {
+func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return show.Printable(strings.Join(strings.Fields(string(t.text)), " "))
+}
+
+// Err is the line as an error; nil for none.
+func (t *Tail) Err() error {
+	if text := t.String(); text != "" {
+		return errors.New(text)
+	}
+	return nil
 }

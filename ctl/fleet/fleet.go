@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -115,7 +114,6 @@ func (p *Part) Close() error {
 	return err
 }
 
-// Dialer connects to one part.
 type Dialer func(context.Context) (*Part, error)
 
 // Dial returns the parts to ask. An error beside parts says which others cannot be reached.
@@ -124,12 +122,7 @@ func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, failed := make([]*Part, len(dialers)), make([]error, len(dialers))
-	var dialling sync.WaitGroup
-	for i, dial := range dialers {
-		dialling.Go(func() { found[i], failed[i] = dial(ctx) })
-	}
-	dialling.Wait()
+	found, failed := All(dialers, func(dial Dialer) (*Part, error) { return dial(ctx) })
 	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
 }
 
@@ -169,9 +162,6 @@ func (t *Target) socketDialers() (out []Dialer, err error) {
 	return out, nil
 }
 
-// reach bounds the time to reach a part through an apiserver.
-const reach = 15 * time.Second
-
 func (t *Target) clusterDialers() (out []Dialer, err error) {
 	wanted, err := t.wanted()
 	if err != nil {
@@ -184,11 +174,7 @@ func (t *Target) clusterDialers() (out []Dialer, err error) {
 	for _, c := range clusters {
 		c.orders = t.Orders
 		for _, w := range wanted {
-			out = append(out, func(ctx context.Context) (*Part, error) {
-				ctx, cancel := context.WithTimeout(ctx, reach)
-				defer cancel()
-				return c.part(ctx, w.part, w.node)
-			})
+			out = append(out, func(ctx context.Context) (*Part, error) { return c.Part(ctx, w.part, w.node) })
 		}
 	}
 	return out, nil

@@ -12,10 +12,10 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Forward listens on a port of 127.0.0.1, any free one if it is 0, and carries connections to a port of the loopback of
-// a pod, as kubectl port-forward does, until ctx ends. It calls ready with the local port once it listens. The error is
-// why the connection through the apiserver ended.
-func (c *Cluster) Forward(ctx context.Context, pod *Pod, local, port uint16, problems io.Writer,
+// Forward listens on a free port of 127.0.0.1, and carries connections to a port of the loopback of a pod, as kubectl
+// port-forward does, until ctx ends. It calls ready with the local port once it listens. The error is why the
+// connection through the apiserver ended.
+func (c *Cluster) Forward(ctx context.Context, pod *Pod, port uint16, problems io.Writer,
 	ready func(local uint16) error) error {
 	request, err := c.ofPod(pod, "portforward")
 	if err != nil {
@@ -38,7 +38,7 @@ func (c *Cluster) Forward(ctx context.Context, pod *Pod, local, port uint16, pro
 	defer cancel()
 	up := make(chan struct{})
 	forwarder, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"},
-		[]string{fmt.Sprintf("%d:%d", local, port)}, ctx.Done(), up, nil, problems)
+		[]string{fmt.Sprintf("0:%d", port)}, ctx.Done(), up, nil, problems)
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func TestForward(t *testing.T) {
 		defer cancel()
 		var said bytes.Buffer
 		var failed error
-		err = c.Forward(ctx, pods[0], 0, port, &said, func(local uint16) error {
+		err = c.Forward(ctx, pods[0], port, &said, func(local uint16) error {
 			client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 			response, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/", local))
 			if failed = err; err == nil {
@@ -117,7 +117,7 @@ func TestForward(t *testing.T) {
 	must(t, err)
 	ended, noBrowser := make(chan error, 1), errors.New("no browser")
 	go func() {
-		ended <- c.Forward(t.Context(), pods[0], 0, 8085, io.Discard, func(uint16) error { return noBrowser })
+		ended <- c.Forward(t.Context(), pods[0], 8085, io.Discard, func(uint16) error { return noBrowser })
 	}()
 	select {
 	case err := <-ended:

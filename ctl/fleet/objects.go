@@ -2,58 +2,50 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/rest"
-
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	decide "github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// ConfigOf returns the access to a broker's cluster: the caller's kubeconfig if one is given, else the broker's
-// access.
-func ConfigOf(access *Access, own config.Kube) (*rest.Config, error) {
-	if !access.Given() {
-		return kube.Config(own, "ctl")
+// OwnCluster returns a broker's cluster: by the caller's kubeconfig if one is given, else by the broker's access.
+func OwnCluster(access *Access, own config.Kube) (*read.Cluster, error) {
+	if access.Given() {
+		c, err := access.Cluster()
+		if err != nil {
+			return nil, err
+		}
+		return read.New("", c.Config)
 	}
-	cluster, err := access.Cluster()
+	cfg, err := kube.Config(own, "ctl")
 	if err != nil {
 		return nil, err
 	}
-	return cluster.Config, nil
+	return read.New("", cfg)
 }
 
 // WithObjects returns a broker's configuration with the remotes of its cluster's RemoteClusters. bundles are the root
 // certificates of objects, PEM, by cluster.
 func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *config.Broker,
 	bundles map[string]string, err error) {
-	cfg, err := ConfigOf(access, c.Kube)
+	own, err := OwnCluster(access, c.Kube)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w",
-			err)
-	}
-	client, err := read.New(cfg)
-	if err != nil {
-		return nil, nil, fmt.Errorf("client for RemoteClusters: %w", err)
+		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, read.Within)
 	defer cancel()
-	list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	list, err := own.RemoteClusters(ctx)
+	if err == nil && list == nil {
+		err = errors.New("it does not serve them")
+	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w",
-			err)
+		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w", err)
 	}
 	all := decide.Objects{}
-	for i := range list.Items {
-		r, err := RemoteCluster(&list.Items[i])
-		if err != nil {
-			return nil, nil, err
-		}
+	for _, r := range list {
 		all[r.Name] = decide.Of(r, "")
 	}
 	d, bundles := decide.Decide(c, nil, all, nil), map[string]string{}
@@ -63,17 +55,4 @@ func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *conf
 		}
 	}
 	return d.Broker, bundles, nil
-}
-
-// RemoteCluster converts a RemoteCluster. The parts write its status; what cannot be read of that does not matter here.
-func RemoteCluster(u *unstructured.Unstructured) (*v1alpha1.RemoteCluster, error) {
-	data, err := u.MarshalJSON()
-	if err != nil {
-		return nil, fmt.Errorf("RemoteCluster %s: %w", u.GetName(), err)
-	}
-	r, bad := kube.ReadObject(v1alpha1.Kind, data, func() *v1alpha1.RemoteCluster { return &v1alpha1.RemoteCluster{} })
-	if bad != nil && bad.Whole {
-		return nil, bad
-	}
-	return r, nil
 }

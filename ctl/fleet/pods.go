@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -24,7 +24,6 @@ const (
 	Agent    = "agent"
 )
 
-// Pod is a pod of a part.
 type Pod struct {
 	Namespace, Name, Node string
 	// Container is the one in which semaphorectl runs.
@@ -37,24 +36,13 @@ type Pod struct {
 // Pods returns the running pods of a part, of one node if node names one: the leader first, if EndpointSlices name it,
 // then those that are ready.
 func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
-	client, err := read.New(c.Config)
+	pods, err := c.PodObjects(ctx, part, node)
 	if err != nil {
 		return nil, err
 	}
-	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + part}
-	if node != "" {
-		options.FieldSelector = "spec.nodeName=" + node
-	}
-	pods, err := read.List[corev1.Pod](ctx, client, read.PodsGVR, c.Namespace, options)
-	if Silent(err) {
-		return nil, fmt.Errorf("%s: %w", c.Context, Plain(err))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: list pods of %s: %w", c.Context, c.Namespace, err)
-	}
 	leader := ""
 	if part == Broker && len(pods) > 1 {
-		leader = c.leader(ctx, client)
+		leader = c.leader(ctx)
 	}
 	found := candidates(pods, part, leader)
 	if len(found) == 0 {
@@ -66,6 +54,19 @@ func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
 			part, on, c.Namespace, len(pods))
 	}
 	return found, nil
+}
+
+// PodObjects returns the pods of a part, of one node if node names one, whether they run or not.
+func (c *Cluster) PodObjects(ctx context.Context, part, node string) ([]corev1.Pod, error) {
+	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + part}
+	if node != "" {
+		options.FieldSelector = "spec.nodeName=" + node
+	}
+	pods, err := read.List[corev1.Pod](ctx, c.Objects, read.PodsGVR, c.Namespace, options)
+	if Silent(err) {
+		return nil, fmt.Errorf("%s: %w", c.Context, Plain(err))
+	}
+	return pods, err
 }
 
 // candidates returns the pods to ask, in order. A pod that is not ready may be asked for the reason.
@@ -119,17 +120,10 @@ type endpoints struct {
 // leader returns the pod that the slices of the broker's Service name (docs/adr/0023-calls-reach-the-leader.md). A
 // caller who may exec may lack the right to list them, and does not need it: a standby relays semaphorectl to the
 // leader.
-func (c *Cluster) leader(ctx context.Context, client dynamic.Interface) string {
-	list, err := client.Resource(read.SlicesGVR).Namespace(c.Namespace).List(ctx,
+func (c *Cluster) leader(ctx context.Context) string {
+	all, _ := read.List[endpoints](ctx, c.Objects, read.SlicesGVR, c.Namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=semaphore-broker"})
-	if err != nil {
-		return ""
-	}
-	for i := range list.Items {
-		var slice endpoints
-		if err := read.Into(&list.Items[i], &slice); err != nil {
-			continue
-		}
+	for _, slice := range all {
 		for _, e := range slice.Endpoints {
 			if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
 				return e.TargetRef.Name
@@ -139,13 +133,13 @@ func (c *Cluster) leader(ctx context.Context, client dynamic.Interface) string {
 	return ""
 }
 
-// Part connects to one of the pods of a part, of one node for an agent: the one that leads, where it can be reached.
-func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
-	return c.part(ctx, part, node)
-}
+// reach bounds the time to reach a part through an apiserver.
+const reach = 15 * time.Second
 
-// part connects to one of the pods of a part: to the leader if it can be reached.
-func (c *Cluster) part(ctx context.Context, part, node string) (*Part, error) {
+// Part connects to one of the pods of a part, of one node for an agent: to the one that leads, if it can be reached.
+func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
+	ctx, cancel := context.WithTimeout(ctx, reach)
+	defer cancel()
 	pods, err := c.Pods(ctx, part, node)
 	if err != nil {
 		return nil, err

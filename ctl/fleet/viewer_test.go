@@ -57,7 +57,9 @@ func TestViewer(t *testing.T) {
 	as := func(user string) *fleet.Cluster {
 		cfg := rest.CopyConfig(cfg)
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: user}
-		return &fleet.Cluster{Context: user, Namespace: "semaphore", Config: cfg}
+		c, err := fleet.NewCluster(user, "semaphore", cfg)
+		must(t, err)
+		return c
 	}
 	execs := func(c *fleet.Cluster, container string, command ...string) error {
 		k.were()

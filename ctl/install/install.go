@@ -14,13 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
 	"github.com/kube-semaphore/semaphore/ctl/dns"
@@ -34,7 +32,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// installer is a call of install.
 type installer struct {
 	access  *fleet.Access
 	wishes  apply.Wishes
@@ -249,22 +246,16 @@ func (i *installer) withDNS(w apply.Wishes) apply.Wishes {
 // decide reads the cluster's state, and makes the objects to apply.
 func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflight.Cluster,
 	progress io.Writer) (*installation, []show.Finding, error) {
-	a, err := apply.New(c, progress)
-	if err != nil {
-		return nil, nil, err
-	}
+	a := apply.New(c, progress)
 	a.Force = i.force
-	one := &installation{Applier: a, facts: facts, wishes: i.wishes}
-	if one.pki, err = certs.Of(c); err != nil {
-		return nil, nil, err
-	}
+	one := &installation{Applier: a, facts: facts, wishes: i.wishes, pki: certs.Of(c)}
+	var err error
 	if one.before, err = a.Record(ctx); err != nil {
 		return nil, nil, err
 	}
 	var findings []show.Finding
 	var refuse refusal = func(code finding.Code, subject, fix, evidence string, args ...any) {
-		findings = append(findings, show.Finding{Code: code, Level: finding.Error, Subject: c.Context + ": " + subject,
-			Side: c.Context, Evidence: fmt.Sprintf(evidence, args...), Fix: fix})
+		findings = append(findings, show.Blocker(c.Context, code, subject, fix, evidence, args...))
 	}
 	var has string // the name that the cluster has already
 	if one.before != nil {
@@ -320,17 +311,11 @@ func (i *installation) encryptable(ctx context.Context, refuse refusal) error {
 	if !i.values.Features.Has(config.Encryption) || i.before.Values.Features.Has(config.Encryption) {
 		return nil
 	}
-	list, err := i.Client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%s: RemoteClusters: %w", i.Cluster.Context, err)
+	list, err := i.Cluster.Objects.RemoteClusters(ctx)
+	if err != nil {
+		return err
 	}
-	for _, o := range list.Items {
-		var r v1alpha1.RemoteCluster
-		if err := read.Into(&o, &r); err != nil {
-			return fmt.Errorf("%s: RemoteCluster %s: %w", i.Cluster.Context, o.GetName(), err)
-		}
+	for _, r := range list {
 		if len(r.Spec.PodSubnets) > 0 && len(r.Spec.NodeSubnets) == 0 {
 			refuse(finding.NoNodeSubnets, "RemoteCluster "+r.Name,
 				fmt.Sprintf("name the subnets of its nodes: kubectl --context %s edit remotecluster %s", i.Cluster.Context,

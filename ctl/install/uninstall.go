@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -102,24 +101,19 @@ type removal struct {
 
 // owned are the kinds that a broker writes, for counting.
 var owned = []struct {
-	groups   []string
-	resource string
-	what     string
+	of   []schema.GroupVersionResource
+	what string
 }{
-	{[]string{""}, "services", "mirrored Services"},
-	{[]string{"crd.projectcalico.org", "projectcalico.org"}, "globalnetworksets", "GlobalNetworkSets"},
-	{[]string{"crd.projectcalico.org", "projectcalico.org"}, "networksets", "NetworkSets"},
-	{[]string{"crd.projectcalico.org", "projectcalico.org"}, "ippools", "IPPools"},
-	{[]string{"crd.projectcalico.org", "projectcalico.org"}, "ipreservations", "IPReservations"},
+	{[]schema.GroupVersionResource{read.ServicesGVR}, "mirrored Services"},
+	{read.CalicoTypes("globalnetworksets"), "GlobalNetworkSets"}, {read.CalicoTypes("networksets"), "NetworkSets"},
+	{read.CalicoTypes("ippools"), "IPPools"}, {read.CalicoTypes("ipreservations"), "IPReservations"},
 }
 
 // planRemoval reads what exists; nil for nothing.
 func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*removal, error) {
-	a, err := apply.New(c, progress)
-	if err != nil {
-		return nil, err
-	}
+	a := apply.New(c, progress)
 	r := &removal{Applier: a, nodes: map[string][]string{}}
+	var err error
 	if r.record, err = a.Record(ctx); err != nil {
 		return nil, err
 	}
@@ -138,26 +132,27 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	add := func(format string, args ...any) { r.lines = append(r.lines, fmt.Sprintf(format, args...)) }
 	add("the parts, their rights and configuration: %d objects", len(r.record.Objects))
 	add("the namespace %s, with the authority and all keys and certificates of %s", c.Namespace, r.record.Values.Cluster)
-	list, err := a.Client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	// Their names are enough, so that one that cannot be read does not keep semaphore in the cluster.
+	remotes, err := read.List[metav1.PartialObjectMetadata](ctx, c.Objects, v1alpha1.RemoteClusters, "",
+		metav1.ListOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("%s: RemoteClusters: %w", c.Context, err)
+		return nil, err
 	}
-	if err == nil {
-		for _, o := range list.Items {
-			r.remotes = append(r.remotes, o.GetName())
-		}
+	for _, one := range remotes {
+		r.remotes = append(r.remotes, one.Name)
 	}
 	if r.beside, err = link.ExportersBeside(ctx, a); err != nil {
 		return nil, err
 	}
 	r.planRemotes(add)
 	for _, kind := range owned {
-		n, err := countOf(ctx, a, kind.groups, kind.resource)
+		list, err := c.Objects.First(ctx, kind.of, "",
+			metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
 		if err != nil {
 			return nil, err
 		}
-		if n > 0 {
-			add("%d %s", n, kind.what)
+		if list != nil && len(list.Items) > 0 {
+			add("%d %s", len(list.Items), kind.what)
 		}
 	}
 	if d, err := dns.Find(ctx, a); err != nil && !errors.Is(err, dns.ErrNoCoreDNS) {
@@ -219,46 +214,26 @@ func (r *removal) closeThere(w io.Writer) error {
 	return nil
 }
 
-// countOf counts the broker's objects of a type, in the first group that serves it.
-func countOf(ctx context.Context, a *apply.Applier, groups []string, resource string) (int, error) {
-	for _, group := range groups {
-		version := "v1"
-		if group == "projectcalico.org" {
-			version = "v3"
-		}
-		list, err := a.Client.Resource(schema.GroupVersionResource{Group: group, Version: version,
-			Resource: resource}).List(ctx,
-			metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("%s: %s: %w", a.Cluster.Context, resource, err)
-		}
-		return len(list.Items), nil
-	}
-	return 0, nil
-}
-
 // readNodes finds the annotations of nodes. If semaphore-wireguard runs beside semaphore, those of other clusters may
 // be its own.
 func (r *removal) readNodes(ctx context.Context) error {
-	daemons, err := r.Client.Resource(read.DaemonSetsGVR).
-		List(ctx, metav1.ListOptions{})
+	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, read.DaemonSetsGVR, "",
+		metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("%s: DaemonSets: %w", r.Cluster.Context, err)
+		return err
 	}
-	shared := slices.ContainsFunc(daemons.Items, func(d unstructured.Unstructured) bool {
-		return strings.Contains(d.GetName(), "semaphore-wireguard")
+	shared := slices.ContainsFunc(daemons, func(d metav1.PartialObjectMetadata) bool {
+		return strings.Contains(d.Name, "semaphore-wireguard")
 	})
-	nodes, err := r.Client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, metav1.ListOptions{})
+	nodes, err := read.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, read.NodesGVR, "",
+		metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("%s: nodes: %w", r.Cluster.Context, err)
+		return err
 	}
-	for _, n := range nodes.Items {
-		for key := range n.GetAnnotations() {
+	for _, n := range nodes {
+		for key := range n.Annotations {
 			if cluster, ok := naming.WireGuardAnnotationCluster(key); ok && (!shared || slices.Contains(r.remotes, cluster)) {
-				r.nodes[n.GetName()] = append(r.nodes[n.GetName()], key)
+				r.nodes[n.Name] = append(r.nodes[n.Name], key)
 			}
 		}
 	}
@@ -366,7 +341,7 @@ func (r *removal) unannotate(ctx context.Context, node string, keys []string) er
 	if err != nil {
 		return err
 	}
-	if _, err := r.Client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).Patch(ctx, node, types.MergePatchType,
+	if _, err := r.Client.Resource(read.NodesGVR).Patch(ctx, node, types.MergePatchType,
 		patch, metav1.PatchOptions{FieldManager: apply.FieldManager}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: annotations of node %s: %w", r.Cluster.Context, node, err)
 	}

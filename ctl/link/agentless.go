@@ -25,7 +25,6 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
-	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/read"
@@ -60,15 +59,11 @@ func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, err
 	var out []*foreignCluster
 	for _, text := range l.agentless.contexts {
 		name, as, _ := strings.Cut(text, "=")
-		one := fleet.Access{Contexts: []string{name}, Kubeconfig: l.access.Kubeconfig, Namespace: l.access.Namespace}
-		c, err := one.Cluster()
+		c, err := l.access.One(name)
 		if err != nil {
 			return nil, err
 		}
-		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name]}
-		if f.applier, err = apply.New(c, l.progress); err != nil {
-			return nil, err
-		}
+		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name], applier: apply.New(c, l.progress)}
 		f.applier.Force = true // nobody else's fields: the objects are ours
 		if look || f.name == "" {
 			if f.facts, err = preflight.Survey(ctx, c); err != nil {
@@ -122,7 +117,6 @@ func (f *foreignCluster) reach(cfg *rest.Config) error {
 	return nil
 }
 
-// readers returns the clusters of --context, which have semaphore.
 func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 	clusters, err := l.access.Clusters()
 	if err != nil {
@@ -235,20 +229,18 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
 	if len(f.facts.Pods.Prefixes) == 0 {
-		found = append(found, show.Finding{Code: "subnets-unknown", Level: finding.Error, Side: f.facts.Context,
-			Subject:  f.facts.Context + ": pod subnets",
-			Evidence: "none were found, and addresses outside of them are refused",
-			Fix:      "write the RemoteCluster by hand: docs/agentless.md"})
+		found = append(found, show.Blocker(f.facts.Context, "subnets-unknown", "pod subnets",
+			"write the RemoteCluster by hand: docs/agentless.md",
+			"none were found, and addresses outside of them are refused"))
 	}
 	exporter, err := p.applier.Get(ctx, apply.NamespaceRef(naming.ForeignNamespace(f.name)))
 	if err != nil {
 		return nil, err
 	}
 	if exporter != nil && exporter.GetLabels()[apply.ForeignLabel] != p.applier.Cluster.Namespace {
-		found = append(found, show.Finding{Code: finding.NamespaceTaken, Level: finding.Error, Side: p.facts.Context,
-			Subject: p.facts.Context + ": namespace " + exporter.GetName(),
-			Evidence: "it is there already, and is no exporter's " +
-				"of this installation", Fix: "name the cluster otherwise, by --agentless CONTEXT=NAME"})
+		found = append(found, show.Blocker(p.facts.Context, finding.NamespaceTaken, "namespace "+exporter.GetName(),
+			"name the cluster otherwise, by --agentless CONTEXT=NAME",
+			"it is there already, and is no exporter's of this installation"))
 	}
 	has, err := f.features(ctx, p.Name)
 	if err != nil {
@@ -257,13 +249,11 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	for _, feature := range has {
 		if !features.Has(feature) {
 			unlink := fleet.CommandFor(p.applier.Cluster, "unlink")
-			found = append(found, show.Finding{Code: "feature-in-use", Level: finding.Error, Side: p.facts.Context,
-				Subject: p.facts.Context + ": " + f.name + " is read for " + string(feature),
-				Evidence: "if the exporter no longer published these objects, " + p.facts.Context +
-					" would keep what it has of " +
-					"them as it is",
-				Fix: fmt.Sprintf("%s --agentless %s=%s --yes, then link again; or name this feature, too", unlink,
-					f.applier.Cluster.Context, f.name)})
+			found = append(found, show.Blocker(p.facts.Context, "feature-in-use", f.name+" is read for "+string(feature),
+				fmt.Sprintf("%s --agentless %s=%s --yes, then link again; or name this feature, too", unlink,
+					f.applier.Cluster.Context, f.name),
+				"if the exporter no longer published these objects, %s would keep what it has of them as it is",
+				p.facts.Context))
 		}
 	}
 	remote, err := p.remotes.Get(ctx, f.name, metav1.GetOptions{})
@@ -272,12 +262,9 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	case err != nil:
 		return nil, fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
 	case exporter == nil:
-		found = append(found, show.Finding{Code: "name-taken", Level: finding.Error, Side: p.facts.Context,
-			Subject: p.facts.Context + ": RemoteCluster " + remote.GetName(),
-			Evidence: "it is there already, for a cluster " +
-				"with an exporter of its own",
-			Fix: fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
-				p.facts.Context, f.name)})
+		found = append(found, show.Blocker(p.facts.Context, "name-taken", "RemoteCluster "+remote.GetName(),
+			fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
+				p.facts.Context, f.name), "it is there already, for a cluster with an exporter of its own"))
 	}
 	return found, nil
 }
@@ -377,7 +364,7 @@ func (f *foreignCluster) features(ctx context.Context, reader string) (out confi
 
 // image returns the image that the broker runs.
 func (p *linkedCluster) image(ctx context.Context) (string, error) {
-	broker, err := p.applier.Get(ctx, p.applier.Workload("Deployment", "semaphore-broker"))
+	broker, err := deployment(ctx, p.applier.Cluster, "semaphore-broker")
 	if err != nil {
 		return "", err
 	}
@@ -385,14 +372,17 @@ func (p *linkedCluster) image(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s: no Deployment %s/semaphore-broker, beside which an exporter could run", p.facts.Context,
 			p.applier.Cluster.Namespace)
 	}
-	containers, _, _ := unstructured.NestedSlice(broker.Object, "spec", "template", "spec", "containers")
-	for _, c := range containers {
-		if c, ok := c.(map[string]any); ok && c["name"] == "broker" {
-			image, _, _ := unstructured.NestedString(c, "image")
-			return image, nil
+	for _, c := range broker.Spec.Template.Spec.Containers {
+		if c.Name == fleet.Broker {
+			return c.Image, nil
 		}
 	}
 	return "", nil
+}
+
+// deployment returns a Deployment of the parts; nil for none.
+func deployment(ctx context.Context, c *fleet.Cluster, name string) (*read.Deployment, error) {
+	return read.Get[read.Deployment](ctx, c.Objects, read.DeploymentsGVR, c.Namespace, name)
 }
 
 // account creates the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as
@@ -411,13 +401,9 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 	secret := apply.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
 		Namespace: apply.ReaderNamespace, Name: what.ReaderName()}
 	err = f.applier.Until(ctx, secret.String(), func() (string, error) {
-		found, err := f.applier.Get(ctx, secret)
-		if err != nil || found == nil {
+		s, err := read.Get[corev1.Secret](ctx, f.applier.Cluster.Objects, read.SecretsGVR, secret.Namespace, secret.Name)
+		if err != nil || s == nil {
 			return "it is not there", err
-		}
-		var s corev1.Secret
-		if err := read.Into(found, &s); err != nil {
-			return "", err
 		}
 		if len(s.Data[corev1.ServiceAccountTokenKey]) == 0 {
 			return "Kubernetes has not written a token into it", nil
@@ -458,15 +444,9 @@ func ManualRevocation(cluster, reader string) (string, error) {
 // cluster that it reads. It keeps a certificate that is valid for at least half of its lifetime. It returns the root
 // that signed it.
 func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map[string][]byte) ([]byte, error) {
-	beside := &certs.Store{Cluster: &fleet.Cluster{Context: p.facts.Context, Namespace: what.Namespace(),
-		Config: p.applier.Cluster.Config}}
-	namespaced, err := certs.Of(beside.Cluster)
-	if err != nil {
-		return nil, err
-	}
 	now := time.Now()
 	name := identity.SecretName("exporter")
-	have, err := namespaced.Secret(ctx, name)
+	have, err := certs.Of(p.applier.Cluster.In(what.Namespace())).Secret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -562,32 +542,24 @@ func isRead(ctx context.Context, a *apply.Applier, f *foreignCluster) error {
 
 // readsFrom returns the URL of the apiserver that the exporter for a cluster reads; empty if there is none.
 func readsFrom(ctx context.Context, a *apply.Applier, cluster string) (string, error) {
-	beside := *a
-	beside.Cluster = &fleet.Cluster{Context: a.Cluster.Context, Namespace: naming.ForeignNamespace(cluster)}
-	exporter, err := beside.Get(ctx, beside.Workload("Deployment", "semaphore-exporter"))
+	beside := a.Cluster.In(naming.ForeignNamespace(cluster))
+	exporter, err := deployment(ctx, beside, "semaphore-exporter")
 	if err != nil || exporter == nil {
 		return "", err
 	}
-	volumes, _, err := unstructured.NestedSlice(exporter.Object, "spec", "template", "spec", "volumes")
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", apply.RefOf(exporter), err)
-	}
-	for _, one := range volumes {
-		v, _ := one.(map[string]any)
-		name, _, _ := unstructured.NestedString(v, "configMap", "name")
-		if name == "" || v["name"] != "config" {
+	for _, v := range exporter.Spec.Template.Spec.Volumes {
+		if v.Name != "config" || v.ConfigMap == nil {
 			continue
 		}
-		config, err := beside.Get(ctx, dns.ConfigMapRef(beside.Cluster.Namespace, name))
-		if err != nil || config == nil {
+		data, err := beside.Objects.ConfigMap(ctx, beside.Namespace, v.ConfigMap.Name)
+		if err != nil {
 			return "", err
 		}
-		text, _, _ := unstructured.NestedString(config.Object, "data", "config.yaml")
 		var c struct {
 			Kube struct{ RemoteAPIURL string }
 		}
-		if err := yaml.Unmarshal([]byte(text), &c); err != nil {
-			return "", fmt.Errorf("%s: %w", apply.RefOf(config), err)
+		if err := yaml.Unmarshal([]byte(data["config.yaml"]), &c); err != nil {
+			return "", fmt.Errorf("%s: ConfigMap %s/%s: %w", beside.Context, beside.Namespace, v.ConfigMap.Name, err)
 		}
 		return c.Kube.RemoteAPIURL, nil
 	}
@@ -716,15 +688,15 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 			return err
 		}
 	}
-	others, err := f.applier.Client.Resource(corev1.SchemeGroupVersion.WithResource("serviceaccounts")).
-		Namespace(apply.ReaderNamespace).List(ctx, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
+	others, err := read.List[corev1.ServiceAccount](ctx, f.applier.Cluster.Objects, read.AccountsGVR,
+		apply.ReaderNamespace, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
 	if err != nil {
-		return fmt.Errorf("%s: ServiceAccounts: %w", f.applier.Cluster.Context, err)
+		return err
 	}
-	others.Items = slices.DeleteFunc(others.Items, func(o unstructured.Unstructured) bool {
-		return o.GetName() == what.ReaderName() // it is being deleted
+	others = slices.DeleteFunc(others, func(o corev1.ServiceAccount) bool {
+		return o.Name == what.ReaderName() // it is being deleted
 	})
-	if len(others.Items) == 0 {
+	if len(others) == 0 {
 		if err := f.applier.RemoveAll(ctx, apply.NamespaceRef(apply.ReaderNamespace)); err != nil {
 			return err
 		}
@@ -736,14 +708,11 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 
 // ExportersBeside returns the namespaces of exporters for other clusters.
 func ExportersBeside(ctx context.Context, a *apply.Applier) ([]apply.Ref, error) {
-	list, err := a.Client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+	all, err := read.List[corev1.Namespace](ctx, a.Cluster.Objects, read.NamespacesGVR, "",
 		metav1.ListOptions{LabelSelector: apply.ForeignLabel + "=" + a.Cluster.Namespace})
-	if err != nil {
-		return nil, fmt.Errorf("%s: namespaces: %w", a.Cluster.Context, err)
-	}
 	var out []apply.Ref
-	for _, o := range list.Items {
-		out = append(out, apply.NamespaceRef(o.GetName()))
+	for _, n := range all {
+		out = append(out, apply.NamespaceRef(n.Name))
 	}
-	return out, nil
+	return out, err
 }

@@ -227,16 +227,11 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 		if slices.ContainsFunc(all, func(p *linkedCluster) bool { return p.facts.Context == name }) {
 			continue
 		}
-		one := fleet.Access{Contexts: []string{name}, Kubeconfig: l.access.Kubeconfig, Namespace: l.access.Namespace}
-		c, err := one.Cluster()
+		c, err := l.access.One(name)
 		if err != nil {
 			return nil, err
 		}
-		p, err := certs.Of(c)
-		if err != nil {
-			return nil, err
-		}
-		data, err := p.Secret(ctx, identity.SecretName("semaphorectl"))
+		data, err := certs.Of(c).Secret(ctx, identity.SecretName("semaphorectl"))
 		if err != nil {
 			return nil, err
 		}
@@ -253,11 +248,9 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 }
 
 func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, error) {
-	p, err := certs.Of(c)
-	if err != nil {
-		return nil, err
-	}
-	out := &linkedCluster{pki: p}
+	p := certs.Of(c)
+	out := &linkedCluster{pki: p, remotes: p.Remotes, applier: apply.New(c, l.progress)}
+	var err error
 	if out.OwnIdentity, err = p.Own(ctx); err != nil {
 		return nil, err
 	}
@@ -266,9 +259,6 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	}
 	// It has a name, and is installed.
 	out.facts.Names, out.facts.Lacks = []string{out.Name}, nil
-	if out.applier, err = apply.New(c, l.progress); err != nil {
-		return nil, err
-	}
 	if out.installed, err = out.applier.Record(ctx); err != nil {
 		return nil, err
 	}
@@ -278,34 +268,29 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	if err := l.says.Given(out.facts); err != nil {
 		return nil, err
 	}
-	client, err := read.New(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
-	out.remotes = p.Remotes
-	system, err := client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Get(ctx, dns.SystemNamespace,
-		metav1.GetOptions{})
-	if err == nil {
-		out.source = string(system.GetUID())
-	} else if !apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("%s: namespace %s: %w", c.Context, dns.SystemNamespace, err)
+	system, err := read.Get[corev1.Namespace](ctx, c.Objects, read.NamespacesGVR, "", read.System)
+	if err == nil && system != nil {
+		out.source = string(system.UID)
+	} else if err != nil && !apierrors.IsForbidden(err) {
+		return nil, err
 	}
 	if given := l.addresses[c.Context]; given != "" {
 		out.addresses = strings.Split(given, "+")
 	} else {
-		var service corev1.Service
-		found, err := client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(c.Namespace).Get(ctx,
-			"semaphore-broker-federation", metav1.GetOptions{})
-		if err == nil {
-			err = read.Into(found, &service)
+		service, err := read.Get[corev1.Service](ctx, c.Objects, read.ServicesGVR, c.Namespace, federationService)
+		if err == nil && service == nil {
+			err = fmt.Errorf("%s: no Service %s/%s", c.Context, c.Namespace, federationService)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.Context, err)
+			return nil, err
 		}
-		out.addresses = addressesOf(&service, out.facts.Nodes)
+		out.addresses = addressesOf(service, out.facts.Nodes)
 	}
 	return out, nil
 }
+
+// federationService is where other clusters reach a broker.
+const federationService = "semaphore-broker-federation"
 
 // maxAddresses is how many nodes lead to a broker: one may go, and another one be replaced at the same time.
 const maxAddresses = 3
@@ -454,13 +439,10 @@ func checkLinkable(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster)
 	for _, p := range all {
 		found = append(found, preflight.Judge([]*preflight.Cluster{p.facts})...)
 		if len(p.addresses) == 0 {
-			found = append(found, show.Finding{Code: finding.NoAddress, Level: finding.Error, Subject: p.facts.Context +
-				": Service semaphore-broker-federation", Side: p.facts.Context,
-				Evidence: "it has neither a port on the nodes nor a load balancer: other clusters cannot reach the broker",
-				Fix: fmt.Sprintf(
-					"make it of type NodePort or LoadBalancer (semaphorectl install --expose), or give --address %s=HOST:PORT",
-					p.facts.Context,
-				)})
+			found = append(found, show.Blocker(p.facts.Context, finding.NoAddress, "Service "+federationService,
+				"make it of type NodePort or LoadBalancer (semaphorectl install --expose), or give --address "+
+					p.facts.Context+"=HOST:PORT",
+				"it has neither a port on the nodes nor a load balancer: other clusters cannot reach the broker"))
 		}
 	}
 	for _, pair := range pairs {
@@ -580,11 +562,7 @@ func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 	}
 	known := false
 	for _, c := range clusters {
-		a, err := apply.New(c, l.progress)
-		if err != nil {
-			return err
-		}
-		has, err := forgetIn(ctx, w, a, name, l.yes)
+		has, err := forgetIn(ctx, w, apply.New(c, l.progress), name, l.yes)
 		if err != nil {
 			return err
 		}

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
@@ -38,15 +36,7 @@ func SurveyAll(ctx context.Context, access *fleet.Access) ([]*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, failed := make([]*Cluster, len(clusters)), make([]error, len(clusters))
-	var g errgroup.Group
-	for i, c := range clusters {
-		g.Go(func() error {
-			found[i], failed[i] = Survey(ctx, c)
-			return nil
-		})
-	}
-	_ = g.Wait() // none returns an error
+	found, failed := fleet.All(clusters, func(c *fleet.Cluster) (*Cluster, error) { return Survey(ctx, c) })
 	return found, errors.Join(failed...)
 }
 

@@ -95,8 +95,7 @@ type pinning struct {
 }
 
 func (in *pinning) add(code finding.Code, subject, fix, evidence string, args ...any) {
-	in.found = append(in.found, show.Finding{Code: code, Level: finding.Error, Side: in.Here, Fix: fix,
-		Subject: in.Here + ": " + subject, Evidence: fmt.Sprintf(evidence, args...)})
+	in.found = append(in.found, show.Blocker(in.Here, code, subject, fix, evidence, args...))
 }
 
 // confirm asks for the operator's word about subnets.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -208,11 +209,7 @@ func (c *judged) calico() {
 		return
 	}
 	if c.Calico.Blocks && !c.Calico.Strict {
-		fix := "calicoctl ipam configure --strictaffinity=true"
-		if c.Calico.IPAMConfigs != "" {
-			fix = fmt.Sprintf(`kubectl --context %s patch %s default --type merge -p '{"spec":{"strictAffinity":true}}'`,
-				c.Context, c.Calico.IPAMConfigs)
-		}
+		fix := read.IPAM{Configs: c.Calico.IPAMConfigs}.BeStrict(c.Context)
 		c.add(finding.Warning, finding.AffinityNotStrict, "Calico's IPAM", fix,
 			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
 	}
@@ -327,10 +324,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 			continue
 		}
 		for _, p := range there.Pods.Prefixes {
-			if !slices.ContainsFunc(here.Calico.Pools, func(pool netip.Prefix) bool {
-				return pool.Bits() <= p.Bits() &&
-					pool.Contains(p.Addr())
-			}) {
+			if !Within(p, here.Calico.Pools) {
 				all = append(all, show.Finding{Code: finding.PoolMissing, Level: finding.Warning, Subject: here.Context +
 					": Calico's pools", Side: here.Context,
 					Evidence: fmt.Sprintf("no pool has %s, the pods of %s: Calico would replace the addresses of pods that call "+

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,28 +13,23 @@ import (
 	"strings"
 	"time"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // surveyor reads the properties of a cluster. It creates objects only as a dry run.
 type surveyor struct {
-	client dynamic.Interface
-	cfg    *rest.Config
-	out    *Cluster
+	*read.Cluster
+	out *Cluster
 	// kubeadm is kubeadm's configuration of the cluster, nil if kubeadm did not create it.
 	kubeadm *kubeadm
 	daemons []string
@@ -46,11 +42,9 @@ type kubeadm struct {
 
 // Survey reads the properties of a cluster. It names what it cannot read, and continues with the rest.
 func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
-	client, err := read.New(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
-	s := &surveyor{client: client, cfg: c.Config, out: &Cluster{Context: c.Context, CNI: "not known"}}
+	unnamed := *c.Objects // its finding names the cluster
+	unnamed.Name = ""
+	s := &surveyor{Cluster: &unnamed, out: &Cluster{Context: c.Context, CNI: "not known"}}
 	if err := s.versionAndClock(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
 	}
@@ -67,19 +61,20 @@ func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	return s.out, nil
 }
 
-func (s *surveyor) unread(what string, err error) {
+// unread names what could not be read; it is no error that a cluster does not have it.
+func (s *surveyor) unread(err error) {
 	if err != nil && !apierrors.IsNotFound(err) {
-		s.out.Unread = append(s.out.Unread, what+": "+err.Error())
+		s.out.Unread = append(s.out.Unread, err.Error())
 	}
 }
 
 // versionAndClock asks an apiserver for its version; its answer has the time, to the second.
 func (s *surveyor) versionAndClock(ctx context.Context) error {
-	client, err := rest.HTTPClientFor(s.cfg)
+	client, err := rest.HTTPClientFor(s.Config)
 	if err != nil {
 		return err
 	}
-	base, _, err := rest.DefaultServerUrlFor(s.cfg)
+	base, _, err := rest.DefaultServerUrlFor(s.Config)
 	if err != nil {
 		return err
 	}
@@ -103,7 +98,7 @@ func (s *surveyor) versionAndClock(ctx context.Context) error {
 	s.out.Version = version.GitVersion
 	date, err := http.ParseTime(answer.Header.Get("Date"))
 	if err != nil {
-		s.unread("the apiserver's clock", fmt.Errorf("its answer has the date %q", answer.Header.Get("Date")))
+		s.unread(fmt.Errorf("the apiserver's clock: its answer has the date %q", answer.Header.Get("Date")))
 		return nil
 	}
 	ahead := date.Sub(sent)
@@ -120,7 +115,7 @@ var providers = map[string]string{"aws": "AWS", "gce": "Google Cloud", "azure": 
 
 func (s *surveyor) readNodes(ctx context.Context) {
 	var all []netip.Addr
-	nodes, err := read.List[corev1.Node](ctx, s.client, read.NodesGVR, "", metav1.ListOptions{})
+	nodes, err := read.List[corev1.Node](ctx, s.Cluster, read.NodesGVR, "", metav1.ListOptions{})
 	for i := range nodes {
 		n := &nodes[i]
 		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OSImage,
@@ -146,13 +141,13 @@ func (s *surveyor) readNodes(ctx context.Context) {
 			s.out.Names = append(s.out.Names, NameOf(name))
 		}
 	}
-	s.unread("nodes", err)
+	s.unread(err)
 	s.out.IPs = Subnets{Prefixes: Cover(all), From: "InternalIPs of nodes; a guess"}
 }
 
 func (s *surveyor) readKubeadm(ctx context.Context) {
-	data, err := read.ConfigMap(ctx, s.client, "kube-system", "kubeadm-config")
-	if err != nil {
+	data, err := s.ConfigMap(ctx, read.System, "kubeadm-config")
+	if err != nil || data == nil {
 		return // most clusters have none, and its content is found elsewhere too
 	}
 	var k kubeadm
@@ -171,11 +166,11 @@ var cnis = []struct{ daemon, name string }{
 }
 
 func (s *surveyor) readCNI(ctx context.Context) {
-	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, s.client, read.DaemonSetsGVR, "", metav1.ListOptions{})
+	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, s.Cluster, read.DaemonSetsGVR, "", metav1.ListOptions{})
 	for i := range daemons {
 		s.daemons = append(s.daemons, daemons[i].Name)
 	}
-	s.unread("DaemonSets", err)
+	s.unread(err)
 	for _, cni := range cnis {
 		if slices.ContainsFunc(s.daemons, func(d string) bool {
 			return d == cni.daemon ||
@@ -188,12 +183,12 @@ func (s *surveyor) readCNI(ctx context.Context) {
 }
 
 func (s *surveyor) readCalico(ctx context.Context) {
-	client, err := kube.Calico(s.cfg)
+	client, err := kube.Calico(s.Config)
 	if errors.Is(err, kube.ErrNoCalico) {
 		return
 	}
 	if err != nil {
-		s.unread("Calico", err)
+		s.unread(fmt.Errorf("Calico: %w", err))
 		return
 	}
 	c := &Calico{}
@@ -201,57 +196,49 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	if s.out.CNI == "not known" {
 		s.out.CNI = "Calico"
 	}
-	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
-		metav1.ListOptions{})
-	s.unread("Calico's IPPools", err)
-	if err == nil {
-		var encapsulations []string
-		for _, p := range list.(*calicov3.IPPoolList).Items {
-			prefix, err := netip.ParsePrefix(p.Spec.CIDR)
-			if err != nil {
-				s.unread("IPPool "+p.Name, err)
-				continue
-			}
-			c.Pools = append(c.Pools, prefix)
-			if !p.Spec.DisableBGPExport {
-				c.Exported = append(c.Exported, prefix)
-			}
-			// Those of remote clusters' pods are disabled.
-			if p.Spec.Disabled || p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker {
-				continue
-			}
-			s.out.Pods.Prefixes = append(s.out.Pods.Prefixes, prefix)
-			c.NATOutgoing = c.NATOutgoing || p.Spec.NATOutgoing
-			for name, mode := range map[string]string{"ipip": string(p.Spec.IPIPMode), "vxlan": string(p.Spec.VXLANMode)} {
-				if mode != "" && mode != "Never" && !slices.Contains(encapsulations, name) {
-					encapsulations = append(encapsulations, name)
-				}
-			}
+	pools, _, err := s.IPPools(ctx)
+	if err != nil {
+		s.unread(fmt.Errorf("Calico's IPPools: %w", err))
+	}
+	if err == nil || len(pools) > 0 {
+		s.pools(c, pools)
+	}
+	ipam, err := s.IPAM(ctx)
+	s.unread(err)
+	c.Blocks, c.Strict, c.IPAMConfigs = ipam.Blocks, ipam.Strict, ipam.Configs
+	type felixConfiguration struct {
+		Spec struct {
+			WireGuard bool   `json:"wireguardEnabled"`
+			BPF       bool   `json:"bpfEnabled"`
+			Pattern   string `json:"bpfL3IfacePattern"`
+		} `json:"spec"`
+	}
+	felix, err := read.Get[felixConfiguration](ctx, s.Cluster, client.GroupVersion.WithResource("felixconfigurations"), "",
+		"default")
+	s.unread(err)
+	if felix != nil {
+		c.WireGuard, c.BPF, c.BPFL3Interfaces = felix.Spec.WireGuard, felix.Spec.BPF, felix.Spec.Pattern
+	}
+}
+
+// pools takes the subnets of the cluster's pods from its pools.
+func (s *surveyor) pools(c *Calico, pools []read.Pool) {
+	var encapsulations []string
+	for _, p := range pools {
+		c.Pools = append(c.Pools, p.CIDR)
+		if !p.DisableBGPExport {
+			c.Exported = append(c.Exported, p.CIDR)
 		}
-		slices.Sort(encapsulations)
-		if c.Encapsulation = strings.Join(encapsulations, ", "); c.Encapsulation == "" {
-			c.Encapsulation = "none"
+		if p.Disabled || p.Managed { // those of remote clusters' pods are disabled
+			continue
 		}
-		s.out.Pods.From = "IPPools of Calico"
+		s.out.Pods.Prefixes = append(s.out.Pods.Prefixes, p.CIDR)
+		c.NATOutgoing = c.NATOutgoing || p.NATOutgoing
+		encapsulations = append(encapsulations, p.Encapsulations...)
 	}
-	affinities, err := kube.NewBlockAffinities(s.cfg).ListWatch().ListWithContextFunc(ctx, metav1.ListOptions{Limit: 1})
-	if !errors.Is(err, kube.ErrNoBlocks) {
-		s.unread("Calico's BlockAffinities", err)
-	}
-	if err == nil && len(affinities.(*kube.BlockAffinityList).Items) > 0 {
-		c.Blocks = true
-		resource, strict, err := kube.StrictAffinity(ctx, s.cfg)
-		s.unread("the configuration of Calico's IPAM", err)
-		c.Strict, c.IPAMConfigs = strict, resource
-	}
-	felix, err := s.client.Resource(client.GroupVersion.WithResource("felixconfigurations")).Get(ctx, "default",
-		metav1.GetOptions{})
-	s.unread("Calico's FelixConfiguration", err)
-	if err == nil {
-		c.WireGuard, _, _ = unstructured.NestedBool(felix.Object, "spec", "wireguardEnabled")
-		c.BPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
-		c.BPFL3Interfaces, _, _ = unstructured.NestedString(felix.Object, "spec", "bpfL3IfacePattern")
-	}
+	slices.Sort(encapsulations)
+	c.Encapsulation = cmp.Or(strings.Join(slices.Compact(encapsulations), ", "), "none")
+	s.out.Pods.From = "IPPools of Calico"
 }
 
 // readPodSubnets reads what other sources than Calico say: kubeadm, or the nodes.
@@ -293,7 +280,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 			CIDRs []string `json:"cidrs"`
 		} `json:"spec"`
 	}
-	cidrs, err := read.List[serviceCIDR](ctx, s.client,
+	cidrs, err := read.List[serviceCIDR](ctx, s.Cluster,
 		schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}, "",
 		metav1.ListOptions{})
 	for _, c := range cidrs {
@@ -315,7 +302,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 				"namespace": "default"},
 			"spec": map[string]any{"clusterIP": outside, "ports": []any{map[string]any{"port": int64(443)}}},
 		}}
-		_, err := s.client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace("default").
+		_, err := s.Client.Resource(read.ServicesGVR).Namespace("default").
 			Create(ctx, service, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			continue
@@ -328,10 +315,10 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 }
 
 func (s *surveyor) readProxy(ctx context.Context) {
-	data, err := read.ConfigMap(ctx, s.client, "kube-system", "kube-proxy")
+	data, err := s.ConfigMap(ctx, read.System, "kube-proxy")
 	var config struct{ Mode string }
 	switch {
-	case err == nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
+	case err == nil && data != nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
 		if s.out.KubeProxy = config.Mode; config.Mode == "" {
 			s.out.KubeProxy = "iptables"
 		}
@@ -342,17 +329,19 @@ func (s *surveyor) readProxy(ctx context.Context) {
 	}
 }
 
+// corefileImport matches the line by which a Corefile imports files, also into a server block.
+var corefileImport = regexp.MustCompile(`(?m)^\s*import\s+(\S+)\s*$`)
+
 func (s *surveyor) readDNS(ctx context.Context) {
 	s.out.DNS.NodeLocal = slices.ContainsFunc(s.daemons,
 		func(d string) bool { return strings.HasPrefix(d, "node-local-dns") })
-	data, err := read.ConfigMap(ctx, s.client, "kube-system", "coredns")
-	if err != nil {
-		s.unread("ConfigMap kube-system/coredns", err)
-		return
-	}
-	s.out.DNS.ConfigMap = "kube-system/coredns"
-	if m := read.CorefileImport.FindStringSubmatch(data["Corefile"]); m != nil {
-		s.out.DNS.Import = m[1]
+	data, err := s.ConfigMap(ctx, read.System, read.CoreDNS)
+	s.unread(err)
+	if data != nil {
+		s.out.DNS.ConfigMap = read.System + "/" + read.CoreDNS
+		if m := corefileImport.FindStringSubmatch(data["Corefile"]); m != nil {
+			s.out.DNS.Import = m[1]
+		}
 	}
 }
 
@@ -374,11 +363,11 @@ func (s *surveyor) readRights(ctx context.Context) {
 			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": right.verb, "group": right.group,
 				"resource": right.resource, "namespace": right.namespace}},
 		}}
-		answer, err := s.client.Resource(schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1",
+		answer, err := s.Client.Resource(schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1",
 			Resource: "selfsubjectaccessreviews"}).
 			Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
-			s.unread("your rights", err)
+			s.unread(fmt.Errorf("your rights: %w", err))
 			return
 		}
 		if allowed, _, _ := unstructured.NestedBool(answer.Object, "status", "allowed"); !allowed {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/ctl/read"
 )
 
 // TestClockOfAnAPIServer: a clock that cannot be read is named as such, and not taken for one that is right.
@@ -29,7 +31,7 @@ func TestClockOfAnAPIServer(t *testing.T) {
 				fmt.Fprint(w, `{"gitVersion": "v1.34.1"}`)
 			}))
 			defer server.Close()
-			s := &surveyor{cfg: &rest.Config{Host: server.URL}, out: &Cluster{Context: "c1"}}
+			s := &surveyor{Cluster: &read.Cluster{Config: &rest.Config{Host: server.URL}}, out: &Cluster{Context: "c1"}}
 			if err := s.versionAndClock(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -1,18 +1,12 @@
-// Package read reads objects of a cluster, with the caller's rights, as values of their types.
 package read
 
 import (
-	"regexp"
-
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // PodConfig is the path of a part's configuration in its container.
 const PodConfig = "/etc/semaphore/config.yaml"
-
-// CorefileImport matches the line by which a Corefile imports files.
-var CorefileImport = regexp.MustCompile(`(?m)^\s*import\s+(\S+)\s*$`)
 
 // PartConfig is the relevant part of an exporter's or a broker's configuration.
 type PartConfig struct {
@@ -26,7 +20,6 @@ type PartConfig struct {
 	Unread string
 }
 
-// Has reports whether the part has a feature.
 func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }
 
 // Domains of the sets' labels.

@@ -1,3 +1,5 @@
+// Package read reads objects of a cluster, with the caller's rights, as values of their types: the one way for all
+// verbs. An error names the cluster and what could not be read, because what is not known is not absent.
 package read
 
 import (
@@ -15,44 +17,71 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Within bounds the answer of an apiserver.
+// Within bounds the answers of an apiserver about one thing.
 const Within = 10 * time.Second
 
-// New returns a client of a cluster.
-func New(cfg *rest.Config) (dynamic.Interface, error) {
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("client for the apiserver: %w", err)
+// Cluster is a cluster whose objects are read.
+type Cluster struct {
+	// Name is what errors call it; empty for the only one.
+	Name   string
+	Client dynamic.Interface
+	Config *rest.Config
+}
+
+func New(name string, cfg *rest.Config) (*Cluster, error) {
+	c := &Cluster{Name: name, Config: cfg}
+	var err error
+	c.Client, err = dynamic.NewForConfig(cfg)
+	return c, c.unread("client for the apiserver", err)
+}
+
+// unread says what an error is about; nil stays nil.
+func (c *Cluster) unread(what string, err error) error {
+	if err != nil && c.Name != "" {
+		what = c.Name + ": " + what
 	}
-	return client, nil
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // Get returns one object; nil without an error if it, or its type, does not exist.
-func Get[T any](ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, namespace,
+func Get[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionResource, namespace,
 	name string) (*T, error) {
-	found, err := client.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	found, err := c.Client.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
 	out := new(T)
-	return out, Into(found, out)
+	if err == nil {
+		err = Into(found, out)
+	}
+	if err != nil {
+		if namespace != "" {
+			name = namespace + "/" + name
+		}
+		return nil, c.unread(resource.Resource+" "+name, err)
+	}
+	return out, nil
 }
 
 // List returns all objects of a type; of all namespaces where none is named. Beside an error it returns those objects
 // that can be read.
-func List[T any](ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource,
-	namespace string, options metav1.ListOptions) (out []T, err error) {
-	found, err := client.Resource(resource).Namespace(namespace).List(ctx, options)
+func List[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionResource, namespace string,
+	options metav1.ListOptions) (out []T, err error) {
+	found, err := c.Client.Resource(resource).Namespace(namespace).List(ctx, options)
 	if err != nil {
-		return nil, err
+		what := resource.Resource
+		if namespace != "" {
+			what += " of " + namespace
+		}
+		return nil, c.unread(what, err)
 	}
 	for i := range found.Items {
 		var one T
 		if bad := Into(&found.Items[i], &one); bad != nil {
-			err = errors.Join(err, fmt.Errorf("%s %s: %w", resource.Resource, found.Items[i].GetName(), bad))
+			err = errors.Join(err, c.unread(resource.Resource+" "+found.Items[i].GetName(), bad))
 			continue
 		}
 		out = append(out, one)
@@ -60,14 +89,17 @@ func List[T any](ctx context.Context, client dynamic.Interface, resource schema.
 	return out, err
 }
 
-// ConfigMap returns the data of a ConfigMap.
-func ConfigMap(ctx context.Context, client dynamic.Interface, namespace, name string) (map[string]string, error) {
-	found, err := client.Resource(ConfigMapsGVR).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
+// First lists the objects of the first of several types that the cluster serves, as one type in several groups or
+// versions; nil without an error if it serves none.
+func (c *Cluster) First(ctx context.Context, of []schema.GroupVersionResource, namespace string,
+	options metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	for _, resource := range of {
+		list, err := c.Client.Resource(resource).Namespace(namespace).List(ctx, options)
+		if !apierrors.IsNotFound(err) {
+			return list, c.unread(resource.Resource, err)
+		}
 	}
-	data, _, err := unstructured.NestedStringMap(found.Object, "data")
-	return data, err
+	return nil, nil
 }
 
 // Object converts a value to what is written.

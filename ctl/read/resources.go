@@ -1,8 +1,15 @@
 package read
 
 import (
+	"context"
+	"errors"
+
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // The types of objects that several verbs read.
@@ -12,10 +19,71 @@ var (
 	NamespacesGVR  = corev1.SchemeGroupVersion.WithResource("namespaces")
 	NodesGVR       = corev1.SchemeGroupVersion.WithResource("nodes")
 	ConfigMapsGVR  = corev1.SchemeGroupVersion.WithResource("configmaps")
+	SecretsGVR     = corev1.SchemeGroupVersion.WithResource("secrets")
+	AccountsGVR    = corev1.SchemeGroupVersion.WithResource("serviceaccounts")
 	SlicesGVR      = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
 	DaemonSetsGVR  = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
 	DeploymentsGVR = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 )
 
-// MCSVersions are those of the Multi-Cluster Services API; v1alpha1 is served where v1beta1 is not.
-var MCSVersions = []string{"v1beta1", "v1alpha1"}
+// MCS returns a type of the Multi-Cluster Services API; v1alpha1 is served where v1beta1 is not.
+func MCS(resource string) []schema.GroupVersionResource {
+	group := schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Resource: resource}
+	return []schema.GroupVersionResource{group.GroupResource().WithVersion("v1beta1"),
+		group.GroupResource().WithVersion("v1alpha1")}
+}
+
+// CalicoTypes returns a type of Calico's; a cluster may serve it in either group.
+func CalicoTypes(resource string) []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{{Group: "crd.projectcalico.org", Version: "v1", Resource: resource},
+		{Group: "projectcalico.org", Version: "v3", Resource: resource}}
+}
+
+// Deployment is what verbs read of one; the types of that group would make the program larger.
+type Deployment struct {
+	Spec struct {
+		Template corev1.PodTemplateSpec `json:"template"`
+	} `json:"spec"`
+}
+
+// ConfigMap returns the data of a ConfigMap; nil if it does not exist.
+func (c *Cluster) ConfigMap(ctx context.Context, namespace, name string) (map[string]string, error) {
+	found, err := Get[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace, name)
+	if found == nil || err != nil {
+		return nil, err
+	}
+	if found.Data == nil {
+		return map[string]string{}, nil
+	}
+	return found.Data, nil
+}
+
+// Services returns the Services of the namespaces with some labels.
+func (c *Cluster) Services(ctx context.Context, namespace, selector string) ([]corev1.Service, error) {
+	return List[corev1.Service](ctx, c, ServicesGVR, namespace, metav1.ListOptions{LabelSelector: selector})
+}
+
+// RemoteClusters returns those of the cluster; nil if it does not serve them. Beside an error it returns those that can
+// be read. The parts write their status; what cannot be read of that does not matter here.
+func (c *Cluster) RemoteClusters(ctx context.Context) (out []*v1alpha1.RemoteCluster, err error) {
+	list, err := c.First(ctx, []schema.GroupVersionResource{v1alpha1.RemoteClusters}, "", metav1.ListOptions{})
+	if list == nil || err != nil {
+		return nil, err
+	}
+	out = []*v1alpha1.RemoteCluster{}
+	for i := range list.Items {
+		data, bad := list.Items[i].MarshalJSON()
+		r, unreadable := kube.ReadObject(v1alpha1.Kind, data, func() *v1alpha1.RemoteCluster {
+			return &v1alpha1.RemoteCluster{}
+		})
+		if bad == nil && unreadable != nil && unreadable.Whole {
+			bad = unreadable
+		}
+		if bad != nil {
+			err = errors.Join(err, c.unread(v1alpha1.Kind+" "+list.Items[i].GetName(), bad))
+			continue
+		}
+		out = append(out, r)
+	}
+	return out, err
+}

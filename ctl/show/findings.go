@@ -1,6 +1,10 @@
 package show
 
-import "github.com/kube-semaphore/semaphore/internal/finding"
+import (
+	"fmt"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
 
 // Finding is one result of a check, good or bad.
 type Finding struct {
@@ -15,4 +19,10 @@ type Finding struct {
 	Side string `json:"side,omitempty"`
 	// Fix is one command, or one sentence if no command helps.
 	Fix string `json:"fix,omitempty"`
+}
+
+// Blocker is what keeps a verb from writing to the cluster of a context.
+func Blocker(context string, code finding.Code, subject, fix, evidence string, args ...any) Finding {
+	return Finding{Code: code, Level: finding.Error, Side: context, Fix: fix, Subject: context + ": " + subject,
+		Evidence: fmt.Sprintf(evidence, args...)}
 }

@@ -45,7 +45,8 @@ func Report(w io.Writer, findings []Finding, output string) error {
 			}
 		}
 	}
-	says := plural(count[finding.Error], "error") + ", " + plural(count[finding.Warning], "warning")
+	says := Number(uint64(count[finding.Error]), "error", "errors") + ", " +
+		Number(uint64(count[finding.Warning]), "warning", "warnings")
 	if n := count[finding.NotChecked]; n > 0 {
 		says += fmt.Sprintf(", %d not checked", n)
 	}
@@ -60,10 +61,3 @@ func Report(w io.Writer, findings []Finding, output string) error {
 
 var levelColours = map[finding.Level]Colour{finding.OK: Green, finding.NotChecked: Yellow,
 	finding.Warning: Yellow, finding.Error: Red}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}

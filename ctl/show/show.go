@@ -29,7 +29,6 @@ const (
 	ExitUnknown = 3
 )
 
-// Colour is the colour of a word.
 type Colour int
 
 // Colours as terminals show them (ECMA-48, SGR).

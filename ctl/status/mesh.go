@@ -10,13 +10,9 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
+	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -32,43 +28,31 @@ func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([
 	if err != nil {
 		return nil, err
 	}
-	all := make([]mesh.Facts, len(clusters))
-	var asking sync.WaitGroup
-	for i, c := range clusters {
-		asking.Go(func() { all[i] = factsOf(ctx, c, timeout) })
-	}
-	asking.Wait()
+	all, _ := fleet.All(clusters, func(c *fleet.Cluster) (mesh.Facts, error) { return factsOf(ctx, c, timeout), nil })
 	return all, ctx.Err()
 }
 
 func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.Facts {
 	facts := mesh.Facts{Context: c.Context, Server: c.Config.Host, Unreached: map[string]string{}}
+	parts := []string{fleet.Broker, fleet.Exporter}
+	found, failed := fleet.All(parts, func(part string) (*semaphorev1.GetStatusResponse, error) {
+		return ask(ctx, c, part, "", timeout)
+	})
 	var silent error
-	var mu sync.Mutex
-	var asking sync.WaitGroup
-	for _, part := range []string{fleet.Broker, fleet.Exporter} {
-		asking.Go(func() {
-			s, err := ask(ctx, c, part, "", timeout)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				facts.Unreached[part] = err.Error()
-				if fleet.Silent(err) {
-					silent = err
-				}
-				return
-			}
-			facts.Parts = append(facts.Parts, s)
-		})
+	for i, err := range failed {
+		switch {
+		case err == nil:
+			facts.Parts = append(facts.Parts, found[i])
+			continue
+		case fleet.Silent(err):
+			silent = err
+		}
+		facts.Unreached[parts[i]] = err.Error()
 	}
-	asking.Wait()
 	if silent != nil && len(facts.Parts) == 0 { // the apiserver was asked: one finding, and no second wait
 		facts.Unreached = map[string]string{"": silent.Error()}
 		return facts
 	}
-	slices.SortFunc(facts.Parts, func(a, b *semaphorev1.GetStatusResponse) int {
-		return strings.Compare(a.GetPart(), b.GetPart())
-	})
 	if facts.Unreached[fleet.Broker] != "" {
 		withoutBroker(ctx, c, &facts, timeout)
 	}
@@ -90,33 +74,33 @@ func ask(ctx context.Context, c *fleet.Cluster, part, node string, timeout time.
 func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
-	client, err := read.New(c.Config)
-	if err == nil {
-		facts.Notes, err = brokerPods(ctx, client, c)
-	}
-	if err != nil {
+	var err error
+	if facts.Notes, err = brokerPods(ctx, c); err != nil {
 		if facts.Unreached[fleet.Exporter] != "" { // nothing answers: one finding, not three
 			facts.Unreached = map[string]string{"": err.Error()}
 		}
 		return
 	}
-	remotes, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
-	if err == nil {
-		for i := range remotes.Items {
-			facts.Remotes = append(facts.Remotes, remoteOf(&remotes.Items[i]))
+	remotes, err := c.Objects.RemoteClusters(ctx)
+	if err != nil {
+		facts.Notes = append(facts.Notes, err.Error())
+	}
+	for _, r := range remotes {
+		one := mesh.Remote{Name: r.Name, Connected: meta.IsStatusConditionTrue(r.Status.Conditions, "Connected")}
+		if r.Status.LastHeard != nil {
+			one.LastHeard = r.Status.LastHeard.UTC()
 		}
+		facts.Remotes = append(facts.Remotes, one)
 	}
 	pods, err := c.Pods(ctx, fleet.Agent, "")
 	if err != nil {
 		facts.Notes = append(facts.Notes, err.Error())
 		return
 	}
-	answers := make([]*semaphorev1.GetStatusResponse, min(len(pods), fewAgents))
-	var asking sync.WaitGroup
-	for i := range answers {
-		asking.Go(func() { answers[i], _ = ask(ctx, c, fleet.Agent, pods[i].Node, timeout) })
-	}
-	asking.Wait()
+	answers, _ := fleet.All(pods[:min(len(pods), fewAgents)],
+		func(p *fleet.Pod) (*semaphorev1.GetStatusResponse, error) {
+			return ask(ctx, c, fleet.Agent, p.Node, timeout)
+		})
 	for _, s := range answers {
 		if s != nil {
 			facts.Parts = append(facts.Parts, s)
@@ -127,43 +111,22 @@ func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, tim
 }
 
 // brokerPods returns a line for each pod of the broker that does not run, and one with the number of those that do.
-func brokerPods(ctx context.Context, client dynamic.Interface, c *fleet.Cluster) ([]string, error) {
-	list, err := client.Resource(read.PodsGVR).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=broker"})
+func brokerPods(ctx context.Context, c *fleet.Cluster) ([]string, error) {
+	pods, err := c.PodObjects(ctx, fleet.Broker, "")
 	if err != nil {
 		return nil, err
 	}
-	notes := []string{fmt.Sprintf("the apiserver has %d pods of the broker", len(list.Items))}
-	for i := range list.Items {
-		pod := &list.Items[i]
-		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
-		line := fmt.Sprintf("pod %s: %s", pod.GetName(), phase)
-		states, _, _ := unstructured.NestedSlice(pod.Object, "status", "containerStatuses")
-		for _, s := range states {
-			state, _ := s.(map[string]any)
-			if reason, _, _ := unstructured.NestedString(state, "state", "waiting", "reason"); reason != "" {
-				line += ", " + reason
+	notes := []string{fmt.Sprintf("the apiserver has %d pods of the broker", len(pods))}
+	for _, pod := range pods[:min(len(pods), 3)] {
+		line := fmt.Sprintf("pod %s: %s", pod.Name, pod.Status.Phase)
+		for _, s := range pod.Status.ContainerStatuses {
+			if s.State.Waiting != nil && s.State.Waiting.Reason != "" {
+				line += ", " + s.State.Waiting.Reason
 			}
 		}
-		if len(notes) < 4 {
-			notes = append(notes, line)
-		}
+		notes = append(notes, line)
 	}
 	return notes, nil
-}
-
-func remoteOf(u *unstructured.Unstructured) mesh.Remote {
-	r := mesh.Remote{Name: u.GetName()}
-	if heard, _, _ := unstructured.NestedString(u.Object, "status", "lastHeard"); heard != "" {
-		r.LastHeard, _ = time.Parse(time.RFC3339, heard)
-	}
-	conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
-	for _, c := range conditions {
-		if c, ok := c.(map[string]any); ok && c["type"] == "Connected" {
-			r.Connected = c["status"] == "True"
-		}
-	}
-	return r
 }
 
 // Mesh returns the answers of the parts of all selected clusters, and what they are together.

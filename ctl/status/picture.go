@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// pictures are the formats that draw the mesh.
 var pictures = []string{"svg", "dot", "mermaid"}
 
 func draw(w io.Writer, m *mesh.Mesh, output string) error {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// viewed is a call of status.
 type viewed struct {
 	target         fleet.Target
 	output         *show.Outputs
@@ -82,7 +80,7 @@ something is wrong.`,
 }
 
 func (v *viewed) run(cmd *cobra.Command) error {
-	for _, name := range []string{"local-port", "port", "open"} {
+	for _, name := range []string{"port", "open"} {
 		if cmd.Flags().Changed(name) && !v.page.web {
 			return fmt.Errorf("--%s: it is for --web", name)
 		}
@@ -114,41 +112,29 @@ func (v *viewed) run(cmd *cobra.Command) error {
 	return status(ctx, w, parts, unreached, format, v.timeout)
 }
 
-// answer is a part's status, or why it did not answer.
-type answer struct {
-	part   *fleet.Part
-	status *semaphorev1.GetStatusResponse
-	err    error
-}
-
 // status asks the parts concurrently, and prints their answers. A part that does not answer does not delay the others.
 func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached error, output string,
 	timeout time.Duration) error {
-	answers := make([]answer, len(parts))
-	var asking sync.WaitGroup
-	for i, p := range parts {
-		asking.Go(func() {
-			s, err := p.Status(ctx, timeout)
-			answers[i] = answer{p, s, err}
-		})
-	}
-	asking.Wait()
+	answers, failed := fleet.All(parts, func(p *fleet.Part) (*semaphorev1.GetStatusResponse, error) {
+		return p.Status(ctx, timeout)
+	})
 	var unreachable, wrong []string
 	if unreached != nil {
 		unreachable = append(unreachable, unreached.Error())
 	}
-	var answered []answer
-	for _, a := range answers {
-		if a.err != nil {
-			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", a.part.Where, a.err))
+	var answered []*semaphorev1.GetStatusResponse
+	for i, p := range parts {
+		s := answers[i]
+		if failed[i] != nil {
+			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", p.Where, failed[i]))
 			continue
 		}
-		answered = append(answered, a)
-		who := a.status.GetPart()
-		if a.part.Context != "" {
-			who = a.part.Context + ": " + who
+		answered = append(answered, s)
+		who := s.GetPart()
+		if p.Context != "" {
+			who = p.Context + ": " + who
 		}
-		for _, v := range finding.Wrong(a.status) {
+		for _, v := range finding.Wrong(s) {
 			wrong = append(wrong, show.Printable(who+": "+v))
 		}
 	}
@@ -164,16 +150,15 @@ func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached err
 	return nil
 }
 
-// printAnswers prints each part.
-func printAnswers(w io.Writer, answers []answer, output string) error {
-	for i, a := range answers {
+func printAnswers(w io.Writer, answers []*semaphorev1.GetStatusResponse, output string) error {
+	for i, s := range answers {
 		if i > 0 {
 			separator := map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output]
 			if _, err := io.WriteString(w, separator); err != nil {
 				return err
 			}
 		}
-		if err := printStatus(w, a.status, output); err != nil {
+		if err := printStatus(w, s, output); err != nil {
 			return err
 		}
 	}
@@ -319,7 +304,6 @@ func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
-// problemLines returns all problems of a part.
 func problemLines(s *semaphorev1.GetStatusResponse) []string {
 	problems := slices.Clone(s.GetProblems())
 	for _, l := range s.GetLinks() {

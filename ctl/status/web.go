@@ -1,7 +1,6 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"net/http"
 	"os/exec"
 	"runtime"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -27,13 +24,12 @@ const reachPage = 10 * time.Second
 
 // page is the broker's page, as the flags of --web ask for it.
 type page struct {
-	web, open   bool
-	local, port uint16
+	web, open bool
+	port      uint16
 }
 
 func (p *page) flags(f *pflag.FlagSet) {
 	f.BoolVar(&p.web, "web", false, "reach the page that the leading broker of one cluster serves, until Ctrl-C")
-	f.Uint16Var(&p.local, "local-port", 0, "with --web: `port` of 127.0.0.1; 0 for any free one")
 	f.Uint16Var(&p.port, "port", dashboardPort,
 		"with --web: `port` of listen.dashboard in the broker's configuration")
 	f.BoolVar(&p.open, "open", false, "with --web: open the page in a browser, too")
@@ -45,13 +41,13 @@ func (p *page) show(ctx context.Context, w io.Writer, c *fleet.Cluster) error {
 	if err != nil {
 		return err
 	}
-	said := &lastLine{}
-	return c.Forward(ctx, pods[0], p.local, p.port, said, func(local uint16) error {
+	said := &fleet.Tail{}
+	return c.Forward(ctx, pods[0], p.port, said, func(local uint16) error {
 		url := fmt.Sprintf("http://127.0.0.1:%d/", local)
 		if err := pageAnswers(ctx, url); err != nil {
 			return fmt.Errorf("%s: pod %s/%s serves no page at its port %d: set listen.dashboard: 127.0.0.1:%d in the "+
 				"broker's configuration (docs/picture.md): %w", c.Context, pods[0].Namespace, pods[0].Name, p.port, p.port,
-				errors.Join(err, said.error()))
+				errors.Join(err, said.Err()))
 		}
 		if _, err := fmt.Fprintf(w, "%s shows the mesh as the broker of %s sees it; Ctrl-C ends this\n", url,
 			show.Printable(c.Context)); err != nil {
@@ -96,28 +92,4 @@ func browse(ctx context.Context, url string) error {
 		return fmt.Errorf("--open: %s: %w: %s", name, err, show.Printable(string(out)))
 	}
 	return nil
-}
-
-// lastLine keeps the last line that is written to it.
-type lastLine struct {
-	mu   sync.Mutex
-	text string
-}
-
-func (l *lastLine) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if text := strings.TrimSpace(string(bytes.ToValidUTF8(p, nil))); text != "" {
-		l.text = show.Printable(text[:min(len(text), 300)])
-	}
-	return len(p), nil
-}
-
-func (l *lastLine) error() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.text == "" {
-		return nil
-	}
-	return errors.New(l.text)
 }

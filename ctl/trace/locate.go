@@ -9,10 +9,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -45,36 +43,27 @@ func locate(ctx context.Context, parts []*fleet.Part, o object) ([]location, err
 	of := &semaphorev1.ObjectKey{Kind: kind, Namespace: o.namespace, Name: o.name}
 	ctx, cancel := context.WithTimeout(ctx, pastWithin)
 	defer cancel()
-	var g errgroup.Group
-	var mu sync.Mutex
-	var all []location
-	failed := make([]error, len(parts))
-	for i, p := range parts {
-		g.Go(func() error {
-			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-			var answer *semaphorev1.LocateResponse
-			if err == nil {
-				answer, err = p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
-			}
-			if code := grpcstatus.Code(err); code == codes.Unimplemented || code == codes.FailedPrecondition {
-				return nil
-			}
-			if err != nil {
-				failed[i] = fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message())
-				return nil
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			for _, one := range answer.GetPlaces() {
-				all = append(all, placeOf(s, one))
-			}
-			if more := answer.GetMore(); more > 0 {
-				failed[i] = fmt.Errorf("%s: %d more places", p.Where, more)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // none returns an error
+	found, failed := fleet.All(parts, func(p *fleet.Part) (out []location, err error) {
+		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+		var answer *semaphorev1.LocateResponse
+		if err == nil {
+			answer, err = p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
+		}
+		if code := grpcstatus.Code(err); code == codes.Unimplemented || code == codes.FailedPrecondition {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message())
+		}
+		for _, one := range answer.GetPlaces() {
+			out = append(out, placeOf(s, one))
+		}
+		if more := answer.GetMore(); more > 0 {
+			return out, fmt.Errorf("%s: %d more places", p.Where, more)
+		}
+		return out, nil
+	})
+	all := slices.Concat(found...)
 	// Where a cluster has no such object its exporter says no more than that; that is news of no one's.
 	named := slices.ContainsFunc(all, func(p location) bool { return p.Hop == debug.HopSource && p.State != "absent" })
 	all = slices.DeleteFunc(all, func(p location) bool {

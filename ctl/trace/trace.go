@@ -8,11 +8,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -111,31 +109,20 @@ func Past(ctx context.Context, parts []*fleet.Part, wanted func(*semaphorev1.Eve
 	error) {
 	ctx, cancel := context.WithTimeout(ctx, pastWithin)
 	defer cancel()
-	var g errgroup.Group
-	var mu sync.Mutex
-	var all []*semaphorev1.Event
-	failed := make([]error, len(parts))
-	for i, p := range parts {
-		g.Go(func() error {
-			stream, err := p.Watch(ctx, &semaphorev1.WatchRequest{Recent: true, OnlyRecent: true})
-			for err == nil {
-				var m *semaphorev1.WatchResponse
-				if m, err = stream.Recv(); err != nil {
-					break
-				}
-				if e := m.GetEvent(); e != nil && wanted(e) {
-					mu.Lock()
-					all = append(all, e)
-					mu.Unlock()
-				}
+	found, failed := fleet.All(parts, func(p *fleet.Part) (out []*semaphorev1.Event, err error) {
+		stream, err := p.Watch(ctx, &semaphorev1.WatchRequest{Recent: true, OnlyRecent: true})
+		for err == nil {
+			var m *semaphorev1.WatchResponse
+			if m, err = stream.Recv(); err == nil && m.GetEvent() != nil && wanted(m.GetEvent()) {
+				out = append(out, m.GetEvent())
 			}
-			if !errors.Is(err, io.EOF) {
-				failed[i] = fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message())
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // none returns an error
+		}
+		if !errors.Is(err, io.EOF) {
+			return out, fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message())
+		}
+		return out, nil
+	})
+	all := slices.Concat(found...)
 	slices.SortStableFunc(all,
 		func(a, b *semaphorev1.Event) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
 	return all, errors.Join(failed...)
@@ -197,7 +184,6 @@ const objectForms = `OBJECT is service/NAMESPACE/NAME, endpointslice/NAMESPACE/N
 node/NAME, as it is called in its own cluster. What it becomes elsewhere is included: mirrors and their slices,
 network sets, peers.`
 
-// tracing is a call of trace.
 type tracing struct {
 	target         fleet.Target
 	output         *show.Outputs
@@ -289,7 +275,6 @@ func (c *tracing) run(cmd *cobra.Command, args []string) (err error) {
 	return c.past(cmd, of)
 }
 
-// now prints where an object is.
 func (c *tracing) now(cmd *cobra.Command, of object) error {
 	r, err := c.recall(cmd, of, true)
 	if err != nil {
@@ -305,7 +290,6 @@ func (c *tracing) now(cmd *cobra.Command, of object) error {
 	return nil
 }
 
-// past prints what the parts remember.
 func (c *tracing) past(cmd *cobra.Command, of object) error {
 	r, err := c.recall(cmd, of, false)
 	if err != nil {
@@ -394,7 +378,6 @@ func (c *tracing) recall(cmd *cobra.Command, of object, now bool) (r recalled, e
 	return r, nil
 }
 
-// findSets finds the sets of a set member, as brokers have them.
 func (o *object) findSets(ctx context.Context, parts []*fleet.Part) {
 	if o.kind != "setmember" {
 		return

@@ -42,7 +42,6 @@ func (c *tracing) follow(cmd *cobra.Command, followed object) error {
 	return w.follow(cmd.Context(), cmd.OutOrStdout(), print)
 }
 
-// watching is a call of trace --watch.
 type watching struct {
 	dialers []fleet.Dialer
 	recent  bool

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -29,11 +27,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// verified is a cluster that is verified.
 type verified struct {
 	*fleet.Cluster
 	number int
-	client dynamic.Interface
 	name   string
 	broker *fleet.Part
 	links  []string
@@ -44,15 +40,18 @@ type verified struct {
 	calico   schema.GroupVersion
 	corefile string
 	// noCorefile is why the Corefile is unknown.
-	noCorefile string
+	noCorefile error
 	pods       map[string]Pod
 }
 
 // readConfig reads the configuration of a part from the ConfigMap of its pods.
 func (c *verified) readConfig(ctx context.Context, configMap string) (p read.PartConfig) {
-	text, err := c.configMap(ctx, c.Namespace, configMap, "config.yaml")
-	if err == nil {
-		err = yaml.Unmarshal([]byte(text), &p)
+	data, err := c.Objects.ConfigMap(ctx, c.Namespace, configMap)
+	switch {
+	case err == nil && data == nil:
+		err = fmt.Errorf("there is no ConfigMap %s/%s", c.Namespace, configMap)
+	case err == nil:
+		err = yaml.Unmarshal([]byte(data["config.yaml"]), &p)
 	}
 	if err != nil {
 		p.Unread = err.Error()
@@ -60,42 +59,19 @@ func (c *verified) readConfig(ctx context.Context, configMap string) (p read.Par
 	return p
 }
 
-// configMap returns a key of a ConfigMap, or all of them concatenated.
-func (c *verified) configMap(ctx context.Context, namespace, name, key string) (string, error) {
-	object, err := c.client.Resource(read.ConfigMapsGVR).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return "", err
-	}
-	var found corev1.ConfigMap
-	if err := read.Into(object, &found); err != nil {
-		return "", err
-	}
-	if key != "" {
-		return found.Data[key], nil
-	}
-	var all []string
-	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
-		all = append(all, found.Data[key])
-	}
-	return strings.Join(all, "\n"), nil
-}
-
 // openVerified reads the properties of a cluster on which the checks depend.
-func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, number int) (*verified, error) {
-	client, err := read.New(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
-	}
-	out := &verified{Cluster: c, number: number, client: client, pods: map[string]Pod{}}
-	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
-	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Broker}}).Dial(ctx)
-	if err != nil {
+func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error) {
+	out := &verified{Cluster: c, pods: map[string]Pod{}}
+	if out.broker, err = c.Part(ctx, fleet.Broker, ""); err != nil {
 		return nil, err
 	}
-	out.broker = parts[0]
+	defer func() {
+		if err != nil {
+			out.broker.Close()
+		}
+	}()
 	s, err := out.broker.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 	if err != nil {
-		out.broker.Close()
 		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(err).Message())
 	}
 	out.name = s.GetCluster()
@@ -106,7 +82,6 @@ func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, n
 		fleet.Broker: &out.brokerConfig} {
 		pods, err := c.Pods(ctx, part, "")
 		if err != nil {
-			out.broker.Close()
 			return nil, err
 		}
 		*into = out.readConfig(ctx, pods[0].Config)
@@ -117,17 +92,9 @@ func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, n
 	case err == nil:
 		out.calico = calico.GroupVersion
 	case !errors.Is(err, kube.ErrNoCalico):
-		out.broker.Close()
 		return nil, fmt.Errorf("%s: %w", c.Context, err)
 	}
-	if out.corefile, err = out.configMap(ctx, "kube-system", "coredns", "Corefile"); err != nil {
-		out.noCorefile = err.Error()
-	} else if read.CorefileImport.MatchString(out.corefile) {
-		// Where the Corefile imports files, they are usually those of this ConfigMap.
-		if more, err := out.configMap(ctx, "kube-system", "coredns-custom", ""); err == nil {
-			out.corefile += "\n" + more
-		}
-	}
+	out.corefile, out.noCorefile = c.Objects.Corefile(ctx, read.Corefile)
 	return out, nil
 }
 
@@ -167,8 +134,9 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 	if err != nil {
 		return err
 	}
-	plural := map[string]string{"Namespace": "namespaces", "Pod": "pods", "Service": "services"}[u.GetKind()]
-	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource(plural)).Namespace(u.GetNamespace())
+	of := map[string]schema.GroupVersionResource{"Namespace": read.NamespacesGVR, "Pod": read.PodsGVR,
+		"Service": read.ServicesGVR}[u.GetKind()]
+	resource := c.Objects.Client.Resource(of).Namespace(u.GetNamespace())
 	for began := time.Now(); ; {
 		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
 		// A pod is refused until a controller has created the namespace's ServiceAccount.
@@ -189,17 +157,12 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 // awaitPods waits until the pods run, and reports where.
 func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
 	for began := time.Now(); ; {
-		list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).List(ctx,
-			metav1.ListOptions{})
+		all, err := read.List[corev1.Pod](ctx, c.Objects, read.PodsGVR, namespace, metav1.ListOptions{})
 		if err != nil {
-			return fmt.Errorf("%s: list pods of %s: %w", c.Context, namespace, err)
+			return err
 		}
 		var waiting []string
-		for i := range list.Items {
-			var p corev1.Pod
-			if err := read.Into(&list.Items[i], &p); err != nil {
-				return fmt.Errorf("%s: pod %s: %w", c.Context, list.Items[i].GetName(), err)
-			}
+		for _, p := range all {
 			if why := notRunning(&p); why != "" {
 				waiting = append(waiting, "pod "+p.Name+": "+why)
 				continue
@@ -266,14 +229,12 @@ func (c *verified) ask(ctx context.Context, namespace, pod string, q Question) (
 }
 
 // device returns the status of an agent's device for a cluster.
-func (c *verified) device(ctx context.Context, access *fleet.Access, node,
-	of string) (*semaphorev1.DeviceStatus, error) {
-	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
-	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Agent}, Nodes: []string{node}}).Dial(ctx)
+func (c *verified) device(ctx context.Context, node, of string) (*semaphorev1.DeviceStatus, error) {
+	agent, err := c.Part(ctx, fleet.Agent, node)
 	if err != nil {
 		return nil, err
 	}
-	s, err := parts[0].Status(ctx, 10*time.Second)
+	s, err := agent.Status(ctx, 10*time.Second)
 	if err != nil {
 		return nil, err
 	}
@@ -291,20 +252,15 @@ func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, e
 	if where == "" {
 		where = fleet.DefaultNamespace
 	}
-	list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(where).List(ctx,
-		metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
+	all, err := c.Objects.Services(ctx, where, naming.LabelManagedBy+"="+naming.ManagedByBroker)
 	if err != nil {
-		return nil, fmt.Errorf("%s: list services of %s: %w", c.Context, where, err)
+		return nil, err
 	}
 	var out []*corev1.Service
-	for i := range list.Items {
-		var s corev1.Service
-		if err := read.Into(&list.Items[i], &s); err != nil {
-			return nil, fmt.Errorf("%s: service %s: %w", c.Context, list.Items[i].GetName(), err)
-		}
-		if s.Annotations[naming.AnnotationSourceNamespace] == of ||
+	for i := range all {
+		if s := &all[i]; s.Annotations[naming.AnnotationSourceNamespace] == of ||
 			strings.HasPrefix(s.Name, naming.Global(of, "")) {
-			out = append(out, &s)
+			out = append(out, s)
 		}
 	}
 	return out, nil
@@ -338,7 +294,7 @@ func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.P
 
 // removeNamespace deletes a namespace, and waits until it no longer exists.
 func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
-	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
+	resource := c.Objects.Client.Resource(read.NamespacesGVR)
 	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
 		!apierrors.IsConflict(err) {
 		return fmt.Errorf("delete namespace %s: %w", namespace, err)

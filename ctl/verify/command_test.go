@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -13,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -57,7 +57,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	must(t, err)
 	// The apiserver learns of roles by a watch.
 	testkit.Eventually(t, 3*time.Minute, "the rights", func() error {
-		_, err := own.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(t.Context(),
+		_, err := own.Objects.Client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(t.Context(),
 			metav1.ListOptions{})
 		return err
 	})
@@ -79,7 +79,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	if len(services.Items) != 2 {
 		t.Errorf("%d Services", len(services.Items))
 	}
-	policies := own.client.Resource(kubetest.CalicoCRD.WithResource("networkpolicies")).Namespace(namespace)
+	policies := own.Objects.Client.Resource(kubetest.CalicoCRD.WithResource("networkpolicies")).Namespace(namespace)
 	_, err = policies.Create(t.Context(), verifyPolicyObject(own.calico, namespace, []string{naming.DefaultLabelDomain},
 		[]string{"c2", "c3"}), metav1.CreateOptions{})
 	must(t, err)
@@ -130,7 +130,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 // openForTest opens a cluster without parts.
 func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	t.Helper()
-	client, err := dynamic.NewForConfig(cfg)
+	c, err := fleet.NewCluster("c1", "semaphore", cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -138,8 +138,7 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verified{Cluster: &fleet.Cluster{Context: "c1", Namespace: "semaphore", Config: cfg}, client: client,
-		calico: calico.GroupVersion, pods: map[string]Pod{}}, nil
+	return &verified{Cluster: c, calico: calico.GroupVersion, pods: map[string]Pod{}}, nil
 }
 
 // verifyRole returns the role in docs/install.md.
@@ -191,14 +190,14 @@ func TestServes(t *testing.T) {
 func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
-		client, err := dynamic.NewForConfig(&rest.Config{Host: "https://c1", Transport: kubetest.RoundTripper(
+		c, err := fleet.NewCluster("c1", "", &rest.Config{Host: "https://c1", Transport: kubetest.RoundTripper(
 			func(r *http.Request) (*http.Response, error) {
 				looks++
 				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
 					Request: r, Body: io.NopCloser(strings.NewReader(`{"apiVersion":"v1","kind":"ServiceList","items":[]}`))}, nil
 			})})
 		must(t, err)
-		w := &way{&verified{name: "c1", client: client, noCorefile: "it is not asked for", Cluster: &fleet.Cluster{}},
+		w := &way{&verified{name: "c1", noCorefile: errors.New("it is not asked for"), Cluster: c},
 			&verified{name: "c2"}, map[Name]Check{PodIP: {Result: Passed}}}
 		v := &verifier{timeout: 20 * time.Second, namespace: "sem-verify-test",
 			progress: &progress{w: io.Discard, began: time.Now()}}

@@ -132,7 +132,6 @@ func ask(ctx context.Context, q Question) (o Outcome) {
 	return o
 }
 
-// Environment returns the server's pod and node, from its environment.
 func Environment() (pod, node string) { return os.Getenv("POD_NAME"), os.Getenv("NODE_NAME") }
 
 func reasonOf(err error) Reason {

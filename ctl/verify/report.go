@@ -16,7 +16,6 @@ type Cluster struct {
 	Pods    []Pod  `json:"pods"`
 }
 
-// Report is the whole result of verify.
 type Report struct {
 	Verdict   string    `json:"verdict"`
 	Passed    int       `json:"passed"`

@@ -38,7 +38,6 @@ const (
 	namespacePrefix = "sem-verify-"
 )
 
-// verifier is a call of verify.
 type verifier struct {
 	access    *fleet.Access
 	image     string
@@ -100,18 +99,13 @@ func (v *verifier) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.clusters = make([]*verified, len(clusters))
-	var g errgroup.Group
-	for i, c := range clusters {
-		g.Go(func() (err error) {
-			v.clusters[i], err = openVerified(ctx, v.access, c, i)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	var failed []error
+	v.clusters, failed = fleet.All(clusters, func(c *fleet.Cluster) (*verified, error) { return openVerified(ctx, c) })
+	if err := errors.Join(failed...); err != nil {
 		return err
 	}
 	for i, c := range v.clusters {
+		c.number = i
 		for _, other := range v.clusters[:i] {
 			if c.name == other.name {
 				return fmt.Errorf("%s and %s: both are named %q", other.Context, c.Context, c.name)
@@ -285,7 +279,7 @@ func (v *verifier) checkPath(ctx context.Context, w *way, client, server Pod, ip
 			*Device
 			here, there *verified
 		}{{&sender, w.from, w.to}, {&receiver, w.to, w.from}} {
-			d, err := side.here.device(ctx, v.access, side.Node, side.there.name)
+			d, err := side.here.device(ctx, side.Node, side.there.name)
 			if err != nil {
 				side.Err = err.Error()
 			}
@@ -392,8 +386,8 @@ func (v *verifier) checkDNS(ctx context.Context, w *way, server Pod) error {
 	want := coredns.Block{Cluster: w.to.name, Prefix: naming.ClusterLabel(w.to.name)}
 	zone := want.Zone()
 	switch {
-	case w.from.noCorefile != "":
-		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile, DNS)
+	case w.from.noCorefile != nil:
+		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile.Error(), DNS)
 		return nil
 	case !serves(w.from.corefile, want):
 		w.skip("CoreDNS of "+w.from.name+" has no block for "+zone, DNS)
@@ -461,8 +455,8 @@ func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
 			}
 		}
 		policy := verifyPolicyObject(w.to.calico, v.namespace, w.to.brokerConfig.Domains(), others)
-		if _, err := w.to.client.Resource(w.to.calico.WithResource("networkpolicies")).Namespace(v.namespace).Create(ctx,
-			policy, metav1.CreateOptions{}); err != nil {
+		policies := w.to.Objects.Client.Resource(w.to.calico.WithResource("networkpolicies")).Namespace(v.namespace)
+		if _, err := policies.Create(ctx, policy, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("%s: create Calico's NetworkPolicy: %w", w.to.Context, err)
 		}
 	}
@@ -536,26 +530,22 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, removeWithin)
 	defer cancel()
 	for _, c := range clusters {
-		client, err := read.New(c.Config)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.Context, err)
-		}
-		one := &verified{Cluster: c, client: client}
-		list, err := client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+		all, err := read.List[corev1.Namespace](ctx, c.Objects, read.NamespacesGVR, "",
 			metav1.ListOptions{LabelSelector: labelVerify})
 		if err != nil {
-			return fmt.Errorf("%s: list namespaces: %w", c.Context, err)
+			return err
 		}
+		one := &verified{Cluster: c}
 		said := "nothing of the check is left"
 		var names []string
-		for _, n := range list.Items {
-			if !strings.HasPrefix(n.GetName(), namespacePrefix) {
+		for _, n := range all {
+			if !strings.HasPrefix(n.Name, namespacePrefix) {
 				continue // not one of verify
 			}
-			if err := one.removeNamespace(ctx, n.GetName()); err != nil {
+			if err := one.removeNamespace(ctx, n.Name); err != nil {
 				return fmt.Errorf("%s: %w", c.Context, err)
 			}
-			names = append(names, n.GetName())
+			names = append(names, n.Name)
 		}
 		if len(names) > 0 {
 			said = "removed " + strings.Join(names, ", ")

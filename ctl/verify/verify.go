@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Result is the result of a check.
 type Result string
 
 // The results. Unchecked means that the check was not made; the detail has the reason.
@@ -27,7 +27,6 @@ const (
 	Unchecked Result = "unchecked"
 )
 
-// Name is the name of a check.
 type Name string
 
 // The checks of one direction, in the order in which they are made. Cleanup concerns one cluster.
@@ -149,21 +148,13 @@ func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
 			path, o.Answer.Pod, server.Name)
 	}
 	seen, _, err := net.SplitHostPort(o.Answer.Client)
-	if from, parseErr := netip.ParseAddr(seen); err != nil || parseErr != nil || !contains(client.IPs, from.Unmap()) {
+	from, parseErr := netip.ParseAddr(seen)
+	if err != nil || parseErr != nil || !slices.Contains(client.IPs, from.Unmap()) {
 		return c.failed(finding.SourceRewritten, fmt.Sprintf("an IPPool of %s with the pods of %s, disabled, "+
 			"natOutgoing: false (manageIPPools), or the like of the CNI", c.From, c.To),
 			"%s: it saw the address %s, not the pod's %s: something on the way applies SNAT", path, seen, join(client.IPs))
 	}
 	return c.passed("%s, which saw %s: %s", path, seen, millis(o.Seconds))
-}
-
-func contains(all []netip.Addr, one netip.Addr) bool {
-	for _, ip := range all {
-		if ip == one {
-			return true
-		}
-	}
-	return false
 }
 
 func join(all []netip.Addr) string {
@@ -258,12 +249,10 @@ func grown(before, after uint64) uint64 {
 }
 
 func routed(routes []string, ip netip.Addr) bool {
-	for _, text := range routes {
-		if p, err := netip.ParsePrefix(text); err == nil && p.Contains(ip) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(routes, func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && p.Contains(ip)
+	})
 }
 
 // Service is a Service that a broker created for one of another cluster. The zero value is one that does not exist.

@@ -177,7 +177,6 @@ type Way struct {
 	Measured  *Measured
 }
 
-// Peer is a WireGuard peer.
 type Peer struct{ Node, Endpoint, AllowedIP string }
 
 // Measured is a measurement of a path; Problem is why there is none.
@@ -189,7 +188,6 @@ type Measured struct {
 	RoundTrip time.Duration
 }
 
-// Node is a node as its apiserver has it.
 type Node struct {
 	Name   string
 	Ready  bool

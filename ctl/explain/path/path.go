@@ -19,7 +19,6 @@ import (
 // Verdict on a link.
 type Verdict string
 
-// The verdicts.
 const (
 	// OK is a link that works, as far as its evidence shows.
 	OK Verdict = "ok"
@@ -31,7 +30,6 @@ const (
 	None Verdict = "none"
 )
 
-// Link is one link of the chain.
 type Link struct {
 	Code  finding.Code `json:"code"`
 	Title string       `json:"title"`

@@ -35,7 +35,6 @@ type Cluster struct {
 	Unread []string
 }
 
-// Packet is the packet to judge.
 type Packet struct {
 	From netip.Addr
 	To   *corev1.Pod
@@ -100,7 +99,6 @@ func (e *explainer) direction() string {
 	return "ingress"
 }
 
-// Explain judges one packet.
 func Explain(c *Cluster, p Packet) Result {
 	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), notEvaluated: slices.Clone(c.Unread)}
 	var out Result

@@ -11,6 +11,7 @@ import (
 	"github.com/projectcalico/api/pkg/lib/numorstring"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
@@ -35,7 +36,7 @@ const (
 
 // selecting returns the policies that select the pod for ingress, in the order within their tier.
 func (e *explainer) selecting() []policy {
-	labels := e.podLabels()
+	own := e.podLabels()
 	var out []policy
 	for i := range e.cluster.GlobalPolicies {
 		p := &e.cluster.GlobalPolicies[i]
@@ -48,7 +49,7 @@ func (e *explainer) selecting() []policy {
 			continue
 		}
 		of, err := selectorOf(p.Spec.Selector, p.Spec.NamespaceSelector, p.Spec.ServiceAccountSelector)
-		if e.selects(title, of, err, labels) {
+		if e.selects(title, of, err, own) {
 			out = append(out, policy{title: title, tier: tierOf(p.Spec.Tier), order: p.Spec.Order, name: p.Name,
 				rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
@@ -63,7 +64,7 @@ func (e *explainer) selecting() []policy {
 		}
 		title := fmt.Sprintf("NetworkPolicy %s/%s of Calico", p.Namespace, p.Name)
 		of, err := selectorOf(p.Spec.Selector, "", p.Spec.ServiceAccountSelector)
-		if e.selects(title, of, err, labels) {
+		if e.selects(title, of, err, own) {
 			out = append(out, policy{title: title, namespace: p.Namespace, tier: tierOf(p.Spec.Tier), order: p.Spec.Order,
 				name: p.Name, rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
@@ -79,7 +80,7 @@ func (e *explainer) selecting() []policy {
 			e.skip("%s: %v", title, err)
 			continue
 		}
-		if of.Matches(labelSet(e.packet.To.Labels)) {
+		if of.Matches(labels.Set(e.packet.To.Labels)) {
 			order := kubeOrder
 			converted := kubePolicy(policy{title: title, namespace: p.Namespace, tier: tierDefault, order: &order,
 				name: kubePrefix + p.Name}, e.kubeRules(&p.Spec))

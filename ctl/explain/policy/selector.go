@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
@@ -128,5 +127,3 @@ func holds(nets []string, ip netip.Addr) bool {
 	}
 	return false
 }
-
-func labelSet(l map[string]string) labels.Set { return l }

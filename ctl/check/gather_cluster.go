@@ -1,0 +1,115 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+)
+
+// brokersCluster is the cluster of a broker, or why it cannot be read.
+type brokersCluster struct {
+	*read.Cluster
+	*config.Broker
+	err error
+}
+
+// openCluster finds the cluster of a broker, by its own access or the caller's.
+func openCluster(access *fleet.Access, c *config.Broker) *brokersCluster {
+	cluster, err := fleet.OwnCluster(access, c.Kube)
+	return &brokersCluster{cluster, c, err}
+}
+
+// none is set if nothing says how to reach an apiserver.
+func (b *brokersCluster) none() bool { return errors.Is(b.err, rest.ErrNotInCluster) }
+
+// gatherCalico reads how the Calico of the cluster treats the pods of remotes; nil if there is nothing to check.
+func (b *brokersCluster) gatherCalico(ctx context.Context) *Calico {
+	if b.none() || !b.Features.Has(config.Encryption) {
+		return nil
+	}
+	out := &Calico{Err: b.err}
+	if out.Err == nil {
+		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		defer cancel()
+		if out.Pools, out.PoolResource, out.Err = b.IPPools(ctx); out.Err == nil {
+			out.IPAM, out.Err = b.IPAM(ctx)
+		}
+	}
+	if errors.Is(out.Err, kube.ErrNoCalico) {
+		return nil
+	}
+	out.Forbidden = apierrors.IsForbidden(out.Err)
+	for _, r := range b.Remotes {
+		for _, subnet := range r.PodPrefixes {
+			out.Remotes = append(out.Remotes, RemoteSubnet{Cluster: r.Name, Subnet: subnet})
+		}
+	}
+	return out
+}
+
+// gatherPolicies reads which sets the policies of the cluster select; nil if there is nothing to check. The broker
+// itself has no right to read them.
+func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
+	if b.none() || !b.Features.Has(config.Policy) {
+		return nil
+	}
+	out := &Policies{Err: b.err}
+	if out.Err == nil {
+		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		defer cancel()
+		c := &policy.Cluster{}
+		unread, err := b.Policies(ctx, "", c)
+		if out.Err = errors.Join(append(unread, err)...); out.Err == nil {
+			out.Total, out.Open = len(c.GlobalPolicies)+len(c.Policies), policy.OpenToRemotes(c)
+		}
+	}
+	if errors.Is(out.Err, kube.ErrNoCalico) {
+		return nil
+	}
+	out.Forbidden = apierrors.IsForbidden(out.Err)
+	return out
+}
+
+// subnetsLabel is the label by which admission policies find the ConfigMap with the own subnets.
+const subnetsLabel = "semaphore.uw.io/subnets=true"
+
+// gatherPolicyKeys compares a broker's file with what the admission policies of its cluster judge by; nil if no cluster
+// is reached, or if it has no such ConfigMap yet.
+func (b *brokersCluster) gatherPolicyKeys(ctx context.Context) *PolicyKeys {
+	if b.none() {
+		return nil
+	}
+	var all []corev1.ConfigMap
+	err := b.err
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		defer cancel()
+		all, err = read.List[corev1.ConfigMap](ctx, b.Cluster, read.ConfigMapsGVR, "",
+			metav1.ListOptions{LabelSelector: subnetsLabel})
+	}
+	if err != nil {
+		return &PolicyKeys{Err: fmt.Errorf("what admission policies judge by: %w", err)}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	out := &PolicyKeys{}
+	for _, one := range all {
+		out.Differ = errors.Join(out.Differ, config.ComparePolicyKeys(b.Broker, func(key string) (string, bool) {
+			text, ok := one.Data[key]
+			return text, ok
+		}))
+	}
+	return out
+}

@@ -1,0 +1,136 @@
+package read
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Pool is an IPPool of Calico's.
+type Pool struct {
+	Name                                    string
+	CIDR                                    netip.Prefix
+	Disabled, DisableBGPExport, NATOutgoing bool
+	// Managed means that a broker made it, for pods of a remote.
+	Managed bool
+	// Encapsulations are ipip and vxlan, as far as they are on.
+	Encapsulations []string
+}
+
+// IPPools returns Calico's pools, and the resource by which kubectl knows them. Beside an error it returns the pools
+// that can be read. The error is kube.ErrNoCalico for a cluster without Calico.
+func (c *Cluster) IPPools(ctx context.Context) (pools []Pool, resource string, err error) {
+	client, err := kube.Calico(c.Config)
+	if err != nil {
+		return nil, "", err
+	}
+	resource = "ippools." + client.GroupVersion.Group
+	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
+		metav1.ListOptions{})
+	if err != nil {
+		return nil, resource, err
+	}
+	for _, p := range list.(*calicov3.IPPoolList).Items {
+		prefix, bad := netip.ParsePrefix(p.Spec.CIDR)
+		if bad != nil {
+			err = errors.Join(err, fmt.Errorf("ippool %s: spec.cidr: %w", p.Name, bad))
+			continue
+		}
+		pool := Pool{Name: p.Name, CIDR: prefix, Disabled: p.Spec.Disabled, DisableBGPExport: p.Spec.DisableBGPExport,
+			NATOutgoing: p.Spec.NATOutgoing, Managed: p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker}
+		if p.Spec.IPIPMode != "" && p.Spec.IPIPMode != calicov3.IPIPModeNever {
+			pool.Encapsulations = append(pool.Encapsulations, "ipip")
+		}
+		if p.Spec.VXLANMode != "" && p.Spec.VXLANMode != calicov3.VXLANModeNever {
+			pool.Encapsulations = append(pool.Encapsulations, "vxlan")
+		}
+		pools = append(pools, pool)
+	}
+	return pools, resource, err
+}
+
+// IPAM is how Calico's IPAM gives out addresses.
+type IPAM struct {
+	// Blocks is set if it has assigned blocks to nodes, Strict if nodes may take no IP of another node's block.
+	Blocks, Strict bool
+	// Configs is kubectl's name of the resource with that setting; empty if the cluster serves none.
+	Configs string
+}
+
+// IPAM reads how Calico's IPAM gives out addresses. Beside an error it has what can be read.
+func (c *Cluster) IPAM(ctx context.Context) (out IPAM, err error) {
+	affinities, err := kube.NewBlockAffinities(c.Config).ListWatch().ListWithContextFunc(ctx,
+		metav1.ListOptions{Limit: 1})
+	if errors.Is(err, kube.ErrNoBlocks) {
+		return out, nil
+	}
+	if err != nil {
+		return out, c.unread("Calico's BlockAffinities", err)
+	}
+	if out.Blocks = len(affinities.(*kube.BlockAffinityList).Items) > 0; !out.Blocks {
+		return out, nil
+	}
+	out.Configs, out.Strict, err = kube.StrictAffinity(ctx, c.Config)
+	return out, c.unread("the configuration of Calico's IPAM", err)
+}
+
+// BeStrict is the command that sets Strict; context is empty for the current one.
+func (i IPAM) BeStrict(context string) string {
+	if i.Configs == "" {
+		return "calicoctl ipam configure --strictaffinity=true"
+	}
+	if context != "" {
+		context = "--context " + context + " "
+	}
+	return fmt.Sprintf(`kubectl %spatch %s default --type merge -p '{"spec":{"strictAffinity":true}}'`, context,
+		i.Configs)
+}
+
+// Policies reads the labels of namespaces and Calico's policies and sets, by which explain and check judge: the
+// policies of one namespace, and of all where none is named. Each of unread is about one type. err is kube.ErrNoCalico
+// for a cluster without Calico, or why that is not known.
+func (c *Cluster) Policies(ctx context.Context, namespace string, into *policy.Cluster) (unread []error, err error) {
+	namespaces, err := List[corev1.Namespace](ctx, c, NamespacesGVR, "", metav1.ListOptions{})
+	if err != nil {
+		unread = append(unread, fmt.Errorf("labels of namespaces: %w", err))
+	}
+	into.Namespaces = map[string]map[string]string{}
+	for _, n := range namespaces {
+		into.Namespaces[n.Name] = n.Labels
+	}
+	calico, err := kube.Calico(c.Config)
+	if err != nil {
+		return unread, err
+	}
+	gv := calico.GroupVersion
+	add := func(err error) {
+		if err != nil && !apierrors.IsNotFound(err) { // an older Calico has no such type
+			unread = append(unread, err)
+		}
+	}
+	into.Tiers, err = List[calicov3.Tier](ctx, c, gv.WithResource("tiers"), "", metav1.ListOptions{})
+	add(err)
+	into.GlobalPolicies, err = List[calicov3.GlobalNetworkPolicy](ctx, c, gv.WithResource("globalnetworkpolicies"), "",
+		metav1.ListOptions{})
+	add(err)
+	into.Policies, err = List[calicov3.NetworkPolicy](ctx, c, gv.WithResource("networkpolicies"), namespace,
+		metav1.ListOptions{})
+	add(err)
+	into.GlobalSets, err = List[calicov3.GlobalNetworkSet](ctx, c, gv.WithResource("globalnetworksets"), "",
+		metav1.ListOptions{})
+	add(err)
+	into.Sets, err = List[calicov3.NetworkSet](ctx, c, gv.WithResource("networksets"), "", metav1.ListOptions{})
+	add(err)
+	return unread, nil
+}
