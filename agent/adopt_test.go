@@ -62,8 +62,7 @@ func splitTables(t *testing.T) {
 // With the setting it adopts the device, and an operator's order releases it again. None of this loses a packet.
 func TestAdoption(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r := newRemote(t)
 		h := newHost(t)
 		removeAtEnd(t, device)
@@ -75,7 +74,7 @@ func TestAdoption(t *testing.T) {
 		before, looks := deviceOn(t, h, device), fingerprint(t)
 		wanted := deviceOf("c2", 51820, "10.2.0.0/16")
 		wanted.GetDevice().Mtu, wanted.GetDevice().PersistentKeepalive = 1420, nil
-		b.say(wanted, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(wanted, r.peer())
 
 		tr := startTraffic(t)
 		a := run(t, cfg)
@@ -138,9 +137,7 @@ func TestAdoption(t *testing.T) {
 		if _, err := stream.LoadState(cfg.StateFile, cfg.Cluster); err == nil {
 			t.Error("the state file is there")
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 	})
 }
 
@@ -173,8 +170,13 @@ func adoptionIsReported(t *testing.T, cfg *config.Agent) {
 // debugClient returns a client of the agent's DebugService, as semaphorectl uses it.
 func debugClient(t *testing.T, cfg *config.Agent) semaphorev1.DebugServiceClient {
 	t.Helper()
+	return semaphorev1.NewDebugServiceClient(socket(t, cfg))
+}
+
+func socket(t *testing.T, cfg *config.Agent) *grpc.ClientConn {
+	t.Helper()
 	conn, err := grpc.NewClient("unix:"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	t.Cleanup(func() { conn.Close() })
-	return semaphorev1.NewDebugServiceClient(conn)
+	return conn
 }

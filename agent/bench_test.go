@@ -47,6 +47,43 @@ func rawPeer(i, key int) wgtypes.PeerConfig {
 	}
 }
 
+// rawPeers returns n peers with keys from first on.
+func rawPeers(n, first int) (raw []wgtypes.PeerConfig) {
+	for i := range n {
+		raw = append(raw, rawPeer(i, first+i))
+	}
+	return raw
+}
+
+// process starts a program as an agent until the benchmark ends, and returns its process ID.
+func process(b *testing.B, cfg *config.Agent, program func(file string) (args, env []string)) (pid string) {
+	b.Helper()
+	file := filepath.Join(b.TempDir(), "config.yaml")
+	must(b, os.WriteFile(file, configOf(cfg), 0o600))
+	args, env := program(file)
+	cmd := exec.CommandContext(b.Context(), args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	must(b, cmd.Start())
+	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return strconv.Itoa(cmd.Process.Pid)
+}
+
+// settled starts an agent as deployed, in a process of its own, and waits until the effects of its start are over.
+func settled(b *testing.B, broker *broker, cfg *config.Agent, peers int) (pid string) {
+	b.Helper()
+	pid = process(b, cfg, func(file string) (args, env []string) {
+		return []string{"/proc/self/exe"}, []string{asAgent + "=" + file, deployed}
+	})
+	broker.say(benchPeers(peers)...)
+	for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			b.Fatal("not all is programmed within a minute")
+		}
+	}
+	time.Sleep(5 * time.Second)
+	return pid
+}
+
 // BenchmarkPeers measures, for a number of peers: a changed key of one node, from the broker's message until the agent
 // reports it as applied (ns/op); the first configuration of all peers (cold-ms); and a check that finds nothing to do
 // (look-ms). The metrics raw- are the same with bare calls of the library.
@@ -55,8 +92,7 @@ func BenchmarkPeers(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
 		for _, n := range []int{1000, 5000, 10_000} {
 			b.Run(fmt.Sprint(n), func(b *testing.B) {
-				broker, cfg := newBroker(b)
-				broker.clusters = []string{"c2"}
+				broker, cfg := newBroker(b, "c2")
 				// A device with this many peers takes a while to end.
 				b.Cleanup(func() {
 					eventually(b, "the devices' processes have ended", func() bool { return len(children(b)) == 0 })
@@ -69,10 +105,7 @@ func BenchmarkPeers(b *testing.B) {
 					return float64(time.Since(begin).Microseconds()) / 1000
 				}
 				must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
-				var raw []wgtypes.PeerConfig
-				for i := range n {
-					raw = append(raw, rawPeer(i, i))
-				}
+				raw := rawPeers(n, 0)
 				rawCold := milliseconds(func() { must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: raw})) })
 				rawLook := milliseconds(func() { deviceOn(b, h, "wireguard.c9") })
 				var one []float64
@@ -103,8 +136,7 @@ func BenchmarkPeers(b *testing.B) {
 				}
 				var looks, seconds float64
 				eventually(b, "there were looks", func() bool {
-					_, _ = fmt.Sscan(metric(b, "semaphore_agent_look_seconds_count"), &looks)
-					_, _ = fmt.Sscan(metric(b, "semaphore_agent_look_seconds_sum"), &seconds)
+					looks, seconds = number(b, "semaphore_agent_look_seconds_count"), number(b, "semaphore_agent_look_seconds_sum")
 					return looks > 0
 				})
 				var scrapes []float64
@@ -143,30 +175,13 @@ func BenchmarkPolling(b *testing.B) {
 }
 
 func polling(b *testing.B, peers int) {
-	broker, cfg := newBroker(b)
-	broker.clusters = []string{"c2"}
+	broker, cfg := newBroker(b, "c2")
 	removeAtEnd(b, device)
-	file := filepath.Join(b.TempDir(), "config.yaml")
-	must(b, os.WriteFile(file, configOf(cfg), 0o600))
-	cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), asAgent+"="+file, deployed)
-	must(b, cmd.Start())
-	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	broker.say(benchPeers(peers)...)
-	for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(begin) > time.Minute {
-			b.Fatal("not all is programmed within a minute")
-		}
-	}
-	time.Sleep(5 * time.Second) // until the effects of the start are over
-	looks := func() (n float64) {
-		_, err := fmt.Sscan(metric(b, "semaphore_agent_look_seconds_count"), &n)
-		must(b, err)
-		return n
-	}
+	agent := settled(b, broker, cfg, peers)
+	looks := func() float64 { return number(b, "semaphore_agent_look_seconds_count") }
 	h := newHost(b)
 	for b.Loop() {
-		agent, carried := strconv.Itoa(cmd.Process.Pid), childrenOf(b, strconv.Itoa(cmd.Process.Pid))
+		carried := childrenOf(b, agent)
 		looked := looks()
 		hadAgent, hadCarried, began := processorTime(b, agent), processorTime(b, carried...), time.Now()
 		time.Sleep(20 * time.Second)
@@ -226,15 +241,9 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 func memory(b *testing.B, program string, env ...string) {
-	broker, cfg := newBroker(b)
-	broker.clusters = []string{"c2"}
+	broker, cfg := newBroker(b, "c2")
 	removeAtEnd(b, device)
-	file := filepath.Join(b.TempDir(), "config.yaml")
-	must(b, os.WriteFile(file, configOf(cfg), 0o600))
-	cmd := exec.CommandContext(b.Context(), program, "--config", file)
-	cmd.Env = append(os.Environ(), env...)
-	must(b, cmd.Start())
-	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	pid := process(b, cfg, func(file string) (args, more []string) { return []string{program, "--config", file}, env })
 	broker.say(benchPeers(5000)...)
 	for b.Loop() {
 		eventually(b, "the agent has come", func() bool { return broker.hello(0) != nil })
@@ -250,7 +259,7 @@ func memory(b *testing.B, program string, env ...string) {
 		_, _ = fetch("metrics")
 		time.Sleep(time.Second)
 	}
-	usage, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	usage, err := os.ReadFile(fmt.Sprintf("/proc/%s/status", pid))
 	must(b, err)
 	for line := range strings.Lines(string(usage)) {
 		for field, unit := range map[string]string{"VmRSS:": "MiB-resident", "RssAnon:": "MiB-of-its-own"} {
@@ -277,31 +286,13 @@ const mostChangeCost = 2
 func BenchmarkChangeCost(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		const peers, while, perSecond = 700, 10 * time.Second, 100
-		broker, cfg := newBroker(b)
-		broker.clusters = []string{"c2"}
+		broker, cfg := newBroker(b, "c2")
 		removeAtEnd(b, device, "wireguard.c9")
 		h := newHost(b)
 		must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
-		var raw []wgtypes.PeerConfig
-		for i := range peers {
-			raw = append(raw, rawPeer(i, i))
-		}
-		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: raw}))
+		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: rawPeers(peers, 0)}))
 		bareDevice := children(b)
-		file := filepath.Join(b.TempDir(), "config.yaml")
-		must(b, os.WriteFile(file, configOf(cfg), 0o600))
-		cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
-		cmd.Env = append(os.Environ(), asAgent+"="+file, deployed)
-		must(b, cmd.Start())
-		b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		agent := strconv.Itoa(cmd.Process.Pid)
-		broker.say(benchPeers(peers)...)
-		for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
-			if time.Since(begin) > time.Minute {
-				b.Fatal("not all is programmed within a minute")
-			}
-		}
-		time.Sleep(5 * time.Second) // until the effects of the start are over
+		agent := settled(b, broker, cfg, peers)
 		// cost returns the CPU time of processes for each call of change, above their CPU time without calls.
 		cost := func(change func(), of ...[]string) (perChange []float64) {
 			had := func() (all []time.Duration) {
@@ -367,11 +358,8 @@ func BenchmarkThroughput(b *testing.B) {
 		for i := range peers {
 			all = append(all, changing(i, i))
 		}
-		broker.say(all...)
-		eventually(b, "all is programmed", broker.done)
-		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
-			&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
-		must(b, err)
+		broker.program(b, all...)
+		c := toPod(b, "10.2.1.1")
 		defer c.Close()
 		// turn returns the number of packets that came back within a turn, with 64 in flight.
 		turn := func() float64 {
@@ -454,11 +442,7 @@ func BenchmarkThroughput(b *testing.B) {
 		// The device of the bare calls has a link of its own, and the agent does not check it.
 		removeAtEnd(b, "wireguard.c9")
 		must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
-		var raw []wgtypes.PeerConfig
-		for i := range others {
-			raw = append(raw, rawPeer(i, 10_000+i))
-		}
-		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: raw}))
+		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: rawPeers(others, 10_000)}))
 		rawKeys := 40_000
 		bare := func() {
 			rawKeys++
@@ -466,10 +450,7 @@ func BenchmarkThroughput(b *testing.B) {
 				rawPeer(7, rawKeys+1), {PublicKey: publicKey(rawKeys), Remove: true},
 			}}))
 		}
-		updates := func() (n float64) {
-			_, _ = fmt.Sscan(metric(b, `semaphore_agent_apply_seconds_count{what="peers"}`), &n)
-			return n
-		}
+		updates := func() float64 { return number(b, `semaphore_agent_apply_seconds_count{what="peers"}`) }
 		before := updates()
 		var alone, changed, bareChanged []float64
 		var sent, back, sentChanged, backChanged float64

@@ -38,17 +38,14 @@ type broker struct {
 	epoch    string
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
-	// network is sent after Attached; nil to send none.
+	// network and guard are sent after Attached; nil to send none.
 	network *semaphorev1.NodeNetwork
-	// guard is sent after Attached; nil to send none.
 	guard   *semaphorev1.Guard
 	changed chan struct{}
-	// undelivered is sent after Guard, and whenever it changes; nil to send none.
+	// undelivered is sent after guard, and whenever it changes; nil to send none.
 	undelivered *semaphorev1.Undelivered
-	// rotations are operators' orders that are not sent yet.
-	rotations []*semaphorev1.RotateKey
-	// probes are orders to probe peers that are not sent yet.
-	probes []*semaphorev1.ProbePeers
+	// orders are those of operators that are not sent yet.
+	orders []*semaphorev1.AttachResponse
 	// token is the only one that the broker accepts.
 	token string
 	// Messages of agents: hellos, and the last report and revision of the newest stream.
@@ -59,8 +56,8 @@ type broker struct {
 	ends     chan struct{} // closed to end all streams
 }
 
-// newBroker starts a broker of c1, and returns the configuration of an agent for it.
-func newBroker(t testing.TB) (*broker, *config.Agent) {
+// newBroker starts a broker of c1 with the complete state of clusters, and returns an agent's configuration for it.
+func newBroker(t testing.TB, clusters ...string) (*broker, *config.Agent) {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, identity.Init(filepath.Join(dir, "pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour},
@@ -85,7 +82,7 @@ listen: {http: "127.0.0.1:7773", debugSocket: %q}
 	must(t, err)
 	cfg.Backend = nodetest.Backend()
 	cfg.SubnetsFile = config.NoSubnets // tests of the bounds set a file
-	b := &broker{source: source, epoch: "A", token: "first", changed: make(chan struct{})}
+	b := &broker{source: source, epoch: "A", token: "first", clusters: clusters, changed: make(chan struct{})}
 	b.start(t)
 	t.Cleanup(b.stop)
 	return b, cfg
@@ -145,45 +142,58 @@ func objectOf(c *semaphorev1.PeeringChange) string {
 
 // say adds changes to the desired state.
 func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
+	b.change(func() {
+		for _, c := range changes {
+			b.log = append(b.log, c)
+			c.Revision = uint64(len(b.log))
+		}
+	})
+}
+
+// change changes what the broker sends.
+func (b *broker) change(do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, c := range changes {
-		b.log = append(b.log, c)
-		c.Revision = uint64(len(b.log))
-	}
+	do()
 	close(b.changed)
 	b.changed = make(chan struct{})
+}
+
+// program adds changes to the desired state, and waits until the agent has reported all of it as programmed.
+func (b *broker) program(t testing.TB, changes ...*semaphorev1.PeeringChange) {
+	t.Helper()
+	b.say(changes...)
+	eventually(t, "all is programmed", b.done)
 }
 
 // rotate orders the agent to rotate its key.
 func (b *broker) rotate(m *semaphorev1.RotateKey) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.rotations = append(b.rotations, m)
-	close(b.changed)
-	b.changed = make(chan struct{})
+	b.change(func() {
+		b.orders = append(b.orders,
+			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m}})
+	})
 }
 
 // probe orders the agent to probe peers.
 func (b *broker) probe(m *semaphorev1.ProbePeers) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.probes = append(b.probes, m)
-	close(b.changed)
-	b.changed = make(chan struct{})
+	b.change(func() {
+		b.orders = append(b.orders,
+			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_ProbePeers{ProbePeers: m}})
+	})
 }
 
 // delivers sets the remotes that receive new keys: all except those named.
 func (b *broker) delivers(but ...string) {
+	b.change(func() { b.undelivered = undelivered(but...).GetUndelivered() })
+}
+
+// knows sets the network of the node, and has the agent attach again.
+func (b *broker) knows(network *semaphorev1.NodeNetwork) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.undelivered = &semaphorev1.Undelivered{}
-	for _, cluster := range but {
-		b.undelivered.Remotes = append(b.undelivered.Remotes,
-			&semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: "its broker is gone"})
-	}
-	close(b.changed)
-	b.changed = make(chan struct{})
+	b.network = network
+	close(b.ends)
+	b.ends = make(chan struct{})
 }
 
 // done reports whether the attached agent has reported everything as programmed.
@@ -275,49 +285,32 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 			b.mu.Unlock()
 		}
 	}()
-	if err := call.Send(&semaphorev1.AttachResponse{
-		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-			Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed,
-		}}}); err != nil {
-		return err
-	}
+	// Where the stream breaks, Recv returns the reason, too.
+	_ = call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{
+		Attached: &semaphorev1.Attached{Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed}}})
 	if network != nil {
-		if err := call.Send(&semaphorev1.AttachResponse{
-			Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: network},
-		}); err != nil {
-			return err
-		}
+		_ = call.Send(&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: network}})
 	}
 	if guard != nil {
-		if err := call.Send(&semaphorev1.AttachResponse{
-			Message: &semaphorev1.AttachResponse_Guard{Guard: guard},
-		}); err != nil {
-			return err
-		}
+		_ = call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}})
 	}
 	synced := false
 	var sent *semaphorev1.Undelivered
 	for {
 		b.mu.Lock()
-		rest, changed, clusters, rotations, undelivered := b.log[position:], b.changed, b.clusters, b.rotations, b.undelivered
-		probes := b.probes
-		b.rotations, b.probes = nil, nil
+		rest, changed, clusters, orders, undelivered := b.log[position:], b.changed, b.clusters, b.orders, b.undelivered
+		b.orders = nil
 		b.mu.Unlock()
 		if undelivered != sent {
 			sent = undelivered
-			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: sent},
-			}); err != nil {
-				return err
-			}
+			_ = call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: sent}})
 		}
 		if len(rest) > 0 {
 			position += uint64(len(rest))
-			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}},
-			}); err != nil {
-				return err
-			}
+			_ = call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}})
 		}
 		// A remote that is sent during the stream is then complete, and named in the end mark.
 		for _, c := range rest {
@@ -328,25 +321,11 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		}
 		if !synced {
 			synced = true
-			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}},
-			}); err != nil {
-				return err
-			}
+			_ = call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}}})
 		}
-		for _, m := range probes {
-			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_ProbePeers{ProbePeers: m},
-			}); err != nil {
-				return err
-			}
-		}
-		for _, m := range rotations {
-			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m},
-			}); err != nil {
-				return err
-			}
+		for _, m := range orders {
+			_ = call.Send(m)
 		}
 		select {
 		case <-changed:

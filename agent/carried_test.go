@@ -40,14 +40,10 @@ func container(t *testing.T, env []string, args ...string) (kill func()) {
 // the container.
 func TestCarriedDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
+		b, cfg := newBroker(t, "c2")
 		cfg.Backend = kernel.InUserspace
-		b.clusters = []string{"c2"}
 		r := newRemote(t)
-		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
-		must(t, err)
-		public := key.Private.PublicKey()
-		r.pair(t, public[:])
+		r.pairWith(t, cfg)
 		h, err := kernel.NewHost(kernel.InUserspace)
 		must(t, err)
 		defer h.Close()
@@ -60,8 +56,7 @@ func TestCarriedDevice(t *testing.T) {
 		agent := func(env ...string) func() { return container(t, append(env, asAgent+"="+file)) }
 
 		kill := agent("SEMAPHORE_USERSPACE_SOCKET=" + socket)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"), r.peer())
 		eventually(t, "the remote pod can be reached", reachable)
 		before := deviceOn(t, h, device)
 
@@ -73,13 +68,9 @@ func TestCarriedDevice(t *testing.T) {
 		time.Sleep(nodetest.Patience(time.Second)) // the runtime restarts a container after a while
 		kill = agent("SEMAPHORE_USERSPACE_SOCKET=" + socket)
 		eventually(t, "the next agent has found all as it is wanted", func() bool { return b.hello(1) != nil && b.done() })
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost while the agent's container was killed and another began", lost)
-		}
+		tr.noneLost(t, "while the agent's container was killed and another began")
 		same(t, before, deviceOn(t, h, device))
-		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
-			t.Errorf("the start counts as %s heals", heals)
-		}
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		// The next agent still owns it.
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		eventually(t, "the next agent sets a peer", func() bool { return len(deviceOn(t, h, device).Peers) == 2 })

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,59 +27,6 @@ import (
 func setting(t *testing.T, name, value string) {
 	t.Helper()
 	must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
-}
-
-// insistent sends to the remote pod continuously, and ignores errors.
-type insistent struct {
-	sent, back atomic.Int64
-	stop, done chan struct{}
-}
-
-func insist(c net.Conn) *insistent {
-	s := &insistent{stop: make(chan struct{}), done: make(chan struct{})}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for buffer := make([]byte, 100); ; {
-			if _, err := c.Read(buffer); err == nil {
-				s.back.Add(1)
-			} else if strings.Contains(err.Error(), net.ErrClosed.Error()) {
-				return
-			} else {
-				time.Sleep(time.Millisecond) // the kernel reported that there is no route
-			}
-		}
-	}()
-	go func() {
-		defer close(s.done)
-		for {
-			select {
-			case <-s.stop:
-				c.Close()
-				<-read
-				return
-			case <-time.After(2 * time.Millisecond):
-				_, _ = c.Write([]byte("ping"))
-				s.sent.Add(1)
-			}
-		}
-	}()
-	return s
-}
-
-func (s *insistent) end() { close(s.stop); <-s.done }
-
-// wait waits until some more packets were sent.
-func (s *insistent) wait(t *testing.T, what string) {
-	t.Helper()
-	from := s.sent.Load()
-	eventually(t, what+": packets are sent", func() bool { return s.sent.Load() > from+20 })
-}
-
-// hears returns a function that reports whether answers have come since this call.
-func (s *insistent) hears() func() bool {
-	from := s.back.Load()
-	return func() bool { return s.back.Load() > from }
 }
 
 // newPod creates another network namespace on this node, 10.1.1.9, whose packets the node forwards.
@@ -134,8 +80,7 @@ func stopped(t *testing.T, direction string) int {
 // answers.
 func TestNeverInTheClear(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r := newRemote(t)
 		ip(t, "route add default via 192.0.2.2")
 		pod := newPod(t)
@@ -144,9 +89,7 @@ func TestNeverInTheClear(t *testing.T) {
 			ours, err = net.Dial("udp", "10.2.1.1:7")
 			return err
 		}))
-		own, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
-			&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
-		must(t, err)
+		own := toPod(t, "10.2.1.1")
 
 		// Without an agent both appear on the wire, so the checks that follow can fail.
 		eventually(t, "without an agent both packets pass in the clear", func() bool {
@@ -165,8 +108,7 @@ func TestNeverInTheClear(t *testing.T) {
 		file := filepath.Join(cfg.WGKeyPath, device+".key")
 		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
 		must(t, os.WriteFile(file, []byte("damaged"), 0o600))
-		removeAtEnd(t, device)
-		a := run(t, cfg)
+		a := run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "the device cannot be made",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "contains no key") })
@@ -186,7 +128,7 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Error("answers come, and nobody can have encrypted anything")
 		}
 		r.pair(t, b.reportOf("c2").GetPublicKey())
-		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(r.peer())
 		answers := func(what string) {
 			t.Helper()
 			eventually(t, what+": the pod receives answers", fromPod.hears())
@@ -202,10 +144,9 @@ func TestNeverInTheClear(t *testing.T) {
 			ip(t, "link set wireguard.c2 down")
 			answers("the device was set down")
 		}
-		b.say(noPeer("c2", "n1"))
-		eventually(t, "the peer has gone", b.done)
+		b.program(t, noPeer("c2", "n1"))
 		everybody("there is no peer any more")
-		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(r.peer())
 		answers("the peer is back")
 		if n := stopped(t, "out"); n != 0 {
 			t.Errorf("%d packets were on their way in the clear, with no route there", n)
@@ -279,8 +220,7 @@ func TestNeverInTheClear(t *testing.T) {
 
 		// The removal of the remote removes all of it.
 		run(t, cfg)
-		b.say(noDevice("c2"))
-		eventually(t, "the remote has gone", b.done)
+		b.program(t, noDevice("c2"))
 		if left := ip(t, "route show table all proto 94") + ip(t, "rule show table 7394"); left != "" {
 			t.Errorf("left: %s", left)
 		}
@@ -304,8 +244,7 @@ func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 		if routes := ip(t, "route show table 7394"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
 			t.Errorf("it goes before the broker has said so: %s", routes)
 		}
-		b.say(noDevice("c9"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, noDevice("c9"))
 		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
 			t.Errorf("left: %v, %v", removed, err)
 		}
@@ -316,11 +255,9 @@ func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 // and do not make the agent unready.
 func TestForwardingProblemsAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		setting(t, "ipv4/ip_forward", "0")
-		removeAtEnd(t, device)
-		run(t, cfg)
+		run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"))
 		tells := func(words ...string) func() bool {
 			return func() bool {
@@ -373,13 +310,8 @@ func TestRouteTakenByAnother(t *testing.T) {
 		}
 		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
 		ip(t, "route add 10.2.1.0/26 via 192.0.2.2 proto bird")
-		tr := startTraffic(t)
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost beside routes of another's in the main table", lost)
-		}
-		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
-			t.Errorf("%s heals because of them", heals)
-		}
+		startTraffic(t).noneLost(t, "beside routes of another's in the main table")
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		if routes := ip(t, "route show root 10.2.0.0/16"); strings.Count(routes, "proto bird") != 2 ||
 			strings.Count(routes, "\n") != 2 {
 			t.Errorf("the main table has %q", routes)
@@ -419,15 +351,11 @@ func TestRouteTakenByAnother(t *testing.T) {
 // agent reports the node's key and port, and the other subnet is reachable.
 func TestRouteThatWasThereBefore(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r := newRemote(t)
 		ip(t, "route add 10.22.0.0/16 via 192.0.2.2 table 7394")
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "10.22.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820",
-			"10.2.1.0/24"))
-		eventually(t, "all that can be is programmed", b.done)
+		run(t, cfg, device)
+		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16", "10.22.0.0/16"), r.peer())
 		key := deviceOn(t, newHost(t), device).PublicKey
 		got := b.reportOf("c2")
 		if !bytes.Equal(got.GetPublicKey(), key[:]) || got.GetListenPort() != 51820 ||
@@ -449,19 +377,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		ip(t, "addr del 10.1.1.1/32 dev lo")
 		ip(t, "addr add 192.0.2.77/32 dev lo")
 		ip(t, "addr add 10.1.1.1/32 dev lo")
-		node := func() bool {
-			c, err := net.Dial("udp", "10.2.1.1:7")
-			if err != nil {
-				return false
-			}
-			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
-			if _, err := c.Write([]byte("ping")); err != nil {
-				return false
-			}
-			_, err = c.Read(make([]byte, 10))
-			return err == nil
-		}
+		node := func() bool { return echoed("", "10.2.1.1:7", 4) }
 		if node() {
 			t.Fatal("the node reaches a remote pod with an address that is not among its pod CIDRs: what follows proves nothing")
 		}
@@ -477,11 +393,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		if !source("")() {
 			t.Error("there is a source before the node's pod CIDRs are known")
 		}
-		b.mu.Lock()
-		b.network = &semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24", "fd00:1:1::/64"}}
-		close(b.ends) // the agent attaches again
-		b.ends = make(chan struct{})
-		b.mu.Unlock()
+		b.knows(&semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24", "fd00:1:1::/64"}})
 		eventually(t, "the route has the only address there is", source("10.1.1.1"))
 		eventually(t, "the node reaches the remote pod", node)
 		ip(t, "link add tunl0 type veth peer name p0")
@@ -498,7 +410,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		eventually(t, "it is back", source("10.1.1.1"))
 		wider := deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48")
 		ip(t, "addr add fd00:1:1::1/128 dev lo")
-		b.say(wider, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(wider, r.peer())
 		source6 := func() string {
 			for line := range strings.Lines(ip(t, "-6 route show fd00:2::/48 table all")) {
 				if _, rest, ok := strings.Cut(line, "dev "+device); ok {
@@ -532,12 +444,10 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 // TestConfiguredSource: an address that the operator configures is used if the node has it, and reported if not.
 func TestConfiguredSource(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		cfg.RouteSource = "10.1.1.7"
 		setting(t, "ipv4/ip_forward", "1")
-		removeAtEnd(t, device)
-		run(t, cfg)
+		run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "it is reported", func() bool {
 			return strings.Contains(strings.Join(b.problems(), ""), "routeSource 10.1.1.7 is no address of this node")

@@ -45,6 +45,14 @@ func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
 	return seen
 }
 
+// noLeaks checks that no packet appears on the wire in the clear.
+func noLeaks(t *testing.T, r *remote, from []*net.UDPConn, when string) {
+	t.Helper()
+	if seen := leaks(t, r, from...); len(seen) > 0 {
+		t.Errorf("%s: %d packets in the clear: %v", when, len(seen), seen)
+	}
+}
+
 // leaky returns a node with a default route, by which packets to remote pods leave unless something stops them, and two
 // sockets that send such packets: a pod's and the node's own.
 func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
@@ -55,8 +63,7 @@ func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	pod := newPod(t)
 	var forwarded *net.UDPConn
 	must(t, pod.Do(func() (err error) { forwarded, err = net.DialUDP("udp", nil, to); return err }))
-	own, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, to)
-	must(t, err)
+	own := toPod(t, "10.2.1.1")
 	t.Cleanup(func() { forwarded.Close(); own.Close() })
 	from = []*net.UDPConn{forwarded, own}
 	// The pod and the node must have resolved their neighbours, which takes another second if the first request was
@@ -76,9 +83,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		r, from := leaky(t)
 		a := run(t, cfg)
 		eventually(t, "ready", ready)
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("ready, and %d packets in the clear: %v", len(seen), seen)
-		}
+		noLeaks(t, r, from, "ready")
 		eventually(t, "the agent has reported it", b.guarded)
 		for _, subnet := range []string{"10.2.0.0/16", "10.3.0.0/16"} {
 			if routes := ip(t, "route show "+subnet+" table 7394"); !strings.Contains(routes, "unreachable") {
@@ -98,9 +103,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		run(t, cfg)
 		eventually(t, "the agent answers", func() bool { code, _ := fetch("healthz"); return code == 200 })
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("after a restart without a broker %d packets in the clear: %v", len(seen), seen)
-		}
+		noLeaks(t, r, from, "after a restart without a broker")
 		// c3 is no longer configured.
 		b.mu.Lock()
 		b.guard = guarding("c2")
@@ -112,9 +115,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		eventually(t, "its guard has gone",
 			func() bool { return !strings.Contains(ip(t, "route show table 7394"), "10.3.0.0/16") })
 		eventually(t, "the agent has reported it", b.guarded)
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("%d packets in the clear: %v", len(seen), seen)
-		}
+		noLeaks(t, r, from, "c3 is no longer configured")
 	})
 }
 
@@ -122,20 +123,16 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 // by another way.
 func TestForeignInterfaceOfTheDevicesName(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r, from := leaky(t)
 		ip(t, "link add "+device+" type veth peer name p0")
 		setting(t, "ipv6/conf/"+device+"/disable_ipv6", "1") // IPv6 would send neighbour and router discovery
 		ip(t, "link set "+device+" up")
 		ip(t, "link set p0 up")
-		removeAtEnd(t, device)
-		run(t, cfg)
+		run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "it is reported", func() bool { return b.reportOf("c2").GetProblem() != "" })
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("%d packets in the clear: %v", len(seen), seen)
-		}
+		noLeaks(t, r, from, "another program's interface has the device's name")
 		// Not even if a route leads into it.
 		ip(t, "route add 10.2.1.0/24 dev "+device)
 		ip(t, "neigh add 10.2.1.1 lladdr 02:00:00:00:00:01 dev "+device)
@@ -150,7 +147,7 @@ func TestForeignInterfaceOfTheDevicesName(t *testing.T) {
 		ip(t, "link del "+device)
 		eventually(t, "the device is made once the other has gone", b.done)
 		r.pair(t, b.reportOf("c2").GetPublicKey())
-		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(r.peer())
 		eventually(t, "the remote pod can be reached", reachable)
 	})
 }
@@ -166,8 +163,7 @@ func sentBy(t *testing.T, link string) uint64 {
 // unit's command guards everything that was guarded; the agent that starts later continues from there.
 func TestGuardAtBoot(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		b.guard = guarding("c2", "c3")
 		r, from := leaky(t)
 		var out bytes.Buffer
@@ -176,8 +172,7 @@ func TestGuardAtBoot(t *testing.T) {
 			t.Errorf("without a file it says %q", out.String())
 		}
 		a := run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "all is guarded", b.guarded)
 		a.stop(t)
 		h := newHost(t)
@@ -193,18 +188,13 @@ func TestGuardAtBoot(t *testing.T) {
 				t.Errorf("it says %q", out.String())
 			}
 		}
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("%d packets in the clear: %v", len(seen), seen)
-		}
-		removeAtEnd(t, device)
-		run(t, cfg)
+		noLeaks(t, r, from, "the node has booted, and no agent runs")
+		run(t, cfg, device)
 		eventually(t, "all is programmed", b.done)
 		r.pair(t, b.reportOf("c2").GetPublicKey())
-		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		b.say(r.peer())
 		eventually(t, "the remote pod can be reached", reachable)
-		if seen := leaks(t, r, from...); len(seen) > 0 {
-			t.Errorf("%d packets in the clear: %v", len(seen), seen)
-		}
+		noLeaks(t, r, from, "the agent runs")
 
 		// A damaged file is an error: the unit fails with a message.
 		must(t, os.WriteFile(cfg.StateFile, []byte("damaged"), 0o600))

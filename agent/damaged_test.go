@@ -168,8 +168,7 @@ func entry(name string, port int, subnets ...string) string {
 // configuration cannot be used it ends, but not before the guard is set.
 func TestDamagedInputs(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2", "c3"}
+		b, cfg := newBroker(t, "c2", "c3")
 		r := newRemote(t)
 		ip(t, "route add default via 192.0.2.2")
 		dir := t.TempDir()
@@ -192,9 +191,8 @@ func TestDamagedInputs(t *testing.T) {
 			return cmd
 		}
 		first := start()
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "192.0.2.2:51820", "10.2.1.0/24"),
+		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "192.0.2.2:51820", "10.2.1.0/24"),
 			deviceOf("c3", 51821, "10.3.0.0/16"))
-		eventually(t, "all is programmed", b.done)
 		eventually(t, "the agent has saved it", func() bool {
 			data, err := os.ReadFile(cfg.StateFile)
 			return err == nil && strings.Contains(string(data), "192.0.2.2:51820") &&

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
@@ -30,22 +29,20 @@ func TestDualStack(t *testing.T) {
 			must(t, os.WriteFile(path, []byte("1"), 0))
 		}
 		pod := newDualStackPod(t)
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
 		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
-		removeAtEnd(t, device)
-		run(t, cfg)
+		run(t, cfg, device)
 		both := deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet)
 		// Blocks as in Calico's IPAM: a node has several.
-		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "10.2.7.64/26", "fd00:2:0:1::/122"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, both,
+			peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "10.2.7.64/26", "fd00:2:0:1::/122"))
 
 		talks := func(family string, size int) bool {
 			f := families[family]
 			ok := false
-			must(t, pod.Do(func() error { ok = echoed(f.pod, f.remote, size); return nil }))
+			must(t, pod.Do(func() error { ok = echoed(f.pod, net.JoinHostPort(f.remote, "7"), size); return nil }))
 			return ok
 		}
 
@@ -67,7 +64,7 @@ func TestDualStack(t *testing.T) {
 		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
 		// A packet to an unassigned address of the subnet does not go to the peer that has other addresses of it.
 		if ok := func() (ok bool) {
-			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65", 4); return nil }))
+			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65:7", 4); return nil }))
 			return ok
 		}(); ok {
 			t.Error("a block's peer answers for the next block")
@@ -91,21 +88,6 @@ func TestDualStack(t *testing.T) {
 		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "fd00:2:0:1::/122"))
 		eventually(t, "IPv6 is there again", func() bool { return talks("IPv6", 4) })
 	})
-}
-
-// echoed reports whether one packet comes back.
-func echoed(from, to string, size int) bool {
-	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
-	if err != nil {
-		return false
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
-	if _, err := c.Write(make([]byte, size)); err != nil {
-		return false
-	}
-	n, err := c.Read(make([]byte, 2048))
-	return err == nil && n == size
 }
 
 // newDualStackPod creates a pod of this node in a network namespace, connected as Calico does: one address of each
@@ -144,60 +126,17 @@ func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 	for _, f := range families {
 		ip(t, "-n remote addr add "+f.remote+" dev lo")
 	}
-	key, err := wgtypes.GeneratePrivateKey()
-	must(t, err)
-	port := 51820
 	var allowed []net.IPNet
 	for _, text := range []string{"10.1.1.0/26", "fd00:1:0:1::/122"} {
 		_, subnet, err := net.ParseCIDR(text)
 		must(t, err)
 		allowed = append(allowed, *subnet)
 	}
-	var host *kernel.Host
-	must(t, ns.Do(func() error {
-		if host, err = kernel.NewHost(nodetest.Backend()); err != nil {
-			return err
-		}
-		if err := host.Create(t.Context(), remoteDevice, remoteDevice, 1380); err != nil {
-			return err
-		}
-		if err := host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key, ListenPort: &port,
-			Peers: []wgtypes.PeerConfig{{
-				PublicKey: peer, AllowedIPs: allowed,
-				Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:51820")),
-			}}}); err != nil {
-			return err
-		}
-		if err := host.SetLink(remoteDevice, remoteDevice, 1380, true); err != nil {
-			return err
-		}
-		for _, subnet := range []string{"10.1.0.0/16", "fd00:1::/48"} {
-			if err := host.AddRoute(remoteDevice, netip.MustParsePrefix(subnet), netip.Addr{}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	t.Cleanup(func() {
-		must(t, ns.Do(func() error { return host.Delete(remoteDevice) }))
-		host.Close()
-	})
+	_, key := tunnel(t, ns, []wgtypes.PeerConfig{{PublicKey: peer, AllowedIPs: allowed,
+		Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:51820")),
+	}}, "10.1.0.0/16", "fd00:1::/48")
 	for _, f := range families {
-		echo, err := ns.ListenPacket(t.Context(), "udp", net.JoinHostPort(f.remote, "7"))
-		must(t, err)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			buffer := make([]byte, 2048)
-			for {
-				n, from, err := echo.ReadFrom(buffer)
-				if err != nil {
-					return
-				}
-				_, _ = echo.WriteTo(buffer[:n], from)
-			}
-		}()
-		t.Cleanup(func() { echo.Close(); <-ended })
+		echo(t, ns, net.JoinHostPort(f.remote, "7"))
 	}
 	return key.PublicKey()
 }

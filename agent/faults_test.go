@@ -56,8 +56,7 @@ func healsAndLooks(t *testing.T) (heals, looks int) {
 func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		b.say(peerOf("c2", "anew", publicKey(0), "192.0.2.9:51820", "10.2.7.0/24"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, peerOf("c2", "anew", publicKey(0), "192.0.2.9:51820", "10.2.7.0/24"))
 		tr := startTraffic(t)
 		h := newHost(t)
 		var odd atomic.Int64
@@ -106,9 +105,7 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 		if d := deviceOn(t, h, device); len(d.Peers) != 2 {
 			t.Errorf("%d peers", len(d.Peers))
 		}
-		if lost := tr.lost(t); lost > 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 	})
 }
 
@@ -116,8 +113,7 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 func TestF27DeletedDeviceIsRestored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		b.say(withoutKeepalive())
-		eventually(t, "all is programmed", b.done)
+		b.program(t, withoutKeepalive())
 		h := newHost(t)
 		before := deviceOn(t, h, device)
 		for range 3 {
@@ -175,8 +171,7 @@ func TestF30FirstNodeKeepsADuplicateKey(t *testing.T) {
 		h := newHost(t)
 		key := r.key.PublicKey()
 		for i := range 10 {
-			b.say(peerOf("c2", "n2", key, fmt.Sprintf("192.0.2.%d:51820", 100+i), fmt.Sprintf("10.2.%d.0/24", 100+i)))
-			eventually(t, "all is programmed", b.done)
+			b.program(t, peerOf("c2", "n2", key, fmt.Sprintf("192.0.2.%d:51820", 100+i), fmt.Sprintf("10.2.%d.0/24", 100+i)))
 			eventually(t, "both are named", func() bool {
 				return strings.Contains(b.reportOf("c2").GetProblem(), "peer n2 has the public key of n1 and is ignored")
 			})
@@ -190,8 +185,7 @@ func TestF30FirstNodeKeepsADuplicateKey(t *testing.T) {
 		eventually(t, "the second has a key of its own", func() bool {
 			return b.done() && b.reportOf("c2").GetProblem() == "" && len(deviceOn(t, h, device).Peers) == 2
 		})
-		b.say(noPeer("c2", "n2"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, noPeer("c2", "n2"))
 		if lost := tr.lost(t); lost > 0 {
 			t.Errorf("%d packets of the first node lost", lost)
 		}

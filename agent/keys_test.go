@@ -18,9 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -238,10 +236,7 @@ func keyIn(t *testing.T, cfg *config.Agent) wgtypes.Key {
 // control returns a client for the agent's own socket.
 func control(t *testing.T, cfg *config.Agent) semaphorev1.ControlServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return semaphorev1.NewControlServiceClient(conn)
+	return semaphorev1.NewControlServiceClient(socket(t, cfg))
 }
 
 // TestKeyRotationUnderTraffic (F13): the broker orders a new key, under traffic. Packets sent while the other end does
@@ -264,8 +259,7 @@ const rekeyTimeout = 5 * time.Second
 func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, _ := connect(t)
-		b.say(withoutKeepalive())
-		eventually(t, "all is programmed", b.done)
+		b.program(t, withoutKeepalive())
 		old := keyIn(t, cfg)
 		const delay = 300 * time.Millisecond
 		propagation := r.follow(t, b, delay)
@@ -333,12 +327,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		if d := deviceOn(t, h, device); d.Index != index || len(d.Peers) != 1 {
 			t.Errorf("index %d, %d peers; before: %d, 1", d.Index, len(d.Peers), index)
 		}
-		if n := metric(t, `semaphore_agent_key_rotations_total{cluster="c2",device="wireguard.c2"}`); n != "1" {
-			t.Errorf("%q rotations", n)
-		}
-		if n := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); n != "0" {
-			t.Errorf("a new key counts as %q heals", n)
-		}
+		shows(t, `semaphore_agent_key_rotations_total{cluster="c2",device="wireguard.c2"}`, "1")
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 	})
 }
 
@@ -432,8 +422,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		b.delivers("c2")
 		change := withoutKeepalive()
 		change.GetDevice().KeyMaxAge = durationpb.New(time.Hour)
-		b.say(change)
-		eventually(t, "all is programmed", b.done)
+		b.program(t, change)
 		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // ordered just before the remote was lost
 		out, in := flows(t, r)
 		eventually(t, "it is reported", func() bool {
@@ -481,13 +470,10 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 // TestKeyRotationByAge: a key that is too old is rotated when the maximal age becomes known, and the new key is not.
 func TestKeyRotationByAge(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		old, made := oldKey(t, cfg)
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
-		eventually(t, "all is programmed", b.done)
+		run(t, cfg, device)
+		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"))
 		if d := b.reportOf("c2"); d.GetKeyCreatedAt().AsTime().Unix() != made.Unix() || keyIn(t, cfg) != old {
 			t.Errorf("made %s; want %s", d.GetKeyCreatedAt().AsTime(), made)
 		}
@@ -542,17 +528,13 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 			t.Errorf("readyz: %d %s", code, page)
 		}
 		sameCodes(t, cfg, "key-file, not-ready: ")
-		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "1" {
-			t.Errorf("problem: %q", n)
-		}
+		shows(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`, "1")
 		must(t, os.Remove(fill))
 		eventually(t, "the key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
 		if keyIn(t, cfg) != key || deviceOn(t, h, device).PrivateKey != key {
 			t.Error("it is another one")
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 		aside, _ := filepath.Glob(file + ".damaged-*")
 		if len(aside) != 1 || !strings.Contains(b.reportOf("c2").GetProblem(), aside[0]) {
 			t.Errorf("set aside: %v; reported: %s", aside, b.reportOf("c2").GetProblem())
@@ -561,9 +543,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		must(t, os.Remove(aside[0]))
 		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // the broker makes the agent check it again
 		eventually(t, "the problem is over", func() bool { return b.done() && b.reportOf("c2").GetProblem() == "" })
-		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "0" {
-			t.Errorf("problem: %q, when it is over", n)
-		}
+		shows(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`, "0")
 	})
 }
 
@@ -572,8 +552,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
-		b.say(withoutKeepalive())
-		eventually(t, "all is programmed", b.done)
+		b.program(t, withoutKeepalive())
 		// WireGuard queues 128 packets while it waits for a handshake. At this rate that is 1.28 s, so that no packet
 		// is lost on a machine on which the new key arrives late.
 		tr := startTrafficEvery(t, 10*time.Millisecond)
@@ -584,15 +563,12 @@ func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 			// This is the time until this end knows the key. Two ends that begin a handshake at the same time would
 			// refuse each other's, for 5 s.
 			time.Sleep(nodetest.Patience(100 * time.Millisecond))
-			b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-			eventually(t, "all is programmed", b.done)
+			b.program(t, peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 			back := tr.back.Load()
 			eventually(t, "packets come back", func() bool { return tr.back.Load() > back+50 })
 			// WireGuard ignores handshakes of one peer that are less than 50 ms apart.
 			time.Sleep(nodetest.Patience(200 * time.Millisecond))
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
@@ -35,8 +34,7 @@ func command(t *testing.T, line string) {
 // pings sends a packet to a remote pod ten times a second until the test ends.
 func pings(t *testing.T, to string) {
 	t.Helper()
-	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
-	must(t, err)
+	c := toPod(t, to)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -61,8 +59,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		started := time.Now()
 		b, _, r, _ := connect(t)
-		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
 		pings(t, "10.2.1.1")
 		within(t, 3*time.Minute, "the peer that answers is reported as talking",
 			func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
@@ -91,9 +88,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 				t.Errorf("%s is silent since %s; it began at %s", node, since, started)
 			}
 		}
-		if got := metric(t, `semaphore_agent_peers{cluster="c2",device="wireguard.c2",state="silent"}`); got != "2" {
-			t.Errorf("the metric says %q", got)
-		}
+		shows(t, `semaphore_agent_peers{cluster="c2",device="wireguard.c2",state="silent"}`, "2")
 		if !ready() {
 			t.Error("the agent is not ready: what it has to do is done")
 		}
@@ -113,21 +108,15 @@ func TestSilentPeersAreReported(t *testing.T) {
 // does. The peers keep their settings.
 func TestIdlePeersAreProbed(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r := newRemote(t)
-		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
-		must(t, err)
-		public := key.Private.PublicKey()
-		r.pair(t, public[:])
-		removeAtEnd(t, device)
+		r.pairWith(t, cfg)
 		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
 		idle := deviceOf("c2", 51820, "10.2.0.0/16")
 		idle.GetDevice().PersistentKeepalive = nil
-		run(t, cfg)
-		b.say(idle, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"),
+		run(t, cfg, device)
+		b.program(t, idle, r.peer(),
 			peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
-		eventually(t, "all is programmed", b.done)
 		h := newHost(t)
 		sent := func() (bytes int64) {
 			for _, p := range deviceOn(t, h, device).Peers {
@@ -167,7 +156,7 @@ func TestIdlePeersAreProbed(t *testing.T) {
 // far creates a node of c2 behind a router, whose link to it has a smaller MTU than those of both nodes.
 func far(t *testing.T) *remote {
 	t.Helper()
-	router, err := netns.Create("router")
+	_, err := netns.Create("router")
 	must(t, err)
 	ns, err := netns.Create("remote")
 	must(t, err)
@@ -183,7 +172,6 @@ func far(t *testing.T) *remote {
 	} {
 		command(t, line)
 	}
-	_ = router
 	r := &remote{Namespace: ns}
 	r.begin(t)
 	return r
@@ -251,21 +239,15 @@ func (zeros) Read(b []byte) (int, error) {
 // testNarrowPath: behind a router whose link carries 1400 bytes, whether it reports that or not, the device gets the
 // MTU of the path, reports the reason, and a large transfer succeeds.
 func testNarrowPath(t *testing.T, prepare func()) {
-	b, cfg := newBroker(t)
-	b.clusters = []string{"c2"}
+	b, cfg := newBroker(t, "c2")
 	r := far(t)
 	prepare()
 	r.respond(t)
-	key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
-	must(t, err)
-	public := key.Private.PublicKey()
-	r.pair(t, public[:])
-	removeAtEnd(t, device)
-	run(t, cfg)
+	r.pairWith(t, cfg)
+	run(t, cfg, device)
 	d := deviceOf("c2", 51820, "10.2.0.0/16")
 	d.GetDevice().Mtu, d.GetDevice().ProbePort = 0, 7774
-	b.say(d, peerOf("c2", "n1", r.key.PublicKey(), "198.51.100.2:51820", "10.2.1.0/24"))
-	eventually(t, "all is programmed", b.done)
+	b.program(t, d, peerOf("c2", "n1", r.key.PublicKey(), "198.51.100.2:51820", "10.2.1.0/24"))
 	h := newHost(t)
 	if got := deviceOn(t, h, device).MTU; got != 1440 {
 		t.Errorf("before anything is known of the path the MTU is %d; want 1440, that of the link", got)
@@ -275,16 +257,10 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		func() bool { return deviceOn(t, h, device).MTU == 1340 })
 	t.Logf("1340 after %s", took)
 	t.Logf("4 MB in %s", r.transfer(t, 4<<20))
-	if got := metric(t, `semaphore_agent_mtu_bytes{cluster="c2",device="wireguard.c2"}`); got != "1340" {
-		t.Errorf("the metric says %q", got)
-	}
+	shows(t, `semaphore_agent_mtu_bytes{cluster="c2",device="wireguard.c2"}`, "1340")
 	narrow := `semaphore_agent_path_measurements_total{cluster="c2",device="wireguard.c2",result="narrow"}`
-	if got := metric(t, narrow); got != "1" {
-		t.Errorf("%q measurements", got)
-	}
-	if got := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); got != "0" {
-		t.Errorf("a path that was measured counts as %s heals", got)
-	}
+	shows(t, narrow, "1")
+	shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 	client := debugClient(t, cfg)
 	eventually(t, "the status says why", func() bool {
 		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})

@@ -76,6 +76,18 @@ func inClear(t *testing.T) (*remote, *net.UDPConn) {
 	return r, c
 }
 
+// route has the remote node send packets for this node's pods through the tunnel, or no longer.
+func (r *remote) route(t *testing.T, on bool) {
+	t.Helper()
+	must(t, r.Do(func() error {
+		if subnet := netip.MustParsePrefix("10.1.1.0/24"); on {
+			return r.host.AddRoute(remoteDevice, subnet, netip.Addr{})
+		} else {
+			return r.host.DeleteRoute(remoteDevice, subnet)
+		}
+	}))
+}
+
 // conversation is a pod that sends 200 requests a second to the remote one, and counts the answers.
 type conversation struct {
 	c    *net.UDPConn
@@ -197,8 +209,7 @@ func (v *conversation) end() (lost, sent int) {
 // again. Every request of a pod is answered, and no agent restarts.
 func TestTurningEncryptionOn(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		b.guard = guarding("c2")
 		b.guard.Remotes[0].Permissive = true
 		r, c := inClear(t)
@@ -215,8 +226,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		fine("before there is an agent", 1200*time.Millisecond)
 
-		removeAtEnd(t, device)
-		run(t, cfg)
+		run(t, cfg, device)
 		eventually(t, "ready", ready)
 		fine("the remote is configured, and not known", 1200*time.Millisecond)
 		clear := passed(t)
@@ -227,8 +237,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 			t.Errorf("a permissive remote is refused: %s", routes)
 		}
 		// This node has a tunnel to the other one, which does not know its key yet, and would decrypt nothing.
-		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, permissiveDevice(true), r.peer())
 		fine("the other node does not know the key", 6500*time.Millisecond)
 		if n := passed(t); n < clear+1000 {
 			t.Errorf("%d packets counted in the clear, after %d", n, clear)
@@ -242,10 +251,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		fine("the other node answers in the clear", 1500*time.Millisecond)
 		// Now it sends through the tunnel, too.
-		must(t, r.Do(func() error {
-			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
-				netip.Addr{})
-		}))
+		r.route(t, true)
 		fine("both send through the tunnel", 1500*time.Millisecond)
 		clear = passed(t)
 		wire, err := capture.Start(r.Namespace, "eth0")
@@ -265,8 +271,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		attached := len(b.hellos)
 		for range 2 {
 			// No clear packets pass any more, so the operator switches to strict.
-			b.say(permissiveDevice(false))
-			eventually(t, "all is programmed", b.done)
+			b.program(t, permissiveDevice(false))
 			fine("strict", 1500*time.Millisecond)
 			if n := passed(t); n != -1 {
 				t.Errorf("strict, and %d packets are counted as passed", n)
@@ -274,8 +279,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 			if routes := deviceOn(t, h, device).Routes; len(routes) != 1 || routes[0].String() != "10.2.0.0/16" {
 				t.Errorf("strict: routes %v", routes)
 			}
-			b.say(permissiveDevice(true))
-			eventually(t, "all is programmed", b.done)
+			b.program(t, permissiveDevice(true))
 			fine("permissive again", 1500*time.Millisecond)
 			if routes := deviceOn(t, h, device).Routes; len(routes) != 1 || routes[0].String() != "10.2.1.0/24" {
 				t.Errorf("permissive: routes %v", routes)
@@ -286,8 +290,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		// The operator turns encryption off, here first: this node still decrypts what the other one encrypts. Then on
 		// again.
-		b.say(clearDevice())
-		eventually(t, "all is programmed", b.done)
+		b.program(t, clearDevice())
 		if d := deviceOn(t, h, device); len(d.Routes) != 0 || len(d.Peers) != 1 {
 			t.Errorf("clear: routes %v, %d peers", d.Routes, len(d.Peers))
 		}
@@ -295,12 +298,9 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if n := passed(t); n < 100 {
 			t.Errorf("clear, and %d packets are counted as passed", n)
 		}
-		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
+		r.route(t, false)
 		fine("both are clear", 1500*time.Millisecond)
-		must(t, r.Do(func() error {
-			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
-				netip.Addr{})
-		}))
+		r.route(t, true)
 		b.say(permissiveDevice(true))
 		eventually(t, "packets go through the tunnel again", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		fine("permissive after clear", 1500*time.Millisecond)
@@ -311,8 +311,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		// This is the time until this end knows the key: handshakes that both ends begin at the same time cross, and
 		// cost packets.
 		time.Sleep(nodetest.Patience(100 * time.Millisecond))
-		b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		b.program(t, peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 1 {
 			t.Errorf("a new key: routes %v", routes)
 		}
@@ -324,9 +323,8 @@ func TestTurningEncryptionOn(t *testing.T) {
 		})
 		fine("a new key", time.Second)
 		// Now in reverse: the other node first removes this node's key, as when its cluster no longer publishes it.
-		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
-		b.say(noPeer("c2", "n1"))
-		eventually(t, "all is programmed", b.done)
+		r.route(t, false)
+		b.program(t, noPeer("c2", "n1"))
 		fine("the peer is gone", 1500*time.Millisecond)
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 0 {
 			t.Errorf("no peer: routes %v", routes)
@@ -339,9 +337,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if lost > 0 {
 			t.Errorf("%d of %d questions were not answered", lost, sent)
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
-			t.Errorf("%s heals, and nobody has touched anything", heals)
-		}
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 	})
 }
 
@@ -350,23 +346,17 @@ func TestTurningEncryptionOn(t *testing.T) {
 // meanwhile.
 func TestPermissiveWithALooseFilter(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		b.guard = guarding("c2")
 		b.guard.Remotes[0].Permissive = true
 		r, c := inClear(t)
 		setting(t, "ipv4/conf/all/rp_filter", "2")
 		v := converse(c)
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		run(t, cfg, device)
+		b.program(t, permissiveDevice(true), r.peer())
 		// Both at once: the other end's packets wait for the handshake, and arrive right after it.
 		r.pair(t, b.reportOf("c2").GetPublicKey())
-		must(t, r.Do(func() error {
-			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
-				netip.Addr{})
-		}))
+		r.route(t, true)
 		h := newHost(t)
 		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		if lost, sent := v.end(); lost > 0 {
@@ -379,15 +369,12 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 // clear, and reports the filter, until the filter is loose.
 func TestPermissiveWithAStrictFilter(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r, c := inClear(t)
 		setting(t, "ipv4/conf/eth0/rp_filter", "1")
 		v := converse(c)
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		run(t, cfg, device)
+		b.program(t, permissiveDevice(true), r.peer())
 		r.pair(t, b.reportOf("c2").GetPublicKey())
 		h := newHost(t)
 		eventually(t, "there is a session",
@@ -396,10 +383,7 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
 		// The other end now sends through the tunnel. Its packets arrive by another way than this node's leave; they
 		// are not dropped because the device's filter is loose.
-		must(t, r.Do(func() error {
-			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
-				netip.Addr{})
-		}))
+		r.route(t, true)
 		time.Sleep(2 * time.Second)
 		if lost, sent := v.unanswered(); lost > 0 {
 			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, sent)
@@ -423,14 +407,11 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 // the tunnel once it is back.
 func TestPermissiveFallsBack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		r, c := inClear(t)
 		v := converse(c)
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
+		run(t, cfg, device)
+		b.program(t, permissiveDevice(true), r.peer())
 		key := bytes.Clone(b.reportOf("c2").GetPublicKey())
 		r.pair(t, key)
 		h := newHost(t)

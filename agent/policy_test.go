@@ -85,27 +85,37 @@ func (s *scripted) attach(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	s.Begin()
 	receive(t, s.agent, attached("A", false))
 	s.change(t, changes...)
+	s.receive(t, s.complete(changes))
+}
+
+// complete is the end mark of what a broker sends.
+func (s *scripted) complete(changes []*semaphorev1.PeeringChange) *semaphorev1.AttachResponse {
 	var clusters []string
 	for _, c := range changes {
 		if d := c.GetDevice(); d != nil {
 			clusters = append(clusters, d.GetCluster())
 		}
 	}
-	s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
 		Synced: &semaphorev1.Synced{Revision: s.last, Clusters: clusters},
-	}})
+	}}
+}
+
+// numbered gives changes their revisions.
+func (s *scripted) numbered(changes []*semaphorev1.PeeringChange) *semaphorev1.AttachResponse {
+	for _, c := range changes {
+		s.last++
+		c.Revision = s.last
+	}
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{
+		Changes: &semaphorev1.PeeringChanges{Changes: changes},
+	}}
 }
 
 // change sends changes of the broker.
 func (s *scripted) change(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	t.Helper()
-	for _, c := range changes {
-		s.last++
-		c.Revision = s.last
-	}
-	s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{
-		Changes: &semaphorev1.PeeringChanges{Changes: changes},
-	}})
+	s.receive(t, s.numbered(changes))
 }
 
 // receive delivers messages of the broker, and waits until the agent has nothing to do immediately.
@@ -451,29 +461,16 @@ func read(t *testing.T, file string) string {
 func writeState(n *kerneltest.Node, cfg *config.Agent, changes ...*semaphorev1.PeeringChange) {
 	state := newAgent(cfg, n, n.Guard())
 	state.send = func(*semaphorev1.AttachRequest) {}
-	(&scripted{agent: state}).attachWithoutLoop(changes...)
-	ctx, stop := context.WithCancel(context.Background())
-	stop() // it writes when it ends
-	_ = state.cache.Run(ctx)
-}
-
-// attachWithoutLoop is attach for an agent whose loop does not run.
-func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
+	s := &scripted{agent: state}
 	s.Begin()
-	for _, c := range changes {
-		s.last++
-		c.Revision = s.last
-	}
-	for _, m := range []*semaphorev1.AttachResponse{
-		attached("A", false),
-		{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: changes}}},
-		{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: s.last,
-			Clusters: []string{"c2"}}}},
-	} {
+	for _, m := range []*semaphorev1.AttachResponse{attached("A", false), s.numbered(changes), s.complete(changes)} {
 		if err := s.Receive(context.Background(), m); err != nil {
 			panic(err)
 		}
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	stop() // it writes when it ends
+	_ = state.cache.Run(ctx)
 }
 
 // TestPolicyOrphan: a device of an earlier agent that no broker names is reported, and removed only when the broker

@@ -70,9 +70,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a restart", n)
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 		same(t, before, deviceOn(t, h, device))
 		t.Logf("ready after %s", took)
 		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "wireguard.c2 stale, age ") ||
@@ -82,9 +80,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		if !statesBy(t, "cache") || statesBy(t, "broker") {
 			t.Error("the metric does not say that the state is the cache's")
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
-			t.Errorf("a start counts as %s heals", heals)
-		}
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		// Missing routes are restored without a broker, too.
 		ip(t, "route del 10.2.0.0/16 table 7394 metric 0")
 		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
@@ -98,9 +94,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 		same(t, before, deviceOn(t, h, device))
 		if _, page := fetch("readyz"); page != "ok\n" {
 			t.Errorf("readyz: %s", page)
@@ -112,8 +106,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		must(t, err)
 		a = run(t, cfg)
 		eventually(t, "all is reported as done", b.done)
-		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
-		eventually(t, "the new peer is there", b.done)
+		b.program(t, peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		kept(t, a, cfg)
 		must(t, os.WriteFile(cfg.StateFile, file, 0o600))
 		b.stop()
@@ -156,9 +149,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 		same(t, after, deviceOn(t, h, device))
 		if got := b.hello(1).GetHeld(); len(got) != 1 || got[0].GetCluster() != "c2" || b.hello(1).GetResumeEpoch() != "" {
 			t.Errorf("it says that it holds %v of epoch %q", got, b.hello(1).GetResumeEpoch())
@@ -206,8 +197,7 @@ func TestRemovedWhileAway(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
 		h := newHost(t)
-		b.say(deviceOf("c3", 51821, "10.3.0.0/16"))
-		eventually(t, "c3 is programmed", b.done)
+		b.program(t, deviceOf("c3", 51821, "10.3.0.0/16"))
 		removeAtEnd(t, "wireguard.c3")
 		kept(t, a, cfg)
 		cfg.RemoveKeys = true

@@ -51,9 +51,7 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		a = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "all is in the other table", func() bool { return ours() == wants(9000, 500) })
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 		other := kernel.RoutingTable{ID: 9000, Priority: 500}
 		same(t, before, deviceOn(t, newHost(t, kernel.WithRoutingTable(other)), device))
 		a.stop(t)
@@ -106,9 +104,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 			}
 		}
 		stands("a bridge was made")
-		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
-			t.Errorf("%s heals because of an address", heals)
-		}
+		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		// A change of a peer is still one small update.
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
 		b.say(peerOf("c2", "n9", publicKey(9), "192.0.2.9:51820", "10.2.9.0/24"))
@@ -118,9 +114,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		if after := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`); after == singles {
 			t.Errorf("%s single changes before, %s after two", singles, after)
 		}
-		if lost := tr.lost(t); lost != 0 {
-			t.Errorf("%d packets lost", lost)
-		}
+		tr.noneLost(t, "")
 
 		// Only a new subnet is refused.
 		ip(t, "link add virbr0 type bridge")
@@ -198,24 +192,6 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 	}
 }
 
-// asked reports whether a Service answers a request whose source address the kernel chooses.
-func asked(to string) bool { return answered(0, to, 200*time.Millisecond) }
-
-// answered sends the request from a port; 0 lets the kernel choose one.
-func answered(port int, to string, within time.Duration) bool {
-	c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: port}}).Dial("udp", to)
-	if err != nil {
-		return false
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(within)))
-	if _, err := c.Write([]byte("ping")); err != nil {
-		return false
-	}
-	_, err = c.Read(make([]byte, 10))
-	return err == nil
-}
-
 // newClient creates a machine outside of the cluster, connected to the node, with an address of each family.
 func newClient(t *testing.T) *netns.Namespace {
 	t.Helper()
@@ -241,8 +217,7 @@ func TestServicesFromTheNode(t *testing.T) {
 		for _, s := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv4/conf/all/rp_filter"} {
 			setting(t, s, "1")
 		}
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
+		b, cfg := newBroker(t, "c2")
 		cfg.ServiceTraffic = true
 		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
@@ -256,17 +231,15 @@ func TestServicesFromTheNode(t *testing.T) {
 		ip(t, "-6 route add default dev eth0")
 		kubeProxy(t, "iptables", "10.1.1.0/26", "10.96.0.10/32", "10.2.1.1:7")
 		kubeProxy(t, "ip6tables", "fd00:1:0:1::/122", "fd00:96::10/128", "[fd00:2:0:1::1]:7")
-		removeAtEnd(t, device)
-		run(t, cfg)
-		b.say(deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet),
+		run(t, cfg, device)
+		b.program(t, deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet),
 			peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "fd00:2:0:1::/122"))
-		eventually(t, "all is programmed", b.done)
 
 		ways := map[string]func(family string) bool{
-			"the pod's address": func(f string) bool { return asked(net.JoinHostPort(families[f].remote, "7")) },
-			"a ClusterIP":       func(f string) bool { return asked(net.JoinHostPort(services[f].vip, "80")) },
+			"the pod's address": func(f string) bool { return echoed("", net.JoinHostPort(families[f].remote, "7"), 4) },
+			"a ClusterIP":       func(f string) bool { return echoed("", net.JoinHostPort(services[f].vip, "80"), 4) },
 			"a NodePort, from outside of all": func(f string) (ok bool) {
-				must(t, client.Do(func() error { ok = asked(net.JoinHostPort(services[f].nodePort, "30080")); return nil }))
+				must(t, client.Do(func() error { ok = echoed("", net.JoinHostPort(services[f].nodePort, "30080"), 4); return nil }))
 				return ok
 			},
 		}
@@ -283,17 +256,13 @@ func TestServicesFromTheNode(t *testing.T) {
 			return func() bool { return fmt.Sprint(deviceOn(t, newHost(t), device).Addresses) == fmt.Sprint(want) }
 		}
 		network := func(prefixes, reserved []string) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.network = &semaphorev1.NodeNetwork{PodPrefixes: prefixes, TunnelAddresses: reserved}
-			close(b.ends) // the agent attaches again
-			b.ends = make(chan struct{})
+			b.knows(&semaphorev1.NodeNetwork{PodPrefixes: prefixes, TunnelAddresses: reserved})
 		}
 		// The agent does not know yet which addresses are those of the node's pods.
 		eventually(t, "the remote pod's node is there", func() bool {
 			ip(t, "addr add 10.1.1.5/32 dev lo")
 			defer ip(t, "addr del 10.1.1.5/32 dev lo")
-			return echoed("10.1.1.5", "10.2.1.1", 4)
+			return echoed("10.1.1.5", "10.2.1.1:7", 4)
 		})
 		for _, family := range []string{"IPv4", "IPv6"} {
 			for way, reached := range ways {
@@ -360,8 +329,8 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	// The kernel's choice of a port may be that of an earlier request, of whose connection this one would be a part.
 	const port = 20_000
 	for i := range connections {
-		if !answered(port+i, net.JoinHostPort(vip, "80"), 5*time.Second) ||
-			!answered(0, net.JoinHostPort(pod, "7"), 5*time.Second) {
+		if !echoedFrom(&net.UDPAddr{Port: port + i}, net.JoinHostPort(vip, "80"), 4, 5*time.Second) ||
+			!echoedFrom(&net.UDPAddr{}, net.JoinHostPort(pod, "7"), 4, 5*time.Second) {
 			t.Fatalf("%s or %s does not answer", vip, pod)
 		}
 	}
@@ -409,20 +378,17 @@ func TestManyServices(t *testing.T) {
 		run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		time.Sleep(nodetest.Patience(2 * plan.HealGap))
-		wholes := func() (n int) {
-			_, _ = fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="device"}`), &n)
-			return n
-		}
+		wholes := func() float64 { return number(t, `semaphore_agent_apply_seconds_count{what="device"}`) }
 		before, began := wholes(), time.Now()
 		addresses(t, "del", 1000)
 		time.Sleep(nodetest.Patience(2 * plan.HealGap))
 		// The exception are the checks that are due every FullCheck, some of which a slow machine sees meanwhile.
-		due := 0
+		due := 0.0
 		if took := time.Since(began); took > plan.FullCheck/2 {
-			due = int(took/plan.FullCheck) + 1
+			due = float64(took/plan.FullCheck) + 1
 		}
 		if n := wholes() - before; n > due {
-			t.Errorf("1,000 changes of Services have the device looked at as a whole %d times in %s, want %d", n,
+			t.Errorf("1,000 changes of Services have the device looked at as a whole %v times in %s, want %v", n,
 				time.Since(began), due)
 		}
 		if all, err := h.Addresses(); err != nil || len(all) > 20 {

@@ -21,7 +21,7 @@ var clock = map[string]compares{
 	"agent/node_test.go TestHealing":                                      {2, grows},
 	"agent/node_test.go TestTrafficContinuesThroughChangesAndRestarts":    {1, grows},
 	"agent/node_test.go mayBeMore":                                        {1, answered},
-	"agent/node_test.go startTrafficEvery":                                {1, answered},
+	"agent/node_test.go start":                                            {1, answered},
 	"agent/permissive_test.go TestPermissiveFallsBack":                    {1, givesUp},
 	"agent/permissive_test.go lost":                                       {1, answered},
 	"agent/permissive_test.go mayBeMore":                                  {1, answered},
