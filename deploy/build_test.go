@@ -39,9 +39,7 @@ var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).
 func build(t *testing.T, dir string) []runtime.Object {
 	t.Helper()
 	out, err := kubectl(t, "kustomize", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var objects []runtime.Object
 	for _, doc := range strings.Split(out, "\n---\n") {
 		data, err := yaml.YAMLToJSONStrict([]byte(doc))
@@ -98,9 +96,7 @@ func kustomizations(t *testing.T, kind string) []string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return dirs
 }
 
@@ -109,24 +105,16 @@ func overlay(t *testing.T, text string) string {
 	t.Helper()
 	// kustomize accepts only relative paths, so the path must have no symlinks.
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	here, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if here, err = filepath.EvalSymlinks(here); err != nil {
 		t.Fatal(err)
 	}
 	rel, err := filepath.Rel(dir, here)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)),
-		0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)),
+		0o644))
 	return dir
 }
 
@@ -198,9 +186,7 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "volume of the remotes", volume(t, pods["agent"], "subnets").Projected.Sources[1].ConfigMap.Name,
 		"semaphore-remotes")
 	subnets, err := remotes.ParseSubnets([]byte(file), agent.Cluster)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	equal(t, "local subnets", fmt.Sprint(subnets.Local), fmt.Sprint(broker.LocalPrefixes))
 	equal(t, "remotes", fmt.Sprint(len(subnets.Remotes)), fmt.Sprint(len(broker.Remotes)))
 	for _, r := range broker.Remotes {

@@ -107,9 +107,7 @@ configMapGenerator:
 			continue
 		}
 		c, err := certManager(u)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		equal(t, c.Name+": namespace", c.Namespace, "elsewhere")
 		switch c.Kind {
 		case "Issuer":

@@ -12,9 +12,7 @@ import (
 // that a mistake in it is found.
 func TestCheckTakesWhatKustomizePrints(t *testing.T) {
 	manifests, err := kubectl(t, "kustomize", "example/c1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	check := func(text string) (string, error) {
 		t.Helper()
 		cmd := ctl.Command()

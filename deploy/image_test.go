@@ -27,28 +27,20 @@ import (
 // workspace with the testbed's components would raise some of them.
 func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
 	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := exec.Command("go", "mod", "edit", "-json").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var mod struct {
 		Require []struct{ Path, Version string }
 	}
-	if err := json.Unmarshal(out, &mod); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(out, &mod))
 	pinned := map[string]string{}
 	for _, required := range mod.Require {
 		pinned[required.Path] = required.Version
 	}
 	for name, program := range programs {
 		info, err := buildinfo.ReadFile(program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(info.Deps) < 5 {
 			t.Errorf("%s names %d modules", name, len(info.Deps))
 		}
@@ -65,18 +57,12 @@ func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
 // its command, the mount point of every volume, and a numeric user that is not root.
 func TestImageFitsManifests(t *testing.T) {
 	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	made, err := image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test",
 		Uncompressed: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config, err := made.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	equal(t, "user of the image", config.Config.User, "65532:65532")
 	files := map[string]*tar.Header{}
 	rc := mutate.Extract(made)
@@ -86,9 +72,7 @@ func TestImageFitsManifests(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		files["/"+strings.Trim(header.Name, "/")] = header
 	}
 	// In a program with templates, which call methods by name, the linker keeps all methods of all types.

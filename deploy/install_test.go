@@ -145,12 +145,7 @@ func withName(t *testing.T, text []byte) (file string) {
 	return file
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // same compares the output of kubectl for a directory with that of install.
 func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, error)) {

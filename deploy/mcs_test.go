@@ -104,9 +104,7 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 	stolen := kubernetes.NewForConfigOrDie(cfg)
 	importsOf := func(cfg *rest.Config) mcs.Resource[*mcsv1beta1.ServiceImport] {
 		client, err := mcs.New(cfg, "test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return client.Imports()
 	}
 	imports, adminImports := importsOf(cfg), importsOf(s.admin)

@@ -39,20 +39,14 @@ type rule struct {
 func rules(t *testing.T) []rule {
 	t.Helper()
 	data, err := os.ReadFile("features/alerts/rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var object struct {
 		Spec struct {
 			Groups []struct{ Rules []rule }
 		}
 	}
-	if err := yaml.UnmarshalStrict(data, &struct{ APIVersion, Kind, Metadata, Spec any }{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(data, &object); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(data, &struct{ APIVersion, Kind, Metadata, Spec any }{}))
+	must(t, yaml.Unmarshal(data, &object))
 	return object.Spec.Groups[0].Rules
 }
 
@@ -62,9 +56,7 @@ var metricName = regexp.MustCompile(`\bsemaphore_[a-z_]+`)
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
 	text, err := os.ReadFile("../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names := map[string]bool{"semaphore_build_info": true}
 	for _, found := range regexp.MustCompile("(?m)^\\| `(semaphore_[a-z_]+)` \\|").FindAllStringSubmatch(string(text),
 		-1) {
@@ -90,13 +82,9 @@ func unknown(expr string, known map[string]bool) (names []string) {
 func TestMonitoring(t *testing.T) {
 	known := documented(t)
 	data, err := os.ReadFile("features/dashboard/semaphore.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var d dashboard
-	if err := json.Unmarshal(data, &d); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &d))
 	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 2 {
 		t.Errorf("the dashboard lacks what Grafana needs: %q %q %d %v", d.UID, d.Title, d.SchemaVersion, d.Templating)
 	}
@@ -120,9 +108,7 @@ func TestMonitoring(t *testing.T) {
 	}
 
 	text, err := os.ReadFile("../docs/alerts.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var lines []string
 	for _, r := range rules(t) {
 		if names := unknown(r.Expr, known); len(names) > 0 {

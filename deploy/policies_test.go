@@ -26,9 +26,7 @@ func TestNetworkPolicies(t *testing.T) {
 				continue
 			}
 			selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !selector.Matches(labels.Set(template.Labels)) {
 				continue
 			}

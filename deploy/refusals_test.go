@@ -133,9 +133,7 @@ func (s *server) rightsSettled(t *testing.T) {
 	}
 	role, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}, Rules: rule("everywhere")}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	meta := metav1.ObjectMeta{Name: role.Name}
 	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role.Name}}
 	ref := func(kind string) rbacv1.RoleRef {
@@ -183,9 +181,7 @@ func (s *server) policiesSettled(t *testing.T) {
 	configMaps := s.client("").CoreV1().ConfigMaps(ns)
 	param, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}},
 		metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	meta := metav1.ObjectMeta{Name: param.Name}
 	policies, bindings := admission.ValidatingAdmissionPolicies(), admission.ValidatingAdmissionPolicyBindings()
 	_, err = policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
@@ -202,9 +198,7 @@ func (s *server) policiesSettled(t *testing.T) {
 				Expression: "object.metadata.name == '" + param.Name + "-try'"}},
 			Validations: []admissionregistrationv1.Validation{{Expression: "false", Message: "settled"}},
 		}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = bindings.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: param.Name,
@@ -212,9 +206,7 @@ func (s *server) policiesSettled(t *testing.T) {
 				ParameterNotFoundAction: ptr.To(admissionregistrationv1.AllowAction)},
 			ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
 		}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		bindings.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
 		policies.Delete(context.Background(), param.Name, metav1.DeleteOptions{})

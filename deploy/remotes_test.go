@@ -22,17 +22,13 @@ import (
 func (s *server) exampleOfARemote(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile("example/c1/remotes/c2.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	file := filepath.Join(t.TempDir(), "c2.yaml")
 	for _, c := range []struct{ bundle, refusal string }{
 		{"", "trustBundle holds no certificate"},
 		{"    -----BEGIN CERTIFICATE-----\n    AA==\n    -----END CERTIFICATE-----\n", ""},
 	} {
-		if err := os.WriteFile(file, append(slices.Clone(text), c.bundle...), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, append(slices.Clone(text), c.bundle...), 0o644))
 		_, err := kubectl(t, "--kubeconfig", s.kubeconfig, "apply", "-f", file)
 		if c.refusal == "" && err != nil || c.refusal != "" && (err == nil || !strings.Contains(err.Error(), c.refusal)) {
 			t.Errorf("the example with the bundle %q: %v; want %q", c.bundle, err, c.refusal)
@@ -88,9 +84,7 @@ func testRemoteWrites(t *testing.T, s *server) {
 		}
 	}
 	o, err := remotes("").Get(t.Context(), "c9", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if subnets, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "podSubnets"); len(subnets) != 1 ||
 		subnets[0] != "10.9.0.0/16" {
 		t.Errorf("a write of status has changed the subnets to %s", subnets)

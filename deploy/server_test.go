@@ -57,9 +57,7 @@ func rights(t *testing.T, s *server, account, namespace string) []string {
 			&authorizationv1.SelfSubjectRulesReview{
 				Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
 			}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if review.Status.Incomplete {
 			t.Logf("rules of %s in %s: %s", user, namespace, review.Status.EvaluationError)
 		}
@@ -414,9 +412,7 @@ func testExample(t *testing.T, s *server) {
 			Spec: authorizationv1.SubjectAccessReviewSpec{User: r.account, Groups: groups(r.account),
 				ResourceAttributes: attributes},
 		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if answer.Status.Allowed != r.allowed {
 			t.Errorf("%s: %s %s in %q: allowed %t, want %t (%s)", r.account, r.verb, r.resource, r.namespace,
 				answer.Status.Allowed, r.allowed, answer.Status.Reason)
@@ -481,9 +477,7 @@ func testNodeWrites(t *testing.T, s *server) {
 		},
 		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// Grant more than its roles do, to show that the policy does not depend on them.
 	users := []string{account("semaphore-broker"), account("semaphore-cleanup"),
 		"system:serviceaccount:elsewhere:semaphore-broker", account("other")}
@@ -563,9 +557,7 @@ func testNodeWrites(t *testing.T, s *server) {
 	}
 	apply := func(user string, p patch) error {
 		data, err := json.Marshal(p.patch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, err = s.client(user).CoreV1().Nodes().Patch(t.Context(), "n1", p.kind, data, metav1.PatchOptions{},
 			p.subresource...)
 		return err
@@ -594,9 +586,7 @@ func testNodeWrites(t *testing.T, s *server) {
 		}
 	}
 	node, err := admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{"example.org/foreign": "kept", ours: "again", "a-b-3.wireguard.semaphore.uw.io/pubKey": "x"}
 	if !maps.Equal(node.Annotations, want) {
 		t.Errorf("annotations at the end: %v, want %v", node.Annotations, want)
@@ -629,17 +619,13 @@ func testNodeTaint(t *testing.T, s *server) {
 
 	patch := func(user string, spec map[string]any, subresources ...string) error {
 		data, err := json.Marshal(map[string]any{"spec": spec})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, err = s.client(user).CoreV1().Nodes().Patch(t.Context(), "n2", types.MergePatchType, data, metav1.PatchOptions{},
 			subresources...)
 		return err
 	}
 	// Admission has added the not-ready taint to the new node.
-	if err := patch("", map[string]any{"taints": before.Taints}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, patch("", map[string]any{"taints": before.Taints}))
 	taints := func(all ...corev1.Taint) map[string]any { return map[string]any{"taints": all} }
 	also := func(spec map[string]any, key string, value any) map[string]any { spec[key] = value; return spec }
 	broker := account("semaphore-broker")
@@ -676,9 +662,7 @@ func testNodeTaint(t *testing.T, s *server) {
 	}
 	stands := func() corev1.NodeSpec {
 		n, err := admin.CoreV1().Nodes().Get(t.Context(), "n2", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for i := range n.Spec.Taints {
 			n.Spec.Taints[i].TimeAdded = nil
 		}
@@ -697,9 +681,7 @@ func testNodeTaint(t *testing.T, s *server) {
 		if err := patch(user, taints(foreign, other, ours)); err == nil {
 			t.Errorf("%s may put it back", user)
 		}
-		if err := patch("", taints(foreign, ours, other, oursToo)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, patch("", taints(foreign, ours, other, oursToo)))
 	}
 }
 
@@ -707,9 +689,7 @@ func testNodeTaint(t *testing.T, s *server) {
 // later API must be added.
 func TestPolicyNamesNodeSpec(t *testing.T) {
 	text, err := os.ReadFile("broker/node-writes.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec := reflect.TypeFor[corev1.NodeSpec]()
 	for i := range spec.NumField() {
 		name, _, _ := strings.Cut(spec.Field(i).Tag.Get("json"), ",")
@@ -735,9 +715,7 @@ func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, use
 	role, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Rules: []rbacv1.PolicyRule{rule},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},

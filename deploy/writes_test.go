@@ -42,9 +42,7 @@ func (s *server) tokenConfig(t *testing.T, namespace, account string) *rest.Conf
 	t.Helper()
 	answer, err := s.client("").CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account,
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg := rest.AnonymousClientConfig(s.admin)
 	cfg.BearerToken, cfg.WarningHandler = answer.Status.Token, s.refused
 	return cfg
@@ -60,9 +58,7 @@ func (s *server) podToken(t *testing.T, namespace, account, name string) (kubern
 		Spec: corev1.PodSpec{ServiceAccountName: account,
 			Containers: []corev1.Container{{Name: "broker", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		admin.CoreV1().Pods(namespace).Delete(context.Background(), name,
 			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
@@ -72,9 +68,7 @@ func (s *server) podToken(t *testing.T, namespace, account, name string) (kubern
 			Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
 				APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
 		}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg := rest.AnonymousClientConfig(s.admin)
 	cfg.BearerToken, cfg.WarningHandler = answer.Status.Token, s.refused
 	return kubernetes.NewForConfigOrDie(cfg), pod
@@ -313,9 +307,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	update := func(name string, change func(*corev1.Service)) func() error {
 		return func() error {
 			have, err := admin.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			change(have)
 			_, err = services.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err
@@ -402,9 +394,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	take := func(name string) func() error {
 		return func() error {
 			have, err := foreign("globalnetworksets").Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			have.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
 				"managed-by": "semaphore-policy"})
 			have.SetAnnotations(nil)
@@ -468,9 +458,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"somebody else's annotation stays", func() error {
 			_, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType,
 				[]byte(`{"metadata":{"annotations":{"example.org/x":"y"},"finalizers":["example.org/f"]}}`), metav1.PatchOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.SessionAffinity = "ClientIP" }))()
 		}, nil},
 		{"a slice", func() error {
@@ -542,9 +530,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			_, err := admin.CoreV1().Services(ns).Create(ctx,
 				mirrorService("c2-shop-73736d-old",
 					func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }), metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() {
 				admin.CoreV1().Services(ns).Delete(context.Background(), "c2-shop-73736d-old", metav1.DeleteOptions{})
 			})
@@ -633,9 +619,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a second slice for calls", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Name += "-2" }), says{leads}},
 		{"a mirror's slice becomes the leader's", func() error {
 			have, err := admin.DiscoveryV1().EndpointSlices(ns).Get(ctx, "c2-shop-73736d-echo-c2-0", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			have.Labels = leaderSlice(own, pod).Labels
 			_, err = inPod.DiscoveryV1().EndpointSlices(ns).Update(ctx, have, dryUpdate)
 			return err
@@ -715,9 +699,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	subnets := subnetsOf(t, admin, ns)
 	subnets.Data["staticServiceIPs"] = "10.96.0.0/24" // of the apiserver's 10.96.0.0/16
 	subnets, err := admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.settled(t)
 	refusedFor(t, "the key staticServiceIPs", chooses,
 		create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.54" })))
@@ -753,9 +735,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		t.Fatal(err)
 	}
 	refusedFor(t, "a key that has no subnets", "resulted in error", createSlice())
-	if err := admin.CoreV1().ConfigMaps(ns).Delete(ctx, subnets.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.CoreV1().ConfigMaps(ns).Delete(ctx, subnets.Name, metav1.DeleteOptions{}))
 	const noParameters = "no params found"
 	refusedFor(t, "no ConfigMap", noParameters, createSlice())
 	refusedFor(t, "no ConfigMap", noParameters, set(ourLabels, "10.2.0.1/32"))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -100,9 +102,7 @@ func TestRotationsAreSpread(t *testing.T) {
 		const nodes = 1000
 		for range nodes {
 			private, err := wgtypes.GeneratePrivateKey()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			s := NewSchedule()
 			s.Know("c2", private.PublicKey(), created, 30*day, start)
 			if at := s.Next(always); at.Before(start) || at.After(start.Add(30*day)) {

@@ -6,6 +6,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestNoPodRoutes: the kernel filters out exactly the events that the agent does not need: those of Calico's routes to
@@ -13,9 +15,7 @@ import (
 func TestNoPodRoutes(t *testing.T) {
 	t.Parallel()
 	vm, err := bpf.NewVM(noPodRoutes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, c := range []struct {
 		kind            uint16
 		table, protocol byte

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzKeyFile: whatever the file of a private key contains, the result is a key or an error, and the error does not
@@ -20,12 +22,8 @@ func FuzzKeyFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		keys := NewKeys(dir)
 		path := keys.path("wireguard.c2")
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		testkit.Must(t, os.WriteFile(path, data, 0o600))
 		stored, err := keys.read("wireguard.c2")
 		if (err == nil) == (stored.Private == wgtypes.Key{}) {
 			t.Errorf("%q is the key %x and the error %v", data, stored.Private, err)

@@ -24,9 +24,7 @@ import (
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	h, err := NewHost(nodetest.Backend())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h
 }
@@ -40,9 +38,7 @@ func ip(t *testing.T, args string) string {
 func get(t *testing.T, h *Host, name string) *Device {
 	t.Helper()
 	d, err := h.Device(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 

@@ -68,16 +68,12 @@ func TestReadSettings(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		set := func(name, value string) {
 			t.Helper()
-			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
 		}
 		set("ipv4/ip_forward", "1")
 		set("ipv4/conf/lo/rp_filter", "2")
 		got, err := ReadSettings([]RoutedDevice{{Device: "lo"}, {Device: "wireguard.c2"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got[forward4] != 1 || got["ipv4/conf/lo/rp_filter"] != 2 {
 			t.Errorf("%v", got)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/kerneltest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // wants is the desired state of a broker.
@@ -52,9 +53,7 @@ func TestLookUp(t *testing.T) {
 	look := func(to string) *semaphorev1.LookUpPathResponse {
 		t.Helper()
 		got, err := n.LookUp(context.Background(), &semaphorev1.LookUpPathRequest{To: to, From: "10.1.0.5", Measure: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return got
 	}
 	for _, bad := range []*semaphorev1.LookUpPathRequest{{To: "x"}, {To: "10.2.0.5", From: "x"}} {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestTriggerHandshakes(t *testing.T) {
@@ -15,9 +17,7 @@ func TestTriggerHandshakes(t *testing.T) {
 	prefixes := func(text string) (out []net.IPNet) {
 		for _, p := range strings.Fields(text) {
 			_, n, err := net.ParseCIDR(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			out = append(out, *n)
 		}
 		return out

@@ -41,14 +41,10 @@ func heard(t *testing.T, change func(i int) *semaphorev1.PeeringChange, n int) (
 	defer func() { server.Stop(); <-ended }()
 	conn, err := grpc.NewClient("passthrough:broker", bounds(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m, err := stream.Recv()
 	return len(m.GetChanges().GetChanges()), err
 }

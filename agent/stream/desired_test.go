@@ -10,6 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func attached(epoch string, resumed bool) *semaphorev1.AttachResponse {
@@ -405,9 +406,7 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 		changes(peer(3, "c2", "n2", "10.2.2.0/24"), noPeer(4, "c2", "n1")),
 	} {
 		d, err := s.Receive(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !d.Empty() || s.Network("c2") != nil {
 			t.Fatalf("%v makes dirty: %v", m, dirty(d))
 		}
@@ -421,9 +420,7 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err := s.Receive(synced(4, "c2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] {
 		t.Errorf("at the end mark, with %v: %s", dirty(d), diff)
 	}

@@ -311,9 +311,7 @@ func BenchmarkWrite(b *testing.B) {
 				if err == nil {
 					err = replace(file, data, time.Now())
 				}
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				b.ReportMetric(float64(len(data)), "bytes")
 			}
 		})

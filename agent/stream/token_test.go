@@ -60,9 +60,7 @@ func TestARenewedTokenIsShown(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	write("first\n")
 	synctest.Test(t, func(t *testing.T) {
@@ -90,9 +88,7 @@ func TestARenewedTokenIsShown(t *testing.T) {
 				t.Errorf("with the file %.10q the broker was shown %q, want %q", step.file, got, step.sent)
 			}
 		}
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(file))
 		time.Sleep(time.Hour)
 		select {
 		case err := <-ended:

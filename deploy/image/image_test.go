@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"go.uber.org/goleak"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
@@ -60,16 +61,12 @@ func program(t *testing.T, arch string, args ...string) string {
 		return file
 	}
 	dir, err := os.MkdirTemp(scratch, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for name, text := range map[string]string{
 		"go.mod":  "module example.test/program\n\ngo 1.26.0\n",
 		"main.go": "package main\n\nfunc main() { println(\"hello\") }\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	cmd := exec.CommandContext(t.Context(), "go",
 		append(append([]string{"build", "-buildvcs=false", "-o", "program"}, args...), ".")...)
@@ -104,9 +101,7 @@ func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 		if errors.Is(err, io.EOF) {
 			return found
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		found["/"+strings.Trim(header.Name, "/")] = header
 	}
 }
@@ -116,13 +111,9 @@ func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 func TestProduct(t *testing.T) {
 	for _, arch := range Architectures {
 		image, err := Product(release(t, arch, "-trimpath"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		config, err := image.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if config.OS != "linux" || config.Architecture != arch || !config.Created.Equal(time.Unix(1700000000, 0)) {
 			t.Errorf("made for %s: %s/%s of %s", arch, config.OS, config.Architecture, config.Created)
 		}
@@ -164,22 +155,14 @@ func TestReproducible(t *testing.T) {
 		r := release(t, "amd64", "-trimpath")
 		change(&r)
 		platform, err := WithSBOM(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		file := filepath.Join(t.TempDir(), "archive.tar")
-		if err := Write(file, Reference+":v1", platform); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, Write(file, Reference+":v1", platform))
 		archive, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer archive.Close()
 		hash, _, err := v1.SHA256(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return hash
 	}
 	first := digest(func(*Release) {})
@@ -248,17 +231,11 @@ func TestSBOM(t *testing.T) {
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
 	image, err := New(Spec{Arch: r.Arch})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	data, err := sbom(r, image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var bom cdx.BOM
-	if err := json.Unmarshal(data, &bom); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(data, &bom))
 	names := map[string]string{}
 	for _, c := range *bom.Components {
 		names[c.Name] = string(c.Type) + " " + c.PackageURL
@@ -275,9 +252,7 @@ func TestSBOM(t *testing.T) {
 		}
 	}
 	digest, err := image.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if root := bom.Metadata.Component; root.Name != Reference || (*root.Hashes)[0].Value != digest.Hex {
 		t.Errorf("the SBOM is of %+v, want %s", root, digest)
 	}
@@ -303,16 +278,12 @@ func TestWriteRelease(t *testing.T) {
 	var platforms []Platform
 	for _, arch := range Architectures {
 		p, err := WithSBOM(release(t, arch, "-trimpath"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		platforms = append(platforms, p)
 	}
 	dir := t.TempDir()
 	written, err := WriteRelease(dir, "v1.2.3", platforms...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(written) != 3 {
 		t.Errorf("written: %q", written)
 	}
@@ -328,42 +299,30 @@ func TestWriteRelease(t *testing.T) {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	top, err := layout.ImageIndexFromPath(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := validate.Index(top); err != nil {
 		t.Error(err)
 	}
 	manifest, err := top.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	first := manifest.Manifests[0]
 	if !first.MediaType.IsIndex() ||
 		first.Annotations["io.containerd.image.name"] != "ghcr.io/kube-semaphore/semaphore:v1.2.3" {
 		t.Errorf("first in the archive: %+v", first)
 	}
 	inner, err := top.ImageIndex(first.Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	innerManifest, err := inner.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var subjects, images []string
 	for _, d := range innerManifest.Manifests {
 		images = append(images, fmt.Sprintf("%s %s", d.Platform, d.Digest))
 	}
 	for i, d := range manifest.Manifests[1:] {
 		artifact, err := top.Image(d.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		m, err := artifact.Manifest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		subjects = append(subjects, fmt.Sprintf("linux/%s %s", Architectures[i], m.Subject.Digest))
 		if m.Config.MediaType != mediaTypeSBOM || m.Layers[0].MediaType != mediaTypeSBOM {
 			t.Errorf("types of the artifact: %s, %s", m.Config.MediaType, m.Layers[0].MediaType)
@@ -384,61 +343,39 @@ func TestPush(t *testing.T) {
 	var platforms []Platform
 	for _, arch := range Architectures {
 		p, err := WithSBOM(release(t, arch, "-trimpath"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		platforms = append(platforms, p)
 	}
 	pushed, err := Push(t.Context(), reference, platforms...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	tag, err := name.NewTag(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	index, err := remote.Index(tag, remote.WithContext(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	digest, err := index.Digest()
 	if err != nil || !strings.HasSuffix(pushed, "@"+digest.String()) {
 		t.Errorf("pushed %s, the registry has %s, %v", pushed, digest, err)
 	}
 	for _, p := range platforms {
 		image, err := p.Image.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		referrers, err := remote.Referrers(tag.Context().Digest(image.String()), remote.WithContext(t.Context()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		manifest, err := referrers.IndexManifest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(manifest.Manifests) != 1 || manifest.Manifests[0].ArtifactType != string(mediaTypeSBOM) {
 			t.Errorf("what refers to %s: %+v", image, manifest.Manifests)
 			continue
 		}
 		artifact, err := remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()),
 			remote.WithContext(t.Context()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		layers, err := artifact.Layers()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		rc, err := layers[0].Compressed()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got, err := io.ReadAll(rc)
-		if err := errors.Join(err, rc.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(err, rc.Close()))
 		if string(got) != string(p.SBOM) {
 			t.Errorf("the SBOM of %s in the registry is another", image)
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const setLabel = naming.DefaultLabelDomain + "/name"
@@ -47,9 +48,7 @@ func newCatalog(t *testing.T) *Catalog {
 	t.Helper()
 	parse := func(selector string) labels.Selector {
 		s, err := labels.Parse(selector)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return s
 	}
 	return New(Rules{

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // withRules is a catalog as newCatalog's, with brokers in c2, c3 and c4.
@@ -80,9 +81,7 @@ func sees(c *Catalog, cluster string) []string {
 
 func TestR26WhoSeesWhat(t *testing.T) {
 	payments, err := labels.Parse("team=payments")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	rules := []offering{
 		{OfferRule{Features: config.Features{config.Services}, Selector: payments}, []string{"c2"}},
 		{OfferRule{Namespaces: []string{"other"}}, []string{"c3"}},

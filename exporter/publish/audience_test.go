@@ -308,9 +308,7 @@ func TestF03Session(t *testing.T) {
 			_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: w}})
 			var lag *LagError
 			if test.behind == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			} else if !errors.As(err, &lag) || !errors.Is(err, streams.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
 				!strings.Contains(err.Error(), "the apiserver lags") {
 				t.Errorf("%v, not behind by %s", err, test.behind)
@@ -349,9 +347,7 @@ func TestSourceRevisions(t *testing.T) {
 		}
 		for {
 			m, err := s.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if m == nil {
 				break
 			}
@@ -410,9 +406,7 @@ func TestDigestsOfNonsense(t *testing.T) {
 		unchanged := false
 		for {
 			m, err := s.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if m == nil {
 				break
 			}

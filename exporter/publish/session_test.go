@@ -130,9 +130,7 @@ func (w *bothEnds) arrive() {
 func (w *bothEnds) step() bool {
 	w.t.Helper()
 	m, err := w.sender.Next()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	if m == nil {
 		return false
 	}
@@ -439,9 +437,7 @@ func TestRandomStreams(t *testing.T) {
 							w = dial(t, j, r)
 							break
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						must(t, err)
 						if m != nil {
 							w.say(m)
 						}
@@ -503,9 +499,7 @@ func TestResumeOffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, err := s.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if snapshot := m.GetSnapshotBegin() != nil; snapshot == test.resumed {
 			t.Errorf("offered revision %d of %q: snapshot is %v", test.revision, test.epoch, snapshot)
 		}

@@ -25,9 +25,7 @@ func TestChangesCarryTheSourceRevision(t *testing.T) {
 		t.Helper()
 		for {
 			m, err := s.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if m == nil {
 				return last
 			}
@@ -53,9 +51,7 @@ func TestChangesCarryTheSourceRevision(t *testing.T) {
 	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
 	old.SetSource(upTo(45), upTo(45))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var lag *LagError
 	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
 		t.Errorf("one that has read less continues: %v", err)
@@ -95,18 +91,14 @@ func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	w.say(s.Hello())
 	w.arrive()
 	for m, err := s.Next(); m != nil || err != nil; m, err = s.Next() {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.say(m)
 		w.arrive()
 	}
 	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
 	old.SetSource(upTo(17), upTo(49))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var lag *LagError
 	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
 		t.Errorf("one that has read less of something continues: %v", err)

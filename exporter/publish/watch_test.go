@@ -46,13 +46,9 @@ const (
 func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 	t.Helper()
 	mirror, err := labels.Parse(mirrorLabel + "=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	global, err := labels.Parse(globalLabel + "=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return catalog.New(catalog.Rules{
 		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global,
 		LabelDomains:  []string{naming.DefaultLabelDomain},
@@ -64,9 +60,7 @@ func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	t.Helper()
 	c, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -80,9 +74,7 @@ func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffin
 	o WatcherOptions, prepare ...func(*Watcher)) *Watcher {
 	t.Helper()
 	w, err := NewWatcher(c, affinities, cat, prometheus.NewRegistry(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, do := range prepare {
 		do(w)
 	}

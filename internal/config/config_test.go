@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestLoadExporter(t *testing.T) {
@@ -22,9 +24,7 @@ listen:
   debug: :8444
 kube: {qps: 0.3}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := &Exporter{
 		Cluster:        "c1",
 		Features:       Features{Services, Policy},
@@ -64,9 +64,7 @@ remotes:
   - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}, encryption: %s}
 `
 	c, err := Parse[described](fmt.Appendf(nil, text, "permissive", "strict"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if c.Remotes[0].Encryption != Permissive || c.Remotes[1].Encryption != Strict {
 		t.Errorf("%s, %s", c.Remotes[0].Encryption, c.Remotes[1].Encryption)
 	}
@@ -95,9 +93,7 @@ func TestLoadBroker(t *testing.T) {
      "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
   ]
 }`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	limits := Limits{
 		Nodes: 1_000, PodCIDRs: 10_000, PodCIDRsPerNode: 64, Services: 2_000, PortsPerService: 100, ClusterIPs: 1_000,
 		Exports: 1_000, EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000,
@@ -178,9 +174,7 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 		fmt.Fprintf(&file, "- {name: r%d, podSubnets: [10.%d.0.0/16]}\n", i, 100+i)
 	}
 	c, err := Parse[described]([]byte(file.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, r := range c.Remotes {
 		if r.Limits.SetIPs != 10_000 || r.Limits.SetMembers != 100_000 {
 			t.Fatalf("limits of %s: %+v", r.Name, r.Limits)
@@ -191,9 +185,7 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 func TestLoadWorkloadAPI(t *testing.T) {
 	c, err := Load[Exporter](write(t,
 		"cluster: c1\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if want := (TLS{WorkloadAPI: "unix:///run/spire/agent.sock"}); c.TLS != want {
 		t.Errorf("got %+v; want no file beside it", c.TLS)
 	}
@@ -203,9 +195,7 @@ func port(p uint16) *uint16 { return &p }
 
 func TestLoadAgent(t *testing.T) {
 	c, err := Load[Agent](write(t, "cluster: c1\nbackend: userspace\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := &Agent{Cluster: "c1", SubnetsFile: "/etc/semaphore/subnets/broker.yaml",
 		WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state",
 		Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
@@ -240,9 +230,7 @@ func TestWithoutSubnetsFile(t *testing.T) {
 func TestLoadAgentsSubnets(t *testing.T) {
 	c, err := Load[Agent](write(t,
 		"cluster: c1\nallowedSubnets: [10.0.0.0/8, 'fd02::/48']\nlocalSubnets: [10.1.0.0/16]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(c.AllowedPrefixes) != 2 || c.AllowedPrefixes[1] != netip.MustParsePrefix("fd02::/48") ||
 		len(c.LocalPrefixes) != 1 {
 		t.Errorf("%v, %v", c.AllowedPrefixes, c.LocalPrefixes)
@@ -560,9 +548,7 @@ func TestDurationText(t *testing.T) {
 func write(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 

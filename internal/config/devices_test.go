@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestDevicesOfOneName: the short device names of two remotes can be equal by chance, or because an attacker searched
@@ -39,9 +40,7 @@ remotes:
 - {name: a.b, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/16], servicePrefix: ab, wireguard: {listenPort: 3}}
 `
 	c, err := Parse[described]([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, want := range []string{naming.ClusterLabel("eu-1.example.com"), naming.ClusterLabel(long), "ab"} {
 		if got := c.Remotes[i].ServicePrefix; got != want || strings.Contains(got, ".") || len(got) > 11 {
 			t.Errorf("mirrors of %s begin with %q, want %q", c.Remotes[i].Name, got, want)
@@ -72,9 +71,7 @@ mcs: {enabled: %s}
 	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another",
 		"false": ""} {
 		c, err := Parse[described]([]byte(strings.ReplaceAll(text, "%s", enabled)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, r := range []Remote{{Name: "mcs"}, {Name: "c2", ServicePrefix: "mcs"}, {Name: "c2", ServicePrefix: "mcs-eu"}} {
 			r.PodSubnets, r.NodeSubnets = []string{"10.2.0.0/16"}, []string{"172.16.0.0/16"}
 			_, wrong := c.WithRemotes([]Remote{r})

@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestDocumentationIsComplete: docs/configuration.md has every key of every file with its default, and no others.
 func TestDocumentationIsComplete(t *testing.T) {
 	data, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := string(data)
 	// The smallest valid files: their keys are required, all others have a default.
 	checkDocumentation(t, text, "semaphore-exporter", Parse[Exporter],
@@ -35,13 +35,9 @@ func TestDocumentationIsComplete(t *testing.T) {
 func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byte) (*T, error), smallest string) {
 	t.Run(part, func(t *testing.T) {
 		c, err := parse([]byte(smallest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var given any
-		if err := yaml.Unmarshal([]byte(smallest), &given); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, yaml.Unmarshal([]byte(smallest), &given))
 		required := map[string]bool{}
 		keysOf(required, "", given)
 		want := map[string]string{}

@@ -4,13 +4,13 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestPodSubnetsOfAnExporter(t *testing.T) {
 	c, err := Parse[Exporter]([]byte("cluster: c1\npodSubnets: [10.1.0.0/16, 'fd00:1::/48']\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(c.PodPrefixes) != 2 || c.PodPrefixes[1] != netip.MustParsePrefix("fd00:1::/48") {
 		t.Errorf("pod subnets are %s", c.PodPrefixes)
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // fuzz checks that a file, whatever it contains, causes no panic, that the result is either an error or a value, and
@@ -29,9 +31,7 @@ func fuzz[T any, P interface {
 			return
 		}
 		written, err := yaml.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		again, err := Parse[T, P](written)
 		if err != nil {
 			t.Fatalf("what was read is refused once written out: %v\n%s", err, written)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const brokerOfC1 = `
@@ -27,9 +29,7 @@ globalServices:
   - {namespaces: [shop], names: [cart, pay], prefer: [c1, c2], minReady: 2, whenGone: withdraw}
   - {}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := GlobalServices{
 		PodSubnets:  []string{"10.1.0.0/17", "fd00:1::/48"},
 		PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/17"), netip.MustParsePrefix("fd00:1::/48")},

@@ -6,6 +6,8 @@ import (
 	"net"
 	"slices"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 type fake struct {
@@ -115,9 +117,7 @@ func TestSource(t *testing.T) {
 		"[fe80::1%eth0]:5": "fe80::/64",
 	} {
 		addr, err := net.ResolveTCPAddr("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got := Source(addr); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}

@@ -4,28 +4,24 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	for range 2 { // the second finds the socket of the first, which has not removed it
 		listener, err := Listen(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { listener.Close() })
 	}
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if mode := info.Mode().Perm(); mode != 0o600 {
 		t.Errorf("mode %o: others can connect", mode)
 	}
 	precious := filepath.Join(t.TempDir(), "precious")
-	if err := os.WriteFile(precious, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(precious, []byte("data"), 0o600))
 	if _, err := Listen(precious); err == nil {
 		t.Error("a file was taken for a socket")
 	}

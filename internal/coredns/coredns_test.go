@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -36,9 +37,7 @@ const kubeadm = `.:53 {
 func printed(t *testing.T, blocks ...Block) string {
 	t.Helper()
 	var b strings.Builder
-	if err := Print(&b, blocks); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Print(&b, blocks))
 	return b.String()
 }
 
@@ -51,9 +50,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]},
   {name: c3, servicePrefix: three, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12],
    wireguard: {listenPort: 51821}}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := fmt.Sprint(Blocks(c, "cluster.local"))
 	if want := "[{c2 c2 mirrors cluster.local} {c3 three mirrors cluster.local} " +
 		"{global gl mirrors cluster.local}]"; got != want {
@@ -66,9 +63,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]},
 func TestClusterSet(t *testing.T) {
 	c2, set := Block{"c2", "c2", "semaphore", "cluster.local"}, ClusterSet("semaphore", "cluster.local")
 	var knowing strings.Builder
-	if err := PrintImports(&knowing, []Block{c2, set}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, PrintImports(&knowing, []Block{c2, set}))
 	if got := knowing.String(); got != printed(t, c2)+Multicluster {
 		t.Errorf("printed is\n%s", got)
 	}
@@ -143,9 +138,7 @@ func TestShadows(t *testing.T) {
 		served, left := Served([]Block{b, Global("semaphore", test.own), other, ClusterSet("semaphore", test.own)})
 		for _, write := range []func(io.Writer, []Block) error{Print, PrintImports} {
 			var out strings.Builder
-			if err := write(&out, all); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, write(&out, all))
 			if faults := Compare(out.String(), served); len(faults) > 0 || len(served)+len(left) != len(all) {
 				t.Errorf("%s: %d and %d of %d; missing %+v in\n%s", test.cluster, len(served), len(left), len(all), faults, &out)
 			}

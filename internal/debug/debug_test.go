@@ -181,9 +181,7 @@ func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (semap
 		}
 	})
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		conn.Close()
 		if err := stop(); err != nil {
@@ -204,9 +202,7 @@ func TestServeSocket(t *testing.T) {
 	defer cancel()
 
 	s, err := client.GetStatus(ctx, &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if s.Part != "agent" || s.Cluster != "c1" || s.Node != "n1" || s.SoftwareVersion != program.Version || !s.Ready ||
 		len(s.Problems) != 1 {
 		t.Errorf("status %v", s)
@@ -215,18 +211,14 @@ func TestServeSocket(t *testing.T) {
 		t.Errorf("started %v, now %v", s.StartedAt.AsTime(), s.Now.AsTime())
 	}
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if info.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("mode %v; want a socket that only its owner may open", info.Mode())
 	}
 
 	record(r, 0, 3)
 	recent, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range 3 {
 		expectEvent(t, recent, fmt.Sprint("service shop/", i))
 	}
@@ -250,9 +242,7 @@ func TestServeSocket(t *testing.T) {
 func expectEvent(t *testing.T, stream grpc.ServerStreamingClient[semaphorev1.WatchResponse], object string) {
 	t.Helper()
 	m, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if m.GetEvent().GetObject() != object {
 		t.Fatalf("%v; want an event of %s", m, object)
 	}
@@ -267,9 +257,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 	defer cancel()
 	record(r, 0, 1) // so that the stream is known to exist
 	stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	expectEvent(t, stream, "service shop/0")
 	const all = 50_000 // several times what gRPC's windows hold
 	detail := strings.Repeat("x", 200)
@@ -288,9 +276,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 	got, lost := 0, 0
 	for got+lost < all {
 		m, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if n := m.GetLost(); n > 0 {
 			lost += int(n)
 			continue
@@ -314,9 +300,7 @@ func TestWatchEndsWithReader(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	record(r, 0, 1)
 	stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	expectEvent(t, stream, "service shop/0")
 	cancel()
 	select {
@@ -341,9 +325,7 @@ func (e endings) Watch(req *semaphorev1.WatchRequest,
 func TestSocketLeftBehind(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	old.SetUnlinkOnClose(false) // as a process that is killed
 	old.Close()
 	client, _ := serve(t, path,
@@ -359,17 +341,11 @@ func TestSocketLeftBehind(t *testing.T) {
 func TestServeSocketRefusesWhatIsNoSocket(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "precious")
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("x"), 0o600))
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(file, link); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(file, link))
 	empty := filepath.Join(dir, "empty")
-	if err := os.Mkdir(empty, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(empty, 0o755))
 	for _, path := range []string{file, link, empty, filepath.Join(file, "below")} {
 		if err := ServeSocket(t.Context(), path, NewServer(nil, nil, Answers{})); err == nil ||
 			!strings.Contains(err.Error(), file) &&

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // authority is a root from which tests issue certificates.
@@ -35,9 +36,7 @@ func newCA(t *testing.T) *authority {
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		t.Fatal(err)
 	}
@@ -65,20 +64,14 @@ func (a *authority) issueFrom(t *testing.T, notBefore, notAfter time.Time, ids .
 	}
 	for _, id := range ids {
 		u, err := url.Parse(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		template.URIs = append(template.URIs, u)
 	}
 	leaf := newKey(t)
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(leaf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
@@ -86,9 +79,7 @@ func (a *authority) issueFrom(t *testing.T, notBefore, notAfter time.Time, ids .
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return key
 }
 
@@ -106,9 +97,7 @@ func newPart(t *testing.T, ca *authority, id string, bundles map[string][]byte) 
 		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"),
 		BundleDir: filepath.Join(dir, "bundles"),
 	}}
-	if err := os.Mkdir(p.files.BundleDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(p.files.BundleDir, 0o755))
 	p.certificate(t, ca, time.Now().Add(time.Hour), id)
 	for cluster, roots := range bundles {
 		p.bundle(t, cluster, roots)
@@ -138,19 +127,13 @@ func (p *part) bundle(t *testing.T, cluster string, roots []byte) {
 func (p *part) source(t *testing.T) *Source {
 	t.Helper()
 	s, err := NewSource(p.files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 
 // write replaces a file atomically, as careful writers do.
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path+".new", content, 0o600))
+	testkit.Must(t, os.Rename(path+".new", path))
 }

@@ -49,9 +49,7 @@ func TestIDs(t *testing.T) {
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer listener.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -66,9 +64,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 		}()
 	}()
 	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	c := tls.Client(conn, client)
@@ -228,9 +224,7 @@ func TestRotation(t *testing.T) {
 	exporter.certificate(t, newCA1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	mustPass(t, "the new root alone", server, client)
 
-	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")))
 	mustFail(t, "the bundle is removed", server, client, `cluster "c1" is not trusted: there is no file`,
 		"remote error: tls:")
 	broker.bundle(t, "c1", newCA1.pem())
@@ -255,9 +249,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	mustPass(t, "key without its certificate", server, client)
 	write(t, exporter.files.CertFile, []byte("not a certificate"))
 	mustPass(t, "nonsense for a certificate", server, client)
-	if err := os.Remove(exporter.files.CertFile); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(exporter.files.CertFile))
 	mustPass(t, "no certificate", server, client)
 	broker.bundle(t, "c1", []byte("-----BEGIN NONSENSE-----"))
 	mustPass(t, "nonsense for a bundle", server, client)
@@ -332,9 +324,7 @@ func TestNoSessionOutlivesTrust(t *testing.T) {
 	client.ServerName = "broker"
 	mustPass(t, "first", server, client)
 	mustPass(t, "second", server, client)
-	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")))
 	mustFail(t, "after the bundle is removed", server, client, `cluster "c1" is not trusted`, "remote error: tls:")
 }
 
@@ -386,38 +376,26 @@ func (s *secret) write(t *testing.T, files map[string][]byte) {
 	t.Helper()
 	s.n++
 	version := fmt.Sprintf("..version_%d", s.n)
-	if err := os.Mkdir(filepath.Join(s.dir, version), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(s.dir, version), 0o755))
 	for name, content := range files {
 		write(t, filepath.Join(s.dir, version, name), content)
 		link := filepath.Join(s.dir, name)
 		if _, err := os.Lstat(link); errors.Is(err, os.ErrNotExist) {
-			if err := os.Symlink(filepath.Join("..data", name), link); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Symlink(filepath.Join("..data", name), link))
 		}
 	}
 	old, _ := os.Readlink(filepath.Join(s.dir, "..data"))
-	if err := os.Symlink(version, filepath.Join(s.dir, "..data_tmp")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(filepath.Join(s.dir, "..data_tmp"), filepath.Join(s.dir, "..data")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(version, filepath.Join(s.dir, "..data_tmp")))
+	testkit.Must(t, os.Rename(filepath.Join(s.dir, "..data_tmp"), filepath.Join(s.dir, "..data")))
 	links, err := os.ReadDir(s.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, l := range links {
 		if _, ok := files[l.Name()]; !ok && !strings.HasPrefix(l.Name(), "..") {
 			os.Remove(filepath.Join(s.dir, l.Name()))
 		}
 	}
 	if old != "" {
-		if err := os.RemoveAll(filepath.Join(s.dir, old)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.RemoveAll(filepath.Join(s.dir, old)))
 	}
 }
 
@@ -435,9 +413,7 @@ func TestSecretVolume(t *testing.T) {
 		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
 		BundleDir: bundles.dir,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
 	server, client := broker.source(t).ServerTLS(anyone), source.ClientTLS(Broker("c2"))
 	mustFail(t, "certificate of the old root", server, client, "unknown authority", "remote error: tls:")
@@ -465,9 +441,7 @@ func TestSecretVolumeUnderWay(t *testing.T) {
 		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
 		BundleDir: bundles.dir,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	agent := bundleFileSource(filepath.Join(bundles.dir, "c2.pem"))
 	c2 := spiffeid.RequireTrustDomainFromString("c2")
 	stop, read := make(chan struct{}), make(chan struct{})
@@ -513,9 +487,7 @@ func TestPeerIDAndStandingStream(t *testing.T) {
 
 	source := exporter.source(t)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(Broker("c2")))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	call := func() {
 		t.Helper()
@@ -530,9 +502,7 @@ func TestPeerIDAndStandingStream(t *testing.T) {
 	exporter.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	broker.certificate(t, ca2, time.Now().Add(time.Hour), "spiffe://c2/broker")
 	call()
-	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")))
 	call()
 }
 
@@ -575,9 +545,7 @@ func (h health) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*hea
 func serveHealth(t *testing.T, creds credentials.TransportCredentials, ids chan<- string) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	g := grpc.NewServer(grpc.Creds(creds))
 	healthpb.RegisterHealthServer(g, health{ids: ids})
 	served := make(chan error)

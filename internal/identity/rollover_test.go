@@ -206,9 +206,7 @@ func TestOwnID(t *testing.T) {
 		t.Errorf("%v; want the file, what it is and what it should be", err)
 	}
 	s, err := Open(t.Context(), p.files, Exporter("c1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	log := testkit.CaptureLog(t)
 	p.certificate(t, ca, time.Now().Add(time.Hour), "spiffe://c1/broker")
 	svid, err := s.GetX509SVID()

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // standing is a gRPC stream that is opened once and must stay open.
@@ -39,9 +41,7 @@ func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallS
 func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(server)))
 	grpc_testing.RegisterTestServiceServer(g, echoServer{})
 	served := make(chan error, 1)
@@ -59,9 +59,7 @@ func serveEcho(t *testing.T, server *tls.Config) (address string) {
 func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, error) {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(client)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(t.Context())
 	if err != nil {
@@ -75,9 +73,7 @@ func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, erro
 func stand(t *testing.T, server, client *tls.Config) *standing {
 	t.Helper()
 	s, err := dialEcho(t, serveEcho(t, server), client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 

@@ -45,9 +45,7 @@ func newAgent(t *testing.T) *agent {
 func (a *agent) serve(t *testing.T) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", a.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	g := grpc.NewServer()
 	workloadpb.RegisterSpiffeWorkloadAPIServer(g, a)
 	served := make(chan error, 1)
@@ -158,14 +156,10 @@ func TestWorkloadAPI(t *testing.T) {
 	other := svid(t, ca1, hour, "spiffe://c1/other") // SPIRE may give a workload several
 	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other, svid(t, ca1, hour, "spiffe://c1/exporter"))
 	source, err := spire.open(t, "spiffe://c1/exporter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	serialNow := func() string {
 		s, err := source.GetX509SVID()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return s.Certificates[0].SerialNumber.String()
 	}
 
@@ -221,9 +215,7 @@ func TestWorkloadAPIRoots(t *testing.T) {
 	spire := newAgent(t)
 	spire.give(nil, svid(t, ca1, hour, "spiffe://c1/agent"))
 	roots, err := OpenRoots(t.Context(), "", spire.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer roots.Close()
 	client := roots.ClientTLS(Broker("c1"))
 	listener := newPart(t, ca1, "spiffe://c1/broker", map[string][]byte{"c1": ca1.pem()})
@@ -307,14 +299,10 @@ func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	stop := spire.serve(t)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
 	source, err := spire.open(t, "spiffe://c1/exporter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	roots := func() []*x509.Certificate {
 		b, err := source.GetX509BundleForTrustDomain(Exporter("c1").TrustDomain())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return b.X509Authorities()
 	}
 	stop()

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -30,9 +31,7 @@ func TestRetryWhileAway(t *testing.T) {
 	// open opens the path to the apiserver. While it is closed, connections are refused.
 	open := func() (shut func()) {
 		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		network := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
 		})

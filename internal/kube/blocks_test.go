@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -54,16 +55,12 @@ func TestBlockAffinities(t *testing.T) {
 				"apiVersion": gv.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": name},
 				"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": deleted},
 			}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	list := func() (string, *BlockAffinityList) {
 		t.Helper()
 		list, err := lw.ListWithContextFunc(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all := list.(*BlockAffinityList)
 		var out []string
 		for _, a := range all.Items {
@@ -80,9 +77,7 @@ func TestBlockAffinities(t *testing.T) {
 		t.Errorf("the CRD has %q, native: %v", got, b.Native())
 	}
 	events, err := lw.WatchFuncWithContext(ctx, metav1.ListOptions{ResourceVersion: all.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	create(calicoCRD, "b", "true")
 	select {
 	case e := <-events.ResultChan():

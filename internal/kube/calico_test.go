@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -70,9 +71,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 			"service": map[string]any{"namespace": "calico-apiserver", "name": "calico-api"},
 		},
 	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// The apiserver takes a moment until it routes the group to the missing service.
 	var last error
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
@@ -90,9 +89,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 
 func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 	c, err := Calico(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if c.GroupVersion != want {
 		t.Fatalf("group %s; want %s", c.GroupVersion, want)
 	}
@@ -158,9 +155,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	name := object.GetName()
 
 	created, err := r.Create(ctx, object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if diff := cmp.Diff(spec(object), spec(created)); diff != "" {
 		t.Errorf("what was asked for and what was made differ (-want +got):\n%s", diff)
 	}
@@ -188,16 +183,12 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	others(foreign, 0)
 	foreign.SetLabels(nil)
 	foreign, err = r.Create(ctx, foreign)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 
 	newest := created.DeepCopyObject().(T)
 	change(newest)
 	updated, err := r.Update(ctx, newest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if diff := cmp.Diff(spec(newest), spec(updated)); diff != "" {
 		t.Errorf("update (-want +got):\n%s", diff)
 	}
@@ -214,9 +205,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	if err := r.Delete(ctx, name, updated.GetUID(), created.GetResourceVersion()); !apierrors.IsConflict(err) {
 		t.Errorf("delete of an older version: %v; want a conflict", err)
 	}
-	if err := r.Delete(ctx, name, updated.GetUID(), updated.GetResourceVersion()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Delete(ctx, name, updated.GetUID(), updated.GetResourceVersion()))
 	expect("delete " + name)
 	if err := r.Delete(ctx, name, updated.GetUID(), ""); !apierrors.IsNotFound(err) {
 		t.Errorf("second delete: %v; want NotFound", err)
@@ -238,9 +227,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	options := metav1.ListOptions{Limit: 2}
 	for {
 		list, err := cache.ToListerWatcherWithContext(r.ListWatch("")).ListWithContext(ctx, options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		names = append(names, namesOf(t, list)...)
 		if options.Continue = list.(metav1.ListInterface).GetContinue(); options.Continue == "" {
 			break

@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -30,9 +31,7 @@ func TestConfigOutsideACluster(t *testing.T) {
 func TestConfigReachesApiserver(t *testing.T) {
 	path := kubetest.Kubeconfig(t, kubetest.Start(t))
 	cfg, err := Config(config.Kube{KubeConfigPath: path, QPS: 7, Burst: 11}, "broker")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if cfg.QPS != 7 || cfg.Burst != 11 || !strings.HasPrefix(cfg.UserAgent, "semaphore-broker/") {
 		t.Errorf("QPS %v, burst %d, user agent %q", cfg.QPS, cfg.Burst, cfg.UserAgent)
 	}

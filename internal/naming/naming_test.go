@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestNamesNeverChange: clusters, policies, dashboards and DNS rewrites of users contain all of these values. If this
@@ -311,9 +313,7 @@ func TestIsClusterName(t *testing.T) {
 			`"maxLength": 63,`,
 	} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		found := regexp.MustCompile(find).FindStringSubmatch(strings.Join(strings.Fields(string(text)), " "))
 		if found == nil {
 			t.Fatalf("%s has no rule for names of clusters", file)

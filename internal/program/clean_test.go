@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestClean: no text controls a terminal, however it is divided between writes; lines, tabs and the colours of the
@@ -27,9 +29,7 @@ func TestClean(t *testing.T) {
 		for _, size := range []int{1, 2, 3, 1 << 10} {
 			file := filepath.Join(t.TempDir(), "out")
 			f, err := os.Create(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			c := NewClean(f)
 			for text := test.text; text != ""; {
 				n := min(size, len(text))
@@ -38,13 +38,9 @@ func TestClean(t *testing.T) {
 				}
 				text = text[n:]
 			}
-			if err := c.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.Close())
 			got, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if string(got) != test.want {
 				t.Errorf("%s, in writes of %d bytes: %q, want %q", name, size, got, test.want)
 			}

@@ -56,14 +56,10 @@ func listen(t *testing.T, run func(ctx context.Context, address string) error) s
 func get(t *testing.T, url string) (code int, body string) {
 	t.Helper()
 	resp, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -87,20 +83,14 @@ func TestPrivatePages(t *testing.T) {
 	})
 	ask := func(path string) string {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		request.Header.Set("X-Forwarded-For", "127.0.0.1")
 		request.Header.Set("Forwarded", "for=127.0.0.1")
 		resp, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return string(body)
 	}
 	if body := ask("/metrics"); strings.Contains(body, "secret") || !strings.Contains(body, "semaphore_build_info") {
@@ -161,9 +151,7 @@ func TestHTTP(t *testing.T) {
 		}
 	}
 	resp, err := http.Post(url+"/healthz", "text/plain", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %s", resp.Status)
@@ -250,9 +238,7 @@ func TestProfiling(t *testing.T) {
 
 func TestAddressTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.Close()
 	err = Pages{Metrics: NewRegistry()}.Serve(t.Context(), l.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(l.Addr())) {
@@ -276,9 +262,7 @@ func TestLongProfile(t *testing.T) {
 	}
 	url := listen(t, serveProfiles)
 	slow, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer slow.Close()
 	if _, err := slow.Write([]byte("GET /debug/pprof/ HTTP/1.1\r\n")); err != nil {
 		t.Fatal(err)
@@ -290,9 +274,7 @@ func TestLongProfile(t *testing.T) {
 	if took := time.Since(began); took < 12*time.Second {
 		t.Errorf("a trace of 12 s took %s", took)
 	}
-	if err := slow.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, slow.SetReadDeadline(time.Now().Add(time.Second)))
 	if _, err := io.ReadAll(slow); err != nil {
 		t.Errorf("who sends no end of the header stays connected: %v", err)
 	}

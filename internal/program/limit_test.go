@@ -29,9 +29,7 @@ func (l *logged) say(h slog.Handler, place uintptr, level slog.Level, text strin
 	l.t.Helper()
 	r := slog.NewRecord(l.now, level, text, place)
 	r.Add(args...)
-	if err := h.Handle(l.t.Context(), r); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, h.Handle(l.t.Context(), r))
 }
 
 func (l *logged) count(text string) int { return strings.Count(l.written.String(), text) }

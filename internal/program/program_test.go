@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
@@ -96,9 +97,7 @@ func program(t *testing.T, how string, args ...string) (cmd *exec.Cmd, stderr *b
 func file(t *testing.T, content string) string {
 	t.Helper()
 	path := t.TempDir() + "/config.yaml"
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -176,9 +175,7 @@ func TestFlagsAndEnvironment(t *testing.T) {
 func TestLogOfAProgramIsLimited(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		cmd, stderr := program(t, "repeat", "--log-format="+format)
-		if err := cmd.Run(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cmd.Run())
 		if n := strings.Count(stderr.String(), "a line that a retry repeats"); n != lineBurst {
 			t.Errorf("%s: %d lines, want %d:\n%s", format, n, lineBurst, stderr)
 		}
@@ -206,12 +203,8 @@ func TestSignals(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			cmd, stderr := program(t, test.how)
 			pipe, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, cmd.Start())
 			defer cmd.Process.Kill()
 			lines := bufio.NewScanner(pipe)
 			expect := func(want string) {
@@ -222,9 +215,7 @@ func TestSignals(t *testing.T) {
 			}
 			expect("waiting")
 			for i, s := range test.signals {
-				if err := cmd.Process.Signal(s); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, cmd.Process.Signal(s))
 				if i == 0 && test.said != "" {
 					expect(test.said)
 				}

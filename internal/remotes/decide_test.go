@@ -11,15 +11,14 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
 func own(t testing.TB, more string) *config.Broker {
 	t.Helper()
 	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n" + more))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return c
 }
 
@@ -27,9 +26,7 @@ func own(t testing.TB, more string) *config.Broker {
 func at(t testing.TB, age int, name, spec string) Object {
 	t.Helper()
 	o := Object{Name: name, Created: time.Unix(int64(1_000_000+age), 0), Generation: 1, Definition: "d1"}
-	if err := yaml.UnmarshalStrict([]byte(spec), &o.Spec); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(spec), &o.Spec))
 	return o
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzRemoteCluster: whatever a RemoteCluster says, in its metadata and status, too, beside one that is in effect:
@@ -74,13 +75,9 @@ func FuzzRemoteCluster(f *testing.F) {
 			}
 		}
 		written, err := json.Marshal(d.InEffect)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		stored, err := ReadObjects(string(written))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		again := Decide(broker, stored, objects, map[string]uint16{names[0]: port})
 		if a := again.Verdicts[names[0]]; a.Reason != v.Reason && v.Reason == finding.Accepted {
 			t.Errorf("accepted, and after a restart %+v", a)

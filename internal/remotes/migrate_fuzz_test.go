@@ -7,6 +7,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzFiles: whatever a file and a command line contain, there is an error, or objects that can be written, and those
@@ -32,9 +33,7 @@ func FuzzFiles(f *testing.F) {
 				t.Errorf("%q is no name of a cluster, and nothing is missing", o.Name)
 			}
 			written, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			var again v1alpha1.RemoteCluster
 			if err := json.Unmarshal(written, &again); err != nil || utf8.ValidString(o.Name) && again.Name != o.Name {
 				t.Errorf("%q is %+v, %v", written, again, err)

@@ -7,6 +7,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func specs(t *testing.T, m *Migration) string {
@@ -15,9 +16,7 @@ func specs(t *testing.T, m *Migration) string {
 	objects, _, missing := m.Objects()
 	for _, o := range objects {
 		text, err := yaml.Marshal(map[string]v1alpha1.RemoteClusterSpec{o.Name: o.Spec})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		out.Write(text)
 	}
 	for _, line := range missing {
@@ -57,9 +56,7 @@ missing c2: spec.trustBundle: its root certificates (--bundles)`},
 				}
 			}
 			if test.policy != "" {
-				if err := m.AddPolicyFlags(test.policy); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, m.AddPolicyFlags(test.policy))
 			}
 			if got := specs(t, m); got != strings.TrimSpace(test.want) {
 				t.Errorf("%s\nwant %s", got, test.want)

@@ -5,23 +5,21 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestSubnets: what an agent reads from the broker's file, in the released form and with a remote.
 func TestSubnets(t *testing.T) {
 	shipped, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if s, err := ParseSubnets(shipped, "c1"); err != nil || len(s.Local) != 3 || len(s.Remotes) != 0 {
 		t.Errorf("as shipped, where remotes are objects: %+v, %v", s, err)
 	}
 	shipped = append(shipped, "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.16/28], "+
 		"wireguard: {listenPort: 7775}}]\n"...)
 	s, err := ParseSubnets(append(shipped, "keyOfALaterVersion: {a: 1}\n"...), "c1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c2 := s.Remotes["c2"]
 	if got, want := fmt.Sprintln(s.Local, len(s.Remotes), c2.PodPrefixes, c2.NodePrefixes, c2.Encryption,
 		c2.WireGuard.ListenPort),

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // view is the state of a reader. It reads only the journal, and must end with what the writers last wrote.
@@ -105,9 +107,7 @@ func TestModel(t *testing.T) {
 					if random.IntN(1+40*n*n) != 0 {
 						continue
 					}
-					if err := v.step(j, 1+random.IntN(50)); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, v.step(j, 1+random.IntN(50)))
 					check(v)
 				}
 				if i%100 == 0 {
@@ -117,9 +117,7 @@ func TestModel(t *testing.T) {
 			checkBounds(t, j)
 			for _, v := range readers {
 				for v.revision < j.Head() {
-					if err := v.step(j, 7); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, v.step(j, 7))
 					check(v)
 				}
 				if pending := j.Pending(v.revision); pending != 0 {
@@ -149,9 +147,7 @@ func TestModelConcurrent(t *testing.T) {
 	j.Put("first", 0, at(0))
 	j.Delete("first", at(0))
 	late := newView()
-	if err := late.step(j, 10); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, late.step(j, 10))
 	written := make(chan struct{})
 	var writing sync.WaitGroup
 	for w := range writers {
@@ -220,9 +216,7 @@ func TestModelConcurrent(t *testing.T) {
 			}
 		})
 	}
-	if err := g.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Wait())
 	checkBounds(t, j)
 	snapshots := 0
 	for r, v := range views {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // allocated returns the number of bytes that decoding data allocates.
@@ -120,9 +121,7 @@ func TestSizeOfAOneof(t *testing.T) {
 		"packed numbers":      {&semaphorev1.Hello{Kinds: make([]semaphorev1.Kind, 100)}, (1 + 100) * perScalar},
 	} {
 		data, err := proto.Marshal(test.m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		of := test.m.ProtoReflect()
 		if n, err := memoryOf(data, of.Type(), 1<<20); err != nil || n != structure(of.Descriptor())+test.more {
 			t.Errorf("%s: %d, %v; want %d", name, n, err, structure(of.Descriptor())+test.more)

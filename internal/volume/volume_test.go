@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // volume is replaced as by a kubelet: all files by one rename of ..data; then the old directory is removed.
@@ -56,9 +58,7 @@ func TestReadWhileReplaced(t *testing.T) {
 		return v.write(map[string]string{"tls.crt": fmt.Sprintf("version %d", i),
 			"sub/tls.key": fmt.Sprintf("version %d", i)})
 	}
-	if err := write(0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, write(0))
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for i := 1; ; i++ {
@@ -91,9 +91,7 @@ func TestReadWhileReplaced(t *testing.T) {
 		versions[string(content[0])] = true
 	}
 	close(stop)
-	if err := <-stopped; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-stopped)
 	t.Logf("%d reads saw %d of %d versions, %d missed a file", reads, len(versions), v.n, misses)
 	if misses != 0 || len(versions) < 10 {
 		t.Errorf("%d reads missed a file, %d versions seen, want 0 and many", misses, len(versions))
@@ -102,28 +100,20 @@ func TestReadWhileReplaced(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	v := &volume{dir: t.TempDir()}
-	if err := v.write(map[string]string{"a": "1", "b": "2"}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, v.write(map[string]string{"a": "1", "b": "2"}))
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, []byte("3"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(plain, []byte("3"), 0o600))
 	got, err := Read(filepath.Join(v.dir, "a"), plain, filepath.Join(v.dir, "b"))
 	if want := [][]byte{[]byte("1"), []byte("3"), []byte("2")}; err != nil || !slices.EqualFunc(got, want, bytes.Equal) {
 		t.Errorf("read %q, %v", got, err)
 	}
-	if err := v.write(map[string]string{"a": "1"}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, v.write(map[string]string{"a": "1"}))
 	for _, path := range []string{filepath.Join(v.dir, "b"), filepath.Join(v.dir, "never"), plain + "no"} {
 		if _, err := ReadFile(path); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want that it is not there", path, err)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(v.dir, "..data")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.RemoveAll(filepath.Join(v.dir, "..data")))
 	if _, err := ReadFile(filepath.Join(v.dir, "a")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a volume without its version: %v, want that the file is not there", err)
 	}

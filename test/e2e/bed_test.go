@@ -45,23 +45,17 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 func clusters(ctx context.Context, t testing.TB, options testbed.Options) *Scenario {
 	t.Helper()
 	repo, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	options.Progress = t.Output()
 	tb, err := testbed.Up(ctx, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
 			t.Error(err)
 		}
 	})
 	s, err := New(tb, repo, func(what string) { t.Log(what) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.Diagnose(context.WithoutCancel(ctx)))

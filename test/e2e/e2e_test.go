@@ -25,14 +25,10 @@ func TestTwoClusters(t *testing.T) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	t.Cleanup(stop)
 	repo, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	started := time.Now()
 	tb, err := testbed.Up(ctx, testbed.Options{Progress: t.Output()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
 			t.Error(err)
@@ -40,12 +36,8 @@ func TestTwoClusters(t *testing.T) {
 	})
 	t.Logf("two clusters were up after %s", time.Since(started).Round(100*time.Millisecond))
 	scenario, err := New(tb, repo, func(what string) { t.Log(what) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := scenario.Prepare(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, scenario.Prepare(ctx))
 	t.Logf("semaphore and the workloads were ready after %s", time.Since(started).Round(100*time.Millisecond))
 	steps := Steps()
 	for i, step := range steps {
@@ -54,9 +46,7 @@ func TestTwoClusters(t *testing.T) {
 		}
 		if !t.Run(step.Name, func(t *testing.T) {
 			evidence, took, err := scenario.Run(ctx, step)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Logf("%s (%s)", evidence, took.Round(100*time.Millisecond))
 		}) {
 			t.Log(scenario.Diagnose(context.WithoutCancel(ctx)))

@@ -121,9 +121,7 @@ spec:
 func (b *policyBed) pod(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *corev1.Pod {
 	t.Helper()
 	all, err := pods(ctx, c, "shop", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == name })
 	if i < 0 {
 		t.Fatalf("%s has no pod shop/%s with an address", c.Name, name)
@@ -158,9 +156,7 @@ func (b *policyBed) isStopped(ctx context.Context, name string) error {
 }
 
 func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, passes, stopped []string) {
-	if err := b.c1.ApplyYAML(ctx, manifest); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.c1.ApplyYAML(ctx, manifest))
 	defer func() {
 		if _, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(manifest), "delete", "-f", "-"); err != nil {
 			t.Error(err)
@@ -196,9 +192,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (string, int) {
 	t.Helper()
 	sets, err := b.ctl(ctx, b.c1, "broker", "get", "sets", "-o", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	from := "c2/shop/" + name
 	if name == "stranger" { // it is in no set, so only its address identifies it
 		from = b.pod(ctx, t, b.c2, name).Status.PodIP
@@ -207,9 +201,7 @@ func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (str
 		"--kubeconfig", b.c1.Kubeconfig, "--from", from, "--to", "shop/db", "--port", "8080")
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(sets), &out, &out
-	if err := b.tb.Fabric().Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.tb.Fabric().Do(cmd.Start))
 	_ = cmd.Wait() // its exit code is the result
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 2 {

@@ -36,14 +36,10 @@ spec:
 // must not is stopped. It logs the time from the change, as c2's apiserver acknowledged it, until the ipset in the
 // kernel of c1's node has followed: the window in which a permission is stale.
 func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
-	if err := b.c1.ApplyYAML(ctx, onlyWeb); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.c1.ApplyYAML(ctx, onlyWeb))
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	stopped := func(name string) {
 		t.Helper()
@@ -370,9 +366,7 @@ func (b *policyBed) members(ctx context.Context, t *testing.T) map[string]bool {
 	cmd := exec.CommandContext(ctx, "ipset", "list", "-output", "save")
 	var out strings.Builder
 	cmd.Stdout = &out
-	if err := b.c1.Nodes[0].Netns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.c1.Nodes[0].Netns.Do(cmd.Start))
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("ipset list: %v", err)
 	}

@@ -6,15 +6,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestTable: each fault of mutations.txt can be planted, and each test that it names exists. make mutations plants all.
 func TestTable(t *testing.T) {
 	const root = "../.."
 	all, err := parse(table)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, m := range all {
 		code, err := os.ReadFile(filepath.Join(root, m.file))
 		if err != nil {
@@ -27,15 +27,11 @@ func TestTable(t *testing.T) {
 		for _, named := range m.tests {
 			dir, test, _ := strings.Cut(named, "#")
 			files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			found := false
 			for _, file := range files {
 				text, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				found = found || regexp.MustCompile(`(?m)^func `+regexp.QuoteMeta(test)+`\(`).Match(text)
 			}
 			if !found {

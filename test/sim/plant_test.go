@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -23,9 +24,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		t.Skip("SEEDS asks for a run of many seeds")
 	}
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	mistakes := []mistake{
 		{"the broker does not wait for the end mark of a snapshot", "I2", []edit{
 			{"broker/apply/writes/retain.go", "return !g.confirmed || !g.Heard()", "return g.holds()"},

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // mistake is a mistake that a person could make in the product, and the invariant that it breaks.
@@ -37,9 +39,7 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	add := func(file, text string) {
 		replacement := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		if err := os.WriteFile(replacement, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(replacement, []byte(text), 0o600))
 		overlay.Replace[filepath.Join(root, filepath.FromSlash(file))] = replacement
 	}
 	files := map[string]bool{}
@@ -50,9 +50,7 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 	}
 	for file := range files {
 		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		planted, pkg, err := plant(string(text), file, mistakes)
 		if err != nil {
 			t.Fatalf("%s: %v: the mistake has to be planted in another way", file, err)
@@ -62,13 +60,9 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 			"package %s\n\nimport \"os\"\n\nvar plantedMistake = os.Getenv(%q)\n", pkg, plantedMistake))
 	}
 	data, err := json.Marshal(overlay)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	overlayFile := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(overlayFile, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(overlayFile, data, 0o600))
 	program = filepath.Join(dir, "sim.test")
 	// It needs no clock, and tests beside it do.
 	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", "go", "test", "-vet=off", "-overlay", overlayFile,

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/cgroup"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -62,9 +63,7 @@ func upWith(t *testing.T, options Options) *Cluster {
 		options.Clusters = []ClusterSpec{{Name: "c1", Nodes: 2}}
 	}
 	tb, err := Up(ctx, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		before := remember(t, tb.ID)
 		if err := tb.Down(); err != nil {
@@ -119,9 +118,7 @@ func TestNodes(t *testing.T) {
 	tier.OnlyAll(t, "e2e TestNodes joins and reboots nodes")
 	c := upWith(t, Options{})
 	ctx := t.Context()
-	if err := c.ApplyYAML(ctx, daemonSet); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.ApplyYAML(ctx, daemonSet))
 	allReachAll(ctx, t, c)
 	n1 := c.Node("n1")
 	pod := func(node string) *Pod {
@@ -132,24 +129,18 @@ func TestNodes(t *testing.T) {
 			t.Fatalf("pods of %s: %d, %v", node, len(list.Items), err)
 		}
 		p, err := c.running(&list.Items[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return p
 	}
 	// This step is first because the pod garbage collector is slow: the last step waits for it.
 	t.Run("a node joins and leaves", func(t *testing.T) {
 		n3, err := c.AddNode(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if n3.Name != "n3" || c.Node("n3") != n3 {
 			t.Errorf("the new node is %s, among %v", n3.Name, c.Nodes)
 		}
 		allReachAll(ctx, t, c)
-		if err := c.RemoveNode(ctx, n3); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.RemoveNode(ctx, n3))
 		list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) != 2 || len(c.Nodes) != 2 {
 			t.Errorf("nodes: %d objects, %d nodes, %v", len(list.Items), len(c.Nodes), err)
@@ -158,18 +149,14 @@ func TestNodes(t *testing.T) {
 	t.Run("containers outlive kubelet and containerd", func(t *testing.T) {
 		before := pod("n1")
 		for _, name := range []string{"kubelet/n1", "containerd/n1"} {
-			if err := c.Process(name).Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.Process(name).Kill())
 		}
 		if out, err := before.Exec(ctx, "curl", "-sS", "--max-time", "10", "http://127.0.0.1:8080/"); err != nil {
 			t.Errorf("while both are down: %q, %v", out, err)
 		}
-		if err := WaitFor(ctx, patience, "kubelet and containerd", func(ctx context.Context) error {
+		testkit.Must(t, WaitFor(ctx, patience, "kubelet and containerd", func(ctx context.Context) error {
 			return errors.Join(serves(ctx, n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		allReachAll(ctx, t, c)
 		if after := pod("n1"); after.Container.ID != before.Container.ID || after.Container.PID != before.Container.PID {
 			t.Errorf("the container was %+v, is %+v", before.Container, after.Container)
@@ -182,18 +169,14 @@ func TestNodes(t *testing.T) {
 				"ip link add left type veth peer name right"); err != nil {
 			t.Fatal(err)
 		}
-		if err := n1.PowerOff(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n1.PowerOff())
 		if pids, err := c.tb.cgroups.Processes(n1.cgroup()); err != nil || len(pids) > 0 {
 			t.Errorf("processes of a node without power: %v, %v", pids, err)
 		}
 		if _, err := n1.Exec(ctx, "true"); err == nil || !strings.Contains(err.Error(), "without power") {
 			t.Errorf("a command on a node without power: %v", err)
 		}
-		if err := n1.Boot(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n1.Boot(ctx))
 		out, err := n1.Exec(ctx, "sh", "-c", "ls /run/mark /var/lib/mark /etc/mark 2>/dev/null; ip -br link")
 		if err != nil || !strings.HasPrefix(out, "/etc/mark\n/var/lib/mark\n") &&
 			!strings.HasPrefix(out, "/var/lib/mark\n/etc/mark\n") ||
@@ -241,9 +224,7 @@ func TestUnified(t *testing.T) {
 	mount := unifiedMount(t)
 	c := upWith(t, Options{CgroupMount: mount, Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}})
 	ctx := t.Context()
-	if err := c.ApplyYAML(ctx, daemonSet); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.ApplyYAML(ctx, daemonSet))
 	allReachAll(ctx, t, c)
 	out, err := c.Node("n1").Exec(ctx, "stat", "-f", "-c", "%T", "/sys/fs/cgroup")
 	if err != nil || out != "cgroup2fs\n" {

@@ -4,13 +4,13 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestOptionsComplete(t *testing.T) {
 	var o Options
-	if err := o.complete(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, o.complete())
 	if len(o.Clusters) != 2 || o.Clusters[0] != (ClusterSpec{"c1", 2}) || o.Clusters[1] != (ClusterSpec{"c2", 2}) {
 		t.Errorf("default clusters: %v", o.Clusters)
 	}

@@ -93,9 +93,7 @@ func bringUp(t *testing.T, clusters ...ClusterSpec) *Testbed {
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
 	t.Cleanup(stop)
 	tb, err := Up(ctx, Options{Clusters: clusters, Programs: programs(), Progress: t.Output()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
 			t.Error(err)
@@ -194,9 +192,7 @@ func TestTwoClusters(t *testing.T) {
 	c1, c2 := tb.Cluster("c1"), tb.Cluster("c2")
 	t.Run("names of Services resolve in pods", func(t *testing.T) {
 		service, err := c1.Client.CoreV1().Services("shop").Get(ctx, "echo", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, name := range []string{"echo", "echo.shop", "echo.shop.svc.cluster.local"} {
 			out, err := c1.ExecPod(ctx, "shop", "client", "getent", "ahostsv4", name)
 			if err != nil || !strings.HasPrefix(out, service.Spec.ClusterIP+" ") {
@@ -237,9 +233,7 @@ func TestTwoClusters(t *testing.T) {
 	})
 	t.Run("Felix enforces a NetworkPolicy", func(t *testing.T) {
 		fetch(ctx, t, c1, "stranger", "http://echo/")
-		if err := c1.ApplyYAML(ctx, policy); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c1.ApplyYAML(ctx, policy))
 		err := WaitFor(ctx, patience, "the policy to be enforced", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "stranger", "http://echo/"); err == nil {
 				return errors.New("stranger is let through")
@@ -272,9 +266,7 @@ func TestTwoClusters(t *testing.T) {
 	})
 	t.Run("CoreDNS takes further server blocks", func(t *testing.T) {
 		block := "example.test:53 {\n  hosts {\n    192.0.2.1 www.example.test\n  }\n}\n"
-		if err := c1.AppendCorefile(ctx, block); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c1.AppendCorefile(ctx, block))
 		resolve := func(ctx context.Context) error {
 			out, err := c1.ExecPod(ctx, "shop", "client", "getent", "ahostsv4", "www.example.test")
 			if err == nil && !strings.HasPrefix(out, "192.0.2.1 ") {
@@ -282,12 +274,8 @@ func TestTwoClusters(t *testing.T) {
 			}
 			return err
 		}
-		if err := WaitFor(ctx, patience, "the name to resolve", resolve); err != nil {
-			t.Fatal(err)
-		}
-		if err := c1.AppendCorefile(ctx, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, WaitFor(ctx, patience, "the name to resolve", resolve))
+		testkit.Must(t, c1.AppendCorefile(ctx, ""))
 		if err := WaitFor(ctx, patience, "the block to go", func(ctx context.Context) error {
 			if resolve(ctx) == nil {
 				return errors.New("the name still resolves")
@@ -300,11 +288,9 @@ func TestTwoClusters(t *testing.T) {
 	t.Run("components that are killed come back", func(t *testing.T) {
 		for _, name := range []string{"kube-apiserver", "kube-scheduler", "calico-node/n1", "kube-proxy/n2", "kubelet/n1",
 			"containerd/n1"} {
-			if err := c2.Process(name).Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c2.Process(name).Kill())
 		}
-		if err := WaitFor(ctx, patience, "c2 to recover", func(ctx context.Context) error {
+		testkit.Must(t, WaitFor(ctx, patience, "c2 to recover", func(ctx context.Context) error {
 			if _, err := c2.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil {
 				return err
 			}
@@ -316,9 +302,7 @@ func TestTwoClusters(t *testing.T) {
 				get(ctx, c2.Node("n1").Netns, "http://127.0.0.1:10248/healthz"),
 				serves(ctx, c2.Node("n1").Path(containerdSocket)),
 				get(ctx, c2.Node("n2").Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort)))
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		manager := c2.Process("kube-controller-manager")
 		if err := manager.Stop(); err != nil || manager.PID() != 0 {
 			t.Errorf("stopped: %v, pid %d", err, manager.PID())
@@ -337,9 +321,7 @@ func TestTwoClusters(t *testing.T) {
 		n := c1.Node("n2")
 		out, err := n.Exec(ctx, "sh", "-c",
 			"hostname; ip -o -4 address show eth0; iptables --version; echo x > /run/mark; echo x > /etc/mark")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, want := range []string{"c1-n2\n", "172.18.1.12/16", "(legacy)"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%q is not in %q", want, out)
@@ -360,9 +342,7 @@ func TestTwoClusters(t *testing.T) {
 	t.Run("ip-netns knows a node's own namespace there", func(t *testing.T) {
 		n := c1.Node("n1")
 		first, err := n.PID()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		out, err := n.Exec(ctx, "ip", "netns", "pids", n.Netns.Name())
 		if err != nil || !slices.Contains(strings.Fields(out), "1") {
 			t.Errorf("processes: %q, %v; the first one, %d outside, is not among them", out, err, first)
@@ -387,9 +367,7 @@ func TestTwoClusters(t *testing.T) {
 			"18080:8080")
 		var said testkit.Buffer
 		forward.Stdout, forward.Stderr = &said, &said
-		if err := tb.Fabric().Do(forward.Start); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tb.Fabric().Do(forward.Start))
 		defer func() {
 			_ = forward.Cancel()
 			_ = forward.Wait()
@@ -467,17 +445,11 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 	})
 	t.Run("other processes find it", func(t *testing.T) {
 		state, err := Find(tb.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		cluster, err := state.Cluster("c2")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		node, err := cluster.Node("n1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var name strings.Builder
 		if err := node.Join(ctx, spawn.JoinSpec{Args: []string{"hostname"}, Stdout: &name}); err != nil ||
 			name.String() != "c2-n1\n" {
@@ -488,18 +460,14 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 		}
 		shell, startShell, err := state.ShellCommand(ctx, "sh", "-c",
 			"kubectl config get-contexts -o name && kubectl --context c2 get node n2 -o name")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var said strings.Builder
 		shell.Stdout, shell.Stderr = &said, t.Output()
 		if err := errors.Join(startShell(), shell.Wait()); err != nil || said.String() != "c1\nc2\nnode/n2\n" {
 			t.Errorf("plain kubectl in testbed shell: %q, %v", &said, err)
 		}
 		cmd, start, err := state.KubectlCommand(ctx, "c2", "get", "node", "n2", "-o", "name")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var out strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, t.Output()
 		if err := errors.Join(start(), cmd.Wait()); err != nil || out.String() != "node/n2\n" {
@@ -524,18 +492,12 @@ func TestSideBySide(t *testing.T) {
 	tier.OnlyAll(t, "TestUpInterrupted; TestProcessesEndWithTheirOwner (test/testbed/spawn)")
 	needRoot(t)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	child := exec.CommandContext(t.Context(), self, childTestbed)
 	child.Stderr = t.Output()
 	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, child.Start())
 	tb := bringUp(t, ClusterSpec{Name: "c1", Nodes: 1})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	id, ok := strings.CutPrefix(strings.TrimSpace(line), "up ")
@@ -545,9 +507,7 @@ func TestSideBySide(t *testing.T) {
 	t.Cleanup(func() { _ = child.Process.Kill() })
 	var ids []string
 	states, err := List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, s := range states {
 		ids = append(ids, s.ID)
 	}
@@ -571,9 +531,7 @@ func TestSideBySide(t *testing.T) {
 			t.Errorf("no process of %s is %q", id, program)
 		}
 	}
-	if err := child.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, child.Process.Kill())
 	killed := time.Now()
 	_ = child.Wait() // killed
 	// No process of a testbed outlives its owner.
@@ -596,9 +554,7 @@ func TestSideBySide(t *testing.T) {
 	if slices.Contains(swept, tb.ID) {
 		t.Fatalf("the testbed that is up was swept")
 	}
-	if err := c.ApplyYAML(t.Context(), workload); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.ApplyYAML(t.Context(), workload))
 	if err := c.WaitForDeployment(t.Context(), "shop", "echo", patience); err != nil {
 		t.Errorf("the testbed that was not killed: %v\n%s", err, c.Diagnose(t.Context(), "shop"))
 	}
@@ -659,9 +615,7 @@ type process struct {
 func hierarchies(t *testing.T) *cgroup.Hierarchies {
 	t.Helper()
 	h, err := cgroup.Find(cgroup.Mount)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return h
 }
 
@@ -717,9 +671,7 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 	}
 	// Also find processes outside the control groups: they have the testbed's directory in their arguments or mounts.
 	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, e := range entries {
 		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), dir+"/") {
 			t.Errorf("%s: %q is left", e, data)
@@ -734,9 +686,7 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.Pod {
 	t.Helper()
 	pod, err := c.Client.CoreV1().Pods("shop").Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return pod
 }
 
@@ -744,9 +694,7 @@ func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.
 func echoOn(ctx context.Context, t *testing.T, c *Cluster, node string) *corev1.Pod {
 	t.Helper()
 	pods, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range pods.Items {
 		if pods.Items[i].Spec.NodeName == node {
 			return &pods.Items[i]
@@ -759,9 +707,7 @@ func echoOn(ctx context.Context, t *testing.T, c *Cluster, node string) *corev1.
 func fetch(ctx context.Context, t *testing.T, c *Cluster, pod, url string) echo.Answer {
 	t.Helper()
 	out, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "20", url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var answer echo.Answer
 	if err := json.Unmarshal([]byte(out), &answer); err != nil {
 		t.Fatalf("%s answers %q: %v", url, out, err)

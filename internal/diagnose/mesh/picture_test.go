@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var update = flag.Bool("update", false, "write testdata/*, to be looked at and committed")
@@ -139,14 +140,10 @@ func TestFormats(t *testing.T) {
 		for format, got := range formats(mesh.PictureOf(m)) {
 			file := filepath.Join("testdata", name+"."+format)
 			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, os.WriteFile(file, []byte(got), 0o644))
 			}
 			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if string(want) != got {
 				t.Errorf("%s differs (-update writes it):\n%s", file, got)
 			}

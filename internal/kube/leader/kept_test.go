@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -36,17 +37,13 @@ func TestRestores(t *testing.T) {
 	m := NewKept(kubernetes.NewForConfigOrDie(counted), "default", "a", "semaphore", slog.New(slog.DiscardHandler))
 	hold := func(text string) {
 		t.Helper()
-		if err := m.Hold(t.Context(), "k", text); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, m.Hold(t.Context(), "k", text))
 	}
 	look := func() { m.mu.Lock(); m.looked = time.Time{}; m.mu.Unlock() }
 	has := func(want string) {
 		t.Helper()
 		object, err := maps.Get(t.Context(), "a", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(object.Data) != 1 || object.Data["k"] != want || len(object.BinaryData) != 0 ||
 			object.Labels[naming.LabelManagedBy] != "semaphore" {
 			t.Errorf("it has %v %v %v, want k: %s", object.Data, object.BinaryData, object.Labels, want)
@@ -74,16 +71,12 @@ func TestRestores(t *testing.T) {
 				do(object)
 				_, err = maps.Update(t.Context(), object, metav1.UpdateOptions{})
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 	}
 	for name, foreign := range map[string]func(){
 		"deleted": func() {
-			if err := maps.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, maps.Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		},
 		"changed":     change(func(c *corev1.ConfigMap) { c.Data["k"] = "3" }),
 		"emptied":     change(func(c *corev1.ConfigMap) { c.Data = nil }),
@@ -125,9 +118,7 @@ func TestOthersWrite(t *testing.T) {
 	m := NewKept(kubernetes.NewForConfigOrDie(racing), "default", "b", "semaphore", slog.New(slog.DiscardHandler))
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Data: map[string]string{"k": "foreign"}}
 	for i, do := range []func(){

@@ -677,9 +677,7 @@ func TestMetricsScraped(t *testing.T) {
 func scrape(t *testing.T, url string) string {
 	t.Helper()
 	resp, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer resp.Body.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	body, err := io.ReadAll(resp.Body)

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -27,9 +28,7 @@ func inEffect(name string, age int64, port uint16, subnets ...v1alpha1.Subnet) r
 func ownBroker(t *testing.T) *config.Broker {
 	t.Helper()
 	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return c
 }
 
@@ -98,9 +97,7 @@ func TestStoredIsRestored(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	const namespace = "default"
 	maps := client.CoreV1().ConfigMaps(namespace)

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestTable(t *testing.T) {
@@ -44,9 +46,7 @@ func TestTable(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var out, other strings.Builder
 			broken, err := table(strings.NewReader(c.in), &out, &other)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			var rows []string
 			for line := range strings.Lines(out.String()) {
 				rows = append(rows, strings.Join(strings.Fields(line), " "))

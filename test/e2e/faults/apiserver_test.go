@@ -33,9 +33,7 @@ func restartAPIServer(t *testing.T, c *testbed.Cluster, down time.Duration) {
 	p := c.Process("kube-apiserver")
 	pid := p.PID()
 	if down > 0 {
-		if err := p.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Stop())
 		pause(t, down)
 		p.Start()
 	} else if err := p.Kill(); err != nil {
@@ -108,9 +106,7 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 		return nil
 	})
 	restartAPIServer(t, b.c1, 0)
-	if err := <-created; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-created)
 	back := time.Now()
 	b.converges(t, settle)
 	took := time.Since(back)
@@ -162,9 +158,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 	g := b.watch(t)
 	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && op[nameOf(ch)] != "" })
 	p := b.c1.Process("kube-apiserver")
-	if err := p.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Stop())
 	stopped := time.Now()
 	restore := func() {
 		var errs []error
@@ -211,9 +205,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 			if op[name] != "delete" {
 				errs = append(errs, offer(t.Context(), b.c2, name, number))
 			}
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, errors.Join(errs...))
 		}
 	}
 	pause(t, away-time.Since(stopped))
@@ -227,9 +219,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 	// minute, retries it only every 30 to 60 s (client-go's reflector), and until then no pod of the cluster reaches the
 	// apiserver. This test is not about that, so restart kube-proxy, which then lists immediately.
 	for _, n := range b.c1.Nodes {
-		if err := b.c1.Process("kube-proxy/" + n.Name).Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.c1.Process("kube-proxy/"+n.Name).Kill())
 	}
 	reached := eventually(t, settle,
 		func(ctx context.Context) error { return reachAPIServer(ctx, b.c1, "broker", "exporter") })
@@ -305,13 +295,9 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	exporter := waitActive(t, b.c2, "exporter")
 	broker := waitActive(t, b.c1, "broker")
 	sent, err := metrics(t.Context(), exporter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	taken, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	lines := b.logLines(b.c2, "exporter")
 	killed := time.Now()
 	restartAPIServer(t, b.c2, 0)
@@ -324,20 +310,14 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := offer(t.Context(), b.c2, "after-restart", 900); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, offer(t.Context(), b.c2, "after-restart", 900))
 	b.converges(t, settle)
 	took := time.Since(back)
 	after := waitActive(t, b.c2, "exporter")
 	sentNow, err := metrics(t.Context(), after)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	takenNow, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if after.Container.PID == exporter.Container.PID {
 		for _, m := range []struct {
 			name          string
@@ -376,22 +356,16 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	g := b.watch(t)
 	exporter := waitActive(t, b.c2, "exporter")
 	before, err := metrics(t.Context(), exporter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// Cut off the standby too: otherwise it leads if the apiserver takes longer than the Lease to start.
 	ctx := t.Context()
 	replicas, err := part(ctx, b.c2, "exporter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var cut []*netns.Namespace
 	var mends []func()
 	for _, p := range replicas {
 		running, err := b.c2.Pod(ctx, p.Namespace, p.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ns, mend := cutOffFromAPIServer(t, running)
 		cut, mends = append(cut, ns), append(mends, mend)
 	}
@@ -399,9 +373,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	for i := 10; i < 16; i++ {
 		name := fmt.Sprintf("many-%03d", i)
 		gone = append(gone, name)
-		if err := withdraw(ctx, b.c2, name); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, withdraw(ctx, b.c2, name))
 	}
 	t.Cleanup(func() {
 		for i := 10; i < 16; i++ {
@@ -411,9 +383,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		}
 	})
 	revision, err := compact(ctx, b.c2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// A new apiserver has no watch cache from before the compaction either.
 	restartAPIServer(t, b.c2, 0)
 	pause(t, 3*time.Second)
@@ -439,9 +409,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	took := b.converges(t, settle)
 	// An exporter that could not renew its Lease in time has exited. Another one, or its restart, lists everything again.
 	after, err := metrics(ctx, waitActive(t, b.c2, "exporter"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	deletes := 0
 	for _, ch := range g.sofar(b.c1) {
 		if ch.op == "delete" {
@@ -466,15 +434,11 @@ func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, m
 		{"INPUT", "-p", "tcp", "-m", "multiport", "--sports", "443,6443", "-j", "DROP"},
 	}
 	held, err := os.Open(pod.Netns.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { held.Close() })
 	ns = netns.OfFile(held)
 	for _, r := range rules {
-		if err := iptables(ns, append([]string{"-I"}, r...)...); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, iptables(ns, append([]string{"-I"}, r...)...))
 	}
 	done := false
 	mend = func() {
@@ -556,9 +520,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 			return err
 		})
 	}
-	if err := setVerbs(t.Context(), "nothing"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, setVerbs(t.Context(), "nothing"))
 	restored := false
 	restore := func() {
 		if !restored {
@@ -584,16 +546,12 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	})
 	broker := waitActive(t, b.c1, "broker")
 	before, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// One agent loses its stream. The test does not restart the agent, because a userspace device lives in the agent's
 	// container.
 	lonely := b.c1.Nodes[0]
 	reject := []string{"OUTPUT", "-p", "tcp", "--dport", "8444", "-j", "REJECT", "--reject-with", "tcp-reset"}
-	if err := iptables(lonely.Netns, append([]string{"-I"}, reject...)...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, iptables(lonely.Netns, append([]string{"-I"}, reject...)...))
 	attached := func(ctx context.Context) (map[string]bool, error) {
 		s, err := status(ctx, b.c1, broker)
 		out := map[string]bool{}
@@ -609,15 +567,11 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		}
 		return err
 	})
-	if err := iptables(lonely.Netns, append([]string{"-D"}, reject...)...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, iptables(lonely.Netns, append([]string{"-D"}, reject...)...))
 	const unavailable = 20 * time.Second
 	pause(t, unavailable)
 	nodes, err := attached(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, n := range b.c1.Nodes {
 		if want := n != lonely; nodes[n.Name] != want {
 			t.Errorf("node %s: attached %t, want %t", n.Name, nodes[n.Name], want)

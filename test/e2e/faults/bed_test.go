@@ -100,9 +100,7 @@ func onBed(t *testing.T) *bed {
 	}
 	testkit.NeedsRoot(t, "it makes network namespaces")
 	shared.once.Do(func() { shared.bed, shared.err = newBed(t.Output()) })
-	if shared.err != nil {
-		t.Fatal(shared.err)
-	}
+	testkit.Must(t, shared.err)
 	b := shared.bed
 	b.converges(t, settle)
 	t.Cleanup(func() {
@@ -344,9 +342,7 @@ func eventually(t *testing.T, within time.Duration, f func(context.Context) erro
 	t.Helper()
 	started := time.Now()
 	// The test's context has ended when a cleanup waits, so use life.
-	if err := testbed.WaitFor(life, within, "what the case asks for", f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testbed.WaitFor(life, within, "what the case asks for", f))
 	return time.Since(started)
 }
 

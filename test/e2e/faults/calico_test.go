@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -28,9 +29,7 @@ func TestNoCalico(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "web-0", Labels: map[string]string{setLabel: "web"}},
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "main"}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ip := strings.Replace(l.subnets["a"], "0.0/16", "9.9", 1)
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 	if _, err := l.kube.CoreV1().Pods("shop").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
@@ -70,9 +69,7 @@ func TestNoCalico(t *testing.T) {
 
 	kubetest.InstallCalico(t, l.rest, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	calico, err := kube.Calico(l.rest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	came := eventually(t, settle, func(ctx context.Context) error {
 		set, err := calico.GlobalNetworkSets().Get(ctx, "a-shop-web")
 		if err == nil && strings.Join(set.Spec.Nets, ",") != ip+"/32" {

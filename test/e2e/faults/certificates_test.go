@@ -16,6 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -69,9 +70,7 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 		if _, err := b.install.Semaphorectl(ctx, step.args...); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.distribute(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.distribute(ctx))
 		spread := eventually(t, settle, func(ctx context.Context) error { return b.inUse(ctx, pki) })
 		pause(t, 2*time.Second)
 		stand(step.what)
@@ -108,9 +107,7 @@ func deposed(ctx context.Context, t *testing.T, clusters ...*testbed.Cluster) bo
 	for _, c := range clusters {
 		for _, name := range []string{"broker", "exporter"} {
 			pods, err := part(ctx, c, name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, p := range pods {
 				for _, s := range p.Status.ContainerStatuses {
 					ended := s.LastTerminationState.Terminated

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // guard observes a case from before the fault until after it: changes in the clusters, the state of the nodes' kernels,
@@ -55,20 +56,14 @@ func (b *bed) watch(t *testing.T) *guard {
 	}
 	for _, n := range b.nodes() {
 		k, err := kernelOf(ctx, n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		g.before[n] = k
 	}
 	g.running.Go(func() { g.look(ctx) })
 	from, err := onePod(ctx, b.c1, "client")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	to, err := onePod(ctx, b.c2, "server")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if g.ping, err = newPinger(from, to.IP.String()); err != nil {
 		t.Fatal(err)
 	}
@@ -142,9 +137,7 @@ func (g *guard) sofar(c *testbed.Cluster) []change {
 	for i, r := range g.b.records {
 		if r.cluster == c {
 			changes, err := r.since(g.t.Context(), g.marks[i])
-			if err != nil {
-				g.t.Fatal(err)
-			}
+			testkit.Must(g.t, err)
 			return changes
 		}
 	}
@@ -298,9 +291,7 @@ func (b *bed) usage(t *testing.T) map[int]usage {
 	for _, c := range b.tb.Clusters() {
 		for _, name := range []string{"broker", "exporter", "agent"} {
 			pods, err := part(t.Context(), c, name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, p := range pods {
 				if running, err := c.Pod(t.Context(), p.Namespace, p.Name); err == nil {
 					pid := running.Container.PID

@@ -29,6 +29,7 @@ import (
 	productconfig "github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -124,9 +125,7 @@ func (l *lab) herd(n int, peering string) *herd {
 			peers: map[string]string{}, key: key})
 		made.Go(func() error { return l.admit(mctx, client, i) })
 	}
-	if err := made.Wait(); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, made.Wait())
 	for i, g := range h.agents {
 		cfg := &productconfig.Agent{Cluster: "hub"}
 		cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile = peering, l.path("bundles", "hub.pem"), l.token(i)
@@ -391,9 +390,7 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	})
 	received := h.received()
 	memory, err := residentOf(broker.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	broker.kill()
 	h.wait(t, settle, "cut off", func(g *grazer) bool { return !g.current })
 	restarted := time.Now()
@@ -401,9 +398,7 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	last := h.wait(t, settle, "current", func(g *grazer) bool { return g.current && g.at.After(restarted) })
 	took := last.Sub(restarted)
 	ticks, err := ticksOf(broker.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	spent := time.Duration(ticks) * 10 * time.Millisecond
 	if spent > herdBound {
 		t.Errorf("until all of %d agents were current the broker had %s of a processor, want %s", agents, seconds(spent),
@@ -435,9 +430,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: stream.NewState(), peers: map[string]string{},
 		key: make([]byte, 32)}
 	slow.key[0] = 1
-	if err := l.admit(t.Context(), l.kube, agents); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.admit(t.Context(), l.kube, agents))
 	// churn measures the slowest delivery of several changes to all other agents, while every node moves repeatedly.
 	port := 52000
 	churn := func() (worst time.Duration) {
@@ -465,9 +458,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	}
 	calm := churn()
 	before, err := residentOf(broker.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	read := l.attach(slow, agents, broker.peering)
 	for !slow.current {
 		read()
@@ -479,9 +470,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	late := beside.Late()
 	beside.Stop()
 	after, err := residentOf(broker.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	newest := func() bool {
 		for i := range peers {
 			n := playedNode(i, port)
@@ -516,27 +505,19 @@ func TestF25_SlowAgent(t *testing.T) {
 func (l *lab) attach(g *grazer, i int, peering string) (read func()) {
 	l.t.Helper()
 	token, err := os.ReadFile(l.token(i))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	const window = 64 << 10
 	conn, err := grpc.NewClient(peering,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"},
 			MinVersion: tls.VersionTLS13})),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	l.t.Cleanup(func() { conn.Close() })
 	ctx := metadata.AppendToOutgoingContext(l.t.Context(), "authorization", "Bearer "+string(token))
 	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	for _, m := range g.Begin() {
-		if err := stream.Send(m); err != nil {
-			l.t.Fatal(err)
-		}
+		testkit.Must(l.t, stream.Send(m))
 	}
 	return func() {
 		l.t.Helper()

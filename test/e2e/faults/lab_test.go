@@ -64,14 +64,10 @@ func newLab(t *testing.T, remotes ...string) *lab {
 	t.Helper()
 	config := kubetest.Start(t)
 	bins, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "lab")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins,
 		subnets: map[string]string{}, daemons: new([]*daemon)}
@@ -99,9 +95,7 @@ func (l *lab) path(elements ...string) string {
 
 func (l *lab) write(path, text string) {
 	l.t.Helper()
-	if err := writeFile(path, text); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, writeFile(path, text))
 }
 
 func (l *lab) ctl(args ...string) string {
@@ -177,9 +171,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	cfg["listen"] = all
 	maps.Copy(cfg, more)
 	data, err := yaml.Marshal(cfg)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	l.write(d.cfg, string(data))
 	d.run()
 	*l.daemons = append(*l.daemons, d)
@@ -190,9 +182,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 func (d *daemon) run() {
 	d.t.Helper()
 	process, err := testkit.Start(d.t, d.name, d.log, exec.Command(d.program, "--config", d.cfg))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	d.Process, d.killed = process, false
 }
 
@@ -275,18 +265,12 @@ func (d *daemon) metric(name string, labels ...string) float64 {
 	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	defer response.Body.Close()
 	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	sum := 0.0
 	for line := range strings.Lines(string(data)) {
 		of, _, _ := strings.Cut(line, "{")
@@ -316,9 +300,7 @@ func (l *lab) via(address string) *proxy.Proxy {
 func (l *lab) through(dial func(context.Context) (net.Conn, error)) *proxy.Proxy {
 	l.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	p := proxy.New(listener, dial)
 	ctx, end := context.WithCancel(life)
 	done := make(chan error, 1)
@@ -362,12 +344,10 @@ func (l *lab) offer(cluster, name string, number int, address string) {
 // withdraw deletes the objects of offer.
 func (l *lab) withdraw(name string) {
 	l.t.Helper()
-	if err := errors.Join(
+	testkit.Must(l.t, errors.Join(
 		l.kube.DiscoveryV1().EndpointSlices("shop").Delete(l.t.Context(), name, metav1.DeleteOptions{}),
 		l.kube.CoreV1().Services("shop").Delete(l.t.Context(), name, metav1.DeleteOptions{}),
-	); err != nil {
-		l.t.Fatal(err)
-	}
+	))
 }
 
 // mirrors returns the mirrors and slices of a remote with UID and version, to detect changes.
@@ -399,9 +379,7 @@ func (l *lab) mirrors(ctx context.Context, cluster string) (view, error) {
 func (l *lab) mustMirrors(cluster string) view {
 	l.t.Helper()
 	v, err := l.mirrors(l.t.Context(), cluster)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	return v
 }
 
@@ -412,9 +390,7 @@ func (l *lab) waitMirrors(cluster string, services int) time.Duration {
 	return eventually(l.t, settle, func(ctx context.Context) error {
 		for _, d := range *l.daemons {
 			if !d.killed {
-				if err := d.runs(); err != nil {
-					l.t.Fatal(err)
-				}
+				testkit.Must(l.t, d.runs())
 			}
 		}
 		v, err := l.mirrors(ctx, cluster)
@@ -438,17 +414,13 @@ func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	l.t.Helper()
 	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"),
 		l.path("pki", cluster, part, "tls.key"))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{certificate},
 		// The broker's identity does not matter where a test plays its peer.
 		InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
 	})))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	l.t.Cleanup(func() { conn.Close() })
 	return conn
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -61,9 +62,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	g := b.watch(t)
 	old := waitActive(t, b.c1, "broker")
 	before, holder, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	process := processOf(old)
 	_, mend := cutOffFromAPIServer(t, old)
 	cut := time.Now()
@@ -109,9 +108,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 		}
 	})
 	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
-	if err := offer(t.Context(), b.c2, "while-deposed", 901); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, offer(t.Context(), b.c2, "while-deposed", 901))
 	eventually(t, settle, func(ctx context.Context) error {
 		_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-while-deposed", metav1.GetOptions{})
 		return err
@@ -122,9 +119,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	pause(t, 3*time.Second)
 	eventually(t, settle, func(ctx context.Context) error { return e2e.CallsReachLeader(ctx, b.c1) })
 	after, _, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if after != before+1 {
 		t.Errorf("the lease changed hands %d times, want once", after-before)
 	}
@@ -150,13 +145,9 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			g := b.watch(t)
 			lease := "semaphore-" + which.name + "-leader"
 			before, holder, err := transitions(t.Context(), which.c, lease)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			old := processOf(waitActive(t, which.c, which.name))
-			if err := old.signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, old.signal(syscall.SIGSTOP))
 			running := false
 			goOn := func() {
 				if !running {
@@ -186,9 +177,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				if err := offer(t.Context(), b.c2, name, id); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, offer(t.Context(), b.c2, name, id))
 				eventually(t, settle, func(ctx context.Context) error {
 					_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-"+name, metav1.GetOptions{})
 					return err
@@ -214,9 +203,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			b.converges(t, settle)
 			eventually(t, settle, func(ctx context.Context) error { return e2e.CallsReachLeader(ctx, b.c1) })
 			after, _, err := transitions(t.Context(), which.c, lease)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if after != before+1 {
 				t.Errorf("the lease changed hands %d times, want once", after-before)
 			}

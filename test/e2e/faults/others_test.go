@@ -26,6 +26,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -193,9 +194,7 @@ func (b *bed) applied(t *testing.T, c *testbed.Cluster, manifest string) {
 			t.Error(err)
 		}
 	})
-	if err := c.ApplyYAML(t.Context(), manifest); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.ApplyYAML(t.Context(), manifest))
 }
 
 // asker returns a pod of the namespace shop on a node, from which the test sends.
@@ -263,9 +262,7 @@ func TestNodeWithoutAnAgent(t *testing.T) {
 	global.more(t, "near-", 1)
 
 	joined, err := b.c1.AddNode(t.Context(), "--node-labels="+withoutAgent+"=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(b.c1.RemoveNode(life, joined), releaseBlocks(life, b.c1, joined.Name)); err != nil {
 			t.Error(err)
@@ -339,13 +336,9 @@ func TestCopyOfACluster(t *testing.T) {
 		l.write(l.path("bundles", name+".pem"), l.ctl("pki", "bundle", "--dir", b.install.PKI(name)))
 	}
 	// In the copy the Service has an endpoint that does not answer.
-	if err := offer(t.Context(), &testbed.Cluster{Client: l.kube, PodCIDR: b.c2.PodCIDR}, "web", 1); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, offer(t.Context(), &testbed.Cluster{Client: l.kube, PodCIDR: b.c2.PodCIDR}, "web", 1))
 	system, err := l.kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	toC1 := l.through(func(ctx context.Context) (net.Conn, error) {
 		return b.tb.Fabric().DialContext(ctx, "tcp", fmt.Sprintf("%s:%d", b.c1.Nodes[0].IP, e2e.FederationNodePort))
 	})
@@ -366,9 +359,7 @@ func TestCopyOfACluster(t *testing.T) {
 	// c1's broker reports the copy for five minutes more, and the next broker knows nothing of it.
 	t.Cleanup(func() { b.restartBroker(t, b.c1, second) })
 	eventually(t, settle, func(ctx context.Context) error {
-		if err := second.runs(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, second.runs())
 		s, err := second.status(ctx)
 		if err != nil {
 			return err
@@ -425,9 +416,7 @@ func TestAddressThatComesFirst(t *testing.T) {
 	}
 	endpoint := func() string {
 		n, err := b.c2.Client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return n.Annotations[naming.EndpointAnnotation("c1")]
 	}
 	before, began := endpoint(), time.Now()
@@ -495,9 +484,7 @@ func TestNamedNodeGoesAway(t *testing.T) {
 		}
 	})
 	cut := time.Now()
-	if err := change("-I"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, change("-I"))
 	eventually(t, settle, func(ctx context.Context) error {
 		l, err := b.linkOf(ctx, b.c1, "broker", "c2")
 		if err == nil && (!l.GetConnected() || l.GetSince().AsTime().Equal(was)) {
@@ -506,9 +493,7 @@ func TestNamedNodeGoesAway(t *testing.T) {
 		return err
 	})
 	took := time.Since(cut)
-	if err := offer(t.Context(), b.c2, "by-another-node", 951); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, offer(t.Context(), b.c2, "by-another-node", 951))
 	t.Cleanup(func() {
 		if err := withdraw(life, b.c2, "by-another-node"); err != nil {
 			t.Error(err)
@@ -523,9 +508,7 @@ func TestNamedNodeGoesAway(t *testing.T) {
 	r.end()
 	t.Logf("load %s; the stream is there again %s after the cut, a new Service after %s: %s", load(), seconds(took),
 		seconds(time.Since(cut)), r)
-	if err := mend(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, mend())
 }
 
 // leadsOn makes the broker on a node lead.
@@ -563,9 +546,7 @@ func (b *bed) reaches(t *testing.T, first, other string) {
 			t.Error(err)
 		}
 	})
-	if err := set(t.Context(), map[string]any{"address": first, "otherAddresses": []string{other}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, set(t.Context(), map[string]any{"address": first, "otherAddresses": []string{other}}))
 	eventually(t, settle, func(ctx context.Context) error {
 		l, err := b.linkOf(ctx, b.c2, "exporter", "c1")
 		if err == nil && (!l.GetConnected() || l.GetAddress() != first || l.GetBehind() > 0) {

@@ -14,6 +14,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -104,9 +105,7 @@ func TestF26_MessageOverLimit(t *testing.T) {
 	const attempts = 3
 	for range attempts {
 		stream, err := semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		huge := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 			Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: strings.Repeat("x", 8<<20),
 		}}}
@@ -200,9 +199,7 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 			return nil
 		})
 		slices, err := l.kube.DiscoveryV1().EndpointSlices(e2e.Namespace).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, s := range slices.Items {
 			for _, e := range s.Endpoints {
 				if strings.HasPrefix(s.Name, "b-") && e.Addresses[0] == "10.11.1.6" {

@@ -36,6 +36,7 @@ import (
 	productconfig "github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -156,9 +157,7 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		err = l.admit(t.Context(), l.kube, i)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	broker := here.with(ofBroker).broker(encrypting)
 	remote := here.play(1, broker.address)
 	_, first := remote.move(0, 51820)
@@ -167,9 +166,7 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 	works := func(endpoint string) {
 		t.Helper()
 		host, port, err := net.SplitHostPort(endpoint)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		eventually(t, settle, func(ctx context.Context) error {
 			node, err := l.kube.CoreV1().Nodes().Get(ctx, fmt.Sprintf("node-%04d", i), metav1.GetOptions{})
 			if err != nil {
@@ -353,12 +350,10 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		return nil
 	})
 	// The stream still works.
-	if err := stream.Send(&semaphorev1.PublishRequest{
+	testkit.Must(t, stream.Send(&semaphorev1.PublishRequest{
 		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
 			{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
-		}}}}); err != nil {
-		t.Fatal(err)
-	}
+		}}}}))
 	l.waitMirrors("a", 0)
 	broker.kill()
 	return name
@@ -417,13 +412,9 @@ func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	t.Helper()
 	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"),
 		l.path("pki", "hub", "broker", "tls.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13,
 		NextProtos: []string{"h2"},
@@ -454,18 +445,12 @@ func TestF18_ClocksApart(t *testing.T) {
 
 	file := l.path("pki", "a", "exporter", "tls.crt")
 	good, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	goodKey, err := os.ReadFile(l.path("pki", "a", "exporter", "tls.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	block, _ := pem.Decode(good)
 	certificate, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if early := time.Since(certificate.NotBefore); early < 5*time.Minute {
 		t.Errorf("a new certificate began %s ago, want at least 5 min: clocks differ", early.Round(time.Second))
 	}
@@ -481,9 +466,7 @@ func TestF18_ClocksApart(t *testing.T) {
 			l.write(l.path("pki", "a", "exporter", "tls.key"), key)
 			l.write(file, crt)
 			exporter.kill()
-			if err := os.Truncate(exporter.log, 0); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Truncate(exporter.log, 0))
 			exporter.run()
 			var said string
 			eventually(t, settle, func(ctx context.Context) error {
@@ -519,13 +502,9 @@ func TestF18_ClocksApart(t *testing.T) {
 func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (certificate, key string) {
 	t.Helper()
 	ca, err := tls.LoadX509KeyPair(l.path("pki", cluster, "ca.crt"), l.path("pki", cluster, "ca.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	id := &url.URL{Scheme: "spiffe", Host: cluster, Path: "/" + part}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: from, NotAfter: until, URIs: []*url.URL{id},
@@ -533,13 +512,9 @@ func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (c
 			x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
 	}, ca.Leaf, private.Public(), ca.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
 		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
 }

@@ -12,6 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -99,15 +100,11 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	g := b.watch(t)
 	broker := waitActive(t, b.c1, "broker")
 	before, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	passed := b.toC1.Passed()
 	exporter := waitActive(t, b.c2, "exporter")
 	old := processOf(exporter)
-	if err := old.signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, old.signal(syscall.SIGKILL))
 	took := eventually(t, settle, func(ctx context.Context) error {
 		pod, l, err := linkTo(ctx, b.c2, "exporter", "c1")
 		switch {
@@ -122,9 +119,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	})
 	pause(t, 2*time.Second) // for late changes
 	after, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, name := range []string{"semaphore_broker_writes_total", "semaphore_broker_changes_total",
 		"semaphore_broker_peering_revision"} {
 		if before[name] != after[name] {
@@ -133,9 +128,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	}
 	bytes := b.toC1.Passed() - passed
 	sent, err := metrics(t.Context(), waitActive(t, b.c2, "exporter"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if n := sent["semaphore_exporter_changes_sent_total"]; n > 0 {
 		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would send", n)
 	}
@@ -234,9 +227,7 @@ func (b *bed) drop(t *testing.T, to *testbed.Cluster) (repair func()) {
 	rule := func(op string) error {
 		return iptables(b.tb.Fabric(), op, "INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
 	}
-	if err := rule("-I"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, rule("-I"))
 	mended := false
 	return func() {
 		if !mended {
@@ -272,9 +263,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	}
 	// A Service that is deleted and re-created under its name is another object.
 	errs = append(errs, withdraw(ctx, b.c2, "many-020"), offer(ctx, b.c2, "many-020", 777))
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(errs...))
 	if _, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/server", "--replicas=3"); err != nil {
 		t.Fatal(err)
 	}

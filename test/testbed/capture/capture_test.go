@@ -22,9 +22,7 @@ func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	testkit.NeedsRoot(t, "it captures packets")
 	ns, err := netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := ns.Delete(); err != nil {
 			t.Error(err)
@@ -38,14 +36,10 @@ func TestCapture(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	receiver, err := ns.ListenPacket(ctx, "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer receiver.Close()
 	sender, err := ns.DialContext(ctx, "udp", receiver.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer sender.Close()
 	send := func(text string) {
 		t.Helper()
@@ -57,9 +51,7 @@ func TestCapture(t *testing.T) {
 	send("too early")
 	began := time.Now().Add(-time.Second)
 	c, err := Start(ns, "lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const many = 1000
 	for i := range many {
 		send(fmt.Sprintf("packet %04d", i))
@@ -70,9 +62,7 @@ func TestCapture(t *testing.T) {
 	}
 	send("the last one") // and at once:
 	packets, err := c.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	count := func(text string) (n int) {
 		for _, p := range packets {
 			if bytes.Contains(p.Data, []byte(text)) {
@@ -103,9 +93,7 @@ func TestCapture(t *testing.T) {
 func TestWritePCAP(t *testing.T) {
 	var file bytes.Buffer
 	frame := append(bytes.Repeat([]byte{0xff}, 12), 0x08, 0x06, 1, 2)
-	if err := writePCAP(&file, []Packet{{time.Unix(5, 6), frame}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, writePCAP(&file, []Packet{{time.Unix(5, 6), frame}}))
 	want := "4d3cb2a1" + "0200" + "0400" + "0000000000000000" + "00000200" + "01000000" +
 		"05000000" + "06000000" + "10000000" + "10000000" + fmt.Sprintf("%x", frame)
 	if got := fmt.Sprintf("%x", file.Bytes()); got != want {

@@ -37,9 +37,7 @@ func TestLife(t *testing.T) {
 	for _, mount := range mounts(t) {
 		t.Run(filepath.Base(mount), func(t *testing.T) {
 			h, err := Find(mount)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if err := h.Check(); err != nil && (!h.Unified || !strings.Contains(err.Error(), "bound to version 1")) {
 				t.Fatal(err)
 			}
@@ -53,9 +51,7 @@ func TestLife(t *testing.T) {
 				}
 			})
 			deep := name + "/node/daemons"
-			if err := h.Create(deep); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, h.Create(deep))
 			if err := h.Create(deep); err != nil {
 				t.Errorf("again: %v", err)
 			}
@@ -72,12 +68,8 @@ func TestLife(t *testing.T) {
 			}
 			cmd := exec.Command("sh", "-c", script+"{ sleep 300 & sleep 301 & echo in; wait; }")
 			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, cmd.Start())
 			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 				t.Fatal(err)
 			}
@@ -120,9 +112,7 @@ func TestFindFails(t *testing.T) {
 		t.Errorf("no mount point: %v", err)
 	}
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "cpu"), fs.ModePerm); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "cpu"), fs.ModePerm))
 	if _, err := Find(dir); err == nil || !strings.Contains(err.Error(), "mount -t cgroup2") {
 		t.Errorf("no control groups: %v", err)
 	}

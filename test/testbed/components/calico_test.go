@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestFilesOfCalico checks that krt_tunnel is removed from the template that has it, and that scripts are executable.
@@ -39,15 +41,11 @@ func TestRealFilesOfCalico(t *testing.T) {
 		t.Skip("needs the module of Calico")
 	}
 	repo, err := FindRepository()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir := t.TempDir()
 	var paths Paths
-	if err := (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir,
-		&paths); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir,
+		&paths))
 	for _, program := range []string{"sbin/start_runit", "etc/rc.local", "etc/service/available/felix/run",
 		"etc/service/available/bird/run"} {
 		if !isProgram(filepath.Join(paths.CalicoNodeFiles, program)) {
@@ -70,9 +68,7 @@ func TestRealFilesOfCalico(t *testing.T) {
 	}
 	for _, template := range templates {
 		data, err := os.ReadFile(template)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if strings.Contains(string(data), "krt_tunnel") {
 			t.Errorf("%s has krt_tunnel, which BIRD 1.6 does not know", template)
 		}

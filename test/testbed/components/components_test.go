@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestVersions(t *testing.T) {
@@ -37,14 +39,10 @@ func TestMissingPackages(t *testing.T) {
 
 func TestPinnedVersions(t *testing.T) {
 	repo, err := FindRepository()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, tool := range tools {
 		pinned, err := pinnedVersions(filepath.Join(repo, "tools", tool.name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := tool.ldflags(pinned); err != nil {
 			t.Error(err)
 		}
@@ -60,17 +58,11 @@ func TestPinnedVersions(t *testing.T) {
 // all that imports it, is compiled twice.
 func TestSharedVersions(t *testing.T) {
 	repo, err := FindRepository()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	product, err := pinnedVersions(repo)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	components, err := pinnedVersions(filepath.Join(repo, "tools", "components"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	shared := 0
 	for module, version := range components {
 		switch product[module] {
@@ -122,9 +114,7 @@ func TestInstalledProgram(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("KUBEBUILDER_ASSETS", dir)
 	script := filepath.Join(dir, "kube-apiserver")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\necho Kubernetes v1.36.1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(script, []byte("#!/bin/sh\necho Kubernetes v1.36.1\n"), 0o755))
 	var progress bytes.Buffer
 	b := Builder{Progress: &progress}
 	p := program{name: "kube-apiserver", version: []string{"--version"}}
@@ -142,9 +132,7 @@ func TestInstalledProgram(t *testing.T) {
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	unlock, err := Lock(t.Context(), path, func() { t.Error("waits for a free lock") })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	waited := false
@@ -153,8 +141,6 @@ func TestLock(t *testing.T) {
 	}
 	unlock()
 	again, err := Lock(t.Context(), path, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	again()
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestPackagesOfDebian checks that fetched programs run on this system and are fetched only once.
@@ -17,9 +19,7 @@ func TestPackagesOfDebian(t *testing.T) {
 	cache := t.TempDir()
 	b := &Builder{Cache: cache, Progress: t.Output()}
 	var paths Paths
-	if err := b.ensureDebian(t.Context(), cache, &paths); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.ensureDebian(t.Context(), cache, &paths))
 	for _, c := range []struct{ program, argument, want string }{
 		{paths.Runc, "--version", "runc version 1."},
 		{filepath.Join(paths.Bird, "bird"), "--version", "BIRD version 1.6"},
@@ -51,20 +51,13 @@ func TestUnusablePackage(t *testing.T) {
 		t.Errorf("a package without its program: %v", err)
 	}
 	program := filepath.Join(root, "usr", "sbin", "bird")
-	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "x.c"), []byte("int answer(void) { return 0; }\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "y.c"), []byte("int answer(void); int main(void) { return answer(); }\n"),
-		0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "x.c"), []byte("int answer(void) { return 0; }\n"), 0o644))
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "y.c"),
+		[]byte("int answer(void); int main(void) { return answer(); }\n"),
+		0o644))
 	for _, args := range [][]string{{"-shared", "-o", "libabsent.so", "x.c"}, {"-o", program, "y.c", "-L.", "-labsent"}} {
-		if err := command(t.Context(), root, "gcc", args...); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, command(t.Context(), root, "gcc", args...))
 	}
 	if err := p.finish(t.Context(), root); err == nil ||
 		!strings.Contains(err.Error(), "bird of package bird needs libabsent.so") {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func goodFacts() facts {
@@ -90,19 +92,13 @@ func TestGatherCgroups(t *testing.T) {
 	write := func(dir, name, text string) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	v1, v2 := t.TempDir(), t.TempDir()
 	write(v1, "cpu,cpuacct/cgroup.procs", "")
 	for _, link := range []string{"cpu", "cpuacct"} {
-		if err := os.Symlink("cpu,cpuacct", filepath.Join(v1, link)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink("cpu,cpuacct", filepath.Join(v1, link)))
 	}
 	write(v1, "pids/cgroup.procs", "")
 	write(v1, "unified/cgroup.controllers", "")
@@ -137,9 +133,7 @@ func TestCheckSystem(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for range 2 {
-		if err := CheckSystem(t.Context(), filepath.Join(dir, "not", "there", "yet")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, CheckSystem(t.Context(), filepath.Join(dir, "not", "there", "yet")))
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		t.Errorf("the check left %v, %v", entries, err)

@@ -30,6 +30,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // hosts is a server of official programs, with the layouts of a registry and of releases, and a checkout that pins
@@ -210,9 +212,7 @@ func (h *hosts) write(file, content string) {
 
 func (h *hosts) must(err error) {
 	h.t.Helper()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	testkit.Must(h.t, err)
 }
 
 // archive makes a .tar.gz of pairs of names and contents.
@@ -222,19 +222,13 @@ func archive(t *testing.T, files ...string) []byte {
 	packed := gzip.NewWriter(&out)
 	entries := tar.NewWriter(packed)
 	for pair := range slices.Chunk(files, 2) {
-		if err := entries.WriteHeader(&tar.Header{Name: pair[0], Mode: 0o644, Size: int64(len(pair[1]))}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, entries.WriteHeader(&tar.Header{Name: pair[0], Mode: 0o644, Size: int64(len(pair[1]))}))
 		if _, err := io.WriteString(entries, pair[1]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := entries.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := packed.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, entries.Close())
+	testkit.Must(t, packed.Close())
 	return out.Bytes()
 }
 
@@ -522,24 +516,18 @@ func TestStalledHost(t *testing.T) {
 func TestOfficialPins(t *testing.T) {
 	t.Setenv("CI", "")
 	repo, err := FindRepository()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	b := &Builder{}
 	var plans []*plan
 	for _, tool := range tools {
 		p, err := b.plan(t.Context(), repo, t.TempDir(), tool, func(p program) bool { return !p.onDemand })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		plans = append(plans, p)
 	}
 	version := regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
 	for _, arch := range []string{"amd64", "arm64"} {
 		pins, err := readPins(repo, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		by := map[string]string{} // pins by program
 		for _, p := range pins {
 			host, ask, err := p.question()

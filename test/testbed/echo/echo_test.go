@@ -10,40 +10,32 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestServe(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, listener, Answer{Pod: "p", Namespace: "n", Node: "k"}, 0) }()
 
 	base := "http://" + listener.Addr().String()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/some/path?headers", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	request.Header.Set("X-Mark", "m")
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer response.Body.Close()
 	var got Answer
-	if err := json.NewDecoder(response.Body).Decode(&got); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.NewDecoder(response.Body).Decode(&got))
 	if got.Pod != "p" || got.Namespace != "n" || got.Node != "k" || got.IP != "127.0.0.1" || got.Path != "/some/path" ||
 		!strings.HasPrefix(got.Client, "127.0.0.1:") || got.Headers.Get("X-Mark") != "m" {
 		t.Errorf("answer: %+v", got)
 	}
 	health, err := http.Get(base + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_ = health.Body.Close()
 	if health.StatusCode != http.StatusOK {
 		t.Errorf("healthz: %s", health.Status)

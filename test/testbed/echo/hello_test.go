@@ -6,26 +6,22 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHello checks both protocols, a client that sends first, and that nothing is left afterwards.
 func TestHello(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- hello(ctx, listener, packets, "pod ip 10.1.0.1") }()
 	for _, address := range []net.Addr{listener.Addr(), packets.LocalAddr()} {
 		conn, err := net.Dial(address.Network(), address.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 		if _, err := conn.Write([]byte("hi\n")); err != nil {
 			t.Fatal(err)

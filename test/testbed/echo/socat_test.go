@@ -6,6 +6,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestSocat checks the listeners for the arguments of the conformance suite, their answers, and the error for unknown
@@ -24,13 +26,9 @@ func TestSocat(t *testing.T) {
 		}
 	}
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	packets, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	answer := printed(t.Context(), "echo pod ip")
@@ -52,9 +50,7 @@ func TestSocat(t *testing.T) {
 func ask(t *testing.T, network, address string) string {
 	t.Helper()
 	conn, err := net.Dial(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	if _, err := conn.Write([]byte("hi\n")); err != nil {

@@ -35,16 +35,12 @@ type containerd struct {
 func startContainerd(t *testing.T, paths components.Paths, root string) *containerd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sb-images-") // short, because socket paths have a length limit
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c := &containerd{t: t, paths: paths, socket: filepath.Join(dir, "sock"), group: filepath.Base(dir)}
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("version = 3\nroot = %q\nstate = %q\n[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n",
 		root, filepath.Join(dir, "state"), c.socket, c.socket+".ttrpc")
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(text), 0o644))
 	var log bytes.Buffer
 	// Shims always have their sockets below /run/containerd, so give it a private /run.
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -53,9 +49,7 @@ func startContainerd(t *testing.T, paths components.Paths, root string) *contain
 		strings.Join([]string{filepath.Dir(paths.ContainerdShim), filepath.Dir(paths.Runc), os.Getenv("PATH")}, ":")}
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // and with it containerd, the first of its PID namespace, and so all of that
 		_ = cmd.Wait()
@@ -133,9 +127,7 @@ func environment(t *testing.T) (paths components.Paths, programs map[string]stri
 	testkit.NeedsRoot(t, "it runs containerd")
 	builder := &components.Builder{Progress: t.Output()}
 	paths, err := builder.Ensure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if programs, err = builder.Programs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -156,9 +148,7 @@ func TestEnsure(t *testing.T) {
 			return b.Ensure(t.Context(), filepath.Join(dir, fmt.Sprint(i)), paths, programs)
 		})
 	}
-	if err := asked.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, asked.Wait())
 	imports := 0
 	for i := range progress {
 		t.Logf("%d: %s", i, &progress[i])
@@ -194,9 +184,7 @@ func TestEnsure(t *testing.T) {
 	if err != nil || files < 20 {
 		t.Fatalf("%d files in the cache, %v", files, err)
 	}
-	if err := prune(cache, 0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, prune(cache, 0))
 	c := startContainerd(t, paths, filepath.Join(dir, "2"))
 	if out, err := c.run(Testbed, "copy", "sh", "-c", "id"); err != nil || !strings.Contains(out, "uid=0") {
 		t.Errorf("an image of a copy whose cache is empty: %q, %v", out, err)
@@ -213,9 +201,7 @@ func TestEnsure(t *testing.T) {
 func TestContainerd(t *testing.T) {
 	paths, programs := environment(t)
 	root := filepath.Join(t.TempDir(), "root")
-	if err := (&Builder{Progress: t.Output()}).Ensure(t.Context(), root, paths, programs); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, (&Builder{Progress: t.Output()}).Ensure(t.Context(), root, paths, programs))
 	c := startContainerd(t, paths, root)
 	published := releaseArchive(t, programs)
 	if _, err := c.ctr(t.Context(), "images", "import", published); err != nil {
@@ -226,9 +212,7 @@ func TestContainerd(t *testing.T) {
 		t.Errorf("the image as it is published: %q, %v", out, err)
 	}
 	listed, err := c.ctr(t.Context(), "images", "list", "--quiet")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, reference := range append([]string{Pause, CoreDNS, Testbed, Semaphore}, ofSuite...) {
 		if !slices.Contains(strings.Fields(listed), reference) {
 			t.Errorf("containerd has no image %s:\n%s", reference, listed)
@@ -305,13 +289,9 @@ func TestContainerd(t *testing.T) {
 func releaseArchive(t *testing.T, programs map[string]string) string {
 	t.Helper()
 	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	other, err := image.New(image.Spec{Arch: "riscv64", Layers: [][]image.Entry{{image.File("/file", 0o644, "content")}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir := t.TempDir()
 	if _, err := image.WriteRelease(dir, "v0.1.0", own, image.Platform{Image: other, SBOM: own.SBOM}); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -17,9 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestTagOfCoreDNS checks that the tag of the CoreDNS image is the release that is built.
 func TestTagOfCoreDNS(t *testing.T) {
 	built, err := os.ReadFile("../../../tools/components/go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, tag, _ := strings.Cut(CoreDNS, ":")
 	if !strings.Contains(string(built), "github.com/coredns/coredns v"+tag+"\n") {
 		t.Errorf("%s is not what tools/components/go.mod says", CoreDNS)
@@ -55,13 +55,9 @@ func TestPrune(t *testing.T) {
 	cache := t.TempDir()
 	for name, age := range map[string]time.Duration{"a": time.Minute, "b": 0, "c": 2 * time.Minute, "unfinished": 0} {
 		path, used := filepath.Join(cache, name), time.Now().Add(-age)
-		if err := errors.Join(os.MkdirAll(filepath.Join(path, "file"), 0o755), os.Chtimes(path, used, used)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.MkdirAll(filepath.Join(path, "file"), 0o755), os.Chtimes(path, used, used)))
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(cache, "lock"), nil, 0o644), prune(cache, 2)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.WriteFile(filepath.Join(cache, "lock"), nil, 0o644), prune(cache, 2)))
 	if got, want := names(t, cache), []string{"a", "b", "lock"}; !slices.Equal(got, want) {
 		t.Errorf("the cache has %q, want %q", got, want)
 	}
@@ -70,9 +66,7 @@ func TestPrune(t *testing.T) {
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestLoadOrder(t *testing.T) {
@@ -37,9 +39,7 @@ func TestCPIO(t *testing.T) {
 	w.characterDevice("dev/console", 5, 1)
 	w.file("init", []byte("hello"))
 	w.end()
-	if w.err != nil {
-		t.Fatal(w.err)
-	}
+	testkit.Must(t, w.err)
 	// GNU cpio writes the same, except for owners, times and inodes.
 	want := "070701" + "00000001" + "000041ed" + "0000000000000000" + "00000001" + "00000000" + "00000000" +
 		strings.Repeat("0", 32) + "00000004" + "00000000" + "dev\x00\x00\x00" +

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
 	"github.com/kube-semaphore/semaphore/test/testbed/machine/job"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func newMachine(t *testing.T, output *bytes.Buffer) *Machine {
@@ -24,9 +25,7 @@ func newMachine(t *testing.T, output *bytes.Buffer) *Machine {
 	if errors.Is(err, ErrUnavailable) && os.Getenv("CI") != "true" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return m
 }
 
@@ -39,9 +38,7 @@ func TestMachine(t *testing.T) {
 	var output bytes.Buffer
 	m := newMachine(t, &output)
 	mine := filepath.Join(t.TempDir(), "mine")
-	if err := os.WriteFile(mine, []byte("host's"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(mine, []byte("host's"), 0o644))
 	results, err := m.Run(t.Context(), []job.Command{
 		// The machine has its own kernel, loads modules on demand, and has no network device.
 		shell("wireguard", "uname -r; ip link add wg0 type wireguard; ls /sys/class/net; pwd; test -c /dev/net/tun"),

@@ -30,9 +30,7 @@ func create(t *testing.T, suffix string) *Namespace {
 	t.Helper()
 	needRoot(t)
 	n, err := Create(fmt.Sprintf("netns-test-%d-%s", os.Getpid(), suffix))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := n.Delete(); err != nil {
 			t.Error(err)
@@ -44,9 +42,7 @@ func create(t *testing.T, suffix string) *Namespace {
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Stat(path, &st))
 	return st.Ino
 }
 
@@ -63,23 +59,17 @@ func TestCreateOpenDelete(t *testing.T) {
 		t.Errorf("List = %v, %v", names, err)
 	}
 	handle, err := n.Netlink()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer handle.Close()
 	links, err := handle.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, l := range links {
 		if l.Attrs().Name == "lo" && l.Attrs().Flags&net.FlagUp == 0 {
 			t.Error("lo is down")
 		}
 	}
 	for range 2 {
-		if err := n.Delete(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n.Delete())
 	}
 	if _, err := Open(n.Name()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Open after Delete: %v, want ErrNotExist", err)
@@ -118,9 +108,7 @@ func TestDoRestoresThreads(t *testing.T) {
 	}
 	wg.Wait()
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, task := range tasks {
 		var st unix.Stat_t
 		if unix.Stat("/proc/self/task/"+task.Name()+"/ns/net", &st) == nil && st.Ino != outside {
@@ -138,23 +126,17 @@ func TestDialAndListen(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	listener, err := n.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer listener.Close()
 	conn, err := n.DialContext(ctx, "tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_ = conn.Close()
 	if conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Second); err == nil {
 		_ = conn.Close()
 		t.Error("the listener is reachable from outside the namespace")
 	}
 	packets, err := n.ListenPacket(ctx, "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_ = packets.Close()
 	if _, err := n.DialContext(ctx, "tcp", "localhost:1"); err == nil {
 		t.Error("a name was resolved")
@@ -167,9 +149,7 @@ func TestProcesses(t *testing.T) {
 		t.Fatalf("Processes = %v, %v", pids, err)
 	}
 	cmd := exec.Command("sleep", "60")
-	if err := n.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.Do(cmd.Start))
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	if pids, err := n.Processes(); err != nil || !slices.Equal(pids, []int{cmd.Process.Pid}) {
 		t.Errorf("Processes = %v, %v, want [%d]", pids, err, cmd.Process.Pid)

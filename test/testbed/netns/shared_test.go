@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // inMounts runs the test in a process with a mount namespace of its own, in which /run is empty, and reports whether
@@ -25,9 +27,7 @@ func inMounts(t *testing.T) bool {
 		if err := unmountAll(dir); err != nil { // the machine's, a copy of it
 			t.Fatal(err)
 		}
-		if err := unix.Mount("run", "/run", "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, unix.Mount("run", "/run", "tmpfs", 0, ""))
 		return true
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
@@ -44,9 +44,7 @@ func inMounts(t *testing.T) bool {
 func mountsAt(t *testing.T, path string) (n int) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for line := range strings.Lines(string(data)) {
 		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == path {
 			n++
@@ -67,9 +65,7 @@ func ip(t *testing.T, args ...string) {
 func made(t *testing.T, name string) *Namespace {
 	t.Helper()
 	n, err := Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return n
 }
 
@@ -103,16 +99,10 @@ func TestStackedMounts(t *testing.T) {
 		return
 	}
 	// As earlier builds made it: dir is no mount point, so that ip stacks a mount on it.
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(dir, 0o755))
 	bind := func(name string) {
-		if err := os.WriteFile(dir+"/"+name, nil, 0o444); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("/proc/self/ns/net", dir+"/"+name, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(dir+"/"+name, nil, 0o444))
+		testkit.Must(t, unix.Mount("/proc/self/ns/net", dir+"/"+name, "", unix.MS_BIND, ""))
 	}
 	bind("hidden")
 	bind("others-hidden")
@@ -121,9 +111,7 @@ func TestStackedMounts(t *testing.T) {
 		t.Fatalf("%d mounts are at %s/hidden, want 2: nothing is hidden", n, dir)
 	}
 	// And once more, as two `ip netns add` at once did before they took a lock.
-	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""))
 	second := made(t, "second")
 	for _, name := range []string{"hidden", second.Name()} {
 		if err := Remove(name); err != nil {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,9 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func start(t *testing.T) *Proxy {
 	t.Helper()
 	behind, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -39,9 +39,7 @@ func start(t *testing.T) *Proxy {
 		}
 	}()
 	front, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	p := New(front, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", behind.Addr().String())
 	})
@@ -62,9 +60,7 @@ func start(t *testing.T) *Proxy {
 func dial(t *testing.T, p *Proxy) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", p.Address().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -98,9 +94,7 @@ func TestPassesAndEnds(t *testing.T) {
 	if n := p.Passed(); n != 6 {
 		t.Errorf("%d bytes passed, want 6", n)
 	}
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.(*net.TCPConn).CloseWrite())
 	if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 		t.Errorf("after the end: %q, %v", b, err)
 	}
@@ -135,9 +129,7 @@ func TestStall(t *testing.T) {
 		}
 	}
 	p.Set(Conditions{})
-	if err := old.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, old.SetDeadline(time.Now().Add(time.Minute)))
 	if line, err := bufio.NewReader(old).ReadString('\n'); err != nil || line != "that existed\n" {
 		t.Errorf("after the stall: %q, %v; want what waited", line, err)
 	}

@@ -53,9 +53,7 @@ func shell(t *testing.T, script string) Spec {
 func start(t *testing.T, spec Spec) *Process {
 	t.Helper()
 	p, err := Start(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Stop(0); err != nil {
 			t.Error(err)
@@ -69,9 +67,7 @@ func output(t *testing.T, spec Spec) string {
 	t.Helper()
 	state := start(t, spec).Wait()
 	text, err := os.ReadFile(spec.Output)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if state.Code != 0 {
 		t.Errorf("exit code %d, output:\n%s", state.Code, text)
 	}
@@ -81,9 +77,7 @@ func output(t *testing.T, spec Spec) string {
 func machineMounts(t *testing.T) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(mounts)
 }
 
@@ -96,9 +90,7 @@ echo x >/var/run/x; cat /run/x
 test -c /dev/net/tun && test -c /dev/kmsg && echo devices
 `)
 	data := t.TempDir()
-	if err := os.WriteFile(filepath.Join(data, "file"), []byte("bound\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(data, "file"), []byte("bound\n"), 0o644))
 	spec.Mounts = append(spec.Mounts,
 		Mount{Source: data, Target: "/data"},
 		Mount{Source: filepath.Join(data, "file"), Target: "/etc/single"})
@@ -126,9 +118,7 @@ func TestMounts(t *testing.T) {
 try() { if touch $1/x 2>/dev/null; then echo $1 writable; else echo $1 read-only; fi; }
 try /usr; try /ro; try /rw; try /empty; try /over; cat /over/lower; echo changed > /over/lower; cat /over/lower`)
 	rw, ro, lower, disk := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(lower, "lower"), []byte("as it was\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(lower, "lower"), []byte("as it was\n"), 0o644))
 	spec.Mounts = append(spec.Mounts,
 		Mount{Source: ro, Target: "/ro", ReadOnly: true},
 		Mount{Source: rw, Target: "/rw"},
@@ -160,9 +150,7 @@ func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	needRoot(t)
 	n, err := netns.Create(fmt.Sprintf("spawn-test-%d-%s", os.Getpid(), filepath.Base(t.Name())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := n.Delete(); err != nil {
 			t.Error(err)
@@ -180,9 +168,7 @@ func TestNetworkNamespace(t *testing.T) {
 	// The thread that started the process is in its old namespace again.
 	spec.Netns, spec.Output = nil, filepath.Join(t.TempDir(), "output")
 	here, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	spec.Args = []string{"readlink", "/proc/self/ns/net"}
 	if got := strings.TrimSpace(output(t, spec)); got != here {
 		t.Errorf("a process of this namespace, %s, is in %s", here, got)
@@ -235,9 +221,7 @@ func TestStop(t *testing.T) {
 	spec := shell(t, `trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
 	p := start(t, spec)
 	until(t, "the process", says(spec.Output, "ready"))
-	if err := p.Stop(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Stop(time.Minute))
 	if state := p.Wait(); state.Code != 3 || state.Signal != 0 || !state.Finished.After(state.Started) {
 		t.Errorf("state %+v", state)
 	}
@@ -252,9 +236,7 @@ func TestStop(t *testing.T) {
 	spec.Args = []string{"sh", "-c", `trap '' TERM; sleep 300 & echo ready; sleep 301`}
 	p = start(t, spec)
 	until(t, "the process", says(spec.Output, "ready"))
-	if err := p.Stop(100 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Stop(100*time.Millisecond))
 	if state := p.Wait(); state.Signal != syscall.SIGKILL || state.Code != 137 {
 		t.Errorf("state %+v", state)
 	}
@@ -320,29 +302,21 @@ func TestInit(t *testing.T) {
 		Name: "daemon", Env: []string{"PATH=" + defaultPath}, Output: out, Args: []string{"sh", "-c",
 			`mount -t tmpfs below-init /tmp; (sh -c 'setsid sleep 0.1 & echo $!' ); echo ready; sleep 300`},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	until(t, "the daemon", says(out, "ready"))
 	var mounts bytes.Buffer
-	if err := Join(t.Context(), p.PID(), JoinSpec{Args: []string{"cat", "/proc/mounts"}, Stdout: &mounts}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Join(t.Context(), p.PID(), JoinSpec{Args: []string{"cat", "/proc/mounts"}, Stdout: &mounts}))
 	if !strings.Contains(mounts.String(), "below-init") || strings.Contains(machineMounts(t), "below-init") {
 		t.Errorf("the mount shows inside: %v, and outside: %v", strings.Contains(mounts.String(), "below-init"),
 			strings.Contains(machineMounts(t), "below-init"))
 	}
 	text, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	orphan, _, _ := strings.Cut(string(text), "\n")
 	until(t, "the end of process "+orphan, func() bool {
 		return Join(t.Context(), p.PID(), JoinSpec{Args: []string{"test", "!", "-e", "/proc/" + orphan}}) == nil
 	})
-	if err := p.Stop(0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Stop(0))
 	select {
 	case <-daemon.Done():
 	case <-time.After(time.Minute):
@@ -361,17 +335,11 @@ const ownerEnv = "SPAWN_TEST_OWNER"
 func TestProcessesEndWithTheirOwner(t *testing.T) {
 	if dir := os.Getenv(ownerEnv); dir != "" {
 		first, err := Start(Spec{Name: "init", Root: dir, Mounts: machine, Init: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		inside, err := StartIn(first.PID(), Spec{Name: "inside", Args: []string{"sleep", "300"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		alone, err := Start(Spec{Name: "alone", Root: dir, Mounts: machine, Args: []string{"sleep", "300"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		fmt.Println("pids", first.PID(), inside.PID(), alone.PID())
 		select {}
 	}
@@ -379,27 +347,19 @@ func TestProcessesEndWithTheirOwner(t *testing.T) {
 	owner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestProcessesEndWithTheirOwner$")
 	owner.Env = append(os.Environ(), ownerEnv+"="+t.TempDir())
 	out, err := owner.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, owner.Start())
 	t.Cleanup(func() { _ = owner.Process.Kill() })
 	line, err := bufio.NewReader(out).ReadString('\n')
 	words := strings.Fields(line)
 	if err != nil || len(words) != 4 {
 		t.Fatalf("the owner says %q, %v", line, err)
 	}
-	if err := owner.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, owner.Process.Kill())
 	_ = owner.Wait() // killed
 	for _, word := range words[1:] {
 		pid, err := strconv.Atoi(word)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		until(t, "the end of process "+word, func() bool {
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			return err != nil || strings.Contains(string(status), "State:\tZ")
@@ -413,9 +373,7 @@ func BenchmarkStart(b *testing.B) {
 	root := b.TempDir()
 	for b.Loop() {
 		p, err := Start(Spec{Args: []string{"true"}, Root: root, Mounts: machine})
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		p.Wait()
 	}
 }

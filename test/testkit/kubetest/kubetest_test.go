@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestStart checks what tests of other packages rely on: rights are enforced, tokens of ServiceAccounts are issued and
@@ -44,9 +46,7 @@ func TestStart(t *testing.T) {
 				Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}},
 			},
 		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent",
 			&authenticationv1.TokenRequest{
 				Spec: authenticationv1.TokenRequestSpec{
@@ -55,24 +55,18 @@ func TestStart(t *testing.T) {
 						UID: pod.UID},
 				},
 			}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		review, err := client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: token.Status.Token, Audiences: []string{"semaphore-broker.c1"}},
 		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !review.Status.Authenticated || review.Status.User.Username != "system:serviceaccount:default:agent" {
 			t.Errorf("review of the token: %+v", review.Status)
 		}
 	})
 	t.Run("kubeconfig", func(t *testing.T) {
 		fromFile, err := clientcmd.BuildConfigFromFlags("", Kubeconfig(t, cfg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := kubernetes.NewForConfigOrDie(fromFile).CoreV1().Namespaces().Get(t.Context(), "default",
 			metav1.GetOptions{}); err != nil {
 			t.Error(err)
@@ -83,9 +77,7 @@ func TestStart(t *testing.T) {
 // TestProcessThatExits: a server that cannot start reports the reason.
 func TestProcessThatExits(t *testing.T) {
 	p, err := run(t, nil, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	<-p.Exited
 	if p.Err == nil || !strings.Contains(p.Tail(), "the reason") {
 		t.Errorf("err %v, log %q", p.Err, p.Tail())
@@ -112,9 +104,7 @@ func TestFindNamesWhatIsMissing(t *testing.T) {
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "etcd") {
 		t.Errorf("empty directory: %v; want an error that names etcd", err)
 	}
-	if err := os.WriteFile(dir+"/etcd", nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(dir+"/etcd", nil, 0o755))
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "kube-apiserver") {
 		t.Errorf("no apiserver: %v; want an error that names it", err)
 	}
@@ -125,9 +115,7 @@ func readPID(t *testing.T, path string) int {
 	for range 6000 {
 		if b, err := os.ReadFile(path); err == nil {
 			pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return pid
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestReuse: a test gets the apiserver of the one before, and nothing of what that one made, changed or removed:
@@ -99,13 +101,9 @@ func TestReuse(t *testing.T) {
 		other.cfg, other.store = startWith(other.life, defaultRange)
 		t.Cleanup(other.life.end)
 		want, err := other.settled(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got, err := last.store.content(t.Context(), registry)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		keys := func(content map[string][]byte) string {
 			return strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(content)),
 				func(key string) bool { return isOf(key, own...) && !isOf(key, services) }), "\n")

@@ -20,16 +20,12 @@ func TestMain(m *testing.M) {
 func TestEnter(t *testing.T) {
 	testkit.NeedsRoot(t, "it makes a network namespace")
 	interfaces, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(interfaces) != 1 || interfaces[0].Name != "lo" || interfaces[0].Flags&net.FlagUp == 0 {
 		t.Errorf("interfaces %v, want lo alone, up", interfaces)
 	}
 	ours, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out, err := exec.Command("readlink", "/proc/self/ns/net").Output()
 	if theirs := strings.TrimSpace(string(out)); err != nil || theirs != ours {
 		t.Errorf("a program runs in %s, %v, want %s", theirs, err, ours)
@@ -42,14 +38,10 @@ func TestEnter(t *testing.T) {
 		}
 		ports[address] = true
 		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer listener.Close()
 		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer conn.Close()
 		if port := conn.LocalAddr().(*net.TCPAddr).Port; port <= lastPort {
 			t.Errorf("an outgoing connection has port %d, which is to be given out", port)
