@@ -53,12 +53,11 @@ func (s *server) tokenConfig(t *testing.T, namespace, account string) *rest.Conf
 func (s *server) podToken(t *testing.T, namespace, account, name string) (kubernetes.Interface, *corev1.Pod) {
 	t.Helper()
 	admin := s.client("")
-	pod, err := admin.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+	pod := kubetest.Create(t, admin.CoreV1().Pods(namespace), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{ServiceAccountName: account,
 			Containers: []corev1.Container{{Name: "broker", Image: "semaphore"}}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	t.Cleanup(func() {
 		admin.CoreV1().Pods(namespace).Delete(context.Background(), name,
 			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
@@ -266,23 +265,17 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	// Objects of another owner: a Service with a selector, and an EndpointSlice of it.
 	victim := mirrorService("victim",
 		func(s *corev1.Service) { s.Labels = nil; s.Spec.Selector = map[string]string{"app": "victim"} })
-	if _, err := admin.CoreV1().Services(ns).Create(ctx, victim, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kubetest.Create(t, admin.CoreV1().Services(ns), victim)
 	others := mirrorSlice("victim-x", func(s *discoveryv1.EndpointSlice) {
 		s.Labels = map[string]string{discoveryv1.LabelServiceName: "victim",
 			discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
 	})
-	if _, err := admin.DiscoveryV1().EndpointSlices(ns).Create(ctx, others, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kubetest.Create(t, admin.DiscoveryV1().EndpointSlices(ns), others)
 	unconfined := dynamic.NewForConfigOrDie(s.admin).Resource(schema.GroupVersionResource{Version: "v1",
 		Resource: "endpoints"}).Namespace(ns)
 	for name, labels := range map[string]map[string]any{"victim": nil,
 		"c2-shop-73736d-theirs": {"mirrored-svc": "true", "mirror-svc-prefix-sync": "c2"}} {
-		if _, err := unconfined.Create(ctx, mirrorEndpoints(name, labels), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		kubetest.CreateObject(t, unconfined, mirrorEndpoints(name, labels))
 	}
 	t.Cleanup(func() {
 		unconfined.Delete(context.Background(), "victim", metav1.DeleteOptions{})
@@ -306,10 +299,9 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	// Changes of the existing mirror and of the victim.
 	update := func(name string, change func(*corev1.Service)) func() error {
 		return func() error {
-			have, err := admin.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
-			must(t, err)
+			have := kubetest.Get(t, admin.CoreV1().Services(ns), name)
 			change(have)
-			_, err = services.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			_, err := services.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err
 		}
 	}
@@ -393,12 +385,11 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	take := func(name string) func() error {
 		return func() error {
-			have, err := foreign("globalnetworksets").Get(ctx, name, metav1.GetOptions{})
-			must(t, err)
+			have := kubetest.GetObject(t, foreign("globalnetworksets"), name)
 			have.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
 				"managed-by": "semaphore-policy"})
 			have.SetAnnotations(nil)
-			_, err = calico("globalnetworksets").Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			_, err := calico("globalnetworksets").Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err
 		}
 	}
@@ -527,10 +518,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })),
 			says{changes, labelled, mirrors, noSelector}},
 		{"a Service of semaphore-service-mirror without the right to", func() error {
-			_, err := admin.CoreV1().Services(ns).Create(ctx,
-				mirrorService("c2-shop-73736d-old",
-					func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }), metav1.CreateOptions{})
-			must(t, err)
+			kubetest.Create(t, admin.CoreV1().Services(ns), mirrorService("c2-shop-73736d-old",
+				func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }))
 			t.Cleanup(func() {
 				admin.CoreV1().Services(ns).Delete(context.Background(), "c2-shop-73736d-old", metav1.DeleteOptions{})
 			})
@@ -618,10 +607,9 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}), says{leads}},
 		{"a second slice for calls", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Name += "-2" }), says{leads}},
 		{"a mirror's slice becomes the leader's", func() error {
-			have, err := admin.DiscoveryV1().EndpointSlices(ns).Get(ctx, "c2-shop-73736d-echo-c2-0", metav1.GetOptions{})
-			must(t, err)
+			have := kubetest.Get(t, admin.DiscoveryV1().EndpointSlices(ns), "c2-shop-73736d-echo-c2-0")
 			have.Labels = leaderSlice(own, pod).Labels
-			_, err = inPod.DiscoveryV1().EndpointSlices(ns).Update(ctx, have, dryUpdate)
+			_, err := inPod.DiscoveryV1().EndpointSlices(ns).Update(ctx, have, dryUpdate)
 			return err
 		}, says{"turns no EndpointSlice of a mirror into one of its leader", leads}},
 
@@ -698,8 +686,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	subnets := subnetsOf(t, admin, ns)
 	subnets.Data["staticServiceIPs"] = "10.96.0.0/24" // of the apiserver's 10.96.0.0/16
-	subnets, err := admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{})
-	must(t, err)
+	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(ns), subnets)
 	s.settled(t)
 	refusedFor(t, "the key staticServiceIPs", chooses,
 		create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.54" })))
@@ -721,9 +708,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	for _, key := range []string{"localSubnets", "staticServiceIPs"} {
 		delete(subnets.Data, key)
 	}
-	if subnets, err = admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(ns), subnets)
 	const none = "has no key localSubnets"
 	refusedFor(t, "no key", none, createSlice())
 	refusedFor(t, "no key", chooses, create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })))
@@ -731,9 +716,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		t.Errorf("without staticServiceIPs a mirror is refused: %v", err)
 	}
 	subnets.Data["localSubnets"] = "10.1.0.0/16, the nodes"
-	if subnets, err = admin.CoreV1().ConfigMaps(ns).Update(ctx, subnets, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(ns), subnets)
 	refusedFor(t, "a key that has no subnets", "resulted in error", createSlice())
 	must(t, admin.CoreV1().ConfigMaps(ns).Delete(ctx, subnets.Name, metav1.DeleteOptions{}))
 	const noParameters = "no params found"

@@ -9,11 +9,9 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -23,8 +21,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
-const shippedAccount = "system:serviceaccount:semaphore:semaphore-exporter"
-
 // document is the nth of a file of the manifests.
 func document(t *testing.T, path string, n int, into any) {
 	t.Helper()
@@ -33,43 +29,20 @@ func document(t *testing.T, path string, n int, into any) {
 	must(t, yaml.Unmarshal([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
 }
 
-// grantShipped gives the exporter's account the first ClusterRole of a file of the manifests.
-func grantShipped(t *testing.T, admin kubernetes.Interface, path string) {
-	t.Helper()
-	role := &rbacv1.ClusterRole{}
-	document(t, path, 0, role)
-	_, err := admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: shippedAccount}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-	}, metav1.CreateOptions{})
-	must(t, err)
-}
-
 // If configured, a Service has an annotation with its export status while it is offered. The shipped permissions allow
 // that and no other change.
 func TestAnnotationOfServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	grantShipped(t, admin, "../deploy/features/services/exporter/rbac.yaml")
-	grantShipped(t, admin, "../deploy/features/service-status/rbac.yaml")
+	limited := kubetest.Grant(t, api, "semaphore-exporter", "../deploy/features/services/exporter/rbac.yaml",
+		"../deploy/features/service-status/rbac.yaml")
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	document(t, "../deploy/features/service-status/service-annotation.yaml", 0, policy)
 	document(t, "../deploy/features/service-status/service-annotation.yaml", 1, binding)
-	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy,
-		metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), binding,
-		metav1.CreateOptions{})
-	must(t, err)
-	limited := rest.CopyConfig(api)
-	limited.Impersonate.UserName = shippedAccount
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), policy)
+	kubetest.Create(t, admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings(), binding)
+	kubetest.Namespace(t, admin, "shop")
 
 	services := admin.CoreV1().Services("shop")
 	create := func(name string, edit func(*corev1.Service)) {
@@ -80,8 +53,7 @@ func TestAnnotationOfServices(t *testing.T) {
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}
 		edit(s)
-		_, err := services.Create(t.Context(), s, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, services, s)
 	}
 	create("fine", func(*corev1.Service) {})
 	create("refused", func(*corev1.Service) {})
@@ -129,8 +101,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	says := func(name, want string) {
 		t.Helper()
 		testkit.Eventually(t, 3*time.Minute, name+" says how it is offered", testkit.State(func() (bool, string) {
-			s, err := services.Get(t.Context(), name, metav1.GetOptions{})
-			must(t, err)
+			s := kubetest.Get(t, services, name)
 			got := s.Annotations[naming.AnnotationExportStatus]
 			if got == want && s.Annotations["mine"] != "stays" {
 				t.Errorf("%s: annotations %v", name, s.Annotations)
@@ -145,8 +116,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	)
 	says("former", "")
 	within(t, "one that is kept says so", func() bool {
-		kept, err := services.Get(t.Context(), "kept", metav1.GetOptions{})
-		must(t, err)
+		kept := kubetest.Get(t, services, "kept")
 		return strings.Contains(kept.Annotations[naming.AnnotationExportStatus], `"status":"False","reason":"NotOffered"`)
 	})
 	within(t, "all is reported by Events", func() bool {

@@ -83,14 +83,13 @@ func TestCalicoBlocks(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(api)
 	affinities := dynamic.NewForConfigOrDie(api).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
 	for i, name := range []string{"n1", "n2"} {
-		_, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
 				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(i + 1)}, 32)),
 				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", i+1),
 			}},
 			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", i+200)}, // Calico's IPAM ignores it
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 	}
 	affinity := func(node, block string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
@@ -101,8 +100,7 @@ func TestCalicoBlocks(t *testing.T) {
 	}
 	create := func(a *unstructured.Unstructured) {
 		t.Helper()
-		_, err := affinities.Create(t.Context(), a, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.CreateObject(t, affinities, a)
 	}
 	create(affinity("n1", "10.1.2.0/26"))
 	create(affinity("n2", "10.1.3.0/26"))
@@ -148,14 +146,13 @@ func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 	kubelet.Impersonate = rest.ImpersonationConfig{UserName: "system:node:a", Groups: []string{"system:nodes"}}
 	register := func(client *rest.Config, name string, octet int) *corev1.Node {
 		t.Helper()
-		node, err := kubernetes.NewForConfigOrDie(client).CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		node := kubetest.Create(t, kubernetes.NewForConfigOrDie(client).CoreV1().Nodes(), &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
 				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(octet)}, 32)),
 				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", octet),
 			}},
 			Spec: corev1.NodeSpec{PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 		return node
 	}
 	victim := register(api, "n", 1)

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -25,12 +24,9 @@ func TestConditionsGoWithTheFeature(t *testing.T) {
 	testkit.Must(t, e.removeConditions(ctx)) // the API is not served
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
 	for _, d := range mcstest.V02(t) {
-		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		kubetest.Create(t, crds, d)
 	}
-	_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	ours, err := mcs.New(cfg, mcs.Exporter)
 	testkit.Must(t, err)
 	theirs, err := mcs.New(cfg, "theirs")

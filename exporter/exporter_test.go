@@ -96,12 +96,10 @@ func TestExporter(t *testing.T) {
 		var lags []time.Duration
 		for i := range 20 {
 			began := time.Now()
-			pod, err := admin.CoreV1().Pods("shop").Get(t.Context(), "web", metav1.GetOptions{})
-			must(t, err)
+			pod := kubetest.Get(t, admin.CoreV1().Pods("shop"), "web")
 			pod.Status.PodIP = fmt.Sprint("10.1.1.", 100+i)
 			pod.Status.PodIPs = []corev1.PodIP{{IP: pod.Status.PodIP}}
-			_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
-			must(t, err)
+			kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), pod)
 			within(t, "the new IP is there", func() bool { return c2.ip("shop/web") == pod.Status.PodIP })
 			lags = append(lags, time.Since(began))
 		}
@@ -126,19 +124,15 @@ func TestExporter(t *testing.T) {
 
 func populate(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
-	ctx, create := t.Context(), metav1.CreateOptions{}
 	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-	_, err := admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, create)
-	must(t, err)
-	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{
+	kubetest.Namespace(t, admin, "shop")
+	kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{
 			naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{7}, 32)),
 			naming.EndpointAnnotation("c2"): "192.0.2.1:51820",
 		}},
 		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
-	}, create)
-	must(t, err)
+	})
 	for _, name := range []string{"echo", "private"} {
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -153,19 +147,15 @@ func populate(t *testing.T, admin kubernetes.Interface) {
 				slice.Labels[k] = v
 			}
 		}
-		_, err = admin.CoreV1().Services("shop").Create(ctx, service, create)
-		must(t, err)
-		_, err = admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, slice, create)
-		must(t, err)
+		kubetest.Create(t, admin.CoreV1().Services("shop"), service)
+		kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), slice)
 	}
-	pod, err := admin.CoreV1().Pods("shop").Create(ctx, &corev1.Pod{
+	pod := kubetest.Create(t, admin.CoreV1().Pods("shop"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-	}, create)
-	must(t, err)
+	})
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.7", PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}}
-	_, err = admin.CoreV1().Pods("shop").UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), pod)
 }
 
 func checkStatus(t *testing.T, e *running) {

@@ -57,9 +57,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	// Use exactly the shipped permissions.
 	limited := kubetest.Grant(t, api, "semaphore-exporter", "../deploy/features/services/exporter/rbac.yaml",
 		"../deploy/exporter/remotes.yaml")
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Namespace(t, admin, "shop")
 
 	kubetest.InstallRemoteClusters(t, api)
 	trust := trust.New(t, "c1", "c2")
@@ -69,9 +67,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	must(t, yaml.Unmarshal([]byte(fmt.Sprintf("apiVersion: semaphore.uw.io/v1alpha1\nkind: RemoteCluster\nmetadata: "+
 		"{name: c2}\nspec: {broker: {address: %q}, export: {rules: [{namespaces: [shop], action: Withhold, "+
 		"selector: {matchExpressions: [{key: secret, operator: Exists}]}}]}}\n", c2.address)), &remote.Object))
-	_, err = dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters).Create(t.Context(), remote,
-		metav1.CreateOptions{})
-	must(t, err)
+	kubetest.CreateObject(t, dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters), remote)
 	const more = "features: [services]\nleaderElection: {enabled: false}"
 	bundles := trust.Files("c1", "exporter").BundleDir
 	e := startWith(t, limited, trust, more, bundles)
@@ -89,8 +85,7 @@ func TestFeedbackOnServices(t *testing.T) {
 		for _, f := range edit {
 			f(s)
 		}
-		s, err := admin.CoreV1().Services("shop").Create(t.Context(), s, metav1.CreateOptions{})
-		must(t, err)
+		s = kubetest.Create(t, admin.CoreV1().Services("shop"), s)
 		return s
 	}
 	long := "x-" + strings.Repeat("y", 50)

@@ -85,15 +85,12 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 	must(t, err)
 	trust := trust.New(t, "c1", "c2")
 	populate(t, admin)
-	ns, err := admin.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-	must(t, err)
+	ns := kubetest.Get(t, admin.CoreV1().Namespaces(), metav1.NamespaceSystem)
 	touch := func() uint64 {
 		t.Helper()
-		pod, err := admin.CoreV1().Pods("shop").Get(t.Context(), "web", metav1.GetOptions{})
-		must(t, err)
+		pod := kubetest.Get(t, admin.CoreV1().Pods("shop"), "web")
 		pod.Status.Message += "."
-		pod, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
-		must(t, err)
+		pod = kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), pod)
 		return revisionOf(t, pod)
 	}
 	needed := touch() + 100_000

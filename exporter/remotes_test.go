@@ -106,8 +106,7 @@ func (b *remotesBed) remote(name, spec string) *unstructured.Unstructured {
 
 func (b *remotesBed) create(u *unstructured.Unstructured) {
 	b.t.Helper()
-	_, err := b.remotes.Create(b.t.Context(), u, metav1.CreateOptions{})
-	must(b.t, err)
+	kubetest.CreateObject(b.t, b.remotes, u)
 }
 
 // The exporter watches RemoteClusters. A broker is added and removed, and receives what its rules allow, while the
@@ -133,8 +132,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	exporting := func(name, want string) {
 		t.Helper()
 		within(t, name+" is "+want, func() bool {
-			u, err := objects.Get(t.Context(), name, metav1.GetOptions{})
-			must(t, err)
+			u := kubetest.GetObject(t, objects, name)
 			var o v1alpha1.RemoteCluster
 			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
 			c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionExporting)

@@ -99,11 +99,10 @@ func TestRestoredEtcd(t *testing.T) {
 func newSetMember(t *testing.T, admin kubernetes.Interface, name, ip string) *corev1.Pod {
 	t.Helper()
 	pods := admin.CoreV1().Pods("shop")
-	_, err := pods.Create(t.Context(), &corev1.Pod{
+	kubetest.Create(t, pods, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"semaphore.uw.systems/name": name}},
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	pod, err := pods.Patch(t.Context(), name, types.MergePatchType,
 		[]byte(fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)),
 		metav1.PatchOptions{}, "status")

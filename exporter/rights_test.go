@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -26,19 +24,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 	populate(t, admin)
 	grant := func(group string, resources ...string) {
 		t.Helper()
-		name := "exporter-" + strings.Join(resources, "-")
-		_, err := admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources,
-				Verbs: []string{"get", "list", "watch"}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.AllowReading(t, admin, "exporter", group, resources...)
 	}
 	grant("", "namespaces", "nodes", "services")
 	limited := rest.CopyConfig(api)

@@ -53,8 +53,7 @@ func TestTwoExportersOfOneName(t *testing.T) {
 	if l := first.status().GetLinks()[0]; !l.GetConnected() || !l.GetSince().AsTime().Equal(since) {
 		t.Errorf("the first has another stream: %v", l)
 	}
-	namespace, err := admin.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-	must(t, err)
+	namespace := kubetest.Get(t, admin.CoreV1().Namespaces(), metav1.NamespaceSystem)
 	s := second.status()
 	if l := s.GetLinks()[0]; l.GetConnected() || l.GetRefusedSourceId() != string(namespace.UID) ||
 		!strings.Contains(l.GetLastError(), "patch remotecluster c1 --type merge") {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -43,29 +42,17 @@ func TestBlocks(t *testing.T) {
 func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	cfg := kubetest.Start(t)
 	kubetest.NoLeaks(t, cfg)
-	admin, ctx := client(t, cfg), t.Context()
+	admin := client(t, cfg)
 	native := gv == kubetest.CalicoCRD
 	grant := func(group, resource string) {
 		t.Helper()
-		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
-			ObjectMeta: metav1.ObjectMeta{Name: resource},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource},
-				Verbs: []string{"get", "list", "watch"}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: resource},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: resource},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.AllowReading(t, admin, "exporter", group, resource)
 	}
 	grant("", "nodes")
 	grant("", "namespaces")
 	for _, name := range []string{"n1", "n2"} {
-		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.NodeSpec{PodCIDR: "10.1.200.0/24"}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.200.0/24"}})
 	}
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName = "exporter"
@@ -111,8 +98,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	}
 	create := func(a *unstructured.Unstructured) *unstructured.Unstructured {
 		t.Helper()
-		a, err := affinities.Create(ctx, a, metav1.CreateOptions{})
-		must(t, err)
+		a = kubetest.CreateObject(t, affinities, a)
 		return a
 	}
 	first := create(affinity("n1", "10.1.2.0/26", "confirmed", false))
@@ -143,12 +129,10 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 		for key, value := range step {
 			must(t, unstructured.SetNestedField(first.Object, value, "spec", key))
 		}
-		var err error
-		first, err = affinities.Update(ctx, first, metav1.UpdateOptions{})
-		must(t, err)
+		first = kubetest.UpdateObject(t, affinities, first)
 	}
 	exports("n1: fd00:1::1c40/122, n2: ")
-	must(t, affinities.Delete(ctx, first.GetName(), metav1.DeleteOptions{}))
+	must(t, affinities.Delete(t.Context(), first.GetName(), metav1.DeleteOptions{}))
 	create(affinity("n2", "10.1.2.0/26", "confirmed", false))
 	exports("n1: fd00:1::1c40/122, n2: 10.1.2.0/26")
 	for _, o := range stored(w, "blockaffinities") {
@@ -166,11 +150,10 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 func TestAutoBlocks(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.NoLeaks(t, cfg)
-	admin, ctx := client(t, cfg), t.Context()
+	admin := client(t, cfg)
 	for _, name := range []string{"n1", "n2"} {
-		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.NodeSpec{PodCIDR: "10.1.20" + name[1:] + ".0/24"}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.20" + name[1:] + ".0/24"}})
 	}
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"},
 		AllowedIPs: config.AutoAllowedIPs})
@@ -194,12 +177,11 @@ func TestAutoBlocks(t *testing.T) {
 	}
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "blockaffinities")
 	affinities := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
-	_, err := affinities.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+	kubetest.CreateObject(t, affinities, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity",
 		"metadata": map[string]any{"name": "n1-10-1-2-0-26"},
 		"spec":     map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"},
-	}}, metav1.CreateOptions{})
-	must(t, err)
+	}})
 	exports("n1: 10.1.2.0/26, n2: 10.1.202.0/24")
 	if !w.resources[1].versionsComparable(semaphorev1.Kind_KIND_NODE) || !w.Ready(semaphorev1.Kind_KIND_NODE) {
 		t.Error("the blocks are read, and nodes are not published, or of a time without the blocks")

@@ -36,20 +36,18 @@ func TestServiceExports(t *testing.T) {
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
 	exports, err := mcs.New(cfg, "test")
 	must(t, err)
-	namespace(t, admin, "shop")
+	kubetest.Namespace(t, admin, "shop")
 	for _, name := range []string{"echo", "other"} {
-		_, err := admin.CoreV1().Services("shop").Create(ctx, &corev1.Service{
+		kubetest.Create(t, admin.CoreV1().Services("shop"), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, &discoveryv1.EndpointSlice{
+		})
+		kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080)}},
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 	}
 	rules := newCatalog(t, config.Services).Rules()
 	rules.MultiCluster = true
@@ -78,11 +76,9 @@ func TestServiceExports(t *testing.T) {
 	}
 	waits("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
 	all := mcstest.V02(t)
-	_, err = crds.Create(ctx, all[0], metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, crds, all[0])
 	waits("there is no CustomResourceDefinition serviceimports.multicluster.x-k8s.io: apply it")
-	_, err = crds.Create(ctx, all[1], metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, crds, all[1])
 	waitForSync(t, w)
 
 	says := func(want ...string) {
@@ -159,11 +155,9 @@ func TestServiceExports(t *testing.T) {
 	waitsAgain("serviceimports")
 	moves := func(address string) {
 		t.Helper()
-		slice, err := admin.DiscoveryV1().EndpointSlices("shop").Get(ctx, "echo-1", metav1.GetOptions{})
-		must(t, err)
+		slice := kubetest.Get(t, admin.DiscoveryV1().EndpointSlices("shop"), "echo-1")
 		slice.Endpoints[0].Addresses = []string{address}
-		_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(ctx, slice, metav1.UpdateOptions{})
-		must(t, err)
+		kubetest.Update(t, admin.DiscoveryV1().EndpointSlices("shop"), slice)
 		soon(t, func() error {
 			entries, _ := c.Journal().Snapshot()
 			for _, e := range entries {

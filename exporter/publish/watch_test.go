@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -151,13 +150,6 @@ func waitForSync(t *testing.T, w *Watcher) {
 	must(t, w.Synced())
 }
 
-func namespace(t *testing.T, admin kubernetes.Interface, name string) {
-	t.Helper()
-	_, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-		metav1.CreateOptions{})
-	must(t, err)
-}
-
 func service(name string, labels map[string]string) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
@@ -196,24 +188,19 @@ func TestWatch(t *testing.T) {
 }
 
 func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
-	ctx, create, update, del := t.Context(), metav1.CreateOptions{}, metav1.UpdateOptions{}, *metav1.NewDeleteOptions(0)
-	namespace(t, admin, "shop")
+	ctx, del := t.Context(), *metav1.NewDeleteOptions(0)
+	kubetest.Namespace(t, admin, "shop")
 	core := admin.CoreV1()
 	mirror := map[string]string{mirrorLabel: "true"}
 	set := map[string]string{setLabel: "front"}
 
 	// Before the watcher, and after: both must be found.
-	_, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
-		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24"}}, create)
-	must(t, err)
-	_, err = core.Services("shop").Create(ctx, service("echo", mirror), create)
-	must(t, err)
-	_, err = core.Services("shop").Create(ctx, service("private", nil), create)
-	must(t, err)
-	_, err = core.Pods("shop").Create(ctx, pod("private", nil), create)
-	must(t, err)
-	web, err := core.Pods("shop").Create(ctx, pod("web", set), create)
-	must(t, err)
+	kubetest.Create(t, core.Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24"}})
+	kubetest.Create(t, core.Services("shop"), service("echo", mirror))
+	kubetest.Create(t, core.Services("shop"), service("private", nil))
+	kubetest.Create(t, core.Pods("shop"), pod("private", nil))
+	web := kubetest.Create(t, core.Pods("shop"), pod("web", set))
 
 	c := newCatalog(t, config.Encryption, config.Services, config.Policy)
 	w := start(t, cfg, c)
@@ -230,13 +217,10 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 
 	slices := admin.DiscoveryV1().EndpointSlices("shop")
-	_, err = slices.Create(ctx, slice("echo-1", "echo", mirror), create)
-	must(t, err)
-	_, err = slices.Create(ctx, slice("unlabelled", "private", nil), create)
-	must(t, err)
+	kubetest.Create(t, slices, slice("echo-1", "echo", mirror))
+	kubetest.Create(t, slices, slice("unlabelled", "private", nil))
 	web.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}, PodIP: "10.1.1.7"}
-	web, err = core.Pods("shop").UpdateStatus(ctx, web, update)
-	must(t, err)
+	web = kubetest.UpdateStatus(t, core.Pods("shop"), web)
 	eventually(t, c, "node n1 for c2", "service shop/echo", "endpointslice shop/echo-1", "setmember shop/web")
 
 	for _, o := range stored(w, "pods") {
@@ -249,21 +233,16 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	// What is not exported makes no revision.
 	head := c.Journal().Head()
 	web.Annotations = map[string]string{"unrelated": "true"}
-	web, err = core.Pods("shop").Update(ctx, web, update)
-	must(t, err)
-	n1, err := core.Nodes().Get(ctx, "n1", metav1.GetOptions{})
-	must(t, err)
+	web = kubetest.Update(t, core.Pods("shop"), web)
+	n1 := kubetest.Get(t, core.Nodes(), "n1")
 	n1.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	_, err = core.Nodes().UpdateStatus(ctx, n1, update)
-	must(t, err)
+	kubetest.UpdateStatus(t, core.Nodes(), n1)
 
 	// The end of a set's member, of a slice, and a new node; what was asked for before has been seen then.
 	web.Status.Phase = corev1.PodSucceeded
-	_, err = core.Pods("shop").UpdateStatus(ctx, web, update)
-	must(t, err)
+	kubetest.UpdateStatus(t, core.Pods("shop"), web)
 	must(t, slices.Delete(ctx, "echo-1", del))
-	_, err = core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}, create)
-	must(t, err)
+	kubetest.Create(t, core.Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
 	eventually(t, c, "node n1 for c2", "node n2 for c2", "service shop/echo")
 	if got := c.Journal().Head() - head; got != 3 {
 		t.Errorf("three changes made %d revisions", got)
@@ -291,7 +270,7 @@ func stored(w *Watcher, resource string) []any {
 
 // testLabels changes labels faster than two watches of one resource can stay in step.
 func testLabels(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
-	namespace(t, admin, "labels")
+	kubetest.Namespace(t, admin, "labels")
 	services := admin.CoreV1().Services("labels")
 	c := newCatalog(t, config.Services)
 	w := start(t, cfg, c)
@@ -344,19 +323,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	ctx := t.Context()
 	grant := func(resources ...string) {
 		t.Helper()
-		name := strings.Join(resources, "-")
-		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources,
-				Verbs: []string{"get", "list", "watch"}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.AllowReading(t, admin, "exporter", "", resources...)
 	}
 	grant("nodes")
 	// The apiserver's authorizer follows what was written.
@@ -420,8 +387,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 		return nil
 	})
-	ns, err := admin.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	must(t, err)
+	ns := kubetest.Get(t, admin.CoreV1().Namespaces(), metav1.NamespaceSystem)
 	if w.ID() != string(ns.UID) || !w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) {
 		t.Errorf("the source is %q, not %q", w.ID(), ns.UID)
 	}
@@ -429,11 +395,10 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 
 // testOutage: what was deleted while the apiserver could not be reached is gone once it can be.
 func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
-	namespace(t, admin, "outage")
+	kubetest.Namespace(t, admin, "outage")
 	services := admin.CoreV1().Services("outage")
 	for _, name := range []string{"stays", "goes"} {
-		_, err := services.Create(t.Context(), service(name, map[string]string{globalLabel: "true"}), metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, services, service(name, map[string]string{globalLabel: "true"}))
 	}
 	road := newRoad(t, strings.TrimPrefix(cfg.Host, "https://"))
 	through := rest.CopyConfig(cfg)
@@ -594,8 +559,8 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.NoLeaks(t, cfg)
 	admin := client(t, cfg)
-	namespace(t, admin, "shop")
-	full, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+	kubetest.Namespace(t, admin, "shop")
+	full := kubetest.Create(t, admin.CoreV1().Services("shop"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "echo",
 			Labels: map[string]string{mirrorLabel: "true", globalLabel: "true", naming.LabelRouting: naming.RoutingLocalFirst,
@@ -614,8 +579,7 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 			TrafficDistribution: ptr.To(corev1.ServiceTrafficDistributionPreferClose),
 			Ports:               []corev1.ServicePort{{Name: "http", Port: 80, AppProtocol: ptr.To("http")}},
 		},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	whole := newCatalog(t, config.Services)
 	whole.PutService(full, time.Now())
 	c := newCatalog(t, config.Services)
@@ -642,11 +606,10 @@ func TestServicesWithoutSelector(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.StartControllers(t, cfg, "endpointslice-controller", "endpointslice-mirroring-controller")
 	admin, ctx := client(t, cfg), t.Context()
-	namespace(t, admin, "shop")
+	kubetest.Namespace(t, admin, "shop")
 	create := func(s *corev1.Service) {
 		t.Helper()
-		_, err := admin.CoreV1().Services("shop").Create(ctx, s, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, admin.CoreV1().Services("shop"), s)
 	}
 	offered := map[string]string{mirrorLabel: "true"}
 	selecting := func(s *corev1.Service) *corev1.Service {
@@ -660,17 +623,14 @@ func TestServicesWithoutSelector(t *testing.T) {
 	create(selecting(service("private", nil)))  // and so are these
 	for _, name := range []string{"db", "unoffered"} {
 		//lint:ignore SA1019 database operators write them
-		_, err := admin.CoreV1().Endpoints("shop").Create(ctx, &corev1.Endpoints{
+		kubetest.Create(t, admin.CoreV1().Endpoints("shop"), &corev1.Endpoints{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"cluster-name": name}},
 			//lint:ignore SA1019 as above
 			Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.1.1.7"}},
 				Ports: []corev1.EndpointPort{{Name: "http", Port: 80}}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 	}
-	_, err := admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, slice("by-hand", "external", nil),
-		metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), slice("by-hand", "external", nil))
 	all := func() (of map[string]int) {
 		of = map[string]int{}
 		list, err := admin.DiscoveryV1().EndpointSlices("shop").List(ctx, metav1.ListOptions{})
@@ -726,18 +686,16 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.NoLeaks(t, cfg)
 	admin := client(t, cfg)
-	namespace(t, admin, "shop")
+	kubetest.Namespace(t, admin, "shop")
 	c := catalog.New(catalog.Rules{
 		Features: config.Features{config.Policy}, Clusters: []string{"c2"},
 		LabelDomains: []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain},
 	})
 	const other = naming.PolicyLabelDomain + "/name"
 	create := func(name string, labels map[string]string) {
-		p, err := admin.CoreV1().Pods("shop").Create(t.Context(), pod(name, labels), metav1.CreateOptions{})
-		must(t, err)
+		p := kubetest.Create(t, admin.CoreV1().Pods("shop"), pod(name, labels))
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.5", PodIPs: []corev1.PodIP{{IP: "10.1.1.5"}}}
-		_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
-		must(t, err)
+		kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), p)
 	}
 	create("first", map[string]string{setLabel: "a"})
 	create("second", map[string]string{other: "a"})
@@ -746,11 +704,9 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	waitForSync(t, w)
 	create("both", map[string]string{setLabel: "a", other: "a"})
 	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/second")
-	p, err := admin.CoreV1().Pods("shop").Get(t.Context(), "both", metav1.GetOptions{})
-	must(t, err)
+	p := kubetest.Get(t, admin.CoreV1().Pods("shop"), "both")
 	delete(p.Labels, setLabel)
-	_, err = admin.CoreV1().Pods("shop").Update(t.Context(), p, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.Update(t, admin.CoreV1().Pods("shop"), p)
 	// Each watch reports a pod that comes later.
 	create("third", map[string]string{setLabel: "a"})
 	create("fourth", map[string]string{other: "a"})

@@ -149,9 +149,7 @@ func TestWriter(t *testing.T) {
 	testkit.Must(t, err)
 	client, err := mcs.New(cfg, "semaphore-exporter")
 	testkit.Must(t, err)
-	_, err = kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	exports := client.Exports()
 	var e *mcsv1beta1.ServiceExport
 	testkit.Eventually(t, 3*time.Minute, "the API", func() error {

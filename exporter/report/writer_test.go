@@ -82,9 +82,7 @@ func newWorld(t testing.TB, n int) *world {
 	_, err := definitions.Apply(ctx,
 		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
 	testkit.Must(t, err)
-	_, err = kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {

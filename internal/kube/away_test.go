@@ -79,10 +79,8 @@ func TestRetryWhileAway(t *testing.T) {
 	})
 	create := func(name string) {
 		t.Helper()
-		if _, err := direct.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(t.Context(),
-			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		kubetest.Create(t, direct.CoreV1().ConfigMaps(metav1.NamespaceDefault),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	sees := func(who string, seen chan string, name string) time.Duration {
 		t.Helper()

@@ -50,12 +50,11 @@ func TestBlockAffinities(t *testing.T) {
 	}
 	create := func(gv schema.GroupVersion, name string, deleted any) {
 		t.Helper()
-		_, err := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities")).Create(ctx,
-			&unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": gv.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": name},
-				"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": deleted},
-			}}, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		affinities := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities"))
+		kubetest.CreateObject(t, affinities, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": gv.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": name},
+			"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": deleted},
+		}})
 	}
 	list := func() (string, *BlockAffinityList) {
 		t.Helper()

@@ -61,7 +61,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 	apiServices := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{
 		Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices",
 	})
-	_, err := apiServices.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+	kubetest.CreateObject(t, apiServices, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiregistration.k8s.io/v1",
 		"kind":       "APIService",
 		"metadata":   map[string]any{"name": "v3.projectcalico.org"},
@@ -70,8 +70,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 			"groupPriorityMinimum": int64(1500), "versionPriority": int64(200), "insecureSkipTLSVerify": true,
 			"service": map[string]any{"namespace": "calico-apiserver", "name": "calico-api"},
 		},
-	}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	}})
 	// The apiserver takes a moment until it routes the group to the missing service.
 	var last error
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {

@@ -53,9 +53,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 func TestRemoteAPI(t *testing.T) {
 	server := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(server)
-	_, err := admin.CoreV1().ServiceAccounts("default").Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "remote"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Create(t, admin.CoreV1().ServiceAccounts("default"),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "remote"}})
 	token, err := admin.CoreV1().ServiceAccounts("default").CreateToken(ctx, "remote", &authenticationv1.TokenRequest{},
 		metav1.CreateOptions{})
 	testkit.Must(t, err)

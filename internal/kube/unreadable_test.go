@@ -11,7 +11,6 @@ import (
 	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	corev1 "k8s.io/api/core/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -170,9 +169,7 @@ func define(t *testing.T, cfg *rest.Config, d *apiextensions.CustomResourceDefin
 			v.Schema.OpenAPIV3Schema.Properties["spec"].Properties[field] = anything
 		}
 	}
-	_, err := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(),
-		d, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Create(t, apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), d)
 }
 
 // followed is what a reader knows of the objects: their specs by name, the value of the label "seen", and its problems.
@@ -254,9 +251,7 @@ func TestOneUnreadableObject(t *testing.T) {
 		t.Run(c.kind, func(t *testing.T) {
 			cfg := kubetest.Start(t)
 			if c.namespaced {
-				_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(t.Context(),
-					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-				testkit.Must(t, err)
+				kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 			}
 			c.install(t, cfg)
 			if c.inStatus != nil {
@@ -311,15 +306,14 @@ func (c custom) test(t *testing.T, cfg *rest.Config, part string, bad damage) {
 	}
 	update := func(name string, change func(u *unstructured.Unstructured), subresources ...string) {
 		t.Helper()
-		u, err := api.Get(ctx, name, metav1.GetOptions{})
-		testkit.Must(t, err)
+		u := kubetest.GetObject(t, api, name)
 		change(u)
 		if len(subresources) > 0 {
-			_, err = api.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+			_, err := api.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+			testkit.Must(t, err)
 		} else {
-			_, err = api.Update(ctx, u, metav1.UpdateOptions{})
+			kubetest.UpdateObject(t, api, u)
 		}
-		testkit.Must(t, err)
 	}
 	mark := func(of followed, value string) {
 		t.Helper()

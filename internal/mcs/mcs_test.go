@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,15 +87,14 @@ type environment struct {
 func newEnvironment(t *testing.T) *environment {
 	e := &environment{t: t, clock: clock{at: time.Now()}}
 	cfg := kubetest.Start(t)
-	_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	e.crds = apiextensionsclient.NewForConfigOrDie(cfg)
 	cfg = rest.CopyConfig(cfg)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		e.next = next
 		return &e.counted
 	})
+	var err error
 	e.client, err = New(cfg, "test")
 	testkit.Must(t, err)
 	e.client.served.now = e.now

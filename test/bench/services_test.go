@@ -52,9 +52,7 @@ type cluster struct {
 func newCluster(b *testing.B, namespace string) *cluster {
 	c := &cluster{b: b, rest: kubetest.Start(b)}
 	c.Interface = kubernetes.NewForConfigOrDie(kube.Protobuf(c.rest))
-	_, err := c.CoreV1().Namespaces().Create(b.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must(b, err)
+	kubetest.Namespace(b, c, namespace)
 	return c
 }
 
@@ -474,9 +472,7 @@ func BenchmarkServicesChurn(b *testing.B) {
 	)
 	c1, c2, o, _ := twoClusters(b, services, endpoints)
 	c1.spare(o, services, services, endpoints)
-	_, err := c2.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: apart}},
-		metav1.CreateOptions{})
-	must(b, err)
+	kubetest.Namespace(b, c2, apart)
 	each(b, services, func(i int) error {
 		_, err := c2.DiscoveryV1().EndpointSlices(apart).Create(b.Context(), slice(apart, services+i, endpoints, 0),
 			metav1.CreateOptions{})

@@ -136,9 +136,7 @@ func newPodsWorld(b *testing.B) *podsWorld {
 	c2 := kubetest.Start(b)
 	w := &podsWorld{setsWorld: newSetsWorld(b, 1000), kube: kubernetes.NewForConfigOrDie(kube.Protobuf(c2))}
 	w.export(c2, "policy")
-	_, err := w.kube.CoreV1().Namespaces().Create(b.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	must(b, err)
+	kubetest.Namespace(b, w.kube, "shop")
 	// Everything is connected once one pod has arrived.
 	pods := w.pods(1, 1)
 	w.ready(pods[0])

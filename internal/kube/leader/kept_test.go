@@ -42,8 +42,7 @@ func TestRestores(t *testing.T) {
 	look := func() { m.mu.Lock(); m.looked = time.Time{}; m.mu.Unlock() }
 	has := func(want string) {
 		t.Helper()
-		object, err := maps.Get(t.Context(), "a", metav1.GetOptions{})
-		testkit.Must(t, err)
+		object := kubetest.Get(t, maps, "a")
 		if len(object.Data) != 1 || object.Data["k"] != want || len(object.BinaryData) != 0 ||
 			object.Labels[naming.LabelManagedBy] != "semaphore" {
 			t.Errorf("it has %v %v %v, want k: %s", object.Data, object.BinaryData, object.Labels, want)

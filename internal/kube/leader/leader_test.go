@@ -264,14 +264,13 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 			t.Parallel()
 			now := metav1.NewMicroTime(time.Now().Add(skew))
 			holder, seconds, transitions := "dead_1", int32(duration/time.Second), int32(6)
-			_, err := client.CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
+			kubetest.Create(t, client.CoordinationV1().Leases("default"), &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Name: "skew-" + name},
 				Spec: coordinationv1.LeaseSpec{
 					HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now,
 					LeaseTransitions: &transitions,
 				},
-			}, metav1.CreateOptions{})
-			must(t, err)
+			})
 			began := time.Now()
 			a := start(t, "a", "skew-"+name, api, 0)
 			within(t, "a knows the holder", func() bool { return a.status().GetLeader() == "dead" })
@@ -349,15 +348,14 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 // testRightsTakenAway (F23, by another cause): the leader loses its rights on the Lease.
 func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	ctx := t.Context()
-	role, err := client.RbacV1().Roles("default").Create(ctx, &rbacv1.Role{
+	role := kubetest.Create(t, client.RbacV1().Roles("default"), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "leader"},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"rights"},
 				Verbs: []string{"get", "update"}},
 		},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	as := rest.CopyConfig(api)
 	as.Impersonate.UserName = "replica"
 
@@ -370,12 +368,11 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 				`forbidden`,
 		)
 	})
-	_, err = client.RbacV1().RoleBindings("default").Create(ctx, &rbacv1.RoleBinding{
+	kubetest.Create(t, client.RbacV1().RoleBindings("default"), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "leader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
 			Name: role.Name},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "replica"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	a.leads(look + slack) // with exactly these rights
 	b := start(t, "b", "rights", api, 0)
 	b.standsBy(a)
@@ -472,8 +469,7 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 
 func get(t *testing.T, client kubernetes.Interface, name string) *coordinationv1.Lease {
 	t.Helper()
-	lease, err := client.CoordinationV1().Leases("default").Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
+	lease := kubetest.Get(t, client.CoordinationV1().Leases("default"), name)
 	return lease
 }
 

@@ -93,8 +93,7 @@ func TestApply(t *testing.T) {
 			}
 		}
 		d.Spec.Versions = old
-		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		kubetest.Create(t, crds, d)
 	}
 	version("v1alpha1")
 	apply := func(want Action, dryRun bool) {
@@ -115,10 +114,8 @@ func TestApply(t *testing.T) {
 	apply(Update, false)
 	version("v1beta1")
 	apply(Leave, false)
-	newer, err := crds.Get(ctx, all[0].Name, metav1.GetOptions{})
-	testkit.Must(t, err)
+	newer := kubetest.Get(t, crds, all[0].Name)
 	newer.Labels["multicluster.x-k8s.io/release-version"] = "v9.0.0"
-	_, err = crds.Update(ctx, newer, metav1.UpdateOptions{})
-	testkit.Must(t, err)
+	kubetest.Update(t, crds, newer)
 	apply(Leave, false)
 }

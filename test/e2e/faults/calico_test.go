@@ -24,17 +24,13 @@ func TestNoCalico(t *testing.T) {
 	both := config{"features": []string{"services", "policy"}}
 	broker := l.broker(both)
 	exporter := l.exporter("a", broker.address, both)
-	ctx := t.Context()
-	pod, err := l.kube.CoreV1().Pods("shop").Create(ctx, &corev1.Pod{
+	pod := kubetest.Create(t, l.kube.CoreV1().Pods("shop"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web-0", Labels: map[string]string{setLabel: "web"}},
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "main"}}},
-	}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	})
 	ip := strings.Replace(l.subnets["a"], "0.0/16", "9.9", 1)
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
-	if _, err := l.kube.CoreV1().Pods("shop").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kubetest.UpdateStatus(t, l.kube.CoreV1().Pods("shop"), pod)
 	for i := range 5 {
 		l.offer("a", fmt.Sprint("a-", i), i, "")
 	}

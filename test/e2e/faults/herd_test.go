@@ -110,10 +110,8 @@ func (l *lab) herd(n int, peering string) *herd {
 	ctx, end := context.WithCancel(life)
 	h := &herd{end: end}
 	l.t.Cleanup(func() { end(); h.done.Wait() })
-	if _, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	kubetest.Create(l.t, l.kube.CoreV1().ServiceAccounts(e2e.Namespace),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}})
 	config := rest.CopyConfig(l.rest)
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	client := kubernetes.NewForConfigOrDie(config)

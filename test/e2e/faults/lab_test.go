@@ -80,10 +80,7 @@ func newLab(t *testing.T, remotes ...string) *lab {
 		}
 	}
 	for _, name := range []string{e2e.Namespace, "shop"} {
-		if _, err := l.kube.CoreV1().Namespaces().Create(t.Context(),
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		kubetest.Namespace(t, l.kube, name)
 	}
 	kubetest.InstallRemoteClusters(t, config)
 	return l
@@ -321,24 +318,19 @@ func (l *lab) offer(cluster, name string, number int, address string) {
 		base, _, _ := strings.Cut(l.subnets[cluster], ".0.0/16")
 		address = fmt.Sprintf("%s.%d.%d", base, 1+number/250, 1+number%250)
 	}
-	ctx := l.t.Context()
 	labels := map[string]string{"lab": cluster}
 	port, protocol, portName := int32(80), corev1.ProtocolTCP, "http"
-	if _, err := l.kube.CoreV1().Services("shop").Create(ctx, &corev1.Service{
+	kubetest.Create(l.t, l.kube.CoreV1().Services("shop"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: portName, Port: port, Protocol: protocol}}},
-	}, metav1.CreateOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
-	if _, err := l.kube.DiscoveryV1().EndpointSlices("shop").Create(ctx, &discoveryv1.EndpointSlice{
+	})
+	kubetest.Create(l.t, l.kube.DiscoveryV1().EndpointSlices("shop"), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: name,
 			Labels: map[string]string{"lab": cluster, discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
 		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-	}, metav1.CreateOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	})
 }
 
 // withdraw deletes the objects of offer.

@@ -337,8 +337,7 @@ func TestCopyOfACluster(t *testing.T) {
 	}
 	// In the copy the Service has an endpoint that does not answer.
 	testkit.Must(t, offer(t.Context(), &testbed.Cluster{Client: l.kube, PodCIDR: b.c2.PodCIDR}, "web", 1))
-	system, err := l.kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-	testkit.Must(t, err)
+	system := kubetest.Get(t, l.kube.CoreV1().Namespaces(), metav1.NamespaceSystem)
 	toC1 := l.through(func(ctx context.Context) (net.Conn, error) {
 		return b.tb.Fabric().DialContext(ctx, "tcp", fmt.Sprintf("%s:%d", b.c1.Nodes[0].IP, e2e.FederationNodePort))
 	})
@@ -415,8 +414,7 @@ func TestAddressThatComesFirst(t *testing.T) {
 		vip = vip.Next()
 	}
 	endpoint := func() string {
-		n, err := b.c2.Client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
-		testkit.Must(t, err)
+		n := kubetest.Get(t, b.c2.Client.CoreV1().Nodes(), node.Name)
 		return n.Annotations[naming.EndpointAnnotation("c1")]
 	}
 	before, began := endpoint(), time.Now()

@@ -117,14 +117,11 @@ func (w *world) there(f func() error) error { return w.remote.Do(f) }
 
 func (w *world) addNode(s *side, name, address, podCIDR string) {
 	w.t.Helper()
-	ctx := w.t.Context()
-	n, err := s.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
+	n := kubetest.Create(w.t, s.kube.CoreV1().Nodes(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}},
-	}, metav1.CreateOptions{})
-	must(w.t, err)
+	})
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
-	_, err = s.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{})
-	must(w.t, err)
+	kubetest.UpdateStatus(w.t, s.kube.CoreV1().Nodes(), n)
 }
 
 // admit creates the objects and the token by which a broker admits the agent of a cluster's node, and returns the token
@@ -132,18 +129,14 @@ func (w *world) addNode(s *side, name, address, podCIDR string) {
 func (w *world) admit(s *side) string {
 	w.t.Helper()
 	ctx := w.t.Context()
-	_, err := s.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}},
-		metav1.CreateOptions{})
-	must(w.t, err)
-	_, err = s.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
-	must(w.t, err)
-	pod, err := s.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+	kubetest.Namespace(w.t, s.kube, "semaphore")
+	kubetest.Create(w.t, s.kube.CoreV1().ServiceAccounts("semaphore"),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}})
+	pod := kubetest.Create(w.t, s.kube.CoreV1().Pods("semaphore"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"},
 		Spec: corev1.PodSpec{NodeName: s.node, ServiceAccountName: "semaphore-agent",
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{})
-	must(w.t, err)
+	})
 	token, err := s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 			Audiences:      []string{"semaphore-broker." + s.name},
@@ -288,8 +281,7 @@ func (w *world) agent(cfg *config.Agent) (stop func()) {
 // annotations returns the tunnel annotations on a cluster's Node.
 func (w *world) annotations(s *side) map[string]string {
 	w.t.Helper()
-	n, err := s.kube.CoreV1().Nodes().Get(w.t.Context(), s.node, metav1.GetOptions{})
-	must(w.t, err)
+	n := kubetest.Get(w.t, s.kube.CoreV1().Nodes(), s.node)
 	return n.Annotations
 }
 

@@ -108,21 +108,19 @@ func EmptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig 
 	if calico {
 		kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools", "blockaffinities", "ipamconfigs",
 			"felixconfigurations", "networksets", "ipreservations")
-		_, err := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("ippools")).Create(t.Context(),
-			&unstructured.Unstructured{Object: map[string]any{"apiVersion": kubetest.CalicoCRD.String(), "kind": "IPPool",
-				"metadata": map[string]any{"name": "default"}, "spec": map[string]any{"cidr": pods, "ipipMode": "Never",
-					"vxlanMode": "Never", "natOutgoing": true, "nodeSelector": "all()"}}}, metav1.CreateOptions{})
-		must(t, err)
+		pools := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("ippools"))
+		kubetest.CreateObject(t, pools, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": kubetest.CalicoCRD.String(), "kind": "IPPool", "metadata": map[string]any{"name": "default"},
+			"spec": map[string]any{"cidr": pods, "ipipMode": "Never", "vxlanMode": "Never", "natOutgoing": true,
+				"nodeSelector": "all()"}}})
 	}
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	node, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
-		Spec: corev1.NodeSpec{PodCIDR: pods, PodCIDRs: []string{pods}}}, metav1.CreateOptions{})
-	must(t, err)
+	node := kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec: corev1.NodeSpec{PodCIDR: pods, PodCIDRs: []string{pods}}})
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
 	node.Status.NodeInfo.KernelVersion, node.Status.NodeInfo.OSImage = "6.12.1", "Debian GNU/Linux 13"
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	_, err = admin.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.UpdateStatus(t, admin.CoreV1().Nodes(), node)
 	kubetest.StartControllers(t, cfg, Controllers...)
 	runPods(t, admin)
 	file := kubetest.Kubeconfig(t, cfg)
@@ -214,18 +212,14 @@ func Linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Int
 		must(t, err)
 		kubetest.InstallRemoteClusters(t, cfg)
 		remotes[name] = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
-		node, err := admins[name].CoreV1().Nodes().Create(t.Context(),
-			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
-				Spec: corev1.NodeSpec{PodCIDR: PodSubnets[name], PodCIDRs: []string{PodSubnets[name]}}}, metav1.CreateOptions{})
-		must(t, err)
+		node := kubetest.Create(t, admins[name].CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+			Spec: corev1.NodeSpec{PodCIDR: PodSubnets[name], PodCIDRs: []string{PodSubnets[name]}}})
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18." + name[1:] + ".7"}}
-		_, err = admins[name].CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-		must(t, err)
-		_, err = admins[name].CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+		kubetest.UpdateStatus(t, admins[name].CoreV1().Nodes(), node)
+		kubetest.Create(t, admins[name].CoreV1().Services("semaphore"), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-federation"},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "federation", Port: 8443}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 	}
 	return kubeconfig, admins, remotes, ctl
 }
@@ -239,9 +233,7 @@ func TwoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.
 	for _, name := range []string{"c1", "c2"} {
 		cfg := kubetest.Start(t)
 		admins[name] = kubernetes.NewForConfigOrDie(cfg)
-		_, err := admins[name].CoreV1().Namespaces().Create(t.Context(),
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Namespace(t, admins[name], "semaphore")
 		one, err := clientcmd.LoadFromFile(kubetest.Kubeconfig(t, cfg))
 		must(t, err)
 		current := one.Contexts[one.CurrentContext]

@@ -1,0 +1,102 @@
+package kubetest
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+// Create creates an object, and ends the test if the apiserver refuses it. Get, Update and UpdateStatus do likewise.
+func Create[T any](tb testing.TB, client interface {
+	Create(context.Context, T, metav1.CreateOptions) (T, error)
+}, object T) T {
+	tb.Helper()
+	created, err := client.Create(tb.Context(), object, metav1.CreateOptions{})
+	testkit.Must(tb, err)
+	return created
+}
+
+// Get returns the object of a name.
+func Get[T any](tb testing.TB, client interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+}, name string) T {
+	tb.Helper()
+	object, err := client.Get(tb.Context(), name, metav1.GetOptions{})
+	testkit.Must(tb, err)
+	return object
+}
+
+// Update updates an object.
+func Update[T any](tb testing.TB, client interface {
+	Update(context.Context, T, metav1.UpdateOptions) (T, error)
+}, object T) T {
+	tb.Helper()
+	updated, err := client.Update(tb.Context(), object, metav1.UpdateOptions{})
+	testkit.Must(tb, err)
+	return updated
+}
+
+// UpdateStatus updates the status of an object.
+func UpdateStatus[T any](tb testing.TB, client interface {
+	UpdateStatus(context.Context, T, metav1.UpdateOptions) (T, error)
+}, object T) T {
+	tb.Helper()
+	updated, err := client.UpdateStatus(tb.Context(), object, metav1.UpdateOptions{})
+	testkit.Must(tb, err)
+	return updated
+}
+
+// Namespace creates a namespace.
+func Namespace(tb testing.TB, client kubernetes.Interface, name string) {
+	tb.Helper()
+	Create(tb, client.CoreV1().Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+// AllowReading gives a user the right to read and watch resources of a group.
+func AllowReading(tb testing.TB, client kubernetes.Interface, user, group string, resources ...string) {
+	tb.Helper()
+	role := Create(tb, client.RbacV1().ClusterRoles(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "reads-"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources,
+			Verbs: []string{"get", "list", "watch"}}},
+	})
+	Create(tb, client.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+	})
+}
+
+// CreateObject is Create for an object without a Go type. GetObject and UpdateObject are like Get and Update.
+func CreateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstructured.Unstructured) (
+	created *unstructured.Unstructured) {
+	tb.Helper()
+	created, err := client.Create(tb.Context(), object, metav1.CreateOptions{})
+	testkit.Must(tb, err)
+	return created
+}
+
+// GetObject returns the object of a name.
+func GetObject(tb testing.TB, client dynamic.ResourceInterface, name string) *unstructured.Unstructured {
+	tb.Helper()
+	object, err := client.Get(tb.Context(), name, metav1.GetOptions{})
+	testkit.Must(tb, err)
+	return object
+}
+
+// UpdateObject updates an object.
+func UpdateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstructured.Unstructured) (
+	updated *unstructured.Unstructured) {
+	tb.Helper()
+	updated, err := client.Update(tb.Context(), object, metav1.UpdateOptions{})
+	testkit.Must(tb, err)
+	return updated
+}
