@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const architecture = "docs/architecture.md"
@@ -109,9 +111,7 @@ func isPackage(name string) bool {
 func declared(t *testing.T, file string) (names []string) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", file), nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, d := range parsed.Decls {
 		f, ok := d.(*ast.FuncDecl)
 		if !ok {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // clock lists the functions of tests that compare a time of the wall clock, how often, and why that holds on a busy
@@ -127,9 +129,7 @@ type compares struct {
 func TestClock(t *testing.T) {
 	out, err := exec.Command("git", "-C", "..", "ls-files", "--cached", "--others", "--exclude-standard",
 		"*_test.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	found := map[string]int{}
 	for path := range strings.FieldsSeq(string(out)) {
 		file, err := parser.ParseFile(token.NewFileSet(), "../"+path, nil, parser.SkipObjectResolution)

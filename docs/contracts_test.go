@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestReadersVersions: contracts.md names the versions of the readers whose code tests run, and kube-proxy is that of
@@ -13,9 +15,7 @@ func TestReadersVersions(t *testing.T) {
 	version := func(file, module string) string {
 		t.Helper()
 		data, err := os.ReadFile("../tools/" + file + "/go.mod")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		m := regexp.MustCompile(`(?m)^\t` + regexp.QuoteMeta(module) + ` v(\S+)`).FindStringSubmatch(string(data))
 		if m == nil {
 			t.Fatalf("tools/%s does not require %s", file, module)
@@ -23,9 +23,7 @@ func TestReadersVersions(t *testing.T) {
 		return m[1]
 	}
 	page, err := os.ReadFile("contracts.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := strings.ReplaceAll(string(page), "\n", " ")
 	engine := version("readers", "github.com/argoproj/argo-cd/gitops-engine")
 	for _, want := range []string{

@@ -13,6 +13,8 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var update = flag.Bool("update", false, "write remotecluster.md, to be looked at and committed")
@@ -20,28 +22,20 @@ var update = flag.Bool("update", false, "write remotecluster.md, to be looked at
 // TestDefinitionIsDocumented: docs/remotecluster.md has each field of the definition, which is made from the Go types.
 func TestDefinitionIsDocumented(t *testing.T) {
 	data, err := os.ReadFile("../deploy/crds/remoteclusters.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var crd apiextensionsv1.CustomResourceDefinition
-	if err := yaml.UnmarshalStrict(data, &crd); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict(data, &crd))
 	if len(crd.Spec.Versions) != 1 {
 		t.Fatalf("%d versions; the page has one", len(crd.Spec.Versions))
 	}
 	got := definitionPage(&crd)
 	const file = "remotecluster.md"
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file, []byte(got), 0o644))
 		return
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if string(want) != got {
 		t.Errorf("docs/%s differs from the definition: go test ./docs -run TestDefinitionIsDocumented -update writes it",
 			file)

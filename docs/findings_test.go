@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // ofParts are the areas of codes that parts report. The others are of verbs of semaphorectl, which no metric has.
@@ -20,9 +21,7 @@ var ofParts = []finding.Area{finding.Refusals, finding.Exports, finding.Offers, 
 // met.
 func TestEachCodeHasOneMeaning(t *testing.T) {
 	data, err := os.ReadFile("../deploy/features/alerts/rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var object struct {
 		Spec struct {
 			Groups []struct {
@@ -30,9 +29,7 @@ func TestEachCodeHasOneMeaning(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal(data, &object); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.Unmarshal(data, &object))
 	alerts := map[string]string{}
 	for _, r := range object.Spec.Groups[0].Rules {
 		alerts[r.Alert] = r.Expr
@@ -95,14 +92,10 @@ func TestFindingsAreDocumented(t *testing.T) {
 			d.Condition + " |\n")
 	}
 	page, err := os.ReadFile("findings.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before, after, found := strings.Cut(string(page), "\n## ")
 	if os.Getenv("UPDATE_FINDINGS") != "" {
-		if err := os.WriteFile("findings.md", []byte(before+want.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile("findings.md", []byte(before+want.String()), 0o644))
 		return
 	}
 	if !found || "\n## "+after != want.String() {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const module = "github.com/kube-semaphore/semaphore/"
@@ -133,9 +135,7 @@ func packageComment(t *testing.T, is goPackage) (text string) {
 	for _, file := range is.files {
 		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(is.dir, file), nil,
 			parser.PackageClauseOnly|parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		text += parsed.Doc.Text()
 	}
 	return text
@@ -171,9 +171,7 @@ var listOnce = sync.OnceValues(func() (map[string]goPackage, error) {
 func goList(t *testing.T) map[string]goPackage {
 	t.Helper()
 	found, err := listOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return found
 }
 
@@ -186,9 +184,7 @@ func within(pkg string, of []string) bool {
 // excludes others.
 func TestGoInstall(t *testing.T) {
 	text, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if refused := regexp.MustCompile(`(?m)^(replace|exclude)\b.*`).Find(text); refused != nil {
 		t.Errorf("go.mod has %q", refused)
 	}

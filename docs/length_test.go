@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxFunction is how many lines a function has at most, so that it fits a screen. A table, that is a composite literal
@@ -29,9 +31,7 @@ func TestFunctionsFitAScreen(t *testing.T) {
 		}
 		fset := token.NewFileSet()
 		parsed, err := parser.ParseFile(fset, filepath.Join("..", file), nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if ast.IsGenerated(parsed) {
 			continue
 		}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var (
@@ -24,9 +26,7 @@ func TestLinks(t *testing.T) {
 	list := exec.Command("git", "ls-files", "*.md")
 	list.Dir = ".."
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	links := 0
 	for _, document := range strings.Fields(string(out)) {
 		for n, line := range lines(t, document) {
@@ -56,9 +56,7 @@ func TestLinks(t *testing.T) {
 // lines are those of a document outside of code blocks; a line inside one is empty.
 func lines(t *testing.T, document string) []string {
 	data, err := os.ReadFile(filepath.Join("..", document))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	all, code := strings.Split(string(data), "\n"), false
 	for i, line := range all {
 		fence := strings.HasPrefix(strings.TrimSpace(line), "```")
@@ -104,9 +102,7 @@ func sections(t *testing.T, document string) map[string]bool {
 // whose labels have one.
 func TestDiagrams(t *testing.T) {
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	diagrams := 0
 	for _, document := range strings.Fields(string(out)) {
 		inside := false
@@ -133,9 +129,7 @@ func TestIndex(t *testing.T) {
 	for _, folder := range []string{"", "adr/"} {
 		index := read(t, "docs/"+folder+"README.md")
 		pages, err := filepath.Glob(folder + "*.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, page := range pages {
 			if page = filepath.Base(page); page != "README.md" && !strings.Contains(index, "]("+page+")") {
 				t.Errorf("docs/%sREADME.md has no link to %s", folder, page)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // ownLog is code that writes to a log beside the program's, which has no bounds.
@@ -27,9 +29,7 @@ func TestLogsAreLimited(t *testing.T) {
 		}
 		for _, file := range is.files {
 			text, err := os.ReadFile(filepath.Join(is.dir, file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if found := ownLog.FindString(string(text)); found != "" {
 				t.Errorf("%s/%s: %s: log to the logger that is passed, or to slog's default", pkg, file, found)
 			}

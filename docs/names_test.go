@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var (
@@ -35,9 +37,7 @@ func TestNamesOfTests(t *testing.T) {
 	}
 	documents, err := exec.Command("git", "-C", "..", "ls-files", "README.md", "CONTRIBUTING.md", "docs/*.md",
 		"test/sim/README.md").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	named := 0
 	for _, document := range strings.Fields(string(documents)) {
 		all, inBlock := lines(t, document), false
@@ -76,9 +76,7 @@ func TestNamesOfTests(t *testing.T) {
 	}
 
 	makefile, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, name := range nameOfTest.FindAllString(string(makefile), -1) {
 		if !isNameOfTest(names, name+"…") {
 			t.Errorf("Makefile: no test begins with %s", name)
@@ -100,14 +98,10 @@ func testsOfTheTree(t *testing.T) map[string][]string {
 	t.Helper()
 	names := map[string][]string{}
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, file := range strings.Fields(string(out)) {
 		parsed, err := parser.ParseFile(token.NewFileSet(), "../"+file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, decl := range parsed.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && nameOfTest.FindString(f.Name.Name) == f.Name.Name {
 				names[f.Name.Name] = append(names[f.Name.Name], path.Dir(file))

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // ended says how the series by cluster of a file end when the cluster is removed.
@@ -38,7 +40,7 @@ var (
 func TestSeriesHaveAnEnd(t *testing.T) {
 	found := map[string]bool{}
 	for _, dir := range []string{"agent", "broker", "ctl", "exporter", "internal"} {
-		if err := filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
+		testkit.Must(t, filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
@@ -54,9 +56,7 @@ func TestSeriesHaveAnEnd(t *testing.T) {
 				t.Errorf("%s: no function that deletes series names %s, which has series by cluster", name, metric)
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		if ended[name] == "" {
@@ -74,9 +74,7 @@ func TestSeriesHaveAnEnd(t *testing.T) {
 // metric made by a function of the file counts as one by cluster.
 func endless(t *testing.T, path, text string) (names []string) {
 	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	of := func(n ast.Node) string { return text[n.Pos()-1 : n.End()-1] }
 	deleting := map[string]bool{} // what functions that delete series name
 	ast.Inspect(file, func(n ast.Node) bool {

@@ -10,14 +10,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestOnlyInTestAll: the table of docs/faults.md names each test that only make test-all runs, and no other.
 func TestOnlyInTestAll(t *testing.T) {
 	data, err := os.ReadFile("faults.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, section, found := strings.Cut(string(data), "\n## Only in `make test-all`\n")
 	if !found {
 		t.Fatal("faults.md has no section on what only make test-all runs")
@@ -73,8 +73,6 @@ func onlyAll(t *testing.T) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return tests
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestTroubleshootingHasEachCode: a code that status, check or an Event prints has its place, with cause and fix. One
@@ -143,9 +144,7 @@ func TestTroubleshootingQuotesTheCode(t *testing.T) {
 func read(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(data)
 }
 
@@ -162,9 +161,7 @@ func sources(t *testing.T) string {
 			all.Write(data)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	return regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(all.String(), "")
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxLine is how many characters a line of a document has at most. Tables, code blocks, images, and lines of one word
@@ -74,9 +76,7 @@ func notRewritten(document string) bool {
 func TestWords(t *testing.T) {
 	words := phrasesOf(banned)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	documents := 0
 	for _, document := range strings.Fields(string(out)) {
 		if notRewritten(document) {
@@ -140,9 +140,7 @@ func prose(document, line string) string {
 func TestWordsOfDefinitions(t *testing.T) {
 	words := phrasesOf(banned)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.proto", "*.yaml", "*.yml", "*.tpl", "Makefile").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	files := 0
 	comment := regexp.MustCompile(`^\s*(#|//) `)
 	for _, file := range strings.Fields(string(out)) {
@@ -182,9 +180,7 @@ func TestWordsOfCode(t *testing.T) {
 	}
 	words := phrasesOf(phrases)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	files := 0
 	for _, file := range strings.Fields(string(out)) {
 		if strings.HasSuffix(file, ".pb.go") {
@@ -193,13 +189,9 @@ func TestWordsOfCode(t *testing.T) {
 		files++
 		set := token.NewFileSet()
 		source, err := os.ReadFile("../" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		parsed, err := parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		exempt := map[int]bool{}
 		check := func(at token.Pos, text string) {
 			if _, ok := phrases[text]; ok || slices.Contains(allowedInCode, text) { // it is the list itself

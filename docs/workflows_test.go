@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestWorkflows: what GitHub runs is pinned by commit, has least rights, fails where a command of a pipe fails, has no
 // expression in its scripts, and names targets of the Makefile that exist.
 func TestWorkflows(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	files, err := filepath.Glob("../.github/workflows/*.yaml")
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d workflows, %v", len(files), err)
@@ -25,9 +25,7 @@ func TestWorkflows(t *testing.T) {
 	target := regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var workflow struct {
 			Permissions map[string]string
 			Defaults    struct{ Run struct{ Shell string } }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -25,9 +26,7 @@ func TestRules(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, cfg)
 	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	remotes := client.Resource(v1alpha1.RemoteClusters)
 	create := func(t *testing.T, name, spec string) error {
 		t.Helper()
@@ -149,9 +148,7 @@ export: {rules: [{kinds: [services], namespaces: [shop], selector: {matchLabels:
 	t.Run("StatusIsApart", func(t *testing.T) {
 		o, err := remotes.Patch(t.Context(), "full", "application/merge-patch+json",
 			[]byte(`{"spec":{"encryption":"clear"},"status":{"listenPort":7777}}`), metav1.PatchOptions{}, "status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		port, _, _ := unstructured.NestedInt64(o.Object, "status", "listenPort")
 		encryption, _, _ := unstructured.NestedString(o.Object, "spec", "encryption")
 		if port != 7777 || encryption != "permissive" {

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // A program that a build has replaced at its path continues as what was built. One whose path has what it is, or that
@@ -17,23 +19,17 @@ func TestBecomeCurrent(t *testing.T) {
 		}
 		if os.Getenv("REPLACE") != "" {
 			next := path + ".next"
-			if err := os.WriteFile(next, []byte("#!/bin/sh\necho new $#\n"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(next, []byte("#!/bin/sh\necho new $#\n"), 0o755))
 			if err := os.Rename(next, path); err != nil { // as go build does
 				t.Fatal(err)
 			}
 		}
-		if err := becomeCurrent(path); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, becomeCurrent(path))
 		os.Stdout.WriteString("old\n")
 		os.Exit(0)
 	}
 	program, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, test := range []struct {
 		name string
 		env  []string
@@ -46,15 +42,11 @@ func TestBecomeCurrent(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "testbed")
-			if err := os.WriteFile(path, program, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(path, program, 0o755))
 			started := path
 			if len(test.env) > 1 && test.env[1] == "ELSEWHERE=1" {
 				started = filepath.Join(t.TempDir(), "testbed")
-				if err := os.Link(path, started); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, os.Link(path, started))
 			}
 			cmd := exec.CommandContext(t.Context(), started, "-test.run=^TestBecomeCurrent$")
 			cmd.Env = append(append(os.Environ(), role+"="+path), test.env...)

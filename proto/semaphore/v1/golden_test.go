@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var update = flag.Bool("update", false, "add golden messages that are missing; those that are there stay")
@@ -146,9 +148,7 @@ func TestGoldenMessages(t *testing.T) {
 			continue
 		}
 		sent, err := hex.DecodeString(want[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for what, bytes := range map[string][]byte{
 			"as it was sent": sent,
 			"with a field that is new": protowire.AppendString(protowire.AppendTag(slices.Clone(sent), 4000,
@@ -174,9 +174,7 @@ func TestGoldenMessages(t *testing.T) {
 	for _, key := range slices.Sorted(maps.Keys(golden)) {
 		fmt.Fprintln(&out, key, golden[key][0], golden[key][1])
 	}
-	if err := os.WriteFile(goldenFile, []byte(out.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(goldenFile, []byte(out.String()), 0o644))
 }
 
 // wireMessages are those that cross between parts, by name.
@@ -194,9 +192,7 @@ func wireMessages() map[string]protoreflect.MessageDescriptor {
 func encode(t *testing.T, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return data
 }
 
@@ -204,8 +200,6 @@ func encode(t *testing.T, m proto.Message) []byte {
 func text(t *testing.T, m proto.Message) string {
 	t.Helper()
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return strings.ReplaceAll(strings.ReplaceAll(string(data), ", ", ","), ": ", ":")
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const root = "../../.."
@@ -23,9 +24,7 @@ const root = "../../.."
 func document(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root, "docs/protocol.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(data)
 }
 
