@@ -98,7 +98,7 @@ func brokerConfig(t *testing.T, c clusters) *config.Broker {
 
 func parseConfig(t *testing.T, c clusters, remotes string) *config.Broker {
 	t.Helper()
-	cfg, err := described.Broker([]byte(fmt.Sprintf(`
+	cfg := testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 localSubnets: [10.1.0.0/16, 10.101.0.0/16, 172.18.1.0/24]
 manageIPPools: true
@@ -112,10 +112,7 @@ listen:
   peering: %[3]s
   http: %[4]s
   debugSocket: %[1]s/broker.sock
-remotes:%[5]s`, c.Dir, loopback.Address(t), loopback.Address(t), loopback.Address(t), remotes)))
-	if err != nil {
-		t.Fatal(err)
-	}
+remotes:%[5]s`, c.Dir, loopback.Address(t), loopback.Address(t), loopback.Address(t), remotes))))(t)
 	return cfg
 }
 
@@ -152,43 +149,27 @@ func newWorldAt(t *testing.T, cfg *rest.Config) *world {
 	w := &world{t: t, clusters: newClusters(t, "c1", "c2", "c3"), rest: cfg, admin: kubernetes.NewForConfigOrDie(cfg)}
 	w.cfg = brokerConfig(t, w.clusters)
 	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, cfg)
-	var err error
-	if w.calico, err = kube.Calico(cfg); err != nil {
-		t.Fatal(err)
-	}
+
+	w.calico = testkit.Value(kube.Calico(cfg))(t)
 	ctx := t.Context()
-	if _, err := w.admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if w.node, err = w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	w.node = testkit.Value(w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		metav1.CreateOptions{}))(t)
 	w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
-	if w.node, err = w.admin.CoreV1().Nodes().UpdateStatus(ctx, w.node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	pod, err := w.admin.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+	w.node = testkit.Value(w.admin.CoreV1().Nodes().UpdateStatus(ctx, w.node, metav1.UpdateOptions{}))(t)
+	testkit.Value(w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}))(t)
+	pod := testkit.Value(w.admin.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-n1"},
 		Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "semaphore-agent",
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	token, err := w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
+	}, metav1.CreateOptions{}))(t)
+	token := testkit.Value(w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 			Audiences: []string{w.cfg.Agents.Audience}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
 				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+		}}, metav1.CreateOptions{}))(t)
 	w.agent = token.Status.Token
 	return w
 }
@@ -260,10 +241,7 @@ func (w *world) written() map[string]string {
 	add := func(kind string, o metav1.Object, content string) {
 		out[kind+" "+o.GetName()] = o.GetResourceVersion() + " " + content
 	}
-	services, err := w.admin.CoreV1().Services("").List(ctx, owned)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	services := testkit.Value(w.admin.CoreV1().Services("").List(ctx, owned))(w.t)
 	for _, s := range services.Items {
 		if isBarrier(s.Name) {
 			continue
@@ -274,10 +252,7 @@ func (w *world) written() map[string]string {
 		}
 		add("service", &s, strings.Join(ports, ","))
 	}
-	endpointSlices, err := w.admin.DiscoveryV1().EndpointSlices("").List(ctx, owned)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	endpointSlices := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("").List(ctx, owned))(w.t)
 	for _, s := range endpointSlices.Items {
 		if isBarrier(s.Labels[discoveryv1.LabelServiceName]) {
 			continue
@@ -288,19 +263,13 @@ func (w *world) written() map[string]string {
 		}
 		out["slice of "+s.Labels[discoveryv1.LabelServiceName]] = s.ResourceVersion + " " + strings.Join(addresses, ",")
 	}
-	sets, err := cache.ToListerWatcherWithContext(w.calico.GlobalNetworkSets().ListWatch(writes.Owned)).
-		ListWithContext(ctx, metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	sets := testkit.Value(cache.ToListerWatcherWithContext(w.calico.GlobalNetworkSets().ListWatch(writes.Owned)).
+		ListWithContext(ctx, metav1.ListOptions{}))(w.t)
 	for _, s := range sets.(*calicov3.GlobalNetworkSetList).Items {
 		add("set", &s, strings.Join(s.Spec.Nets, ","))
 	}
-	pools, err := cache.ToListerWatcherWithContext(w.calico.IPPools().ListWatch(writes.Owned)).ListWithContext(ctx,
-		metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	pools := testkit.Value(cache.ToListerWatcherWithContext(w.calico.IPPools().ListWatch(writes.Owned)).
+		ListWithContext(ctx, metav1.ListOptions{}))(w.t)
 	for _, p := range pools.(*calicov3.IPPoolList).Items {
 		add("pool", &p, fmt.Sprint(p.Spec.CIDR, " disabled ", p.Spec.Disabled))
 	}
@@ -341,11 +310,9 @@ type agentStream struct {
 
 func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 	w.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+w.cfg.Listen.Peering, grpc.WithTransportCredentials(credentials.NewTLS(
-		trust.ClientTLS(filepath.Join(w.clusters.Bundles(), "c1.pem"), identity.Broker("c1")))))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("passthrough:///"+w.cfg.Listen.Peering,
+		grpc.WithTransportCredentials(credentials.NewTLS(
+			trust.ClientTLS(filepath.Join(w.clusters.Bundles(), "c1.pem"), identity.Broker("c1"))))))(w.t)
 	w.t.Cleanup(func() { conn.Close() })
 	a := &agentStream{t: w.t, state: map[string]string{}}
 	var m *semaphorev1.AttachResponse
@@ -381,11 +348,9 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 
 func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
 	a.t.Helper()
-	if err := a.stream.Send(&semaphorev1.AttachRequest{
+	testkit.Must(a.t, a.stream.Send(&semaphorev1.AttachRequest{
 		Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
-	}); err != nil {
-		a.t.Fatal(err)
-	}
+	}))
 }
 
 // until receives messages until the state and the synced clusters are as wanted.
@@ -411,11 +376,9 @@ func (a *agentStream) until(what, want string, clusters ...string) {
 // applied says that the node is as the messages say.
 func (a *agentStream) applied() {
 	a.t.Helper()
-	if err := a.stream.Send(&semaphorev1.AttachRequest{
+	testkit.Must(a.t, a.stream.Send(&semaphorev1.AttachRequest{
 		Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: a.revision}},
-	}); err != nil {
-		a.t.Fatal(err)
-	}
+	}))
 }
 
 func (a *agentStream) take(m *semaphorev1.AttachResponse) {
@@ -574,10 +537,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	t.Run("status and metrics", func(t *testing.T) {
 		d := semaphorev1.NewDebugServiceClient(w.clusters.dial(t, "c1", "semaphorectl", w.cfg.Listen.Federation,
 			identity.Broker("c1")))
-		st, err := d.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		st := testkit.Value(d.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}))(t)
 		if !st.Ready || len(st.Links) != 2 || !st.Links[0].Connected || st.Links[1].Connected || len(st.Nodes) != 1 ||
 			!st.Nodes[0].Attached {
 			t.Errorf("status %v", st)
@@ -718,9 +678,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		stop()
 		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
-		if _, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}))(t)
 		var out strings.Builder
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||
 			!strings.Contains(out.String(), "7 to remove") {

@@ -31,10 +31,8 @@ import (
 // operator returns the client of a broker's ControlService on its socket.
 func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 	w.t.Helper()
-	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(w.t)
 	w.t.Cleanup(func() { conn.Close() })
 	return semaphorev1.NewControlServiceClient(conn)
 }
@@ -43,11 +41,8 @@ func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 // neither.
 func (w *world) endpoints() string {
 	w.t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
-		metav1.ListOptions{LabelSelector: writes.Owned})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	all := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
+		metav1.ListOptions{LabelSelector: writes.Owned}))(w.t)
 	var out []string
 	for _, s := range all.Items {
 		if isBarrier(s.Labels[discoveryv1.LabelServiceName]) {
@@ -152,10 +147,8 @@ func TestDrainRPC(t *testing.T) {
 	if got := w.status(w.cfg).GetDrains(); len(got) != 0 || w.endpoints() != all {
 		t.Errorf("a dry run drains: %v, %s", got, w.endpoints())
 	}
-	if _, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), By: "ops",
-		Lasts: durationpb.New(time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), By: "ops",
+		Lasts: durationpb.New(time.Hour)}))(t)
 	w.has("one is not used", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	held := w.status(w.cfg).GetDrains()
 	if len(held) != 1 || held[0].Endpoints != 1 || held[0].Services != 1 || held[0].By != "ops" ||
@@ -203,15 +196,11 @@ func TestDrainRPC(t *testing.T) {
 	w.has("one is back, of a cluster that is not heard",
 		"c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	// A user edits the ConfigMap.
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
-		[]byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
+		[]byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}))(t)
 	w.has("all are back", all)
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
-		[]byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
+		[]byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}))(t)
 	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains is not active: "
 	eventually(t, "the status reports what cannot be read", func() (bool, string) {
 		p := w.status(w.cfg).GetProblems()
@@ -240,17 +229,13 @@ func TestDrainsFirst(t *testing.T) {
 	grant := func(name string, rules ...rbacv1.PolicyRule) {
 		t.Helper()
 		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
-		if _, err := w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
 		binding := &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
 				Name: name},
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "broker"}},
 		}
-		if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)
 	}
 	all := func(resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}
@@ -352,10 +337,7 @@ func TestGoneRemote(t *testing.T) {
 	}
 	agent.report(talking(0))
 	for order := (*semaphorev1.ProbePeers)(nil); order == nil; { // which the broker sends after 7 s of silence
-		m, err := agent.stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(agent.stream.Recv())(t)
 		order = m.GetProbePeers()
 		if order != nil && !slices.Contains(order.GetClusters(), "c2") {
 			t.Errorf("agents are to probe %v", order)

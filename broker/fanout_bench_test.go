@@ -106,31 +106,21 @@ type files struct{ dir, bundle string }
 
 func newFiles(b testing.TB) files {
 	dir := b.TempDir()
-	valid := identity.Validity{Authority: time.Hour, Certificate: time.Hour}
-	if err := identity.Init(filepath.Join(dir, "pki"), "c1", valid, time.Now()); err != nil {
-		b.Fatal(err)
-	}
-	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, identity.Init(filepath.Join(dir, "pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour},
+		time.Now()))
+	roots := testkit.Value(os.ReadFile(filepath.Join(dir, "pki", "ca.crt")))(b)
 	bundle := filepath.Join(dir, "c1.pem")
-	if err := os.WriteFile(bundle, roots, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, os.WriteFile(bundle, roots, 0o600))
 	return files{dir, bundle}
 }
 
 func (f files) client() *tls.Config { return trust.ClientTLS(f.bundle, identity.Broker("c1")) }
 
 func (f files) source(b testing.TB) *identity.Source {
-	source, err := identity.NewSource(config.TLS{
+	source := testkit.Value(identity.NewSource(config.TLS{
 		CertFile: filepath.Join(f.dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(f.dir, "pki", "broker", "tls.key"),
 		BundleDir: f.dir,
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	}))(b)
 	return source
 }
 
@@ -208,10 +198,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count},
 		peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p.server)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	p.listener = &counting{Listener: l}
 	done := make(chan struct{})
 	go func() {
@@ -377,15 +364,12 @@ func BenchmarkFanOut(b *testing.B) {
 	// of the peer, and of the end mark
 	benchUntil(b, "all agents are synced", func() bool { return p.acks.Load() >= 2*benchAgents })
 	benchUntil(b, "all agents have acknowledged", func() bool { return p.value(b, "semaphore_broker_agents_behind") == 0 })
-	payload, err := proto.Marshal(
+	payload := testkit.Value(proto.Marshal(
 		&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
 			Changes: []*semaphorev1.PeeringChange{{Revision: 7,
 				Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
 		}}},
-	)
-	if err != nil {
-		b.Fatal(err)
-	}
+	))(b)
 	connections, streams := startPlain(b, f, payload), startBare(b, f, payload)
 	encoded := p.value(b, "semaphore_broker_peering_encodings_total")
 	sent := p.listener.sent.Load()
@@ -449,17 +433,11 @@ func resident(b testing.TB) (rss, stacks, heap int64) {
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	file, err := os.Open("/proc/self/status")
-	if err != nil {
-		b.Fatal(err)
-	}
+	file := testkit.Value(os.Open("/proc/self/status"))(b)
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		if rest, ok := strings.CutPrefix(lines.Text(), "VmRSS:"); ok {
-			kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			kib := testkit.Value(strconv.ParseInt(strings.Fields(rest)[0], 10, 64))(b)
 			return kib << 10, int64(m.StackInuse), int64(m.HeapAlloc)
 		}
 	}
@@ -531,10 +509,7 @@ func BenchmarkFanOutHerd(b *testing.B) {
 		})
 	}
 	b.Run("floor", func(b *testing.B) {
-		l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
-		if err != nil {
-			b.Fatal(err)
-		}
+		l := testkit.Value(tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS()))(b)
 		defer l.Close()
 		go func() {
 			for {

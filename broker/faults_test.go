@@ -95,9 +95,7 @@ func (w *world) changedByHand(t *testing.T) {
 		}
 	}
 	// A team's own label is not removed.
-	if err := patchService(`{"metadata":{"labels":{"team":"shop"}}}`)(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, patchService(`{"metadata":{"labels":{"team":"shop"}}}`)())
 	for _, c := range []struct {
 		name string
 		is   func() string
@@ -169,10 +167,7 @@ func text(t *testing.T, err error, objects ...any) string {
 	if err != nil {
 		return err.Error()
 	}
-	out, err := json.Marshal(objects)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := testkit.Value(json.Marshal(objects))(t)
 	return string(out)
 }
 
@@ -187,11 +182,8 @@ func (w *world) settledText(t *testing.T, f func() string) (out string) {
 
 func (w *world) slicesOf(t *testing.T, service string) []discoveryv1.EndpointSlice {
 	t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}))(t)
 	return all.Items
 }
 
@@ -208,11 +200,8 @@ func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice
 // reused checks that an address moves to another pod in the same service, and to another service, sent in each order.
 func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	// A watch of the slices shows that the service keeps the address all the time.
-	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")}))(t)
 	var mu sync.Mutex
 	held := map[string][]string{} // addresses by slice
 	var lost []string
@@ -291,19 +280,15 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 				Message: "s3 is not for us"}},
 		},
 	}
-	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy,
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy,
+		metav1.CreateOptions{}))(t)
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3",
 			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
 	}
-	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding,
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding,
+		metav1.CreateOptions{}))(t)
 	eventually(t, "the policy holds", func() (bool, string) {
 		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
@@ -327,28 +312,21 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		t.Errorf("%v attempts for two objects that change all the time, in %s", more, passed)
 	}
 	send(shopOf(5)[6:8]...)
-	if err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3",
+		metav1.DeleteOptions{}))
 	w.hasWithin(t, "let in", patience,
 		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
 	w.unreported(t, mirrorOf("s3"))
 
 	// Without a quota controller, the apiserver counts the usage from the quota's status.
-	quota, err := w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
+	quota := testkit.Value(w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "few"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
 		Used: corev1.ResourceList{"services": resource.MustParse("5")}}
-	if _, err := w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota,
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota,
+		metav1.UpdateOptions{}))(t)
 	eventually(t, "the quota is full", func() (bool, string) {
 		// The first fits.
 		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"},
@@ -362,9 +340,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		got := w.endpoints()
 		return !strings.Contains(got, "10.2.1.11"), got
 	})
-	if err := w.admin.CoreV1().ResourceQuotas("semaphore").Delete(ctx, "few", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.admin.CoreV1().ResourceQuotas("semaphore").Delete(ctx, "few", metav1.DeleteOptions{}))
 	w.unreported(t, mirrorOf("s5"))
 	w.made(t, mirrorOf("s5"))
 }
@@ -456,9 +432,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	if got := w.endpoints(); strings.Contains(got, mirrorOf("s6")) {
 		t.Errorf("it is given endpoints:\n%s", got)
 	}
-	if err := services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}))
 	w.unreported(t, mirrorOf("s6"))
 }
 
@@ -559,19 +533,13 @@ func (w *world) restarts(t *testing.T) {
 func (w *world) versions(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	services, err := w.admin.CoreV1().Services("semaphore").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	services := testkit.Value(w.admin.CoreV1().Services("semaphore").List(t.Context(), metav1.ListOptions{}))(t)
 	for _, s := range services.Items {
 		if !isBarrier(s.Name) {
 			out["service "+s.Name] = s.ResourceVersion
 		}
 	}
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{}))(t)
 	for _, s := range all.Items {
 		if !isBarrier(s.Labels[discoveryv1.LabelServiceName]) {
 			out["slice "+s.Name] = s.ResourceVersion
@@ -589,9 +557,7 @@ func (w *world) terminating(t *testing.T) {
 	defer e.cancel()
 	sendAll(e, "e6", odd()...)
 	// No controller completes the deletion here.
-	if err := w.admin.CoreV1().Namespaces().Delete(ctx, "semaphore", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.admin.CoreV1().Namespaces().Delete(ctx, "semaphore", metav1.DeleteOptions{}))
 	fresh := serviceObject("shop", "fresh", 80)
 	e.send(changesFrom(101, fresh, sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"),
 		memberObject("shop", "p", "u", "set", "10.2.1.1")))

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
@@ -40,12 +41,9 @@ func newClusters(t *testing.T, names ...string) clusters {
 // dial connects a part of a cluster to the broker at address, whose identity must be server.
 func (c clusters) dial(t *testing.T, cluster, part, address string, server spiffeid.ID) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+address,
+	conn := testkit.Value(grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(c.Source(t, cluster, part).ClientTLS(server))),
-		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20)))
-	if err != nil {
-		t.Fatal(err)
-	}
+		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20))))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -126,10 +124,7 @@ func publish(t *testing.T, conn *grpc.ClientConn) *exporter {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
 	t.Cleanup(cancel)
-	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(semaphorev1.NewFederationServiceClient(conn).Publish(ctx))(t)
 	return &exporter{t, stream, cancel}
 }
 
@@ -156,10 +151,7 @@ func (e *exporter) send(all ...*semaphorev1.PublishRequest) {
 
 func (e *exporter) recv() *semaphorev1.PublishResponse {
 	e.t.Helper()
-	m, err := e.stream.Recv()
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	m := testkit.Value(e.stream.Recv())(e.t)
 	return m
 }
 

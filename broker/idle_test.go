@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
@@ -98,24 +99,18 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 	t.Run("EndpointSlices cannot be listed", func(t *testing.T) {
 		limited := rest.CopyConfig(w.rest)
 		limited.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
-		_, err := w.admin.RbacV1().ClusterRoles().Create(ctx,
+		testkit.Value(w.admin.RbacV1().ClusterRoles().Create(ctx,
 			&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "broker"}, Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{""}, Resources: []string{"services", "configmaps", "events", "namespaces"},
 					Verbs: []string{"*"}},
 				{APIGroups: []string{"coordination.k8s.io", "events.k8s.io", "apiextensions.k8s.io", v1alpha1.GroupVersion.Group},
 					Resources: []string{"*"}, Verbs: []string{"*"}},
-			}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = w.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			}}, metav1.CreateOptions{}))(t)
+		testkit.Value(w.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "broker"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName,
 				Kind: "ClusterRole", Name: "broker"},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		cfg := *w.cfg
 		cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
 		stop, _ := w.launch(&cfg)
@@ -135,7 +130,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 	})
 	t.Run("a webhook is down", func(t *testing.T) {
 		url := "https://" + loopback.Address(t)
-		_, err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx,
+		testkit.Value(w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx,
 			&admissionv1.ValidatingWebhookConfiguration{
 				ObjectMeta: metav1.ObjectMeta{Name: "down"},
 				Webhooks: []admissionv1.ValidatingWebhook{{
@@ -149,10 +144,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 							Resources: []string{"services"}},
 					}},
 				}},
-			}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+			}, metav1.CreateOptions{}))(t)
 		defer func() {
 			if err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "down",
 				metav1.DeleteOptions{}); err != nil {
@@ -166,7 +158,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		})
 	})
 	t.Run("a policy refuses each", func(t *testing.T) {
-		_, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx,
+		testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx,
 			&admissionv1.ValidatingAdmissionPolicy{
 				ObjectMeta: metav1.ObjectMeta{Name: "none"},
 				Spec: admissionv1.ValidatingAdmissionPolicySpec{
@@ -185,19 +177,13 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 					},
 					Validations: []admissionv1.Validation{{Expression: "false", Message: "no Services here"}},
 				},
-			}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx,
+			}, metav1.CreateOptions{}))(t)
+		testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx,
 			&admissionv1.ValidatingAdmissionPolicyBinding{
 				ObjectMeta: metav1.ObjectMeta{Name: "none"},
 				Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "none",
 					ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-			}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+			}, metav1.CreateOptions{}))(t)
 		eventually(t, "the policy refuses", func() (bool, string) {
 			_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, &corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
@@ -212,8 +198,6 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 func processTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

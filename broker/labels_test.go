@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -79,13 +80,10 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	defer stop()
-	foreign, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+	foreign := testkit.Value(w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-taken"},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	long := strings.Repeat("x", 50)
 	e := w.exporter("c2")
 	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80),
@@ -123,10 +121,8 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	if again := beat(); len(again) > 0 {
 		t.Errorf("sent again: %q", again)
 	}
-	if err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name,
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name,
+		metav1.DeleteOptions{}))
 	reported = nil
 	within(t, patience, "the end is sent", func() (bool, string) {
 		reported = append(reported, beat()...)

@@ -34,16 +34,11 @@ import (
 // status asks a broker on its socket.
 func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 	w.t.Helper()
-	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(w.t)
 	defer conn.Close()
-	s, err := semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{},
-		grpc.WaitForReady(true))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	s := testkit.Value(semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{},
+		grpc.WaitForReady(true)))(w.t)
 	return s
 }
 
@@ -51,15 +46,10 @@ func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 // no loopback address in a slice, so the address is added to this package's network namespace.
 func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 	t.Helper()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lo := testkit.Value(netlink.LinkByName("lo"))(t)
 	ip := netip.MustParseAddr(address)
 	addr := &netlink.Addr{IPNet: netlink.NewIPNet(ip.AsSlice())}
-	if err := netlink.AddrAdd(lo, addr); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, netlink.AddrAdd(lo, addr))
 	t.Cleanup(func() { _ = netlink.AddrDel(lo, addr) })
 	_, port, _ := net.SplitHostPort(cfg.Listen.Federation)
 	cfg.Listen.Federation = net.JoinHostPort(address, port)
@@ -69,11 +59,8 @@ func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 // leadsTo returns the endpoints of the broker's Services: pods and federation ports, by Service.
 func (w *world) leadsTo() string {
 	w.t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + leader.ManagedBy})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	all := testkit.Value(w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + leader.ManagedBy}))(w.t)
 	var lines []string
 	for _, s := range all.Items {
 		line := s.Labels[discoveryv1.LabelServiceName] + ":"
@@ -157,10 +144,7 @@ func TestDeposedBroker(t *testing.T) {
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
 	kubetest.NoLeaks(t, w.rest)
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := testkit.Value(os.Hostname())(t)
 	w.cfg.LeaderElection.Enabled = true
 	// The second leads because the first releases the Lease; its expiry would take longer than the test. The Lease is so
 	// long that the first does not lose it while the apiserver gets no CPU time, and a standby looks often.
@@ -259,9 +243,7 @@ func (w *world) healsItsSlices() {
 			return err
 		},
 	} {
-		if err := harm(); err != nil {
-			w.t.Fatal(err)
-		}
+		testkit.Must(w.t, harm())
 		w.callsReach(w.cfg, 5*time.Second)
 		w.t.Logf("%s: put back", what)
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // agentsOf is set in the process that runs a benchmark's agents: their kind, the broker's address and a bundle.
@@ -50,13 +51,8 @@ func startAgents(b testing.TB, kind, address, bundle string) (stop func()) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
 	cmd.Env = append(os.Environ(), agentsOf+"="+strings.Join([]string{kind, address, bundle}, " "))
 	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	stdin := testkit.Value(cmd.StdinPipe())(b)
+	testkit.Must(b, cmd.Start())
 	return sync.OnceFunc(func() {
 		stdin.Close()
 		if err := cmd.Wait(); err != nil {
@@ -276,10 +272,7 @@ func TestRevisionOf(t *testing.T) {
 				{Revision: 9, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}}},
 		}}}},
 	} {
-		data, err := proto.Marshal(c.message)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := testkit.Value(proto.Marshal(c.message))(t)
 		if got := revisionOf(data); got != c.want {
 			t.Errorf("%v: revision %d", c.message, got)
 		}
@@ -340,10 +333,7 @@ func startBare(b testing.TB, f files, payload []byte) *bareBroker {
 	g := grpc.NewServer(append(peering.ServerOptions(), grpc.Creds(credentials.NewTLS(f.source(b).ServerOnlyTLS())),
 		grpc.ForceServerCodecV2(encodedCodec{encoding.GetCodecV2("proto")}))...)
 	semaphorev1.RegisterPeeringServiceServer(g, p)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -379,18 +369,12 @@ type plainBroker struct {
 func startPlain(b testing.TB, f files, payload []byte) *plainBroker {
 	b.Helper()
 	p := &plainBroker{acked: make(chan struct{}, 1)}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := testkit.Value(tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS()))(b)
 	stopAgents := startAgents(b, plainAgents, l.Addr().String(), f.bundle)
 	var conns []net.Conn
 	var wg sync.WaitGroup
 	for range benchAgents {
-		c, err := l.Accept()
-		if err != nil {
-			b.Fatal(err)
-		}
+		c := testkit.Value(l.Accept())(b)
 		conns = append(conns, c)
 		changed := make(chan struct{}, 1)
 		p.changed = append(p.changed, changed)

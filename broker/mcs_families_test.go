@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -30,18 +31,11 @@ func TestImportsOfBothFamilies(t *testing.T) {
 	w.cfg.MCS.Enabled = true
 	w.cfg.Remotes[0].PodSubnets = append(w.cfg.Remotes[0].PodSubnets, "fd02::/64")
 	w.cfg.Remotes[0].PodPrefixes = append(w.cfg.Remotes[0].PodPrefixes, netip.MustParsePrefix("fd02::/64"))
-	if _, err := definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	client, err := mcs.New(w.rest, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(definitions.Apply(ctx,
+		apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions(), false))(t)
+	testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}},
+		metav1.CreateOptions{}))(t)
+	client := testkit.Value(mcs.New(w.rest, "test"))(t)
 	stop := w.start(w.cfg)
 	defer stop()
 

@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -38,11 +39,8 @@ func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 // debugger returns the client of the broker's DebugService, like semaphorectl.
 func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { conn.Close() })
 	return semaphorev1.NewDebugServiceClient(conn)
 }
@@ -62,13 +60,10 @@ func (w *world) countsExports(t *testing.T) {
 // foreignImport creates a ServiceImport of another owner.
 func (w *world) foreignImport(t *testing.T, api *mcs.Client) *mcsv1beta1.ServiceImport {
 	t.Helper()
-	theirs, err := api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
+	theirs := testkit.Value(api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "theirs"},
 		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.99.99"},
-			Ports: []mcsv1beta1.ServicePort{{Port: 1, Protocol: corev1.ProtocolTCP}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+			Ports: []mcsv1beta1.ServicePort{{Port: 1, Protocol: corev1.ProtocolTCP}}}}))(t)
 	return theirs
 }
 
@@ -91,10 +86,8 @@ func TestServiceImports(t *testing.T) {
 	defer func() { stop() }()
 	namespace := func(name string) {
 		t.Helper()
-		if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}))(t)
 	}
 	namespace("shop")
 
@@ -130,9 +123,7 @@ func TestServiceImports(t *testing.T) {
 		return true, ""
 	})
 
-	if _, err := definitions.Apply(ctx, crds, false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(definitions.Apply(ctx, crds, false))(t)
 	var last *mcsv1beta1.ServiceImport
 	imported := func(name, want string) {
 		t.Helper()
@@ -188,10 +179,8 @@ func TestServiceImports(t *testing.T) {
 	}
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
 	// A user deletes the slice, and it is restored.
-	if err := w.admin.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "mcs-shop-73736d-echo-c2-1",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.admin.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "mcs-shop-73736d-echo-c2-1",
+		metav1.DeleteOptions{}))
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
 
 	// The own cluster exports it too, with another port. c2 has precedence, because it was first.
@@ -219,10 +208,7 @@ func TestServiceImports(t *testing.T) {
 
 	// A restart writes nothing, whichever cluster is received first.
 	before := last.ResourceVersion
-	derived, err := service("mcs-shop-73736d-echo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	derived := testkit.Value(service("mcs-shop-73736d-echo"))(t)
 	stop()
 	stop = w.start(w.cfg)
 	own = ownExporter(200, exportedService("shop", "echo", 80, 81))
@@ -252,9 +238,7 @@ func TestServiceImports(t *testing.T) {
 	// The API is removed, and the Services stay. When it is back, the imports are written again.
 	removed := []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
 	for _, name := range removed {
-		if err := crds.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
 	}
 	// A definition that is being deleted would take with it what is applied below.
 	for _, name := range removed {
@@ -276,9 +260,7 @@ func TestServiceImports(t *testing.T) {
 	eventually(t, "the broker is ready without the API", func() (bool, string) {
 		return get("http://" + w.cfg.Listen.HTTP + "/readyz")
 	})
-	if _, err := definitions.Apply(ctx, crds, false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(definitions.Apply(ctx, crds, false))(t)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
 	theirs := w.foreignImport(t, client)
@@ -319,20 +301,13 @@ func TestServiceImports(t *testing.T) {
 
 	// The cleanup removes imports, but not the API and the ServiceExports.
 	stop()
-	mine, err := client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
-		Name: "mine"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	exporters, err := mcs.New(w.rest, mcs.Exporter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine := testkit.Value(client.Exports().Create(ctx,
+		&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
+			Name: "mine"}}))(t)
+	exporters := testkit.Value(mcs.New(w.rest, mcs.Exporter))(t)
 	mine.Status.Conditions = []metav1.Condition{{Type: "Valid", Status: metav1.ConditionTrue, Reason: "Valid",
 		LastTransitionTime: metav1.Now()}}
-	if _, err := exporters.Exports().UpdateStatus(ctx, mine); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(exporters.Exports().UpdateStatus(ctx, mine))(t)
 	var out bytes.Buffer
 	if err := operator.Run(ctx, w.cfg, operator.Options{}, &out); err != nil || !strings.Contains(out.String(),
 		"removed serviceimport later/echo") {

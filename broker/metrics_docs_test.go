@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/metricsdoc"
 )
@@ -33,9 +34,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := &metricsdoc.Table{}
-	if _, err := leader.New(leader.Options{Registry: table, Log: slog.Default()}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(leader.New(leader.Options{Registry: table, Log: slog.Default()}))(t)
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
 	state := peering.NewState()
 	e := newEngines(cfg, state, nil, time.Now)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/dashboard"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -32,26 +33,18 @@ func TestPageOfABroker(t *testing.T) {
 	e := w.exporter("c2")
 	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80))
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Get("http://" + address + "/state")
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := testkit.Value(client.Get("http://" + address + "/state"))(t)
 	defer response.Body.Close()
 	lines := bufio.NewReader(response.Body)
 	last := ""
 	for began := time.Now(); ; {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
+		line := testkit.Value(lines.ReadString('\n'))(t)
 		data, ok := strings.CutPrefix(line, "data: ")
 		if !ok {
 			continue
 		}
 		var v dashboard.View
-		if err := json.Unmarshal([]byte(data), &v); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte(data), &v))
 		if last = data; len(v.Mesh.Links) == 2 && v.Mesh.Clusters[0].Name == "c1" && len(v.Services) == 1 &&
 			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 {
 			return

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -74,10 +75,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 // lists is how many lists of the objects by which brokers look how far the store is the apiserver has answered.
 func (w *world) lists(t *testing.T) (n int) {
 	t.Helper()
-	metrics, err := w.admin.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics := testkit.Value(w.admin.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
 	for line := range strings.Lines(string(metrics)) {
 		if strings.HasPrefix(line, "apiserver_request_total{") && strings.Contains(line, `verb="LIST"`) &&
 			(strings.Contains(line, `resource="services"`) || strings.Contains(line, `resource="globalnetworksets"`)) {

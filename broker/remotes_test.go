@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -65,9 +66,7 @@ func worldOfObjects(t *testing.T) *remoteClusters {
 func (r *remoteClusters) create(name, spec string) {
 	r.t.Helper()
 	var content map[string]any
-	if err := yaml.Unmarshal([]byte(spec), &content); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, yaml.Unmarshal([]byte(spec), &content))
 	bundle, err := os.ReadFile(filepath.Join(r.clusters.Bundles(), name+".pem"))
 	if err == nil {
 		content["trustBundle"] = string(bundle)
@@ -77,21 +76,14 @@ func (r *remoteClusters) create(name, spec string) {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
 	u.SetName(name)
-	if _, err := r.api.Create(r.t.Context(), u, metav1.CreateOptions{}); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Value(r.api.Create(r.t.Context(), u, metav1.CreateOptions{}))(r.t)
 }
 
 func (r *remoteClusters) patch(name, spec string) {
 	r.t.Helper()
-	patch, err := json.Marshal(map[string]json.RawMessage{"spec": json.RawMessage(spec)})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if _, err := r.api.Patch(r.t.Context(), name, "application/merge-patch+json", patch,
-		metav1.PatchOptions{}); err != nil {
-		r.t.Fatal(err)
-	}
+	patch := testkit.Value(json.Marshal(map[string]json.RawMessage{"spec": json.RawMessage(spec)}))(r.t)
+	testkit.Value(r.api.Patch(r.t.Context(), name, "application/merge-patch+json", patch,
+		metav1.PatchOptions{}))(r.t)
 }
 
 // shows waits until an object has this status: the true conditions, the false ones with their reasons, and the port.
@@ -197,9 +189,7 @@ service c3-shop-73736d-fourth: 91`))
 
 	// A remote is deleted: its objects are removed, and its exporter's stream is closed. The stream of the other remote
 	// continues.
-	if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	const left = ofC2 + `
 service c2-shop-73736d-second: 81
 service c2-shop-73736d-third: 82`
@@ -211,13 +201,9 @@ service c2-shop-73736d-third: 82`
 	e2.acked(103)
 
 	// The CRD is deleted with all objects: nothing that works changes, not even by a restart.
-	if err := r.api.Delete(t.Context(), "c4", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.api.Delete(t.Context(), "c4", metav1.DeleteOptions{}))
 	kept := r.written()
-	if err := r.definitions.Delete(t.Context(), v1alpha1.CRDName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.definitions.Delete(t.Context(), v1alpha1.CRDName, metav1.DeleteOptions{}))
 	eventually(t, "the definition is gone", func() (bool, string) {
 		_, err := r.definitions.Get(t.Context(), v1alpha1.CRDName, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
@@ -254,9 +240,7 @@ service c2-shop-73736d-third: 82`
 	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
 	e2.send(changesFrom(106, serviceObject("shop", "third", 86)))
 	e2.acked(106)
-	if err := r.api.Delete(t.Context(), "c2", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.api.Delete(t.Context(), "c2", metav1.DeleteOptions{}))
 	r.becomes("no remote", "")
 }
 
@@ -298,15 +282,10 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		// A change of the device uses the same stream too.
 		r.patch("c3", `{"wireguard": {"listenPort": 7779}}`)
 		for a.state["device c3"] != "7779 [10.3.0.0/16]" {
-			m, err := a.stream.Recv()
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := testkit.Value(a.stream.Recv())(t)
 			a.take(m)
 		}
-		if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 		a.until("its removal on the same stream", strings.Replace(deviceOfC2, "\n", "\ndevice c3: to go\n", 1), "c2")
 		r.becomes("one remote is removed", ofC2)
 		if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
@@ -414,15 +393,9 @@ slice of c2-shop-73736d-echo: 10.2.1.5,10.22.1.5`
 // watchSlices watches the slices of a remote's mirrors. The returned function reports each state without an address.
 func (r *remoteClusters) watchSlices(cluster, address string) (check func()) {
 	r.t.Helper()
-	list, err := r.admin.DiscoveryV1().EndpointSlices("semaphore").List(r.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	w, err := r.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(r.t.Context(), metav1.ListOptions{
-		LabelSelector: naming.LabelSourceCluster + "=" + cluster, ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	list := testkit.Value(r.admin.DiscoveryV1().EndpointSlices("semaphore").List(r.t.Context(), metav1.ListOptions{}))(r.t)
+	w := testkit.Value(r.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(r.t.Context(), metav1.ListOptions{
+		LabelSelector: naming.LabelSourceCluster + "=" + cluster, ResourceVersion: list.ResourceVersion}))(r.t)
 	var wrong []string
 	var stopped atomic.Bool
 	seen, done := 0, make(chan struct{})
@@ -493,11 +466,9 @@ func TestCleanupOfRemoteClusters(t *testing.T) {
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	nodes := r.admin.CoreV1().Nodes()
 	of := func(cluster string) string { return naming.PubKeyAnnotation(cluster) }
-	if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n9",
+	testkit.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n9",
 		Annotations: map[string]string{of("c2"): "k", naming.EndpointAnnotation("c2"): "192.0.2.1:7775", of("c9"): "k"}}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+		metav1.CreateOptions{}))(t)
 	for _, one := range []struct {
 		options operator.Options
 		want    []string
@@ -505,13 +476,8 @@ func TestCleanupOfRemoteClusters(t *testing.T) {
 		{operator.Options{LeaveAnnotations: true}, []string{of("c2"), naming.EndpointAnnotation("c2"), of("c9")}},
 		{operator.Options{}, []string{of("c9")}},
 	} {
-		if err := operator.Run(t.Context(), r.cfg, one.options, t.Output()); err != nil {
-			t.Fatal(err)
-		}
-		n, err := nodes.Get(t.Context(), "n9", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, operator.Run(t.Context(), r.cfg, one.options, t.Output()))
+		n := testkit.Value(nodes.Get(t.Context(), "n9", metav1.GetOptions{}))(t)
 		slices.Sort(one.want)
 		if got := slices.Sorted(maps.Keys(n.Annotations)); !slices.Equal(got, one.want) {
 			t.Errorf("%+v: annotations %v, want %v", one.options, got, one.want)

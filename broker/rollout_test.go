@@ -17,6 +17,7 @@ import (
 
 	remote "github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -62,11 +63,8 @@ func (s *endpointStates) states() []string {
 // follow watches the slices of a Service until the test ends.
 func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespace, service string) {
 	t.Helper()
-	w, err := kube.DiscoveryV1().EndpointSlices(namespace).Watch(t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := testkit.Value(kube.DiscoveryV1().EndpointSlices(namespace).Watch(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -98,12 +96,10 @@ func TestRollingUpdateInOrder(t *testing.T) {
 	for _, namespace := range []string{"semaphore", "shop"} {
 		for _, admin := range []kubernetes.Interface{c1, c2} {
 			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-			if _, err := admin.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{}))(t)
 		}
 	}
-	here, err := described.Broker([]byte(fmt.Sprintf(`
+	here := testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 features: [services]
 localSubnets: [172.18.1.0/24]
@@ -113,11 +109,8 @@ kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
 remotes:
   - {name: c2, podSubnets: [10.2.0.0/16]}
-`, clusters.Dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+`, clusters.Dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t)))))(t)
+	there := testkit.Value(config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c2
 features: [services]
 localBroker: {cluster: c1, address: %[3]q}
@@ -125,10 +118,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.Dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t))))
-	if err != nil {
-		t.Fatal(err)
-	}
+`, clusters.Dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t)))))(t)
 	kubetest.NoLeaks(t, cfg1, cfg2)
 	w := &setsWorld{t: t, c1: c1, c2: c2}
 	file := kubetest.Described(t, cfg1, here)
@@ -143,12 +133,10 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 		t.Run(c.name, func(t *testing.T) {
 			service := "web-" + strings.ReplaceAll(c.name, " ", "-")
 			mirrored := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-			if _, err := c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+			testkit.Value(c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Name: service, Labels: mirrored},
 				Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-			}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			}, metav1.CreateOptions{}))(t)
 			source, mirror := newEndpointStates(), newEndpointStates()
 			mirror.follow(t, c1, "semaphore", "c2-shop-73736d-"+service)
 			u := &update{t: t, kube: c2, service: service, source: source, mirror: mirror, pause: c.pause}
@@ -161,12 +149,10 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 	offer := func(t *testing.T, name string, labels map[string]string) {
 		t.Helper()
 		labels["mirror.semaphore.uw.io/mirror-service"] = "true"
-		if _, err := c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+		testkit.Value(c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 	}
 	t.Run("labels", func(t *testing.T) {
 		offer(t, "labelled", map[string]string{"app.kubernetes.io/name": "web", "team": "shop"})
@@ -263,17 +249,13 @@ func (u *update) write(n int, change func([]discoveryv1.Endpoint) []discoveryv1.
 				Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080)),
 			}},
 		}
-		var err error
-		if slice, err = api.Create(u.t.Context(), slice, metav1.CreateOptions{}); err != nil {
-			u.t.Fatal(err)
-		}
+
+		slice = testkit.Value(api.Create(u.t.Context(), slice, metav1.CreateOptions{}))(u.t)
 	}
 	slice = slice.DeepCopy()
 	slice.Endpoints = change(slice.Endpoints)
-	var err error
-	if u.slices[n], err = api.Update(u.t.Context(), slice, metav1.UpdateOptions{}); err != nil {
-		u.t.Fatal(err)
-	}
+
+	u.slices[n] = testkit.Value(api.Update(u.t.Context(), slice, metav1.UpdateOptions{}))(u.t)
 	u.source.saw(slice.Name, u.slices[n].DeepCopy().Endpoints)
 	if u.pause {
 		eventually(u.t, "the mirror follows", u.caughtUp)

@@ -26,6 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -103,9 +104,7 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 		}
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(patience))
-		if _, err := io.WriteString(conn, bytes); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(io.WriteString(conn, bytes))(t)
 		answer, err = io.ReadAll(conn)
 		if isTimeout(err) {
 			t.Error("the connection stays open")
@@ -127,10 +126,8 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 		})
 	}
 	t.Run("gRPC without TLS", func(t *testing.T) {
-		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Value(grpc.NewClient("passthrough:///"+address,
+			grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 		defer conn.Close()
 		if err := refused(t, conn); status.Code(err) != codes.Unavailable {
 			t.Errorf("error %v", err)

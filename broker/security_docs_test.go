@@ -11,15 +11,13 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestSecurityDocumentNamesTestsAndCodes checks that docs/security.md names a test and its package for each rule and
 // has every code of a refusal. docs.TestNamesOfTests checks that the tests exist.
 func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
-	data, err := os.ReadFile("../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile("../docs/security.md"))(t)
 	text := string(data)
 	// "`TestA`, `TestB` (dir)": names, and then the directory of all of them.
 	group := regexp.MustCompile("((?:`(?:Test|Fuzz)\\w+`(?:, )?)+) \\(([\\w/]+)\\)")

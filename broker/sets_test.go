@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -185,14 +186,12 @@ func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
 	w := &setsWorld{t: t, c1: kubernetes.NewForConfigOrDie(c1), c2: kubernetes.NewForConfigOrDie(c2)}
 	for _, namespace := range []string{"semaphore", "shop"} {
 		for _, admin := range []kubernetes.Interface{w.c1, w.c2} {
-			if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
-				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 		}
 	}
-	var err error
-	w.cfg, err = described.Broker([]byte(fmt.Sprintf(`
+
+	w.cfg = testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 features: [policy]
 localSubnets: [172.18.1.0/24]
@@ -203,11 +202,9 @@ listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/brok
 sets: {maxSize: %[6]d, namespaced: true}
 remotes:
   - {name: c2, podSubnets: [10.2.0.0/16, "fd02::/64"]}
-`, clusters.Dir, kubetest.Kubeconfig(t, c1), loopback.Address(t), loopback.Address(t), loopback.Address(t), setSize)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+`, clusters.Dir, kubetest.Kubeconfig(t, c1), loopback.Address(t), loopback.Address(t), loopback.Address(t),
+		setSize))))(t)
+	from := testkit.Value(config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c2
 features: [policy]
 localBroker: {cluster: c1, address: %[3]q}
@@ -215,13 +212,8 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.Dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if w.calico, err = kube.Calico(c1); err != nil {
-		t.Fatal(err)
-	}
+`, clusters.Dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t)))))(t)
+	w.calico = testkit.Value(kube.Calico(c1))(t)
 	kubetest.NoLeaks(t, c1, c2)
 	w.together = &together{asked: map[string]int{}}
 	w.global = followSets(w, w.calico.GlobalNetworkSets(),
@@ -289,17 +281,12 @@ func (w *setsWorld) pod(name, set string, hostNetwork bool, phase corev1.PodPhas
 	if set != "" {
 		pod.Labels = map[string]string{naming.DefaultLabelDomain + "/name": set}
 	}
-	pod, err := w.c2.CoreV1().Pods("shop").Create(w.t.Context(), pod, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	pod = testkit.Value(w.c2.CoreV1().Pods("shop").Create(w.t.Context(), pod, metav1.CreateOptions{}))(w.t)
 	pod.Status.Phase, pod.Status.PodIP = phase, ips[0]
 	for _, ip := range ips {
 		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: ip})
 	}
-	if _, err := w.c2.CoreV1().Pods("shop").UpdateStatus(w.t.Context(), pod, metav1.UpdateOptions{}); err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Value(w.c2.CoreV1().Pods("shop").UpdateStatus(w.t.Context(), pod, metav1.UpdateOptions{}))(w.t)
 }
 
 func (w *setsWorld) running(name, set string, ips ...string) {
@@ -309,18 +296,14 @@ func (w *setsWorld) running(name, set string, ips ...string) {
 
 func (w *setsWorld) patch(name, patch string, subresources ...string) {
 	w.t.Helper()
-	if _, err := w.c2.CoreV1().Pods("shop").Patch(w.t.Context(), name, types.MergePatchType, []byte(patch),
-		metav1.PatchOptions{}, subresources...); err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Value(w.c2.CoreV1().Pods("shop").Patch(w.t.Context(), name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}, subresources...))(w.t)
 }
 
 func (w *setsWorld) gone(name string) {
 	w.t.Helper()
-	if err := w.c2.CoreV1().Pods("shop").Delete(w.t.Context(), name,
-		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Must(w.t, w.c2.CoreV1().Pods("shop").Delete(w.t.Context(), name,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
 // becomes waits until an address is in a set, or with "" in none.
@@ -367,17 +350,13 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 			Validations: []admissionv1.Validation{{Expression: "false", Message: "not now"}},
 		},
 	}
-	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bindings.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+	testkit.Value(policies.Create(t.Context(), policy, metav1.CreateOptions{}))(t)
+	testkit.Value(bindings.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: "no-networksets", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	eventually(t, "NetworkSets are refused", func() (bool, string) {
 		mine, err := w.calico.NetworkSets("shop").Create(t.Context(),
 			&calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
@@ -387,9 +366,7 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 		return err != nil && strings.Contains(err.Error(), "not now"), fmt.Sprint(err)
 	})
 	return func() {
-		if err := bindings.Delete(t.Context(), "no-networksets", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, bindings.Delete(t.Context(), "no-networksets", metav1.DeleteOptions{}))
 	}
 }
 
@@ -522,15 +499,9 @@ func (w *setsWorld) transitions(t *testing.T) {
 func (w *setsWorld) metric(t *testing.T, name string) (value float64) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + w.cfg.Listen.HTTP + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := testkit.Value(client.Get("http://" + w.cfg.Listen.HTTP + "/metrics"))(t)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(io.ReadAll(resp.Body))(t)
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			if _, err := fmt.Sscan(rest, &value); err != nil {

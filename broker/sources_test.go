@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // helloFrom is the Hello of c2's exporter that reads the cluster with a UID.
@@ -59,10 +60,7 @@ pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
 slice of c2-shop-73736d-echo: 10.2.1.5`)
 	sourceID := func() (id string) {
-		u, err := r.api.Get(t.Context(), "c2", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := testkit.Value(r.api.Get(t.Context(), "c2", metav1.GetOptions{}))(t)
 		id, _, _ = unstructured.NestedString(u.Object, "status", "sourceID")
 		return id
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // refusedAs checks that one part of an object is refused, under a code and with a reason that names it, and how
@@ -255,10 +256,7 @@ func FuzzCheck(f *testing.F) {
 		{Key: &semaphorev1.ObjectKey{Kind: 77, Name: "b"}},
 		{},
 	} {
-		data, err := proto.Marshal(o)
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := testkit.Value(proto.Marshal(o))(f)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

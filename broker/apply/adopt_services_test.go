@@ -54,23 +54,18 @@ func TestHandover(t *testing.T) {
 			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
 			Namespace("mirrors"),
 	}
-	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(h.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
 	const echo, global, old = "c2-shop-73736d-echo", "gl-shop-73736d-echo", "c2-shop-73736d-old"
 	h.theirs(echo, "c2", "10.2.0.1")
 	h.theirs(old, "c2", "10.2.0.9")
 	h.theirs("c9-shop-73736d-echo", "c9", "10.9.0.1") // of no remote that is configured
 	h.theirGlobal(global, map[string]string{"c2": "10.2.0.1", "c1": "10.1.0.1"})
-	somebodys, err := h.admin.CoreV1().Services("mirrors").Create(t.Context(), &corev1.Service{
+	somebodys := testkit.Value(h.admin.CoreV1().Services("mirrors").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-mine", Labels: map[string]string{naming.LabelMirrored: "true",
 			naming.LabelMirrorPrefixSync: "c2"}},
 		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 80}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	before := h.versions()
 	addresses := map[string]string{echo: h.service(echo).Spec.ClusterIP, global: h.service(global).Spec.ClusterIP}
 
@@ -184,9 +179,7 @@ func (h *handover) theirs(name, prefix string, addresses ...string) {
 			"ports": []any{map[string]any{"name": "web", "port": int64(80)}}}},
 	}}
 	endpoints.SetLabels(labels)
-	if _, err := h.endpoints.Create(h.t.Context(), endpoints, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	testkit.Value(h.endpoints.Create(h.t.Context(), endpoints, metav1.CreateOptions{}))(h.t)
 	h.createSlice(name+"-x7", name, "endpointslicemirroring-controller.k8s.io", addresses...)
 }
 
@@ -201,22 +194,18 @@ func (h *handover) theirGlobal(name string, clusters map[string]string) {
 
 func (h *handover) create(name string, labels map[string]string) {
 	h.t.Helper()
-	if _, err := h.admin.CoreV1().Services("mirrors").Create(h.t.Context(), &corev1.Service{
+	testkit.Value(h.admin.CoreV1().Services("mirrors").Create(h.t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "web", Port: 80}}},
-	}, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(h.t)
 }
 
 func (h *handover) createSlice(name, service, by string, addresses ...string) {
 	h.t.Helper()
 	s := slice(name, "", "IPv4", addresses...)
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: by}
-	if _, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s,
-		metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	testkit.Value(h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s,
+		metav1.CreateOptions{}))(h.t)
 }
 
 // start runs the loops until stop is called; ended is closed when migrate.Leftovers has ended.
@@ -285,10 +274,7 @@ func (h *handover) says(want ...string) func() (bool, string) {
 
 func (h *handover) service(name string) *corev1.Service {
 	h.t.Helper()
-	s, err := h.admin.CoreV1().Services("mirrors").Get(h.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	s := testkit.Value(h.admin.CoreV1().Services("mirrors").Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
 	return s
 }
 
@@ -319,25 +305,16 @@ func (h *handover) slicesLeft() (names []string) {
 func (h *handover) versions() map[string]string {
 	h.t.Helper()
 	out := map[string]string{}
-	services, err := h.admin.CoreV1().Services("mirrors").List(h.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	services := testkit.Value(h.admin.CoreV1().Services("mirrors").List(h.t.Context(), metav1.ListOptions{}))(h.t)
 	for _, s := range services.Items {
 		out["Service "+s.Name] = s.ResourceVersion
 	}
-	endpoints, err := h.endpoints.List(h.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	endpoints := testkit.Value(h.endpoints.List(h.t.Context(), metav1.ListOptions{}))(h.t)
 	for _, e := range endpoints.Items {
 		out["Endpoints "+e.GetName()] = e.GetResourceVersion()
 	}
-	parts, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "!=" + naming.ManagedByBroker})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	parts := testkit.Value(h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "!=" + naming.ManagedByBroker}))(h.t)
 	for _, s := range parts.Items {
 		out["EndpointSlice "+s.Name] = s.ResourceVersion
 	}
@@ -348,10 +325,7 @@ func (h *handover) versions() map[string]string {
 // Kubernetes' own controller does: slices that were made from Endpoints go with them.
 func (h *handover) watch() {
 	h.t.Helper()
-	list, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	list := testkit.Value(h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{}))(h.t)
 	ready := map[string]map[string]int{} // by Service and slice
 	note := func(s *discoveryv1.EndpointSlice, gone bool) {
 		of := s.Labels[discoveryv1.LabelServiceName]
@@ -368,15 +342,9 @@ func (h *handover) watch() {
 	for i := range list.Items {
 		note(&list.Items[i], false)
 	}
-	sliceEvents, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Watch(h.t.Context(),
-		metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	endpointEvents, err := h.endpoints.Watch(h.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	sliceEvents := testkit.Value(h.admin.DiscoveryV1().EndpointSlices("mirrors").Watch(h.t.Context(),
+		metav1.ListOptions{ResourceVersion: list.ResourceVersion}))(h.t)
+	endpointEvents := testkit.Value(h.endpoints.Watch(h.t.Context(), metav1.ListOptions{}))(h.t)
 	done := make(chan struct{})
 	h.t.Cleanup(func() {
 		sliceEvents.Stop()

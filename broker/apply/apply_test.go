@@ -148,10 +148,8 @@ func slice(name, cluster, family string, addresses ...string) *discoveryv1.Endpo
 func TestApply(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
 	t.Run("services", func(t *testing.T) { testServices(t, cfg, admin) })
 	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
 	t.Run("unanswered", func(t *testing.T) { testUnanswered(t, cfg, admin) })
@@ -221,9 +219,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		s.Spec.ExternalIPs = []string{"192.0.2.7"}
 		s.Labels["other"] = "x"
 		s.Annotations = map[string]string{"someone": "else"}
-		if _, err := api.Update(ctx, s, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(api.Update(ctx, s, metav1.UpdateOptions{}))(t)
 		start := time.Now()
 		eventually(t, "restored", func() (bool, string) {
 			s, _ := get("a")
@@ -252,10 +248,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	t.Run("someone else's", func(t *testing.T) {
 		foreign := service("taken", "c2", 99, false)
 		foreign.Labels = map[string]string{"app": "mine"}
-		foreign, err := api.Create(ctx, foreign, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		foreign = testkit.Value(api.Create(ctx, foreign, metav1.CreateOptions{}))(t)
 		w.set(service("taken", "c2", 80, false))
 		o.Mark("taken", "c2", time.Now())
 		eventually(t, "reported", func() (bool, string) {
@@ -268,9 +261,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "service", "create", "foreign"); n < 1 {
 			t.Errorf("counted %v", n)
 		}
-		if err := api.Delete(ctx, "taken", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, "taken", metav1.DeleteOptions{}))
 		eventually(t, "made once the name is free", func() (bool, string) {
 			s, err := get("taken")
 			return err == nil && s.Labels[naming.LabelManagedBy] != "" && len(finding.Texts(o.Findings())) == 0,
@@ -401,10 +392,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	opts := options(t)
 	o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
 	// Until the second attempt the informer has nothing to say.
-	connection, err := o.kind.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	connection := testkit.Value(o.kind.connect(t.Context()))(t)
 	o.connection = connection
 	o.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
 	o.synced.Store(true)
@@ -494,10 +482,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 		}
 	}
 	testkit.Run(t, o.Run)
-	client, err := kube.Calico(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kube.Calico(cfg))(t)
 	nets := func() string {
 		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
 			metav1.ListOptions{})

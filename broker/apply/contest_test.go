@@ -37,10 +37,9 @@ import (
 func TestInterference(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{}))(t)
 	client, requests := counted(cfg)
 	opts := options(t)
 	opts.Events = report.NewEvents(admin, "mirrors", nil, prometheus.NewRegistry(),
@@ -66,10 +65,8 @@ func TestInterference(t *testing.T) {
 	}
 	patch := func(name, by, body string) {
 		t.Helper()
-		if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(body),
-			metav1.PatchOptions{FieldManager: by}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(api.Patch(ctx, name, types.MergePatchType, []byte(body),
+			metav1.PatchOptions{FieldManager: by}))(t)
 	}
 	event := func(reason string, words ...string) {
 		t.Helper()
@@ -143,9 +140,7 @@ func TestInterference(t *testing.T) {
 	})
 	t.Run("deleted", func(t *testing.T) {
 		uid := get("deleted").UID
-		if err := api.Delete(ctx, "deleted", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, "deleted", metav1.DeleteOptions{}))
 		withinASecond("it is there again", func() bool { now := get("deleted").UID; return now != "" && now != uid })
 		event("Restored", "service deleted")
 	})
@@ -306,10 +301,8 @@ func TestInterference(t *testing.T) {
 		api := admin.DiscoveryV1().EndpointSlices("mirrors")
 		unlabel := func() {
 			t.Helper()
-			if _, err := api.Patch(ctx, "one", types.MergePatchType,
-				[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(api.Patch(ctx, "one", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}))(t)
 		}
 		unlabel()
 		withinASecond("the label is back", func() bool {
@@ -331,11 +324,9 @@ func TestInterference(t *testing.T) {
 		})
 		event("NameTaken", "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 		// It helps to do what the status says.
-		if _, err := api.Patch(ctx, "one", types.MergePatchType,
+		testkit.Value(api.Patch(ctx, "one", types.MergePatchType,
 			[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker"}}}`),
-			metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+			metav1.PatchOptions{}))(t)
 		changed := slice("one", "c2", "IPv4", "10.2.0.2")
 		changed.Annotations = one.Annotations
 		w.set(changed)
@@ -373,17 +364,12 @@ func (f fight) of(t *testing.T, cfg *rest.Config, resource schema.GroupVersionRe
 	defer cancel()
 	requests.Take()
 	before := restored()
-	watch, err := api.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + f.name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := testkit.Value(api.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + f.name}))(t)
 	lost, began := 0, time.Now()
 	for e := range watch.ResultChan() {
 		if o, ok := e.Object.(*unstructured.Unstructured); ok && f.restored(o.Object) {
-			if _, err := api.Patch(ctx, f.name, types.MergePatchType, []byte(f.edit),
-				metav1.PatchOptions{FieldManager: "kyverno"}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(api.Patch(ctx, f.name, types.MergePatchType, []byte(f.edit),
+				metav1.PatchOptions{FieldManager: "kyverno"}))(t)
 			lost++
 		}
 		if time.Since(began) > f.long && restored()-before >= 4 {
@@ -421,35 +407,30 @@ func inFight(long time.Duration) int {
 func mutate(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx := t.Context()
-	_, err := admin.AdmissionregistrationV1().MutatingAdmissionPolicies().Create(ctx, &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
-		Spec: admissionv1.MutatingAdmissionPolicySpec{
-			FailurePolicy: ptr.To(admissionv1.Fail), ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
-				ResourceNames: []string{"mutated"},
-				RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-					Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
-						Resources: []string{"services"}},
-				},
-			}}},
-			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration,
-				ApplyConfiguration: &admissionv1.ApplyConfiguration{
-					Expression: `Object{spec: Object.spec{sessionAffinity: "ClientIP"}}`,
+	testkit.Value(admin.AdmissionregistrationV1().MutatingAdmissionPolicies().Create(ctx,
+		&admissionv1.MutatingAdmissionPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
+			Spec: admissionv1.MutatingAdmissionPolicySpec{
+				FailurePolicy: ptr.To(admissionv1.Fail), ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+				MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+					ResourceNames: []string{"mutated"},
+					RuleWithOperations: admissionv1.RuleWithOperations{
+						Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+						Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+							Resources: []string{"services"}},
+					},
 				}}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(ctx,
+				Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration,
+					ApplyConfiguration: &admissionv1.ApplyConfiguration{
+						Expression: `Object{spec: Object.spec{sessionAffinity: "ClientIP"}}`,
+					}}},
+			},
+		}, metav1.CreateOptions{}))(t)
+	testkit.Value(admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(ctx,
 		&admissionv1.MutatingAdmissionPolicyBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
 			Spec:       admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "sticky"},
-		}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+		}, metav1.CreateOptions{}))(t)
 	eventually(t, "the policy holds", func() (bool, string) {
 		s := service("mutated", "c2", 80, false)
 		s, err := admin.CoreV1().Services("mirrors").Create(ctx, s, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

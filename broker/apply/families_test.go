@@ -33,10 +33,8 @@ func TestFamilies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := kubetest.StartWith(t, c.ranges)
 			ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-			if _, err := admin.CoreV1().Namespaces().Create(ctx,
-				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
 			client, requests := counted(cfg)
 			w, d := desired[*corev1.Service]()
 			o := Services(client, "mirrors", d, options(t))

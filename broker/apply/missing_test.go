@@ -18,10 +18,9 @@ import (
 func TestDeletedServicesComeBack(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{}))(t)
 	w, d := desired[*corev1.Service]()
 	w.set(service("echo", "c2", 80, false))
 	w.set(service("headless", "c2", 80, true))
@@ -39,10 +38,8 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	}
 	remove := func(s *corev1.Service) {
 		t.Helper()
-		if err := api.Delete(ctx, s.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &s.UID}}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, s.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &s.UID}}))
 	}
 	stands, headless := come("echo", nil), come("headless", nil)
 	address := stands.Spec.ClusterIP

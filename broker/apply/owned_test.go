@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // The caller of owned may hold a lock for which the observer of an object waits.
@@ -30,10 +31,8 @@ func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	o.reset(store)
-	if err := store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s",
-		Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s",
+		Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}))
 	go func() {
 		defer close(observed)
 		o.observe("s")

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -18,10 +19,7 @@ func TestForget(t *testing.T) {
 		m.propagated(cluster, writes.Service, time.Second)
 	}
 	m.Forget("c2")
-	all, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(reg.Gather())(t)
 	of := map[string]int{}
 	for _, f := range all {
 		for _, series := range f.GetMetric() {

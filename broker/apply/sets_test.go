@@ -92,9 +92,7 @@ func TestTheServedGroupChanges(t *testing.T) {
 	}
 	remove := func(gv schema.GroupVersion) {
 		crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
-		if err := crds.Delete(t.Context(), "globalnetworksets."+gv.Group, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, crds.Delete(t.Context(), "globalnetworksets."+gv.Group, metav1.DeleteOptions{}))
 	}
 
 	eventually(t, "it is reported that there is no Calico", func() (bool, string) {
@@ -148,10 +146,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	o := Sets(calico, nil, d, options(t))
 	testkit.Run(t, o.Run)
 
-	direct, err := kube.CalicoIn(cfg, kubetest.CalicoCRD)
-	if err != nil {
-		t.Fatal(err)
-	}
+	direct := testkit.Value(kube.CalicoIn(cfg, kubetest.CalicoCRD))(t)
 	uids := map[string]types.UID{}
 	stands := func(name, nets, owner string) func() (bool, string) {
 		return func() (bool, string) {
@@ -179,10 +174,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 
 	// Somebody adds a note to a set through the API server, which is back; we do not use it.
 	kubetest.StartCalicoAPIServer(t, cfg)
-	through, err := kube.CalicoIn(cfg, v3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	through := testkit.Value(kube.CalicoIn(cfg, v3))(t)
 	eventually(t, "noted", func() (bool, string) {
 		s, err := through.GlobalNetworkSets().Get(t.Context(), "c2-shop-web")
 		if err == nil {
@@ -194,10 +186,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	w.set(globalSet("c2-shop-web", "10.2.0.3/32"))
 	o.Mark("c2-shop-web", "c2", time.Now())
 	eventually(t, "ours again", stands("c2-shop-web", "10.2.0.3/32", naming.ManagedByBroker))
-	s, err := direct.GlobalNetworkSets().Get(t.Context(), "c2-shop-web")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(direct.GlobalNetworkSets().Get(t.Context(), "c2-shop-web"))(t)
 	if s.UID != before || s.Annotations["note"] != "ours" || len(finding.Texts(o.Findings())) != 0 {
 		t.Errorf("%+v, problems %q", s.ObjectMeta, finding.Texts(o.Findings()))
 	}
@@ -207,10 +196,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 func TestAdoption(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
-	client, err := kube.Calico(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kube.Calico(cfg))(t)
 	ctx := t.Context()
 	theirs := func(name, tool, domain, cluster string, nets ...string) *calicov3.GlobalNetworkSet {
 		t.Helper()
@@ -220,10 +206,7 @@ func TestAdoption(t *testing.T) {
 			s.Labels = map[string]string{"managed-by": tool, domain + "/name": "n", domain + "/namespace": "shop", domain +
 				"/cluster": cluster}
 		}
-		s, err := client.GlobalNetworkSets().Create(ctx, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s = testkit.Value(client.GlobalNetworkSets().Create(ctx, s))(t)
 		return s
 	}
 	const domain = naming.PolicyLabelDomain
@@ -236,11 +219,8 @@ func TestAdoption(t *testing.T) {
 		theirs("of-someone", "", "", "", "10.2.0.5/32"),
 	}
 	all := func() map[string]string {
-		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx,
-			metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := testkit.Value(cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx,
+			metav1.ListOptions{}))(t)
 		out := map[string]string{}
 		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
 			out[s.Name] = s.ResourceVersion
@@ -308,10 +288,7 @@ func TestAdoption(t *testing.T) {
 		slices.Sort(names)
 		return ok && slices.Equal(names, []string{"c2-shop-old", "c2-shop-web"}), fmt.Sprint(names, ok)
 	})
-	s, err := client.GlobalNetworkSets().Get(ctx, "c2-shop-old")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(client.GlobalNetworkSets().Get(ctx, "c2-shop-old"))(t)
 	if s.Labels[domain+"/name"] != "n" || s.Labels["managed-by"] != "semaphore-policy" ||
 		s.Annotations[naming.AnnotationSourceNamespace] != "shop" ||
 		s.Annotations[naming.AnnotationSourceName] != "n" || s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker ||
@@ -343,10 +320,7 @@ func TestAdoption(t *testing.T) {
 func TestAdoptionOfBothOriginals(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
-	client, err := kube.Calico(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kube.Calico(cfg))(t)
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	w.know("c2")
 	managers := map[string]string{"c2-shop-web": "semaphore-policy", "c2-shop-old": "calico-global-network-sync-operator",
@@ -357,9 +331,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 		s := globalSet(name, "10.2.0.1/32")
 		s.Labels = map[string]string{"managed-by": managers[name], domain + "/name": "n", domain + "/namespace": "shop",
 			domain + "/cluster": "c2"}
-		if _, err := client.GlobalNetworkSets().Create(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(client.GlobalNetworkSets().Create(t.Context(), s))(t)
 	}
 	want := func(name, ip string) {
 		s := globalSet(name, ip)
@@ -412,10 +384,8 @@ func TestNetworkSets(t *testing.T) {
 	ctx := t.Context()
 	namespace := func(name string) {
 		t.Helper()
-		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}))(t)
 	}
 	namespace("shop")
 	namespace("bank")
@@ -447,9 +417,7 @@ func TestNetworkSets(t *testing.T) {
 	namespace("late")
 	eventually(t, "another namespace", state("late", true))
 	// Nobody finishes the deletion here, and nothing can be written there from its beginning on.
-	if err := admin.CoreV1().Namespaces().Delete(ctx, "late", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, admin.CoreV1().Namespaces().Delete(ctx, "late", metav1.DeleteOptions{}))
 	eventually(t, "a namespace that is being deleted", state("late", false))
 
 	// The same name in two namespaces is two objects.
@@ -468,10 +436,7 @@ func TestNetworkSets(t *testing.T) {
 	w.know("c2")
 	o := NetworkSets(quickCalico(cfg), d, options(t))
 	testkit.Run(t, o.Run)
-	client, err := kube.Calico(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kube.Calico(cfg))(t)
 	is := func(want string) func() (bool, string) {
 		return func() (bool, string) {
 			list, err := cache.ToListerWatcherWithContext(client.NetworkSets("").ListWatch(writes.Owned)).ListWithContext(ctx,
@@ -499,12 +464,7 @@ func TestNetworkSets(t *testing.T) {
 	o.Mark("bank/c2-web", "c2", time.Now())
 	eventually(t, "removed", is("shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
 	// Somebody takes one away.
-	have, err := client.NetworkSets("shop").Get(ctx, "c2-web")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.NetworkSets("shop").Delete(ctx, "c2-web", have.UID, ""); err != nil {
-		t.Fatal(err)
-	}
+	have := testkit.Value(client.NetworkSets("shop").Get(ctx, "c2-web"))(t)
+	testkit.Must(t, client.NetworkSets("shop").Delete(ctx, "c2-web", have.UID, ""))
 	eventually(t, "made again", is("shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
 }

@@ -125,9 +125,7 @@ func timed(t *testing.T, n int, write func(ctx context.Context, i int) error) ti
 	for i := range n {
 		g.Go(func() error { return write(t.Context(), i) })
 	}
-	if err := g.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Wait())
 	return time.Since(begin)
 }
 
@@ -154,10 +152,7 @@ func manySlices(t *testing.T, s *sharedCause, n int) many {
 			}
 		},
 		have: func(t *testing.T) {
-			all, err := api.List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := testkit.Value(api.List(t.Context(), metav1.ListOptions{}))(t)
 			if len(all.Items) != n {
 				t.Errorf("there are %d slices, want %d", len(all.Items), n)
 			}
@@ -178,10 +173,7 @@ func manySlices(t *testing.T, s *sharedCause, n int) many {
 
 // manySets are GlobalNetworkSets of two addresses, of which one leaves during the outage and others come and go.
 func manySets(t *testing.T, s *sharedCause, n int) many {
-	client, err := kube.CalicoIn(s.own, kubetest.CalicoCRD)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kube.CalicoIn(s.own, kubetest.CalicoCRD))(t)
 	const stays, leaves = "10.3.0.1/32", "10.3.0.2/32"
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	d.Urgent = func(string) bool { return true } // so is a leaving address
@@ -207,11 +199,8 @@ func manySets(t *testing.T, s *sharedCause, n int) many {
 			}
 		},
 		have: func(t *testing.T) {
-			list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
-				metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := testkit.Value(cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).
+				ListWithContext(t.Context(), metav1.ListOptions{}))(t)
 			last = list.(*calicov3.GlobalNetworkSetList).Items
 			if len(last) != n {
 				t.Fatalf("there are %d sets, want %d", len(last), n)
@@ -374,10 +363,8 @@ type sharedCause struct {
 // newSharedCause makes a namespace.
 func newSharedCause(t *testing.T, cfg *rest.Config, admin kubernetes.Interface, namespace string) *sharedCause {
 	t.Helper()
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	return &sharedCause{admin: admin, cfg: rest.CopyConfig(cfg), own: cfg, namespace: namespace}
 }
 
@@ -414,7 +401,7 @@ func awayApiserver(_ *testing.T, s *sharedCause) func() {
 func downWebhook(t *testing.T, s *sharedCause) func() {
 	ctx, api := context.WithoutCancel(t.Context()), s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	url := "https://" + loopback.Address(t)
-	_, err := api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
+	testkit.Value(api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
 		Webhooks: []admissionv1.ValidatingWebhook{{
 			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url},
@@ -427,15 +414,10 @@ func downWebhook(t *testing.T, s *sharedCause) func() {
 					Resources: []string{"endpointslices"}},
 			}},
 		}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	s.until(t, s.admin, "failed calling webhook")
 	return func() {
-		if err := api.Delete(ctx, s.namespace, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, s.namespace, metav1.DeleteOptions{}))
 		s.until(t, s.admin, "")
 	}
 }
@@ -443,23 +425,16 @@ func downWebhook(t *testing.T, s *sharedCause) func() {
 func fullQuota(t *testing.T, s *sharedCause) func() {
 	ctx, api := t.Context(), s.admin.CoreV1().ResourceQuotas(s.namespace)
 	const counted = "count/endpointslices.discovery.k8s.io"
-	quota, err := api.Create(ctx, &corev1.ResourceQuota{
+	quota := testkit.Value(api.Create(ctx, &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "none"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{counted: resource.MustParse("0")}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
 		Used: corev1.ResourceList{counted: resource.MustParse("0")}}
-	if _, err := api.UpdateStatus(ctx, quota, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(api.UpdateStatus(ctx, quota, metav1.UpdateOptions{}))(t)
 	s.until(t, s.admin, "exceeded quota: none,")
 	return func() {
-		if err := api.Delete(ctx, "none", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, "none", metav1.DeleteOptions{}))
 		s.until(t, s.admin, "")
 	}
 }
@@ -470,21 +445,15 @@ func missingRight(t *testing.T, s *sharedCause) func() {
 	client := kubernetes.NewForConfigOrDie(s.cfg)
 	grant := func(name string, verbs ...string) {
 		t.Helper()
-		_, err := s.admin.RbacV1().Roles(s.namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
+		testkit.Value(s.admin.RbacV1().Roles(s.namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
-			}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = s.admin.RbacV1().RoleBindings(s.namespace).Create(ctx, &rbacv1.RoleBinding{
+			}}, metav1.CreateOptions{}))(t)
+		testkit.Value(s.admin.RbacV1().RoleBindings(s.namespace).Create(ctx, &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
 				Name: name},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 	}
 	grant("read", "get", "list", "watch")
 	s.until(t, client, "cannot create resource")

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -21,10 +22,8 @@ func TestStaleWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
 	calico := NewCalico(cfg, options(t).Log)
 	t.Run("service", func(t *testing.T) {
 		w, d := desired[*corev1.Service]()
@@ -64,10 +63,7 @@ func TestStaleWriter(t *testing.T) {
 // stale has o, which saw first, write what it wants of it after a successor wrote theirs.
 func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, mine T) {
 	ctx, name := t.Context(), first.GetName()
-	connection, err := o.kind.connect(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	connection := testkit.Value(o.kind.connect(ctx))(t)
 	o.connection = connection
 	o.synced.Store(true)
 	must := func(object T, err error) T {
@@ -83,22 +79,15 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 	look := func(object T) {
 		t.Helper()
 		o.reset(store)
-		if err := store.Replace([]any{object}, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, store.Replace([]any{object}, ""))
 	}
 	unharmed := func(what string, want T) {
 		t.Helper()
-		list, err := cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx,
-			metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := testkit.Value(cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + name}))(t)
 		objects := cache.NewStore(cache.MetaNamespaceKeyFunc)
 		for _, item := range items(t, list) {
-			if err := objects.Add(item); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, objects.Add(item))
 		}
 		got, ok, _ := objects.GetByKey(writes.KeyOf(want))
 		if !ok {
@@ -128,9 +117,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 	unharmed("delete", newer)
 
 	o.reset(store)
-	if err := store.Replace(nil, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, store.Replace(nil, ""))
 	w.set(mine)
 	if err := o.reconcile(ctx, name); err == nil || !strings.Contains(err.Error(), "did not create") {
 		t.Errorf("create: %v", err)
@@ -138,9 +125,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 	unharmed("create", newer)
 
 	// And under the name of something new.
-	if err := connection.client.Delete(ctx, newer); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, connection.client.Delete(ctx, newer))
 	another := must(connection.client.Create(ctx, theirs))
 	for _, then := range []func(){func() { w.set(mine) }, func() { w.unset(name) }} {
 		look(seen)

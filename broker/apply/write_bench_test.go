@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -29,15 +30,10 @@ func BenchmarkWrite(b *testing.B) {
 	cfg := kubetest.Start(b)
 	kubetest.InstallCalico(b, cfg, kubetest.CalicoCRD, "globalnetworksets")
 	ctx, admin := b.Context(), kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
-	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	calico, err := kube.Calico(cfg)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{}))(b)
+	calico := testkit.Value(kube.Calico(cfg))(b)
 	addresses := func(n, version int) (all []string) {
 		for i := range n - 1 {
 			all = append(all, fmt.Sprintf("10.2.%d.%d", i/250, i%250+1))

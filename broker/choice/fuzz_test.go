@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzDrainRequest: a request that passes the checks can be kept as text and read again as the same drain.
@@ -15,10 +16,7 @@ func FuzzDrainRequest(f *testing.F) {
 		{Target: &semaphorev1.DrainTarget{Cluster: "c2", Node: "n1"}, Prefixes: []string{"10.2.1.0/24", "fd02::/64"}},
 		{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}},
 	} {
-		data, err := proto.Marshal(req)
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := testkit.Value(proto.Marshal(req))(f)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

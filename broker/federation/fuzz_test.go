@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzLook compares what look says of a message with what decoding it gives: the kind and the number of changes by
@@ -22,10 +23,7 @@ func FuzzLook(f *testing.F) {
 			},
 		},
 	} {
-		data, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := testkit.Value(proto.Marshal(m))(f)
 		f.Add(data)
 		f.Add(append(data, data...))
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -124,16 +125,13 @@ func TestConflicts(t *testing.T) {
 				if reversed && test.late != nil {
 					test.want, test.problem, test.of = test.late.want, test.late.problem, test.late.of
 				}
-				cfg, err := described.Broker([]byte(`
+				cfg := testkit.Value(described.Broker([]byte(`
 cluster: c1
 features: [encryption]
 localSubnets: [10.1.0.0/16]
 remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172.16.0.0/12]},
   {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
-`))
-				if err != nil {
-					t.Fatal(err)
-				}
+`)))(t)
 				peers, events := allowed{}, map[string]int{}
 				p := NewEngine(cfg, peers, func(_, _ string, reason finding.Code, note string) bool {
 					events[string(reason)+": "+note]++
@@ -214,11 +212,8 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 // TestPeersWaitForCompleteNodes: agents receive peers of a remote once a snapshot of its nodes was complete, and every
 // change after it immediately.
 func TestPeersWaitForCompleteNodes(t *testing.T) {
-	cfg, err := described.Broker([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
-		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := testkit.Value(described.Broker([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
+		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n")))(t)
 	peers := allowed{}
 	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
 	for _, step := range []struct {

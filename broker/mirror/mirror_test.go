@@ -30,7 +30,7 @@ var (
 // configured is the configuration of c1 with more of it, such as "slices: {maxEndpoints: 3}".
 func configured(t testing.TB, more ...string) *config.Broker {
 	t.Helper()
-	cfg, err := described.Broker([]byte(`
+	cfg := testkit.Value(described.Broker([]byte(`
 cluster: c1
 features: [services]
 localSubnets: [10.1.0.0/16]
@@ -39,10 +39,7 @@ remotes:
 - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}
 - {name: c2-a, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: other}
 - {name: c3, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: three}
-` + strings.Join(more, "\n")))
-	if err != nil {
-		t.Fatal(err)
-	}
+` + strings.Join(more, "\n"))))(t)
 	cfg.Remotes[1].ServicePrefix = "c2-a" // which a configuration file may not say beside c2: the plan holds without that
 	return cfg
 }

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"encoding/json"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -30,10 +31,7 @@ func FuzzReserved(f *testing.F) {
 				}
 			}
 		}
-		written, err := json.Marshal(said)
-		if err != nil {
-			t.Fatal(err)
-		}
+		written := testkit.Value(json.Marshal(said))(t)
 		if again, err := parseReserved(string(written)); err != nil || !reflect.DeepEqual(again, said) {
 			t.Errorf("%q is %v, and read again %v, %v", text, said, again, err)
 		}

@@ -145,9 +145,7 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	}
 	create := func(node, block string) {
 		t.Helper()
-		if _, err := affinities.Create(t.Context(), affinity(node, block), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(affinities.Create(t.Context(), affinity(node, block), metav1.CreateOptions{}))(t)
 	}
 	create("n1", "10.1.200.64/26")
 	has("n1", "10.1.200.64/26")
@@ -159,10 +157,8 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	create("n2", "10.1.201.0/26")
 	has("n2", "10.1.201.0/26")
 	c.take()
-	if err := affinities.Delete(t.Context(), affinity("n1", "10.1.200.64/26").GetName(),
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, affinities.Delete(t.Context(), affinity("n1", "10.1.200.64/26").GetName(),
+		metav1.DeleteOptions{}))
 	create("n2", "10.1.200.64/26")
 	has("n1", "10.1.2.0/26 fd00:1::40/122")
 	has("n2", "10.1.200.64/26 10.1.201.0/26")
@@ -240,9 +236,7 @@ func TestAProblemEndsWithTheNextSuccess(t *testing.T) {
 		if len(n.Problems()) != 1 {
 			t.Fatalf("%s: problems before: %q", name, n.Problems())
 		}
-		if err := call(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, call())
 		if p := n.Problems(); len(p) != 0 {
 			t.Errorf("%s: problems after it succeeded: %q", name, p)
 		}

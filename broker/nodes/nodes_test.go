@@ -39,21 +39,16 @@ func TestNodeAnnotations(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(cfg)
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
 	make := func(name, ip string) *corev1.Node {
-		n, err := api.Create(ctx, &corev1.Node{
+		n := testkit.Value(api.Create(ctx, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
 			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		if ip == "" {
 			return n
 		}
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name},
 			{Type: corev1.NodeInternalIP, Address: ip}}
-		if n, err = api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		n = testkit.Value(api.UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
 		return n
 	}
 	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
@@ -83,10 +78,7 @@ func TestNodeAnnotations(t *testing.T) {
 	o.Report("lost", lost.UID, tunnels)
 	o.Report("unknown", "x", tunnels)
 	annotations := func(name string) map[string]string {
-		n, err := api.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := testkit.Value(api.Get(ctx, name, metav1.GetOptions{}))(t)
 		return n.Annotations
 	}
 	applytest.Eventually(t, "annotated", func() (bool, string) {
@@ -113,17 +105,12 @@ func TestNodeAnnotations(t *testing.T) {
 	t.Run("the order of the InternalIPs changes", func(t *testing.T) {
 		at := func(addresses ...string) {
 			t.Helper()
-			n, err := api.Get(ctx, "n1", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			n := testkit.Value(api.Get(ctx, "n1", metav1.GetOptions{}))(t)
 			n.Status.Addresses = nil
 			for _, a := range addresses {
 				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 			}
-			if _, err := api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(api.UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
 			applytest.Eventually(t, "the order is known", func() (bool, string) {
 				known, ok := o.newest("n1")
 				if !ok || len(known.Status.Addresses) != len(addresses) {
@@ -164,11 +151,9 @@ func TestNodeAnnotations(t *testing.T) {
 		}
 	})
 	t.Run("edited by hand", func(t *testing.T) {
-		if _, err := api.Patch(ctx, "n1", types.MergePatchType,
+		testkit.Value(api.Patch(ctx, "n1", types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/endpoint":"192.0.2.1:1"}}}`),
-			metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+			metav1.PatchOptions{}))(t)
 		applytest.Eventually(t, "repaired", func() (bool, string) {
 			a := annotations("n1")
 			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
@@ -180,16 +165,11 @@ func TestNodeAnnotations(t *testing.T) {
 			{"key":"startup-taint.cluster-autoscaler.kubernetes.io/semaphore-agent-not-ready","effect":"NoSchedule"},
 			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
 		for _, name := range []string{"n1", "lost"} {
-			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}))(t)
 		}
 		time.Sleep(200 * time.Millisecond)
 		taints := func(name string) (keys []string) {
-			n, err := api.Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			n := testkit.Value(api.Get(ctx, name, metav1.GetOptions{}))(t)
 			for _, t := range n.Spec.Taints {
 				keys = append(keys, t.Key)
 			}
@@ -208,9 +188,7 @@ func TestNodeAnnotations(t *testing.T) {
 				return slices.Equal(got, []string{"example.org/own"}), fmt.Sprint(got)
 			})
 		}
-		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}))(t)
 		applytest.Eventually(t, "tainted again", func() (bool, string) {
 			got := taints("n1")
 			return len(got) == 1,
@@ -218,9 +196,7 @@ func TestNodeAnnotations(t *testing.T) {
 		})
 	})
 	t.Run("created again under its name", func(t *testing.T) {
-		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, api.Delete(ctx, "n1", metav1.DeleteOptions{}))
 		anew := make("n1", "172.18.1.11")
 		applytest.Eventually(t, "seen", func() (bool, string) { uid, _ := o.UID("n1"); return uid == anew.UID, string(uid) })
 		o.Report("n1", n1.UID, tunnels) // of the agent of the old one
@@ -241,36 +217,25 @@ func TestNodeAnnotations(t *testing.T) {
 func TestStaleWriter(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(kubetest.Start(t))
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
-	node, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := testkit.Value(api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		metav1.CreateOptions{}))(t)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
-	if node, err = api.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	node = testkit.Value(api.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
 	opts, registry := applytest.Options()
 	n := New(admin, nil, nil, nil, opts)
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	n.store.Set(store)
-	if err := store.Add(reduceNode(node)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, store.Add(reduceNode(node)))
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
 
 	theirs := node.DeepCopy()
 	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's",
 		naming.EndpointAnnotation("c2"): "172.18.1.11:51999"}
-	if theirs, err = api.Update(ctx, theirs, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	theirs = testkit.Value(api.Update(ctx, theirs, metav1.UpdateOptions{}))(t)
 	if err := n.reconcile(context.WithoutCancel(ctx), "n1"); err != nil {
 		t.Error(err)
 	}
-	got, err := api.Get(ctx, "n1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(api.Get(ctx, "n1", metav1.GetOptions{}))(t)
 	if got.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("the node was written: %v", got.Annotations)
 	}

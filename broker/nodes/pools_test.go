@@ -66,26 +66,19 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	if err != nil || calico.GroupVersion != gv {
 		t.Fatal(calico, err)
 	}
-	if _, err := kubernetes.NewForConfigOrDie(admin).CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	foreign, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "mine"},
-		Spec: calicov3.IPPoolSpec{CIDR: "10.3.128.0/17", NATOutgoing: true, NodeSelector: "all()", BlockSize: 26}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(kubernetes.NewForConfigOrDie(admin).CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	foreign := testkit.Value(calico.IPPools().Create(t.Context(),
+		&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+			Spec: calicov3.IPPoolSpec{CIDR: "10.3.128.0/17", NATOutgoing: true, NodeSelector: "all()", BlockSize: 26}}))(t)
 	counted := &writeCounter{}
 	cfg := rest.CopyConfig(admin)
 	cfg.Wrap(counted.RoundTrip)
 
 	there := func() (string, []calicov3.IPPool) {
 		t.Helper()
-		list, err := cache.ToListerWatcherWithContext(calico.IPPools().ListWatch("")).ListWithContext(t.Context(),
-			metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := testkit.Value(cache.ToListerWatcherWithContext(calico.IPPools().ListWatch("")).ListWithContext(t.Context(),
+			metav1.ListOptions{}))(t)
 		items := list.(*calicov3.IPPoolList).Items
 		var out []string
 		for _, p := range items {
@@ -96,11 +89,8 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	}
 	run := func(remotes string) (pools *apply.Objects[*calicov3.IPPool], stop func()) {
 		t.Helper()
-		broker, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [" +
-			remotes + "]\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		broker := testkit.Value(described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [" +
+			remotes + "]\n")))(t)
 		registry := prometheus.NewRegistry()
 		metrics := apply.NewMetrics(registry)
 		events := report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, registry,
@@ -157,9 +147,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 			t.Errorf("pool %s: %+v", p.Name, p.Spec)
 		}
 	}
-	if err := calico.IPPools().Delete(t.Context(), "mine", foreign.UID, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, calico.IPPools().Delete(t.Context(), "mine", foreign.UID, ""))
 	const all = "semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48 semaphore-c3-10-3-0-0-16"
 	are("the pool that was in the way is gone, and ours is there", all)
 	eventually("all is well", func() (bool, string) {
@@ -185,14 +173,9 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	counted.mu.Unlock()
 
 	// A pool that an older broker made without disableBGPExport is brought up to date.
-	old, err := calico.IPPools().Get(t.Context(), "semaphore-c2-10-2-0-0-16")
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := testkit.Value(calico.IPPools().Get(t.Context(), "semaphore-c2-10-2-0-0-16"))(t)
 	old.Spec.DisableBGPExport = false
-	if _, err := calico.IPPools().Update(t.Context(), old); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(calico.IPPools().Update(t.Context(), old))(t)
 	_, stop = run(c2 + ", " + c3)
 	eventually("its route is exported to no BGP peer", func() (bool, string) {
 		p, err := calico.IPPools().Get(t.Context(), old.Name)
@@ -201,11 +184,9 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	stop()
 
 	// A remote that is taken out of the configuration, and a subnet; somebody's pool that only looks like ours stays.
-	if _, err := calico.IPPools().Create(t.Context(),
+	testkit.Value(calico.IPPools().Create(t.Context(),
 		&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c3-10-9-0-0-16"},
-			Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}); err != nil {
-		t.Fatal(err)
-	}
+			Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}))(t)
 	run("{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48'], nodeSubnets: [192.0.2.0/24]}")
 	are("those of what is configured", "semaphore-c2-10-2-0-0-16 semaphore-c2-fd00-2---48 semaphore-c3-10-9-0-0-16")
 }

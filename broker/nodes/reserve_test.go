@@ -26,6 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -44,9 +45,7 @@ func newIPAM(t *testing.T, cfg *rest.Config) *ipam {
 	}
 	dir := t.TempDir()
 	plugin := filepath.Join(dir, "calico-ipam") // it is the name that says what it does
-	if err := os.Symlink(paths.CalicoCNI, plugin); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(paths.CalicoCNI, plugin))
 	return &ipam{t: t, plugin: plugin, kubecfg: kubetest.Kubeconfig(t, cfg)}
 }
 
@@ -96,24 +95,17 @@ func TestReserved(t *testing.T) {
 		"ipamconfigs", "ipreservations", "clusterinformations")
 	client := kubernetes.NewForConfigOrDie(cfg)
 	for _, name := range []string{"n1", "n2"} {
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}))(t)
 	}
-	calico, err := kube.CalicoIn(cfg, kubetest.CalicoCRD)
-	if err != nil {
-		t.Fatal(err)
-	}
+	calico := testkit.Value(kube.CalicoIn(cfg, kubetest.CalicoCRD))(t)
 	// Four blocks of 16.
-	if _, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{
+	testkit.Value(calico.IPPools().Create(t.Context(), &calicov3.IPPool{
 		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
 		Spec: calicov3.IPPoolSpec{CIDR: "10.1.0.0/26", BlockSize: 28, NodeSelector: "all()", IPIPMode: calicov3.IPIPModeNever,
 			VXLANMode:   calicov3.VXLANModeNever,
 			AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload, calicov3.IPPoolAllowedUseTunnel}},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	plugin := newIPAM(t, cfg)
 
 	var knows atomic.Bool

@@ -15,6 +15,7 @@ import (
 	agentstream "github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // agent is the other end of a session: agent/stream, and a node that follows what is dirty.
@@ -59,10 +60,7 @@ func (a *agent) step(t *testing.T) *semaphorev1.AttachResponse {
 	if f == nil {
 		return nil
 	}
-	m, err := f.Message()
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Value(f.Message())(t)
 	d, err := a.state.Receive(proto.Clone(m).(*semaphorev1.AttachResponse))
 	if err != nil {
 		t.Fatalf("the agent refuses %v: %v", words(m), err)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // FuzzReceive has an agent say anything, in turns with changes of the state: nothing panics, a refusal is the
@@ -24,9 +25,7 @@ func FuzzReceive(f *testing.F) {
 				b.WriteByte(0)
 				continue
 			}
-			if _, err := protodelim.MarshalTo(&b, m); err != nil {
-				f.Fatal(err)
-			}
+			testkit.Value(protodelim.MarshalTo(&b, m))(f)
 		}
 		return b.Bytes()
 	}

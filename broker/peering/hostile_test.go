@@ -10,10 +10,7 @@ import (
 // TestHostileText: what an agent reports becomes bounded lines of printable, valid text.
 func TestHostileText(t *testing.T) {
 	testkit.OneLine(t, maxProblem, func(text string) string {
-		r, err := (&Session{}).checkReport(&semaphorev1.AgentReport{Problems: []string{text}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Value((&Session{}).checkReport(&semaphorev1.AgentReport{Problems: []string{text}}))(t)
 		return r.Problems[0]
 	})
 	testkit.OneLine(t, maxReason, func(text string) string {

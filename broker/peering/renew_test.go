@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // stream is the server's end of a call that goes nowhere. One that is stuck takes no message before it ends.
@@ -400,8 +401,6 @@ func withToken(ctx context.Context, token string) context.Context {
 func counted(t *testing.T, c prometheus.Counter) float64 {
 	t.Helper()
 	var m dto.Metric
-	if err := c.Write(&m); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Write(&m))
 	return m.GetCounter().GetValue()
 }

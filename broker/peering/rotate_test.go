@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var canRotate = &semaphorev1.AgentHello{Features: []string{"something-else", semaphorev1.FeatureRotateKey}}
@@ -38,17 +39,11 @@ func TestSessionSendsARotationOnce(t *testing.T) {
 	become(s, "c2", meshOf("c2", "a 1"), nil)
 	var got []string
 	for {
-		f, err := session.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(session.Next())(t)
 		if f == nil {
 			break
 		}
-		m, err := f.Message()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(f.Message())(t)
 		if r := m.GetRotateKey(); r != nil {
 			got = append(got, "rotate "+r.Cluster)
 		} else {

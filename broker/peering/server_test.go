@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -108,15 +109,11 @@ func newBench(t *testing.T) *bench {
 	b.admin = kubernetes.NewForConfigOrDie(b.rest)
 	kubetest.NoLeaks(t, b.rest)
 	ctx := t.Context()
-	if _, err := b.admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(b.admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
 	for _, name := range []string{"semaphore-agent", "other"} {
-		if _, err := b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
-			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 	}
 	client := b.start(b.admin)
 	b.server, b.conn, b.dial = client.server, client.conn, client.dial
@@ -139,10 +136,7 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b.t)
 	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
 	semaphorev1.RegisterPeeringServiceServer(g, s)
 	done := make(chan struct{})
@@ -155,11 +149,8 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		<-done
 	})
 	dial := func() *grpc.ClientConn {
-		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
-			grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		conn := testkit.Value(grpc.NewClient("passthrough:///"+l.Addr().String(),
+			grpc.WithTransportCredentials(insecure.NewCredentials())))(b.t)
 		b.t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -168,11 +159,9 @@ func (b *bench) start(kube kubernetes.Interface) running {
 
 func (b *bench) node(name string) *corev1.Node {
 	b.t.Helper()
-	n, err := b.admin.CoreV1().Nodes().Create(b.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
-		metav1.CreateOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	n := testkit.Value(b.admin.CoreV1().Nodes().Create(b.t.Context(),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{}))(b.t)
 	b.nodes.mu.Lock()
 	b.nodes.uids[name] = n.UID
 	b.nodes.mu.Unlock()
@@ -181,14 +170,11 @@ func (b *bench) node(name string) *corev1.Node {
 
 func (b *bench) pod(name, node, account string) *corev1.Pod {
 	b.t.Helper()
-	p, err := b.admin.CoreV1().Pods("semaphore").Create(b.t.Context(), &corev1.Pod{
+	p := testkit.Value(b.admin.CoreV1().Pods("semaphore").Create(b.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account,
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(b.t)
 	return p
 }
 
@@ -203,11 +189,8 @@ func (b *bench) token(account, audience string, pod *corev1.Pod) string {
 		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name,
 			UID: pod.UID}
 	}
-	out, err := b.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(b.t.Context(), account,
-		&authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	out := testkit.Value(b.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(b.t.Context(), account,
+		&authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{}))(b.t)
 	return out.Status.Token
 }
 
@@ -221,10 +204,7 @@ func attach(t *testing.T, conn *grpc.ClientConn, token string) call {
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
-	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(semaphorev1.NewPeeringServiceClient(conn).Attach(ctx))(t)
 	// An error here is returned by the first Recv.
 	_ = stream.Send(
 		&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
@@ -250,10 +230,7 @@ func TestAdmission(t *testing.T) {
 
 	t.Run("an agent", func(t *testing.T) {
 		stream := attach(t, b.conn, good)
-		m, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(stream.Recv())(t)
 		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" {
 			t.Errorf("%v", m)
 		}
@@ -264,10 +241,7 @@ func TestAdmission(t *testing.T) {
 		next := func() *semaphorev1.AttachResponse {
 			t.Helper()
 			for {
-				m, err := stream.Recv()
-				if err != nil {
-					t.Fatal(err)
-				}
+				m := testkit.Value(stream.Recv())(t)
 				if m.GetGuard() == nil {
 					return m
 				}
@@ -324,14 +298,10 @@ func TestAdmission(t *testing.T) {
 
 	t.Run("one stream a node", func(t *testing.T) {
 		older := attach(t, b.conn, good)
-		if _, err := older.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(older.Recv())(t)
 		newer := attach(t, b.conn,
 			b.token("semaphore-agent", agents.Audience, b.pod("agent-n1-anew", "n1", "semaphore-agent")))
-		if _, err := newer.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(newer.Recv())(t)
 		if err := end(older); status.Code(err) != codes.Aborted {
 			t.Errorf("the older one ended with %v", err)
 		}
@@ -360,27 +330,21 @@ func TestAdmission(t *testing.T) {
 	})
 	t.Run("the node is deleted under a stream", func(t *testing.T) {
 		stream := attach(t, b.conn, good)
-		if _, err := stream.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(stream.Recv())(t)
 		b.server.NodeDeleted(n1.UID)
 		if err := end(stream); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%v", err)
 		}
 	})
 	// F12: the token stays authenticated after this; see research on bound tokens.
-	if err := b.admin.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.admin.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}))
 	b.node("n1")
 	refused("the node was made again under its name", good, codes.PermissionDenied, "does not exist")
 	t.Run("the pod ends", func(t *testing.T) {
 		pod := b.pod("ends", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
 		pod.Status.Phase = corev1.PodFailed
-		if _, err := b.admin.CoreV1().Pods("semaphore").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(b.admin.CoreV1().Pods("semaphore").UpdateStatus(ctx, pod, metav1.UpdateOptions{}))(t)
 		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied ||
 			!strings.Contains(err.Error(), "ends") {
 			t.Errorf("%v", err)
@@ -396,13 +360,9 @@ func TestAdmission(t *testing.T) {
 		go func() { defer close(done); _ = pods.Run(watching) }()
 		defer func() { stop(); <-done }()
 		stream := attach(t, b.conn, token)
-		if _, err := stream.Recv(); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted",
-			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(stream.Recv())(t)
+		testkit.Must(t, b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted",
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 		ended := make(chan error, 1)
 		go func() { ended <- end(stream) }()
 		select {
@@ -421,13 +381,9 @@ func TestAdmission(t *testing.T) {
 	t.Run("the pod is gone, and the review still remembers it", func(t *testing.T) {
 		pod := b.pod("gone", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
-		if _, err := attach(t, b.conn, token).Recv(); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "gone",
-			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(attach(t, b.conn, token).Recv())(t)
+		testkit.Must(t, b.admin.CoreV1().Pods("semaphore").Delete(ctx, "gone",
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied &&
 			status.Code(err) != codes.Unauthenticated {
 			t.Errorf("%v", err)
@@ -456,15 +412,10 @@ func TestReports(t *testing.T) {
 		)
 		first.GetReport().Problems = append(slices.Repeat([]string{"nothing is forwarded"}, maxProblems), "one too many")
 		first.GetReport().ClearPackets = 12
-		if err := stream.Send(first); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, stream.Send(first))
 		want := fmt.Sprintf("n1 %s c2 51820 7", n1.UID)
 		for {
-			m, err := stream.Recv()
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := testkit.Value(stream.Recv())(t)
 			if all := m.GetChanges().GetChanges(); len(all) > 0 {
 				if len(all) != 1 || all[0].GetDeleteDevice() != "c9" {
 					t.Errorf("sent %v", all)
@@ -502,9 +453,7 @@ func TestReports(t *testing.T) {
 				}
 			}
 			stream := attach(t, b.conn, token)
-			if err := stream.Send(c.bad); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, stream.Send(c.bad))
 			if err := end(stream); status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%v", err)
 			}

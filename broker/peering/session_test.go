@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var remotes = map[string]bool{"c2": true, "c3": true}
@@ -54,10 +55,7 @@ func said(t *testing.T, s *Session) string {
 		if f == nil {
 			return strings.Join(out, "; ")
 		}
-		m, err := f.Message()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(f.Message())(t)
 		out = append(out, words(m))
 	}
 }
@@ -87,9 +85,7 @@ func TestSession(t *testing.T) {
 	s := NewState()
 	session := s.Open("c1", "n1", remotes)
 	equal(t, "before hello", said(t, session), "")
-	if _, err := session.Receive(hello(&semaphorev1.AgentHello{})); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(session.Receive(hello(&semaphorev1.AgentHello{})))(t)
 	equal(t, "nothing known", said(t, session), "attached n1 resumed=false; synced 0 []")
 	become(s, "c2", meshOf("c2", "a 1", "b 2"), nil)
 	select {
@@ -158,14 +154,11 @@ func TestSession(t *testing.T) {
 func TestManyForeignDevicesAreBounded(t *testing.T) {
 	session := open(t, NewState(), nil)
 	for i := range 10 * maxDevices {
-		_, err := session.Receive(
+		testkit.Value(session.Receive(
 			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
 				Devices: []*semaphorev1.DeviceReport{{Cluster: fmt.Sprint("x", i)}},
 			}}},
-		)
-		if err != nil {
-			t.Fatal(err)
-		}
+		))(t)
 	}
 	if len(session.deleted) != maxDevices || len(session.foreign) != maxDevices {
 		t.Errorf("%d remembered, %d to send", len(session.deleted), len(session.foreign))
@@ -259,17 +252,11 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 		var sizes []int
 		changes := 0
 		for {
-			f, err := session.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := testkit.Value(session.Next())(t)
 			if f == nil {
 				break
 			}
-			m, err := f.Message()
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := testkit.Value(f.Message())(t)
 			if n := len(m.GetChanges().GetChanges()); n > 0 {
 				if n != f.changes || f.buffers.Len() > maxBatchBytes+16 || n > maxBatch {
 					t.Errorf("a message of %d changes that says %d, %d bytes", n, f.changes, f.buffers.Len())

@@ -17,15 +17,13 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // serve serves on loopback, with agents who are whom their tokens say.
 func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
 	semaphorev1.RegisterPeeringServiceServer(g, s)
 	done := make(chan struct{})
@@ -39,12 +37,9 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	})
 	return func() *grpc.ClientConn {
 		// The windows are those that gRPC begins with, and do not grow: what is in flight is known.
-		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
+		conn := testkit.Value(grpc.NewClient("passthrough:///"+l.Addr().String(),
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
-		if err != nil {
-			t.Fatal(err)
-		}
+			grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10)))(t)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -54,13 +49,8 @@ func attachAs(t *testing.T, conn *grpc.ClientConn, token string) call {
 	t.Helper()
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token))
 	t.Cleanup(cancel)
-	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(hello(&semaphorev1.AgentHello{})); err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(semaphorev1.NewPeeringServiceClient(conn).Attach(ctx))(t)
+	testkit.Must(t, stream.Send(hello(&semaphorev1.AgentHello{})))
 	return stream
 }
 
@@ -169,10 +159,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 	// It reads again.
 	changes, newest := 0, map[string]string{}
 	for len(newest) < peers || !all(newest, allowed(rounds-1)) {
-		m, err := stuck.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(stuck.Recv())(t)
 		for _, c := range m.GetChanges().GetChanges() {
 			changes++
 			if p := c.GetPeer(); p != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -25,14 +26,11 @@ func talkers(t *testing.T) (*Server, *prometheus.Registry, func(node string, dev
 	return s, registry, func(node string, devices ...*semaphorev1.DeviceReport) {
 		t.Helper()
 		session := open(t, NewState(), nil)
-		r, err := session.Receive(
+		r := testkit.Value(session.Receive(
 			&semaphorev1.AttachRequest{
 				Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
 			},
-		)
-		if err != nil {
-			t.Fatal(err)
-		}
+		))(t)
 		s.attached[types.UID(node)] = &attachment{agent: Agent{Node: node}, session: session, report: r.Report,
 			reported: noon}
 	}
@@ -56,10 +54,7 @@ func deviceTo(cluster string, talking, silent, idle uint32, handshake time.Durat
 // gathered are the metrics by cluster.
 func gathered(t *testing.T, registry *prometheus.Registry) string {
 	t.Helper()
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := testkit.Value(registry.Gather())(t)
 	var out []string
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

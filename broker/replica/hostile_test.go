@@ -9,6 +9,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 func heap() int {
@@ -46,11 +47,8 @@ func TestR04LongNamesTakeNoRoom(t *testing.T) {
 			const n = 100
 			refused := 0
 			for i := range n {
-				result, err := s.Receive(now,
-					changes(&semaphorev1.Change{Revision: uint64(i + 2), Change: &semaphorev1.Change_Upsert{Upsert: bad(i)}}))
-				if err != nil {
-					t.Fatal(err)
-				}
+				result := testkit.Value(s.Receive(now,
+					changes(&semaphorev1.Change{Revision: uint64(i + 2), Change: &semaphorev1.Change_Upsert{Upsert: bad(i)}})))(t)
 				refused += len(result.Refused)
 				for _, f := range result.Refused {
 					if size := len(f.Key.Namespace) + len(f.Key.Name) + len(f.Reason); size > 8<<10 {

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // consistent checks that what is kept step by step is what comes out when it is worked out again, and that it is within
@@ -101,9 +102,7 @@ func FuzzPublish(f *testing.F) {
 	stream := func(all ...*semaphorev1.PublishRequest) {
 		var b bytes.Buffer
 		for _, m := range all {
-			if _, err := protodelim.MarshalTo(&b, m); err != nil {
-				f.Fatal(err)
-			}
+			testkit.Value(protodelim.MarshalTo(&b, m))(f)
 		}
 		f.Add(b.Bytes())
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // below accepts the members m0 to m9 whose names are below a limit.
@@ -43,13 +44,9 @@ func TestOtherBounds(t *testing.T) {
 		t.Fatal("the brake retains nothing")
 	}
 	next := b.Open()
-	if _, err := next.Receive(b.now, hello("e2", 20, 0, kMember)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(next.Receive(b.now, hello("e2", 20, 0, kMember)))(t)
 	for _, m := range []*semaphorev1.PublishRequest{begin(kMember, 20), changes(upserts("m0", "m9")...)} {
-		if _, err := next.Receive(b.now, m); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(next.Receive(b.now, m))(t)
 	}
 	result := b.Judge(b.now, below("m2"))
 	deleted, others := withdrawn(result)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // An exporter that comes back when nothing has changed says so with its heartbeats only: sent_revision is then
@@ -17,10 +18,7 @@ func TestAResumedStreamWithoutChangesIsLive(t *testing.T) {
 		t.Fatalf("welcome %v", w)
 	}
 	later := now.Add(time.Hour)
-	result, err := s.Receive(later, sent(2, 2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := testkit.Value(s.Receive(later, sent(2, 2)))(t)
 	if rev, ok := ackOf(result); !ok || rev != 2 {
 		t.Errorf("ack %d %v", rev, ok)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const (
@@ -669,9 +670,7 @@ func TestDeposedExporterIsRefused(t *testing.T) {
 func TestNoKinds(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
-	if _, err := s.Receive(time.Unix(1, 0), hello("e1", 5, 0)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.Receive(time.Unix(1, 0), hello("e1", 5, 0)))(t)
 	if !s.Live() {
 		t.Error("snapshots are awaited of a sender without kinds")
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // The tests of this file are the broker's half of F38: exporters of the version before and of the one after.
@@ -30,14 +31,9 @@ func laterMessage() *semaphorev1.PublishRequest { return later(&semaphorev1.Publ
 // crossed is m after it was encoded and decoded.
 func crossed(t *testing.T, m *semaphorev1.PublishRequest) *semaphorev1.PublishRequest {
 	t.Helper()
-	data, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(proto.Marshal(m))(t)
 	out := &semaphorev1.PublishRequest{}
-	if err := proto.Unmarshal(data, out); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, proto.Unmarshal(data, out))
 	return out
 }
 

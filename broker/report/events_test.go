@@ -128,10 +128,9 @@ func TestEventsThatFail(t *testing.T) {
 // it, though nobody asks again.
 func TestEvents(t *testing.T) {
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(kubetest.Start(t))
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{}))(t)
 	registry := prometheus.NewRegistry()
 	const flood = maxWaiting + 100
 	warn := func(e *Events) {
@@ -165,10 +164,7 @@ func TestEvents(t *testing.T) {
 	e.WarnOf("c2", "quota", "WriteFailed", "create of service a: quota")
 	e.WarnOf("c2", "quota", "WriteFailed", "create of service b: quota")
 	notes := func() map[string]int {
-		list, err := admin.EventsV1().Events("mirrors").List(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := testkit.Value(admin.EventsV1().Events("mirrors").List(ctx, metav1.ListOptions{}))(t)
 		all := map[string]int{}
 		for _, e := range list.Items {
 			if e.Regarding.Kind == "Namespace" && e.Regarding.Name == "mirrors" {
@@ -207,10 +203,8 @@ func TestEvents(t *testing.T) {
 		n, _ := testkit.Metric(t, failures, "semaphore_broker_events_total", "failed")
 		return n == 1, fmt.Sprint(n)
 	}))
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}},
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}},
+		metav1.CreateOptions{}))(t)
 	testkit.Eventually(t, 3*time.Minute, "written when it can be", testkit.State(func() (bool, string) {
 		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1, fmt.Sprint(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -38,10 +39,7 @@ func configured(t testing.TB, own string, more ...string) *config.Broker {
 				"servicePrefix: p" + strings.ReplaceAll(name[1:], "-", "") + "}\n"
 		}
 	}
-	cfg, err := described.Broker([]byte(text + strings.Join(more, "\n")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := testkit.Value(described.Broker([]byte(text + strings.Join(more, "\n"))))(t)
 	return cfg
 }
 

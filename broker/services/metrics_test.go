@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // problems are the values of semaphore_broker_service_problems that are not 0, by remote and reason, and how many
@@ -19,10 +20,7 @@ func (f *fixture) problems(t *testing.T) (text string, values int) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(f)
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := testkit.Value(registry.Gather())(t)
 	var lines []string
 	for _, family := range families {
 		if family.GetName() != "semaphore_broker_service_problems" {

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -22,10 +23,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if taken {
 			text += `, "globalServices": {"podSubnets": ["10.1.0.0/16"]}`
 		}
-		cfg, err := described.Broker([]byte(text + "}"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg := testkit.Value(described.Broker([]byte(text + "}")))(t)
 		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
 		p, s := services.New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
 		loop := &ownCluster{synced: true}

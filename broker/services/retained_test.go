@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -51,14 +52,11 @@ type fixture struct {
 
 func newFixture(t *testing.T, there int) *fixture {
 	t.Helper()
-	cfg, err := described.Broker(
+	cfg := testkit.Value(described.Broker(
 		[]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
 		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]},
 			{"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 	cfg.MCS.Enabled = true
 	f := &fixture{loop: &ownCluster{synced: true}, now: time.Unix(1_000_000, 0)}
 	for i := range there {

@@ -90,18 +90,14 @@ func (f *drainer) data() map[string]string {
 
 func (f *drainer) edit(patch string) {
 	f.t.Helper()
-	if _, err := f.api.CoreV1().ConfigMaps("semaphore").Patch(f.t.Context(), DrainsName, types.MergePatchType,
+	testkit.Value(f.api.CoreV1().ConfigMaps("semaphore").Patch(f.t.Context(), DrainsName, types.MergePatchType,
 		[]byte(patch),
-		metav1.PatchOptions{}); err != nil {
-		f.t.Fatal(err)
-	}
+		metav1.PatchOptions{}))(f.t)
 }
 
 func (f *drainer) add(d choice.Drain) {
 	f.t.Helper()
-	if err := f.Add(f.t.Context(), d); err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, f.Add(f.t.Context(), d))
 }
 
 func TestDrains(t *testing.T) {

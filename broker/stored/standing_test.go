@@ -37,35 +37,22 @@ func gzipped(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
-	if _, err := z.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(z.Write(data))(t)
+	testkit.Must(t, z.Close())
 	return out.Bytes()
 }
 
 func TestUnpack(t *testing.T) {
 	two := []*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2, "10.2.2.0/24", "fd00:2::/64")}
-	packed, err := pack(two)
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := testkit.Value(pack(two))(t)
 	if again, _ := pack(two); !bytes.Equal(packed, again) {
 		t.Error("the same peers are other bytes, and would be written again")
 	}
-	mixed, err := proto.Marshal(&semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
+	mixed := testkit.Value(proto.Marshal(&semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
 		{}, {Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: two[0].GetKey()}},
 		{Change: &semaphorev1.PeeringChange_Peer{Peer: two[1]}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	none, err := pack(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
+	none := testkit.Value(pack(nil))(t)
 	for name, test := range map[string]struct {
 		data []byte
 		want string // the nodes, or the error
@@ -119,10 +106,7 @@ func TestShard(t *testing.T) {
 
 // One remote that cannot be read takes nothing from the others, and of those that are not configured nothing is read.
 func TestRead(t *testing.T) {
-	packed, err := pack([]*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := testkit.Value(pack([]*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2)}))(t)
 	s := &PeerStore{remotes: map[string]bool{"c2": true, "c3": true, "c4": true}, log: slog.New(slog.DiscardHandler)}
 	all := map[string]map[string]*semaphorev1.Node{}
 	s.read(&corev1.ConfigMap{BinaryData: map[string][]byte{"c2": packed, "c3": []byte("nonsense"), "c9": packed}}, all)
@@ -199,10 +183,7 @@ func (b *bench) follow(s *PeerStore, peers Peers) (stop func()) {
 
 func (b *bench) loads(s *PeerStore) string {
 	b.t.Helper()
-	all, err := s.Load(b.t.Context())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	all := testkit.Value(s.Load(b.t.Context()))(b.t)
 	var lines []string
 	for cluster, nodes := range all {
 		for name, n := range nodes {
@@ -231,10 +212,8 @@ func (b *bench) version(cluster string) string {
 func TestStore(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
 	quiet := slog.New(slog.DiscardHandler)
 	open := func(remotes ...string) *PeerStore { return NewPeers(b.admin, "semaphore", remotes, quiet) }
 	agents := newTold()
@@ -306,10 +285,8 @@ func TestStore(t *testing.T) {
 func TestStoredPeersAreRestored(t *testing.T) {
 	b := &bench{t: t, api: kubetest.Start(t)}
 	b.admin = kubernetes.NewForConfigOrDie(b.api)
-	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
 	quiet := slog.New(slog.DiscardHandler)
 	s := NewPeers(b.admin, "semaphore", []string{"c2", "c3"}, quiet)
 	s.every = 10 * time.Millisecond
@@ -327,13 +304,9 @@ func TestStoredPeersAreRestored(t *testing.T) {
 		t.Errorf("nobody has changed anything, and %q is the report", reported)
 	}
 	maps := b.admin.CoreV1().ConfigMaps("semaphore")
-	if err := maps.Delete(t.Context(), Name(shard("c2")), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := maps.Patch(t.Context(), Name(shard("c3")), "application/merge-patch+json",
-		[]byte(`{"binaryData":{"c3":"AAAA"}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, maps.Delete(t.Context(), Name(shard("c2")), metav1.DeleteOptions{}))
+	testkit.Value(maps.Patch(t.Context(), Name(shard("c3")), "application/merge-patch+json",
+		[]byte(`{"binaryData":{"c3":"AAAA"}}`), metav1.PatchOptions{}))(t)
 	b.within("both are stored again", is)
 	b.within("the store reports it", func() (bool, string) {
 		reported := s.Reports()
@@ -346,10 +319,8 @@ func TestStoredPeersAreRestored(t *testing.T) {
 func TestStoreWithoutRights(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
 	limited := rest.CopyConfig(api)
 	limited.Impersonate = rest.ImpersonationConfig{UserName: "nobody", Groups: []string{"system:authenticated"}}
 	s := NewPeers(kubernetes.NewForConfigOrDie(limited), "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler))
@@ -376,16 +347,12 @@ func TestStoreWithoutRights(t *testing.T) {
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
 			Verbs: []string{"get", "create", "update"}}},
 	}
-	if _, err := b.admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
+	testkit.Value(b.admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{}))(t)
+	testkit.Value(b.admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
 			Name: "all"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "nobody"}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	b.within("it is kept, and there is no problem left", func() (bool, string) {
 		got := b.loads(NewPeers(b.admin, "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler)))
 		return got == "c2/n1 1 10.2.1.0/24" && len(s.Problems()) == 0, fmt.Sprint(got, s.Problems())

@@ -129,15 +129,10 @@ type agentNode struct {
 
 func newAgentNode(t *testing.T) *agentNode {
 	t.Helper()
-	bins, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bins := testkit.Value(programs())(t)
 	n := &agentNode{t: t, dir: t.TempDir(), program: bins["semaphore-agent"]}
 	n.log = filepath.Join(n.dir, "agent.log")
-	if n.wire, err = netns.Create("wire"); err != nil {
-		t.Fatal(err)
-	}
+	n.wire = testkit.Value(netns.Create("wire"))(t)
 	t.Cleanup(func() { _ = n.wire.Delete() })
 	for line := range strings.Lines(`link add eth0 type veth peer name eth0 netns wire
 		addr add 192.0.2.9/24 dev eth0

@@ -103,10 +103,8 @@ func newVictim(t *testing.T, part string) *victim {
 	v := &victim{t: t, part: part, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api),
 		log: filepath.Join(dir, part+".log")}
 	trust.In(t, v.dir, "c1", "c2", "c3")
-	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
 	v.http = loopback.Address(t)
 	shipped(t, part+".yaml", &v.cfg)
 	v.remotes = append(v.remotes, &v1alpha1.RemoteCluster{})
@@ -135,13 +133,8 @@ func newVictim(t *testing.T, part string) *victim {
 // shipped reads a file of deploy/example/c1.
 func shipped(t *testing.T, file string, into any) {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/example/c1/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.UnmarshalStrict(text, into); err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("../../deploy/example/c1/" + file))(t)
+	testkit.Must(t, yaml.UnmarshalStrict(text, into))
 }
 
 // add adds a remote with the fields of the example's RemoteCluster.
@@ -176,33 +169,20 @@ func (v *victim) objects() dynamic.ResourceInterface {
 // create makes the RemoteCluster of a remote, with the root of the remote, as an operator does.
 func (v *victim) create(r *v1alpha1.RemoteCluster) {
 	v.t.Helper()
-	bundle, err := os.ReadFile(v.path("bundles", r.Name+".pem"))
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	bundle := testkit.Value(os.ReadFile(v.path("bundles", r.Name+".pem")))(v.t)
 	o := r.DeepCopy()
 	o.Spec.TrustBundle = string(bundle)
-	u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	if _, err := v.objects().Create(v.t.Context(), &unstructured.Unstructured{Object: u},
-		metav1.CreateOptions{}); err != nil {
-		v.t.Fatal(err)
-	}
+	u := testkit.Value(runtime.DefaultUnstructuredConverter.ToUnstructured(o))(v.t)
+	testkit.Value(v.objects().Create(v.t.Context(), &unstructured.Unstructured{Object: u},
+		metav1.CreateOptions{}))(v.t)
 }
 
 // accepted returns the condition Accepted of a RemoteCluster's present spec, nil before the broker has decided.
 func (v *victim) accepted(name string) *metav1.Condition {
 	v.t.Helper()
-	u, err := v.objects().Get(v.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	u := testkit.Value(v.objects().Get(v.t.Context(), name, metav1.GetOptions{}))(v.t)
 	var r v1alpha1.RemoteCluster
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Must(v.t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r))
 	c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionAccepted)
 	if c == nil || c.ObservedGeneration != r.Generation {
 		return nil
@@ -230,13 +210,8 @@ func (v *victim) path(elements ...string) string {
 // configure writes the configuration of the program, and makes the RemoteClusters that do not exist yet.
 func (v *victim) configure() {
 	v.t.Helper()
-	text, err := yaml.Marshal(v.cfg)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	if err := os.WriteFile(v.path(v.part+".yaml"), text, 0o644); err != nil {
-		v.t.Fatal(err)
-	}
+	text := testkit.Value(yaml.Marshal(v.cfg))(v.t)
+	testkit.Must(v.t, os.WriteFile(v.path(v.part+".yaml"), text, 0o644))
 	if v.part == "broker" {
 		v.writePolicyKeys(text)
 	}
@@ -256,30 +231,21 @@ func (v *victim) writePolicyKeys(text []byte) {
 	if err != nil {
 		return // the broker refuses it, too
 	}
-	if err := os.MkdirAll(v.path("policy-keys"), 0o755); err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Must(v.t, os.MkdirAll(v.path("policy-keys"), 0o755))
 	for key, value := range config.PolicyKeys(cfg) {
-		if err := os.WriteFile(v.path("policy-keys", key), []byte(value), 0o644); err != nil {
-			v.t.Fatal(err)
-		}
+		testkit.Must(v.t, os.WriteFile(v.path("policy-keys", key), []byte(value), 0o644))
 	}
 }
 
 // run starts the program with the environment in its deployment.yaml in deploy/, and waits until it is ready.
 func (v *victim) run() {
 	v.t.Helper()
-	bins, err := programs()
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	bins := testkit.Value(programs())(v.t)
 	v.configure()
 	cmd := exec.Command(bins["semaphore-"+v.part], "--config", v.path(v.part+".yaml"))
 	cmd.Env = append(os.Environ(), shippedEnvironment(v.t, v.part)...)
 	cmd.Env = append(cmd.Env, "POLICY_KEYS="+v.path("policy-keys"))
-	if v.Process, err = testkit.Start(v.t, "the "+v.part, v.log, cmd); err != nil {
-		v.t.Fatal(err)
-	}
+	v.Process = testkit.Value(testkit.Start(v.t, "the "+v.part, v.log, cmd))(v.t)
 	v.eventually("the "+v.part+" is ready", func() error {
 		if !v.Runs() {
 			v.t.Fatalf("the %s has ended", v.part)
@@ -296,14 +262,9 @@ func (v *victim) kill() { v.Kill(v.t) }
 // shippedEnvironment returns the environment of a part's container.
 func shippedEnvironment(t *testing.T, part string) (env []string) {
 	t.Helper()
-	data, err := os.ReadFile("../../deploy/" + part + "/deployment.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile("../../deploy/" + part + "/deployment.yaml"))(t)
 	var d appsv1.Deployment
-	if err := yaml.UnmarshalStrict(data, &d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict(data, &d))
 	for _, e := range d.Spec.Template.Spec.Containers[0].Env {
 		if e.Value != "" {
 			env = append(env, e.Name+"="+e.Value)
@@ -340,10 +301,7 @@ func (v *victim) get(path string) (string, error) {
 // metric returns the sum of a metric over the series that have all given labels, such as `cluster="c2"`.
 func (v *victim) metric(name string, labels ...string) float64 {
 	v.t.Helper()
-	text, err := v.get("/metrics")
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	text := testkit.Value(v.get("/metrics"))(v.t)
 	return sumOf(v.t, text, name, labels...)
 }
 
@@ -369,10 +327,7 @@ func sumOf(t *testing.T, text, name string, labels ...string) float64 {
 // resident returns the program's resident memory in bytes: now, and the peak since the last forgetPeak.
 func (v *victim) resident() (now, peak int) {
 	v.t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID))
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID)))(v.t)
 	for line := range bytes.Lines(data) {
 		fields := strings.Fields(string(line))
 		if len(fields) != 3 {
@@ -391,9 +346,7 @@ func (v *victim) resident() (now, peak int) {
 
 func (v *victim) forgetPeak() {
 	v.t.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", v.PID), []byte("5"), 0); err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Must(v.t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", v.PID), []byte("5"), 0))
 }
 
 // costs runs an attack, logs the peak growth of the program's memory, and fails if it exceeds most bytes.
@@ -416,36 +369,23 @@ func (v *victim) costs(what string, most int, attack func()) {
 func (v *victim) agentToken(node, address string) string {
 	v.t.Helper()
 	ctx := v.t.Context()
-	n, err := v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-		metav1.CreateOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	n := testkit.Value(v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		metav1.CreateOptions{}))(v.t)
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
-	if _, err := v.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Value(v.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}))(v.t)
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}
 	if _, err := v.kube.CoreV1().ServiceAccounts("semaphore").Get(ctx, account.Name, metav1.GetOptions{}); err != nil {
-		if _, err := v.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, account, metav1.CreateOptions{}); err != nil {
-			v.t.Fatal(err)
-		}
+		testkit.Value(v.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, account, metav1.CreateOptions{}))(v.t)
 	}
-	pod, err := v.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+	pod := testkit.Value(v.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-" + node},
 		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account.Name,
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	token, err := v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name,
+	}, metav1.CreateOptions{}))(v.t)
+	token := testkit.Value(v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 			Audiences: []string{"semaphore-broker.c1"}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
 				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		}}, metav1.CreateOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+		}}, metav1.CreateOptions{}))(v.t)
 	return token.Status.Token
 }

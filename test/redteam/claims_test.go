@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestAKeyStaysWithItsPeer checks that nobody takes a peer from the agents: neither another remote, in any order of the
@@ -61,26 +62,16 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 		annotations[fmt.Sprintf("x%d.wireguard.semaphore.uw.io/pubKey",
 			i)] = base64.StdEncoding.EncodeToString(n.GetNode().GetWireguard().GetPublicKey())
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, patch,
-		metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	patch := testkit.Value(json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}}))(t)
+	testkit.Value(v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, patch,
+		metav1.PatchOptions{}))(t)
 	var addresses []map[string]string
 	for i := range 10 {
 		addresses = append(addresses, map[string]string{"type": "InternalIP", "address": fmt.Sprintf("192.0.2.%d", 33+i)})
 	}
-	status, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": addresses}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, status, metav1.PatchOptions{},
-		"status"); err != nil {
-		t.Fatal(err)
-	}
+	status := testkit.Value(json.Marshal(map[string]any{"status": map[string]any{"addresses": addresses}}))(t)
+	testkit.Value(v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, status, metav1.PatchOptions{},
+		"status"))(t)
 	v.eventually("the broker has followed the node", func() error {
 		if n := v.metric("semaphore_broker_node_claims", `node="n1"`); n != 20 {
 			return fmt.Errorf("semaphore_broker_node_claims of the kubelet's node is %v", n)

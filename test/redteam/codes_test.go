@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // wrong turns an honest object into one that a rule refuses.
@@ -38,10 +39,7 @@ func wrongSlice(name string, change func(*semaphorev1.EndpointSlice)) *semaphore
 // with the shipped configuration. The metrics count it under that code, the cluster and the kind, and there are no
 // other codes. The test also uses the metrics of retained and limited objects, so that dashboards and alerts find them.
 func TestMetricsNameWhatIsRefused(t *testing.T) {
-	page, err := os.ReadFile("../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testkit.Value(os.ReadFile("../../docs/security.md"))(t)
 	_, table, found := strings.Cut(string(page), "| Code | Meaning |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	documented := map[string]bool{}
@@ -138,10 +136,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 			t.Errorf("nothing is sent here that is refused as %s", code)
 		}
 	}
-	text, err := v.get("/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(v.get("/metrics"))(t)
 	counted := regexp.MustCompile(`(?m)^semaphore_broker_refused_total\{.*code="([^"]*)"`)
 	for _, m := range counted.FindAllStringSubmatch(text, -1) {
 		if !documented[m[1]] {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -137,10 +138,7 @@ func attackPeering(v *victim) {
 		defer stop()
 		stopTCP := flood(t, v.peering, nil, 8000)
 		defer stopTCP()
-		s, err := open(t, v.dialPeering(), attachMethod, token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
 		_ = s.call.SendMsg(encode(t,
 			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
 		if _, err := s.nextBytes(patience); err != nil {
@@ -158,14 +156,9 @@ func idleConnections(v *victim) <-chan time.Duration {
 	t := v.t
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
-	conn, err := tls.Dial("tcp", v.peering, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(tls.Dial("tcp", v.peering, config))(t)
 	t.Cleanup(func() { conn.Close() })
-	if _, err := conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")))(t)
 	idle := v.dial("c2", "exporter")
 	idle.Connect()
 	begun, ended := time.Now(), make(chan time.Duration, 1)
@@ -220,10 +213,7 @@ func attackHTTP(v *victim) {
 func failAdmissions(v *victim) {
 	t := v.t
 	reviews := func() (n float64) {
-		text, err := v.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(v.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
 		return sumOf(t, string(text), "apiserver_request_total", `resource="tokenreviews"`)
 	}
 	before, began := reviews(), time.Now()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU
@@ -186,9 +187,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			ran := max(0, took[len(took)-1]-(waitsThen-waits)-(ownThen-own))
 			before = append(before, min(cpuThen-cpu, ran))
 			begun = time.Now()
-			if _, err := v.get("/healthz"); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(v.get("/healthz"))(t)
 			beside = append(beside, time.Since(begun))
 			time.Sleep(20 * time.Millisecond)
 		}
@@ -280,9 +279,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		t.Helper()
 		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}}
-		if _, err := v.kube.CoreV1().Services("semaphore").Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(v.kube.CoreV1().Services("semaphore").Create(t.Context(), o, metav1.CreateOptions{}))(t)
 	}
 	var all []*semaphorev1.Object
 	for i := range failing {
@@ -333,10 +330,8 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		}
 		return nil
 	})
-	if err := v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken",
+		metav1.DeleteOptions{}))
 	before = failures()
 	written("taken")
 }

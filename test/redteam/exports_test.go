@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -32,10 +33,7 @@ func exported(name string) *semaphorev1.Object {
 // imports returns the names of all ServiceImports, which are in the namespace shop.
 func (v *victim) imports(client *mcs.Client) map[string]bool {
 	v.t.Helper()
-	list, err := client.Imports().ListWatch("").ListWithContext(v.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	list := testkit.Value(client.Imports().ListWatch("").ListWithContext(v.t.Context(), metav1.ListOptions{}))(v.t)
 	names := map[string]bool{}
 	for _, i := range list.(*mcsv1beta1.ServiceImportList).Items {
 		names[i.Name] = true
@@ -89,10 +87,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	const most, flood = 1000, 100_000
 	v := prepare(t)
 	withMCS(v)
-	client, err := mcs.New(v.rest, "redteam")
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(mcs.New(v.rest, "redteam"))(t)
 	limit("c2", v1alpha1.Limits{ChangesPerSecond: 2 * flood})(v)
 	v.run()
 	honest := v.publish("c3")
@@ -203,10 +198,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 		t.Errorf("there are %d imports, not those that existed and the other remote's", len(have))
 	}
 	v.labels(client, s, existing)
-	bins, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bins := testkit.Value(programs())(t)
 	out, _ := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "2m", "--socket",
 		v.path("broker.sock")).CombinedOutput()
 	for _, part := range []string{"over-quota (c2)", "limits.exports of this remote"} {

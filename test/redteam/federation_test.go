@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -44,16 +45,10 @@ type remoteBroker struct {
 // serve runs the broker of a remote at an address that the RemoteCluster of the remote names.
 func (v *victim) serve(cluster string, run func(ctx context.Context, send func([]byte) error)) *remoteBroker {
 	v.t.Helper()
-	source, err := identity.NewSource(config.TLS{CertFile: v.path(cluster, "broker", "tls.crt"),
-		KeyFile: v.path(cluster, "broker", "tls.key"), BundleDir: v.path("bundles")})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	source := testkit.Value(identity.NewSource(config.TLS{CertFile: v.path(cluster, "broker", "tls.crt"),
+		KeyFile: v.path(cluster, "broker", "tls.key"), BundleDir: v.path("bundles")}))(v.t)
 	b := &remoteBroker{t: v.t, cluster: cluster, address: loopback.Address(v.t), run: run, ips: map[string]string{}}
-	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", b.address)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	listener := testkit.Value((&net.ListenConfig{}).Listen(context.Background(), "tcp", b.address))(v.t)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(b.handle),
 		grpc.Creds(credentials.NewTLS(source.ServerTLS(func(spiffeid.ID) error { return nil }))))
 	done := make(chan struct{})
@@ -129,14 +124,9 @@ func (b *remoteBroker) ip(pod string) string {
 // setIP writes the address of a pod of c1.
 func (v *victim) setIP(pod, ip string) {
 	v.t.Helper()
-	p, err := v.kube.CoreV1().Pods("shop").Get(v.t.Context(), pod, metav1.GetOptions{})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	p := testkit.Value(v.kube.CoreV1().Pods("shop").Get(v.t.Context(), pod, metav1.GetOptions{}))(v.t)
 	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
-	if _, err := v.kube.CoreV1().Pods("shop").UpdateStatus(v.t.Context(), p, metav1.UpdateOptions{}); err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Value(v.kube.CoreV1().Pods("shop").UpdateStatus(v.t.Context(), p, metav1.UpdateOptions{}))(v.t)
 }
 
 // TestHostileBrokerOfARemote floods the exporter with the shipped configuration with answers of a remote's broker, with
@@ -147,18 +137,14 @@ func TestHostileBrokerOfARemote(t *testing.T) {
 	const pods, most = 100, 32 << 20
 	v := newVictim(t, "exporter")
 	v.cfg["listen"] = map[string]any{"http": v.http, "debugSocket": v.path("exporter.sock")}
-	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}))(t)
 	for i := range pods {
-		if _, err := v.kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
+		testkit.Value(v.kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod-", i),
 				Labels: map[string]string{naming.DefaultLabelDomain + "/name": "web"}},
 			Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		v.setIP(fmt.Sprint("pod-", i), fmt.Sprintf("10.1.0.%d", i+1))
 	}
 	// The attack sends what next returns until that is nil.
@@ -254,18 +240,12 @@ func TestHostileBrokerOfARemote(t *testing.T) {
 	took := time.Since(began)
 	t.Logf("%d answers of %d bytes in %s cost the exporter %.2f of a core", sent, bytes, took.Round(time.Millisecond),
 		(v.ran()-ran).Seconds()/took.Seconds())
-	data, err := os.ReadFile(v.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile(v.log))(t)
 	lines := strings.Count(string(data), "the broker refuses an object")
 	if bound := 21 + int(took/(3*time.Second)); lines > bound || lines == 0 {
 		t.Errorf("%d refusals are logged, and %d is the most", lines, bound)
 	}
-	text, err := v.get("/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(v.get("/metrics"))(t)
 	series := strings.Count(text, "semaphore_exporter_refused_total{")
 	t.Logf("%d lines of the log and %d series for them; the log has %d bytes", lines, series, len(data))
 	if series > 64 || series == 0 {

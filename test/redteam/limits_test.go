@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var (
@@ -58,21 +59,15 @@ func cidrs(from, n int) (out []string) {
 
 func (v *victim) services() []corev1.Service {
 	v.t.Helper()
-	all, err := v.kube.CoreV1().Services("semaphore").List(v.t.Context(),
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	all := testkit.Value(v.kube.CoreV1().Services("semaphore").List(v.t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"}))(v.t)
 	return all.Items
 }
 
 func (v *victim) slices() []discoveryv1.EndpointSlice {
 	v.t.Helper()
-	all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(v.t.Context(),
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	all := testkit.Value(v.kube.DiscoveryV1().EndpointSlices("semaphore").List(v.t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"}))(v.t)
 	return all.Items
 }
 
@@ -408,13 +403,8 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 		t.Error("a remote that is not accepted has a stream")
 	}
 
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"nodeSubnets": nodes}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.objects().Patch(t.Context(), "c2", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	patch := testkit.Value(json.Marshal(map[string]any{"spec": map[string]any{"nodeSubnets": nodes}}))(t)
+	testkit.Value(v.objects().Patch(t.Context(), "c2", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 	v.decides("c2", "Accepted", "")
 	s := v.publish("c2")
 	var all []*semaphorev1.Object

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -57,10 +58,7 @@ func TestDecodedSize(t *testing.T) {
 					conn := v.dial("c2", "exporter")
 					defer conn.Close()
 					for range 4 {
-						s, err := open(t, conn, publishMethod, "")
-						if err != nil {
-							t.Fatal(err)
-						}
+						s := testkit.Value(open(t, conn, publishMethod, ""))(t)
 						if greeted {
 							_ = s.call.SendMsg(encode(t, hello("c2", "e1", 0, semaphorev1.Kind_KIND_ENDPOINT_SLICE)))
 							_ = s.call.SendMsg(encode(t, snapshot(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 1)[0]))
@@ -103,10 +101,7 @@ func TestReports(t *testing.T) {
 				for range 16 {
 					conn := v.dialPeering()
 					defer conn.Close()
-					s, err := open(t, conn, attachMethod, token)
-					if err != nil {
-						t.Fatal(err)
-					}
+					s := testkit.Value(open(t, conn, attachMethod, token))(t)
 					go func() {
 						for range 8 {
 							if s.call.SendMsg(message) != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -105,11 +106,8 @@ func (v *victim) versions(see func(resource string, u *unstructured.Unstructured
 		all = append(all, kubetest.CalicoCRD.WithResource(name))
 	}
 	for _, r := range all {
-		w, err := client.Resource(r).Watch(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" +
-			naming.ManagedByBroker})
-		if err != nil {
-			v.t.Fatal(err)
-		}
+		w := testkit.Value(client.Resource(r).Watch(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" +
+			naming.ManagedByBroker}))(v.t)
 		wg.Go(func() {
 			for e := range w.ResultChan() {
 				if u, ok := e.Object.(*unstructured.Unstructured); ok && ctx.Err() == nil {
@@ -134,10 +132,8 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			v := prepare(t)
 			kubetest.InstallCalico(t, v.rest, kubetest.CalicoCRD, "networksets")
 			for _, name := range []string{"pay", "eu-pay", "eu"} {
-				if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
-					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
+					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 			}
 			trust.In(t, v.dir, "c2-eu", "eu")
 			v.remotes = v.remotes[:1]
@@ -147,9 +143,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			v.run()
 			v.decides("c2-eu", "PrefixConflict", `spec.servicePrefix: "c2-eu" and "c2" of c2`)
 			// The prefix is immutable: the operator makes the object again.
-			if err := v.objects().Delete(t.Context(), "c2-eu", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, v.objects().Delete(t.Context(), "c2-eu", metav1.DeleteOptions{}))
 			colliding.Spec.ServicePrefix = "c2eu"
 			v.create(colliding)
 			v.decides("c2-eu", "Accepted", "")

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // agent attaches as a node's agent and returns what it received until the end mark: the size of all messages, the
@@ -30,10 +31,7 @@ func (v *victim) agent(token string, clusters int) (total int, largest int, peer
 func (v *victim) attach(token string, clusters int) (total int, largest int, peers map[string]*semaphorev1.Peer,
 	err error) {
 	v.t.Helper()
-	s, err := open(v.t, v.dialPeering(), attachMethod, token)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	s := testkit.Value(open(v.t, v.dialPeering(), attachMethod, token))(v.t)
 	defer s.cancel()
 	for _, m := range []*semaphorev1.AttachRequest{
 		{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
@@ -51,9 +49,7 @@ func (v *victim) attach(token string, clusters int) (total int, largest int, pee
 		}
 		total, largest = total+len(data), max(largest, len(data))
 		var m semaphorev1.AttachResponse
-		if err := proto.Unmarshal(data, &m); err != nil {
-			v.t.Fatal(err)
-		}
+		testkit.Must(v.t, proto.Unmarshal(data, &m))
 		for _, c := range m.GetChanges().GetChanges() {
 			if p := c.GetPeer(); p != nil {
 				peers[p.GetKey().GetCluster()+"/"+p.GetKey().GetNode()] = p

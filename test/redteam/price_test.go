@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -322,10 +323,7 @@ func TestPriceOfEachRule(t *testing.T) {
 // the imports name the given clusters, and fails unless the first remote decides what they are.
 func (v *victim) importsOfRemotes(s *stream, n int, export func(i int) *semaphorev1.Object) func(clusters ...string) {
 	v.t.Helper()
-	client, err := mcs.New(v.rest, "redteam")
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	client := testkit.Value(mcs.New(v.rest, "redteam"))(v.t)
 	var all []*semaphorev1.Object
 	for i := range n {
 		all = append(all, export(i))

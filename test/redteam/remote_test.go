@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -39,17 +40,11 @@ func (raw) Name() string { return "proto" }
 // dial connects to the federation listener with the certificate of a part of a cluster.
 func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 	v.t.Helper()
-	source, err := identity.NewSource(config.TLS{
+	source := testkit.Value(identity.NewSource(config.TLS{
 		CertFile: v.path(cluster, part, "tls.crt"), KeyFile: v.path(cluster, part, "tls.key"), BundleDir: v.path("bundles"),
-	})
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+v.federation,
-		grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1")))))
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	}))(v.t)
+	conn := testkit.Value(grpc.NewClient("passthrough:///"+v.federation,
+		grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1"))))))(v.t)
 	v.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -57,11 +52,8 @@ func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 // dialPeering connects to the agents' listener, as anybody with the public root of the cluster can.
 func (v *victim) dialPeering() *grpc.ClientConn {
 	v.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+v.peering, grpc.WithTransportCredentials(credentials.NewTLS(
-		trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")))))
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("passthrough:///"+v.peering, grpc.WithTransportCredentials(credentials.NewTLS(
+		trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1"))))))(v.t)
 	v.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -98,10 +90,7 @@ func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, e
 // publish opens an exporter stream of a cluster on a new connection.
 func (v *victim) publish(cluster string) *stream {
 	v.t.Helper()
-	s, err := open(v.t, v.dial(cluster, "exporter"), publishMethod, "")
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	s := testkit.Value(open(v.t, v.dial(cluster, "exporter"), publishMethod, ""))(v.t)
 	return s
 }
 
@@ -177,10 +166,7 @@ func (s *stream) end(within time.Duration) error {
 
 func encode(t *testing.T, m proto.Message) []byte {
 	t.Helper()
-	data, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(proto.Marshal(m))(t)
 	return data
 }
 

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxStatus is the maximum size of a status for semaphorectl, the default of gRPC.
@@ -56,10 +57,7 @@ func TestStatusStaysSmall(t *testing.T) {
 	}
 	for i := range nodes {
 		token := v.agentToken(fmt.Sprintf("n%02d", i), fmt.Sprintf("198.51.100.%d", i+1))
-		s, err := open(t, v.dialPeering(), attachMethod, token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
 		for _, m := range []*semaphorev1.AttachRequest{
 			{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
 			{Message: &semaphorev1.AttachRequest_Report{Report: report}},
@@ -98,10 +96,7 @@ func TestStatusStaysSmall(t *testing.T) {
 	if proto.Size(status) > maxStatus {
 		t.Errorf("the status has %d bytes; %d is the most", proto.Size(status), maxStatus)
 	}
-	bins, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bins := testkit.Value(programs())(t)
 	out, err := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "2m", "--socket",
 		v.path("broker.sock")).CombinedOutput()
 	var exit *exec.ExitError

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestAcknowledgedWhilePaced checks that the accepted changes of a remote over its rate are acknowledged while others
@@ -57,9 +58,7 @@ func TestRefusalsAreSentAgain(t *testing.T) {
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	first := v.publish("c2")
 	first.tell(hello("c2", "e1", 2, kind))
-	if _, err := first.next(patience); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(first.next(patience))(t)
 	first.tell(snapshot(kind, 2, member(1, "10.2.0.1"), member(2, "8.8.8.8"))...)
 	if r := first.acked(2); len(r) != 1 || r[0].GetCode() != "ip-outside-pod-subnets" {
 		t.Fatalf("refused at first: %v", r)

@@ -16,3 +16,12 @@ func Must(tb testing.TB, err error) {
 		tb.Fatal(err)
 	}
 }
+
+// Value returns the value of a call that must not fail, and ends the test if it did: x := testkit.Value(f())(t).
+func Value[T any](value T, err error) func(testing.TB) T {
+	return func(tb testing.TB) T {
+		tb.Helper()
+		Must(tb, err)
+		return value
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -16,15 +17,12 @@ const (
 
 func testBrake(t *testing.T) config.Brake {
 	t.Helper()
-	cfg, err := described.Broker(
+	cfg := testkit.Value(described.Broker(
 		[]byte(
 			`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], ` +
 				`"nodeSubnets": ["192.0.2.0/24"]}]}`,
 		),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 	return cfg.Brake
 }
 

@@ -16,16 +16,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 func frontOf(t *testing.T, client kubernetes.Interface, name, address string,
 	holds func(context.Context) error) *Front {
 	t.Helper()
-	ports, err := Ports(map[string]string{"federation": ":8443", "peering": ":8444"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := testkit.Value(Ports(map[string]string{"federation": ":8443", "peering": ":8444"}))(t)
 	var ips []netip.Addr
 	for one := range strings.SplitSeq(address, ",") {
 		ips = append(ips, netip.MustParseAddr(one))
@@ -41,11 +39,8 @@ func frontOf(t *testing.T, client kubernetes.Interface, name, address string,
 // leadsTo are the addresses in the slices of the Service.
 func leadsTo(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
-	all, err := client.DiscoveryV1().EndpointSlices("default").List(t.Context(),
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=semaphore-broker"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(client.DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=semaphore-broker"}))(t)
 	var out []string
 	for _, s := range all.Items {
 		for _, e := range s.Endpoints {
@@ -70,9 +65,7 @@ func TestCallsGoToOneReplica(t *testing.T) {
 	holds := func(context.Context) error { return nil }
 	first, second := frontOf(t, client, "first", "192.0.2.1", holds), frontOf(t, client, "second", "192.0.2.2", holds)
 	for _, f := range []*Front{first, first, second} { // the second time changes nothing
-		if err := lead(f); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lead(f))
 	}
 	expect("the second took over", "192.0.2.2")
 
@@ -85,9 +78,7 @@ func TestCallsGoToOneReplica(t *testing.T) {
 
 	// It was stopped after it had read the Lease, and the other has written since.
 	first.Holds = func(context.Context) error { return nil }
-	if err := lead(first); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lead(first))
 	second.Holds = func(context.Context) error { return lead(first.with("192.0.2.3")) }
 	if err := lead(second); err == nil {
 		t.Error("a version that was overwritten was written")

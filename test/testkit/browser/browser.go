@@ -156,10 +156,7 @@ func (p *Page) call(method string, params map[string]any, result any) {
 	if p.session != "" {
 		message["sessionId"] = p.session
 	}
-	data, err := json.Marshal(message)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	data := testkit.Value(json.Marshal(message))(p.t)
 	if _, err := p.write.Write(append(data, 0)); err != nil {
 		p.t.Fatalf("%s: %v", method, err)
 	}
@@ -280,10 +277,7 @@ func (p *Page) Screenshot(width, height int) []byte {
 	defer p.call("Emulation.clearDeviceMetricsOverride", nil, nil)
 	var out struct{ Data string }
 	p.call("Page.captureScreenshot", map[string]any{"format": "png"}, &out)
-	data, err := base64.StdEncoding.DecodeString(out.Data)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	data := testkit.Value(base64.StdEncoding.DecodeString(out.Data))(p.t)
 	return data
 }
 

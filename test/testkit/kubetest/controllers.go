@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"k8s.io/client-go/rest"
 )
 
@@ -17,17 +18,12 @@ var keys sync.Map
 // endpointslice-mirroring-controller.
 func StartControllers(t testing.TB, cfg *rest.Config, names ...string) {
 	t.Helper()
-	servers, err := find(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	servers := testkit.Value(find(t.Context()))(t)
 	args := []string{"--kubeconfig=" + Kubeconfig(t, cfg), "--controllers=" + strings.Join(names, ","),
 		"--leader-elect=false", "--secure-port=0"}
 	if dir, ok := keys.Load(cfg.Host); ok && slices.Contains(names, "serviceaccount-token-controller") {
 		args = append(args, "--service-account-private-key-file="+filepath.Join(dir.(string), "service-account.key"),
 			"--root-ca-file="+filepath.Join(dir.(string), "ca.crt"))
 	}
-	if _, err := run(t, nil, t.TempDir(), "kube-controller-manager", servers.controllerManager, args...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(run(t, nil, t.TempDir(), "kube-controller-manager", servers.controllerManager, args...))(t)
 }

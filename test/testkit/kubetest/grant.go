@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,10 +26,7 @@ func Grant(t testing.TB, cfg *rest.Config, account string, manifests ...string) 
 		t.Fatal(err)
 	}
 	for _, file := range manifests {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := testkit.Value(os.ReadFile(file))(t)
 		for _, doc := range strings.Split(string(data), "\n---\n") {
 			object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(doc), nil, nil)
 			if err != nil {

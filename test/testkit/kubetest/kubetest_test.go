@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestStart checks what tests of other packages rely on: rights are enforced, tokens of ServiceAccounts are issued and
@@ -35,38 +35,32 @@ func TestStart(t *testing.T) {
 	})
 	t.Run("pod and token", func(t *testing.T) {
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "agent"}}
-		if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), account,
-			metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		pod, err := client.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+		testkit.Value(client.CoreV1().ServiceAccounts("default").Create(t.Context(), account,
+			metav1.CreateOptions{}))(t)
+		pod := testkit.Value(client.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "agent-1"},
 			Spec: corev1.PodSpec{
 				ServiceAccountName: "agent", NodeName: "n1",
 				Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}},
 			},
-		}, metav1.CreateOptions{})
-		testkit.Must(t, err)
-		token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent",
+		}, metav1.CreateOptions{}))(t)
+		token := testkit.Value(client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent",
 			&authenticationv1.TokenRequest{
 				Spec: authenticationv1.TokenRequestSpec{
 					Audiences: []string{"semaphore-broker.c1"},
 					BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name,
 						UID: pod.UID},
 				},
-			}, metav1.CreateOptions{})
-		testkit.Must(t, err)
-		review, err := client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
+			}, metav1.CreateOptions{}))(t)
+		review := testkit.Value(client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: token.Status.Token, Audiences: []string{"semaphore-broker.c1"}},
-		}, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		}, metav1.CreateOptions{}))(t)
 		if !review.Status.Authenticated || review.Status.User.Username != "system:serviceaccount:default:agent" {
 			t.Errorf("review of the token: %+v", review.Status)
 		}
 	})
 	t.Run("kubeconfig", func(t *testing.T) {
-		fromFile, err := clientcmd.BuildConfigFromFlags("", Kubeconfig(t, cfg))
-		testkit.Must(t, err)
+		fromFile := testkit.Value(clientcmd.BuildConfigFromFlags("", Kubeconfig(t, cfg)))(t)
 		if _, err := kubernetes.NewForConfigOrDie(fromFile).CoreV1().Namespaces().Get(t.Context(), "default",
 			metav1.GetOptions{}); err != nil {
 			t.Error(err)
@@ -76,8 +70,7 @@ func TestStart(t *testing.T) {
 
 // TestProcessThatExits: a server that cannot start reports the reason.
 func TestProcessThatExits(t *testing.T) {
-	p, err := run(t, nil, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
-	testkit.Must(t, err)
+	p := testkit.Value(run(t, nil, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3"))(t)
 	<-p.Exited
 	if p.Err == nil || !strings.Contains(p.Tail(), "the reason") {
 		t.Errorf("err %v, log %q", p.Err, p.Tail())
@@ -88,9 +81,7 @@ func TestProcessEndsWithTest(t *testing.T) {
 	var pid int
 	t.Run("inner", func(t *testing.T) {
 		dir := t.TempDir()
-		if _, err := run(t, nil, dir, "sh", "/bin/sh", "-c", "echo $$ > pid; mv pid pid.done; exec sleep 600"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(run(t, nil, dir, "sh", "/bin/sh", "-c", "echo $$ > pid; mv pid pid.done; exec sleep 600"))(t)
 		pid = readPID(t, dir+"/pid.done")
 	})
 	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
@@ -114,8 +105,7 @@ func readPID(t *testing.T, path string) int {
 	t.Helper()
 	for range 6000 {
 		if b, err := os.ReadFile(path); err == nil {
-			pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-			testkit.Must(t, err)
+			pid := testkit.Value(strconv.Atoi(strings.TrimSpace(string(b))))(t)
 			return pid
 		}
 		time.Sleep(10 * time.Millisecond)

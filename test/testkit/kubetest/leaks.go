@@ -25,10 +25,7 @@ func NoLeaks(t testing.TB, cfgs ...*rest.Config) {
 	t.Cleanup(func() {
 		testkit.Eventually(t, time.Minute, "no goroutine is left", func() error {
 			for _, cfg := range cfgs {
-				transport, err := rest.TransportFor(cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
+				transport := testkit.Value(rest.TransportFor(cfg))(t)
 				utilnet.CloseIdleConnectionsFor(transport)
 			}
 			return goleak.Find(already, goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestReuse: a test gets the apiserver of the one before, and nothing of what that one made, changed or removed:
@@ -100,10 +100,8 @@ func TestReuse(t *testing.T) {
 		other := &server{life: &lasting{TB: t}}
 		other.cfg, other.store = startWith(other.life, defaultRange)
 		t.Cleanup(other.life.end)
-		want, err := other.settled(t.Context())
-		testkit.Must(t, err)
-		got, err := last.store.content(t.Context(), registry)
-		testkit.Must(t, err)
+		want := testkit.Value(other.settled(t.Context()))(t)
+		got := testkit.Value(last.store.content(t.Context(), registry))(t)
 		keys := func(content map[string][]byte) string {
 			return strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(content)),
 				func(key string) bool { return isOf(key, own...) && !isOf(key, services) }), "\n")

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -98,10 +99,7 @@ func Address(tb testing.TB) string {
 // shared returns a free address on the machine's loopback. Another process may take it before the caller does.
 func shared(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(tb)
 	defer l.Close()
 	return l.Addr().String()
 }

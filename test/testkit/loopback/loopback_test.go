@@ -24,8 +24,7 @@ func TestEnter(t *testing.T) {
 	if len(interfaces) != 1 || interfaces[0].Name != "lo" || interfaces[0].Flags&net.FlagUp == 0 {
 		t.Errorf("interfaces %v, want lo alone, up", interfaces)
 	}
-	ours, err := os.Readlink("/proc/self/ns/net")
-	testkit.Must(t, err)
+	ours := testkit.Value(os.Readlink("/proc/self/ns/net"))(t)
 	out, err := exec.Command("readlink", "/proc/self/ns/net").Output()
 	if theirs := strings.TrimSpace(string(out)); err != nil || theirs != ours {
 		t.Errorf("a program runs in %s, %v, want %s", theirs, err, ours)
@@ -37,11 +36,9 @@ func TestEnter(t *testing.T) {
 			t.Errorf("%s is given out twice", address)
 		}
 		ports[address] = true
-		listener, err := net.Listen("tcp", address)
-		testkit.Must(t, err)
+		listener := testkit.Value(net.Listen("tcp", address))(t)
 		defer listener.Close()
-		conn, err := net.Dial("tcp", address)
-		testkit.Must(t, err)
+		conn := testkit.Value(net.Dial("tcp", address))(t)
 		defer conn.Close()
 		if port := conn.LocalAddr().(*net.TCPAddr).Port; port <= lastPort {
 			t.Errorf("an outgoing connection has port %d, which is to be given out", port)

@@ -8,6 +8,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // V02 returns the definitions of ServiceExports and ServiceImports as sigs.k8s.io/mcs-api v0.2.0 has them: v1alpha1
@@ -15,10 +16,7 @@ import (
 // differs.
 func V02(tb testing.TB) []*apiextensionsv1.CustomResourceDefinition {
 	tb.Helper()
-	all, err := definitions.All()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	all := testkit.Value(definitions.All())(tb)
 	for _, d := range all {
 		d.Labels = nil
 		d.Spec.Versions = slices.DeleteFunc(d.Spec.Versions,

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -64,10 +65,7 @@ func (t *Table) Row(name string, labels []string, help string) {
 // Compare fails the test unless a section of a file has exactly these rows.
 func (t *Table) Compare(tb testing.TB, file, section string) {
 	tb.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(file))(tb)
 	_, in, _ := strings.Cut(string(text), "\n## "+section+"\n")
 	in, _, _ = strings.Cut(in, "\n## ")
 	var documented []string

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 )
 
@@ -157,17 +158,14 @@ func written(p *mirror.Plan) (all []*discoveryv1.EndpointSlice) {
 
 func plan(t testing.TB) *mirror.Plan {
 	t.Helper()
-	cfg, err := described.Broker([]byte(`
+	cfg := testkit.Value(described.Broker([]byte(`
 cluster: c1
 features: [services]
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: semaphore
 globalServices: {podSubnets: [10.1.0.0/16]}
 remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	p := mirror.New(cfg, nil)
 	p.Begin(now)
 	p.Complete("c1", now)
