@@ -4,29 +4,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // An exporter stops in the middle of a stream with its connection open. The age of what it sent must be right all the
 // time (I9: ±1 s) for each kind with a complete snapshot, and unknown for a kind without.
 func TestAgeOfAStalledStream(t *testing.T) {
 	kubetest.NoLeaks(t)
-	c := newClusters(t, "c1", "c2", "c3")
-	address, server, _ := startFederation(t, c)
-	e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
-	e.send(helloMessage("c2", "e1", 1, semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE))
-	e.recv()
+	l := serve(t)
+	e := l.exporter("c2")
+	e.Greet(players.Hello("c2", "e1", 1, semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE))
 	before := time.Now()
-	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 1, nodeObject("n1", 21, "10.2.1.0/24"))...)
-	e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{
-		SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1},
-	}})
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_NODE, 1, players.Node("n1", 21, "10.2.1.0/24"))...)
+	e.Send(players.Begin(semaphorev1.Kind_KIND_SERVICE, 1))
 
 	status := func() (link *semaphorev1.LinkStatus, node, service *semaphorev1.KindStatus) {
 		t.Helper()
-		link = server.Status()[0]
+		link = l.server.Status()[0]
 		for _, k := range link.Kinds {
 			switch k.Kind {
 			case semaphorev1.Kind_KIND_NODE:
@@ -62,9 +58,7 @@ func TestAgeOfAStalledStream(t *testing.T) {
 	}
 	// It continues: young again.
 	spoke := time.Now().Add(-time.Millisecond)
-	e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1},
-	}})
+	e.Send(players.End(semaphorev1.Kind_KIND_SERVICE, 1, 0))
 	eventually(t, "heard again", func() (bool, string) {
 		_, node, service := status()
 		for _, k := range []*semaphorev1.KindStatus{node, service} {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -20,11 +21,11 @@ func isBarrier(name string) bool { return strings.Contains(name, barrier) }
 
 // settles returns when the broker has done what follows from all that it received before: the remote of e exports one
 // Service more, with an endpoint, and it is written; and no other Service or slice waits for that.
-func (w *world) settles(t *testing.T, e *exporter, revision uint64, endpoint string) {
+func (w *world) settles(t *testing.T, e *players.Exporter, revision uint64, endpoint string) {
 	t.Helper()
 	name := fmt.Sprint(barrier, barriers.Add(1))
-	e.send(changesFrom(revision, serviceObject("shop", name, 80), sliceObject("shop", name+"-x", name, endpoint)))
-	e.acked(revision + 1)
+	e.Send(players.Upserts(revision, players.Service("shop", name, 80), players.Slice("shop", name+"-x", name, endpoint)))
+	e.Acked(revision + 1)
 	eventually(t, "a Service that is exported last is written", func() (bool, string) {
 		services, err := w.admin.CoreV1().Services("semaphore").List(t.Context(), metav1.ListOptions{})
 		if err != nil {

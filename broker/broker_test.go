@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -41,45 +40,9 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
-
-func nowProto() *timestamppb.Timestamp { return timestamppb.Now() }
-
-func nodeObject(name string, key byte, cidrs ...string) *semaphorev1.Object {
-	n := &semaphorev1.Node{PodCidrs: cidrs}
-	if key != 0 {
-		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key + 8}, 32),
-			Address: fmt.Sprintf("172.18.2.%d:51820", key)}
-	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
-		Spec: &semaphorev1.Object_Node{Node: n}}
-}
-
-func serviceObject(ns, name string, ports ...int32) *semaphorev1.Object {
-	s := &semaphorev1.Service{Mirror: true}
-	for _, p := range ports {
-		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprint("p", p), Protocol: "TCP", Port: p})
-	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name},
-		Spec: &semaphorev1.Object_Service{Service: s}}
-}
-
-func sliceObject(ns, name, service string, addresses ...string) *semaphorev1.Object {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
-		Ports: []*semaphorev1.Port{{Name: "p80", Protocol: "TCP", Port: 8080}}}
-	for _, a := range addresses {
-		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{a}})
-	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns,
-		Name: name}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
-}
-
-func memberObject(ns, pod, uid, set string, ips ...string) *semaphorev1.Object {
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns,
-		Name: pod},
-		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
-}
 
 // brokerConfig returns the configuration of c1's broker with remotes c2 and c3.
 func brokerConfig(t *testing.T, c clusters) *config.Broker {
@@ -228,9 +191,9 @@ func get(url string) (bool, string) {
 	return resp.StatusCode == http.StatusOK, string(body)
 }
 
-func (w *world) exporter(cluster string) *exporter {
+func (w *world) exporter(cluster string) *players.Exporter {
 	w.t.Helper()
-	return publish(w.t, w.clusters.dial(w.t, cluster, "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+	return players.Publish(w.t, w.clusters.dial(w.t, cluster, "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
 }
 
 // written returns semaphore's objects in the cluster with their versions, so that any write shows.
@@ -322,10 +285,8 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 		stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
 		if err == nil {
 			// The first Recv returns an error of Send.
-			_ = stream.Send(&semaphorev1.AttachRequest{
-				Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-					SoftwareVersion: "test", ResumeEpoch: resumeEpoch, ResumeRevision: resumeRevision,
-				}}})
+			_ = stream.Send(players.AgentHello(&semaphorev1.AgentHello{SoftwareVersion: "test", ResumeEpoch: resumeEpoch,
+				ResumeRevision: resumeRevision}))
 			m, err = stream.Recv()
 		}
 		if err != nil {
@@ -348,9 +309,7 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 
 func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
 	a.t.Helper()
-	testkit.Must(a.t, a.stream.Send(&semaphorev1.AttachRequest{
-		Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
-	}))
+	testkit.Must(a.t, a.stream.Send(players.Report(devices...)))
 }
 
 // until receives messages until the state and the synced clusters are as wanted.
@@ -376,9 +335,7 @@ func (a *agentStream) until(what, want string, clusters ...string) {
 // applied says that the node is as the messages say.
 func (a *agentStream) applied() {
 	a.t.Helper()
-	testkit.Must(a.t, a.stream.Send(&semaphorev1.AttachRequest{
-		Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: a.revision}},
-	}))
+	testkit.Must(a.t, a.stream.Send(players.Applied(a.revision)))
 }
 
 func (a *agentStream) take(m *semaphorev1.AttachResponse) {
@@ -407,35 +364,6 @@ func (a *agentStream) take(m *semaphorev1.AttachResponse) {
 	}
 }
 
-var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE,
-	semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
-
-// sendAll sends the whole export of c2 in one epoch.
-func sendAll(e *exporter, epoch string, objects ...*semaphorev1.Object) {
-	e.t.Helper()
-	sendAs(e, "c2", epoch, objects...)
-}
-
-// sendAs sends the whole export of a cluster in one epoch.
-func sendAs(e *exporter, cluster, epoch string, objects ...*semaphorev1.Object) {
-	e.t.Helper()
-	const head = 100
-	e.send(helloMessage(cluster, epoch, head, allKinds...))
-	if e.recv().GetWelcome() == nil {
-		e.t.Fatal("no welcome")
-	}
-	for _, kind := range allKinds {
-		var of []*semaphorev1.Object
-		for _, o := range objects {
-			if o.Key.Kind == kind {
-				of = append(of, o)
-			}
-		}
-		e.send(snapshotOf(kind, head, of...)...)
-	}
-	e.acked(head)
-}
-
 // TestBroker covers the whole broker: streams in, objects and streams out, and what stays when everything else ends.
 func TestBroker(t *testing.T) {
 	w := newWorld(t)
@@ -449,23 +377,23 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
 	agent := w.attach("", 0)
 	agent.until("nothing is known of any remote yet", "")
 	export := []*semaphorev1.Object{
-		nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 22, "10.2.2.0/24"),
-		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
-		serviceObject("shop", "old", 80), sliceObject("shop", "old-x", "old", "10.2.1.6"),
-		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"), memberObject("shop", "echo-1", "u2", "echo", "10.2.2.5"),
+		players.Node("n1", 21, "10.2.1.0/24"), players.Node("n2", 22, "10.2.2.0/24"),
+		players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
+		players.Service("shop", "old", 80), players.Slice("shop", "old-x", "old", "10.2.1.6"),
+		players.Member("shop", "echo-0", "u1", "echo", "10.2.1.5"), players.Member("shop", "echo-1", "u2", "echo",
+			"10.2.2.5"),
 	}
 	e := w.exporter("c2")
-	e.send(helloMessage("c2", "e1", 100, allKinds...))
-	e.recv()
-	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 100, export[:2]...)...)
+	e.Greet(players.Hello("c2", "e1", 100, players.AllKinds...))
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_NODE, 100, export[:2]...)...)
 	agent.until("c2's mesh", `
 device c2: 51822 [10.2.0.0/16]
 peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
 peer c2/n2: 172.18.2.22:51820 [10.2.2.0/24]`, "c2")
-	e.send(snapshotOf(semaphorev1.Kind_KIND_SERVICE, 100, export[2], export[4])...)
-	e.send(snapshotOf(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 100, export[3], export[5])...)
-	e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 100, export[6:]...)...)
-	e.acked(100)
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_SERVICE, 100, export[2], export[4])...)
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 100, export[3], export[5])...)
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_SET_MEMBER, 100, export[6:]...)...)
+	e.Acked(100)
 	whole := pools + `
 service c2-shop-73736d-echo: 80
 service c2-shop-73736d-old: 80
@@ -488,11 +416,12 @@ slice of c2-shop-73736d-old: 10.2.1.6`
 		})
 	})
 	t.Run("changes", func(t *testing.T) {
-		e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"),
-			sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
-			memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5")))
-		e.send(deletion(104, nodeObject("n2", 22)), deletion(105, memberObject("shop", "echo-1", "u2", "echo")))
-		e.acked(105)
+		e.Send(players.Upserts(101, players.Node("n3", 23, "10.2.3.0/24"),
+			players.Slice("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
+			players.Member("shop", "echo-2", "u3", "echo", "10.2.3.5")))
+		e.Send(players.Deletion(104, players.Node("n2", 22)),
+			players.Deletion(105, players.Member("shop", "echo-1", "u2", "echo")))
+		e.Acked(105)
 		whole = strings.ReplaceAll(strings.ReplaceAll(whole, "10.2.1.5,10.2.2.5", "10.2.1.5,10.2.3.5"), "10.2.2.5/32",
 			"10.2.3.5/32")
 		w.becomes("the new state", whole)
@@ -519,8 +448,8 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		case <-time.After(patience):
 			t.Error("the older stream of the node is still open")
 		}
-		e.send(changesFrom(106, nodeObject("n4", 24, "10.2.4.0/24")))
-		e.acked(106)
+		e.Send(players.Upserts(106, players.Node("n4", 24, "10.2.4.0/24")))
+		e.Acked(106)
 		again.state["device c2"] = "as before"
 		again.until("only what is new", `
 device c2: as before
@@ -593,7 +522,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	})
 
 	// The rest of the test is about what stays.
-	e.cancel()
+	e.Cancel()
 	eventually(t, "c2 is seen to be gone", func() (bool, string) {
 		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
 		return strings.Contains(body, `semaphore_broker_connected{cluster="c2"} 0`), ""
@@ -620,27 +549,18 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 
 	// Half of the export is sent and then the stream ends. Nothing may be removed.
 	now := []*semaphorev1.Object{
-		nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n3", 23, "10.2.3.0/24"),
-		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
-		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"), memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5"),
+		players.Node("n1", 21, "10.2.1.0/24"), players.Node("n3", 23, "10.2.3.0/24"),
+		players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
+		players.Member("shop", "echo-0", "u1", "echo", "10.2.1.5"), players.Member("shop", "echo-2", "u3", "echo",
+			"10.2.3.5"),
 	}
 	half := w.exporter("c2")
-	half.send(helloMessage("c2", "e2", 100, allKinds...))
-	half.recv()
-	for _, kind := range allKinds {
-		half.send(
-			&semaphorev1.PublishRequest{
-				Message: &semaphorev1.PublishRequest_SnapshotBegin{
-					SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: 100},
-				},
-			},
-		)
-		break
-	}
-	half.cancel()
+	half.Greet(players.Hello("c2", "e2", 100, players.AllKinds...))
+	half.Send(players.Begin(players.AllKinds[0], 100))
+	half.Cancel()
 	same(t, "a snapshot that did not end")
 
-	sendAll(w.exporter("c2"), "e3", now...)
+	w.exporter("c2").SendAll("c2", "e3", now...)
 	whole = strings.ReplaceAll(strings.ReplaceAll(whole, "service c2-shop-73736d-old: 80\n", ""),
 		"\nslice of c2-shop-73736d-old: 10.2.1.6", "")
 	w.becomes("what the complete snapshot lacks has gone", whole)
@@ -669,7 +589,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 	t.Run("cleanup", func(t *testing.T) {
 		stop := w.start(w.cfg)
 		e := w.exporter("c2")
-		sendAll(e, "e4", now...)
+		e.SendAll("c2", "e4", now...)
 		w.becomes("all is there again", whole)
 		eventually(t, "the peers are stored for the next broker", func() (bool, string) {
 			_, err := w.admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-peers-0", metav1.GetOptions{})

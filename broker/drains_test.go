@@ -26,6 +26,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // operator returns the client of a broker's ControlService on its socket.
@@ -84,7 +85,7 @@ func (w *world) unwritten(before map[string]string) {
 }
 
 func globalObject(ns, name string, port int32) *semaphorev1.Object {
-	o := serviceObject(ns, name, port)
+	o := players.Service(ns, name, port)
 	o.GetService().Mirror, o.GetService().Global = false, true
 	return o
 }
@@ -98,11 +99,11 @@ func TestDrainRPC(t *testing.T) {
 	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	export := []*semaphorev1.Object{
-		nodeObject("m1", 21, "10.2.1.0/24"), nodeObject("m2", 22, "10.2.2.0/24"),
-		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
+		players.Node("m1", 21, "10.2.1.0/24"), players.Node("m2", 22, "10.2.2.0/24"),
+		players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
 	}
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", export...)
+	e.SendAll("c2", "e1", export...)
 	const all = "c2-shop-73736d-echo c2 10.2.1.5+\nc2-shop-73736d-echo c2 10.2.2.5+"
 	w.has("all is in use", all)
 	operator := w.operator(w.cfg)
@@ -156,9 +157,9 @@ func TestDrainRPC(t *testing.T) {
 		t.Errorf("%v", held)
 	}
 	// The node gets another pod CIDR.
-	e.send(changesFrom(101, nodeObject("m1", 21, "10.2.1.0/24", "10.2.2.0/26")))
+	e.Send(players.Upserts(101, players.Node("m1", 21, "10.2.1.0/24", "10.2.2.0/26")))
 	w.has("what it has now is drained too", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-")
-	e.send(changesFrom(102, nodeObject("m1", 21, "10.2.1.0/24")))
+	e.Send(players.Upserts(102, players.Node("m1", 21, "10.2.1.0/24")))
 	w.has("and what it has no more is not", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	rest, err := operator.Drain(ctx,
 		&semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}})
@@ -176,15 +177,15 @@ func TestDrainRPC(t *testing.T) {
 	}
 
 	// The remote disconnects and another broker starts. Nothing is written, and the operator can end the drain.
-	e.cancel()
+	e.Cancel()
 	stop()
 	before := w.written()
 	stop = w.start(w.cfg)
 	operator = w.operator(w.cfg)
 	other := w.exporter("c3")
-	sendAs(other, "c3", "e1")
+	other.SendAll("c3", "e1")
 	w.settles(t, other, 101, "10.3.255.1")
-	other.cancel()
+	other.Cancel()
 	if got := w.endpoints(); got != none {
 		t.Errorf("after a restart:\n%s", got)
 	}
@@ -261,8 +262,8 @@ func TestDrainsFirst(t *testing.T) {
 		return !ok && err == nil && strings.HasPrefix(page, "drains, not-ready: "), fmt.Sprint(err, page)
 	})
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
-		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
+	e.SendAll("c2", "e1", players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5"),
+		players.Member("shop", "echo-0", "u1", "echo", "10.2.1.5"))
 	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: " +
 		"10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
 	w.becomes("sets are written", others)
@@ -273,10 +274,10 @@ func TestDrainsFirst(t *testing.T) {
 		t.Errorf("%q", s.GetProblems())
 	}
 	// What comes after the Service is written, and the Service is not.
-	e.send(changesFrom(101, memberObject("shop", "barrier", "u2", "barrier", "10.2.1.6")))
+	e.Send(players.Upserts(101, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others[:strings.Index(others, "\nset")]+"\nset c2-shop-barrier: 10.2.1.6/32\n"+
 		others[strings.Index(others, "set c2-shop-echo"):])
-	e.send(deletion(102, memberObject("shop", "barrier", "u2", "barrier", "10.2.1.6")))
+	e.Send(players.Deletion(102, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others)
 	grant("drains", all("configmaps"))
 	// An informer retries after an error within half a minute.
@@ -312,13 +313,13 @@ func TestGoneRemote(t *testing.T) {
 	kubetest.NoLeaks(t, w.rest)
 	w.cfg.GlobalServices.SilentAfter.Duration = 2 * time.Second
 	stop := w.start(w.cfg)
-	mirrored := serviceObject("shop", "echo", 80)
+	mirrored := players.Service("shop", "echo", 80)
 	mirrored.GetService().Global = true
 	c2 := w.exporter("c2")
-	sendAs(c2, "c2", "e1", nodeObject("m1", 21, "10.2.1.0/24"), mirrored,
-		sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
+	c2.SendAll("c2", "e1", players.Node("m1", 21, "10.2.1.0/24"), mirrored,
+		players.Slice("shop", "echo-x", "echo", "10.2.1.5"))
 	c3 := w.exporter("c3")
-	sendAs(c3, "c3", "e1", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	c3.SendAll("c3", "e1", globalObject("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.3.1.5"))
 	const here = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c3 10.3.1.5+"
 	const gone = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5-\ngl-shop-73736d-echo c3 10.3.1.5+"
 	w.has("both are in use", here)
@@ -330,7 +331,7 @@ func TestGoneRemote(t *testing.T) {
 	})
 
 	// Only the stream ends.
-	c2.cancel()
+	c2.Cancel()
 	time.Sleep(4 * time.Second)
 	if got := w.endpoints(); got != here {
 		t.Errorf("with a silent exporter:\n%s", got)
@@ -358,11 +359,11 @@ func TestGoneRemote(t *testing.T) {
 	}
 
 	before := w.written()
-	c3.cancel()
+	c3.Cancel()
 	stop()
 	stop = w.start(w.cfg)
 	c3 = w.exporter("c3")
-	sendAs(c3, "c3", "e1", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	c3.SendAll("c3", "e1", globalObject("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.3.1.5"))
 	for range 60 { // before, and after it could be known
 		if got := w.endpoints(); got != gone {
 			t.Fatalf("after a restart:\n%s", got)

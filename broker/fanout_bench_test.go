@@ -49,6 +49,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -249,10 +250,7 @@ func benchStream(ctx context.Context, f files, address, node string, hello *sema
 	if err != nil {
 		return err
 	}
-	for _, m := range []*semaphorev1.AttachRequest{
-		{Message: &semaphorev1.AttachRequest_Hello{Hello: hello}},
-		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
-	} {
+	for _, m := range []*semaphorev1.AttachRequest{players.AgentHello(hello), players.Report()} {
 		if err := stream.Send(m); err != nil && err != io.EOF {
 			return err
 		}
@@ -267,10 +265,7 @@ func benchStream(ctx context.Context, f files, address, node string, hello *sema
 			revision = all[len(all)-1].GetRevision()
 		}
 		if revision > 0 {
-			if err := stream.Send(&semaphorev1.AttachRequest{
-				Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}},
-			}); err != nil &&
-				err != io.EOF {
+			if err := stream.Send(players.Applied(revision)); err != nil && err != io.EOF {
 				return err
 			}
 		}

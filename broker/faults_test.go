@@ -21,13 +21,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // shopOf returns services s0 to s(n-1) of c2 with one endpoint each.
 func shopOf(n int) (all []*semaphorev1.Object) {
 	for i := range n {
 		name := fmt.Sprint("s", i)
-		all = append(all, serviceObject("shop", name, 80), sliceObject("shop", name+"-x", name, fmt.Sprint("10.2.1.", i+1)))
+		all = append(all, players.Service("shop", name, 80), players.Slice("shop", name+"-x", name,
+			fmt.Sprint("10.2.1.", i+1)))
 	}
 	return all
 }
@@ -41,21 +43,21 @@ func TestServicesUnderAPIServerFaults(t *testing.T) {
 	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", shopOf(3)...)
+	e.SendAll("c2", "e1", shopOf(3)...)
 	w.has("the mirrors", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	w.made(t, mirrorOf("s0"), mirrorOf("s1"), mirrorOf("s2"))
 	revision := uint64(100)
 	send := func(objects ...*semaphorev1.Object) {
 		t.Helper()
-		e.send(changesFrom(revision+1, objects...))
+		e.Send(players.Upserts(revision+1, objects...))
 		revision += uint64(len(objects))
-		e.acked(revision)
+		e.Acked(revision)
 	}
 	t.Run("F35 changed by hand", func(t *testing.T) { w.changedByHand(t) })
 	t.Run("F14 and F15 an address is another pod's", func(t *testing.T) { w.reused(t, send) })
 	t.Run("F36 refused", func(t *testing.T) { w.refusedObjects(t, send) })
 	t.Run("someone else's Service", func(t *testing.T) { w.foreign(t, send) })
-	e.cancel()
+	e.Cancel()
 	stop()
 	t.Run("F2 restarts write nothing", func(t *testing.T) { w.restarts(t) })
 	t.Run("F36 the namespace is going", func(t *testing.T) { w.terminating(t) })
@@ -231,14 +233,14 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 		}
 	}()
 	// In the same service: added to another slice of the source, and then removed from the first.
-	send(sliceObject("shop", "s1-y", "s1", "10.2.1.2", "10.2.1.20"))
+	send(players.Slice("shop", "s1-y", "s1", "10.2.1.2", "10.2.1.20"))
 	w.has("one more", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
-	send(sliceObject("shop", "s1-x", "s1", "10.2.1.21"))
+	send(players.Slice("shop", "s1-x", "s1", "10.2.1.21"))
 	w.has("another instead", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s1 c2 10.2.1.21+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	// Removed from one slice and added to another in one message, in the less favorable order.
-	send(sliceObject("shop", "s1-y", "s1", "10.2.1.20"), sliceObject("shop", "s1-x", "s1", "10.2.1.2"))
+	send(players.Slice("shop", "s1-y", "s1", "10.2.1.20"), players.Slice("shop", "s1-x", "s1", "10.2.1.2"))
 	w.has("moved", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	watch.Stop()
@@ -247,17 +249,17 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 		t.Errorf("10.2.1.2 was not in any slice: %v", lost)
 	}
 	// To another service: the new one is sent first, and then the old one first.
-	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3", "10.2.1.20"))
+	send(players.Slice("shop", "s2-x", "s2", "10.2.1.3", "10.2.1.20"))
 	w.has("in both, as the source has it", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
-	send(sliceObject("shop", "s1-y", "s1"))
+	send(players.Slice("shop", "s1-y", "s1"))
 	w.has("out of the old one", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
-	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3"), sliceObject("shop", "s1-y", "s1", "10.2.1.20"))
+	send(players.Slice("shop", "s2-x", "s2", "10.2.1.3"), players.Slice("shop", "s1-y", "s1", "10.2.1.20"))
 	w.has("back", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(shopOf(3)...)
-	send(sliceObject("shop", "s1-y", "s1"))
+	send(players.Slice("shop", "s1-y", "s1"))
 	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 }
 
@@ -296,7 +298,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), "s3 is not for us"), fmt.Sprint(err)
 	})
-	send(append(shopOf(5)[6:], sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.11"))...)
+	send(append(shopOf(5)[6:], players.Slice("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.11"))...)
 	rest := "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s0 c2 10.2.1.11+\nc2-shop-73736d-s1 c2 " +
 		"10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
 	w.has("the rest", rest)
@@ -304,7 +306,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	// Its backoff grows, and other objects do not wait for it. A change of it is tried at most once a second.
 	requests, began := w.failures(t, "error"), time.Now()
 	for i := range 30 {
-		send(serviceObject("shop", "s3", 80+int32(i)%2), sliceObject("shop", "s3-x", "s3", fmt.Sprint("10.2.5.", i+1)))
+		send(players.Service("shop", "s3", 80+int32(i)%2), players.Slice("shop", "s3-x", "s3", fmt.Sprint("10.2.5.", i+1)))
 		time.Sleep(100 * time.Millisecond)
 	}
 	more, passed := w.failures(t, "error")-requests, time.Since(began)
@@ -334,7 +336,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe, metav1.CreateOptions{})
 		return err != nil && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
 	})
-	send(append(shopOf(6)[10:], sliceObject("shop", "s0-x", "s0", "10.2.1.1"))...)
+	send(append(shopOf(6)[10:], players.Slice("shop", "s0-x", "s0", "10.2.1.1"))...)
 	w.reported(t, "WriteFailed", mirrorOf("s5"), "exceeded quota")
 	eventually(t, "slices flow", func() (bool, string) {
 		got := w.endpoints()
@@ -439,9 +441,9 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 // odd returns services of every shape.
 func odd() []*semaphorev1.Object {
 	all := shopOf(7)
-	headless := serviceObject("shop", "db", 5432)
+	headless := players.Service("shop", "db", 5432)
 	headless.GetService().Headless, headless.GetService().PublishNotReadyAddresses = true, true
-	named := sliceObject("shop", "db-x", "db", "10.2.3.1", "10.2.3.2")
+	named := players.Slice("shop", "db-x", "db", "10.2.3.1", "10.2.3.2")
 	named.GetEndpointSlice().Endpoints[0].Hostname, named.GetEndpointSlice().Endpoints[1].Hostname = "db-0", "db-1"
 	named.GetEndpointSlice().Endpoints[1].Ready, named.GetEndpointSlice().Endpoints[1].Serving = ptr.To(false),
 		ptr.To(false)
@@ -453,7 +455,7 @@ func odd() []*semaphorev1.Object {
 		for i := range 90 {
 			addresses = append(addresses, fmt.Sprintf("10.2.%d.%d", 10+part, i+1))
 		}
-		all = append(all, sliceObject("shop", fmt.Sprint("web-", part), "web", addresses...))
+		all = append(all, players.Slice("shop", fmt.Sprint("web-", part), "web", addresses...))
 	}
 	return all
 }
@@ -464,13 +466,13 @@ func (w *world) restarts(t *testing.T) {
 	e := w.exporter("c2")
 	// A slice has its endpoints in the order of arrival. After a restart they arrive in another order.
 	first := odd()
-	sendAll(e, "e2", append(first[:17:17], first[19])...)
+	e.SendAll("c2", "e2", append(first[:17:17], first[19])...)
 	eventually(t, "the last part is written", func() (bool, string) {
 		got := w.endpoints()
 		return strings.Count(got, "gl-shop-73736d-web") == 90, got
 	})
-	e.send(changesFrom(101, first[17], first[18]))
-	e.acked(102)
+	e.Send(players.Upserts(101, first[17], first[18]))
+	e.Acked(102)
 	eventually(t, "all is written", func() (bool, string) {
 		got := w.endpoints()
 		return strings.Count(got, "gl-shop-73736d-web") == 270 && strings.Count(got, "c2-shop-73736d-") == 9, got
@@ -481,24 +483,24 @@ func (w *world) restarts(t *testing.T) {
 		name string
 		do   func()
 	}{
-		{"another exporter", func() { e.cancel(); e = w.exporter("c2"); sendAll(e, "e3", odd()...) }},
+		{"another exporter", func() { e.Cancel(); e = w.exporter("c2"); e.SendAll("c2", "e3", odd()...) }},
 		{"another exporter, in another order", func() {
-			e.cancel()
+			e.Cancel()
 			e = w.exporter("c2")
 			all := odd()
 			slices.Reverse(all)
-			sendAll(e, "e4", all...)
+			e.SendAll("c2", "e4", all...)
 		}},
 		{"another broker", func() {
-			e.cancel()
+			e.Cancel()
 			stop()
 			stop = w.start(w.cfg)
 			e = w.exporter("c2")
-			sendAll(e, "e4",
+			e.SendAll("c2", "e4",
 				odd()...)
 		}},
 		{"another broker, and slices that are cut in another way", func() {
-			e.cancel()
+			e.Cancel()
 			stop()
 			stop = w.start(w.cfg)
 			e = w.exporter("c2")
@@ -508,9 +510,9 @@ func (w *world) restarts(t *testing.T) {
 				for i := range 45 {
 					addresses = append(addresses, fmt.Sprintf("10.2.%d.%d", 10+part/2, part%2*45+i+1))
 				}
-				all = append(all, sliceObject("shop", fmt.Sprint("web-other-", part), "web", addresses...))
+				all = append(all, players.Slice("shop", fmt.Sprint("web-other-", part), "web", addresses...))
 			}
-			sendAll(e, "e5", all...)
+			e.SendAll("c2", "e5", all...)
 		}},
 	} {
 		c.do()
@@ -525,7 +527,7 @@ func (w *world) restarts(t *testing.T) {
 			t.Errorf("%s: %d objects, there were %d", c.name, len(now), len(before))
 		}
 	}
-	e.cancel()
+	e.Cancel()
 	stop()
 }
 
@@ -554,14 +556,14 @@ func (w *world) terminating(t *testing.T) {
 	stop := w.start(w.cfg)
 	defer stop()
 	e := w.exporter("c2")
-	defer e.cancel()
-	sendAll(e, "e6", odd()...)
+	defer e.Cancel()
+	e.SendAll("c2", "e6", odd()...)
 	// No controller completes the deletion here.
 	testkit.Must(t, w.admin.CoreV1().Namespaces().Delete(ctx, "semaphore", metav1.DeleteOptions{}))
-	fresh := serviceObject("shop", "fresh", 80)
-	e.send(changesFrom(101, fresh, sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"),
-		memberObject("shop", "p", "u", "set", "10.2.1.1")))
-	e.acked(103)
+	fresh := players.Service("shop", "fresh", 80)
+	e.Send(players.Upserts(101, fresh, players.Slice("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"),
+		players.Member("shop", "p", "u", "set", "10.2.1.1")))
+	e.Acked(103)
 	eventually(t, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()
 		return slices.ContainsFunc(problems, func(p string) bool {

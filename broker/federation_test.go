@@ -2,13 +2,11 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -21,12 +19,14 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -78,54 +78,54 @@ func (s *took) take() string {
 	return out
 }
 
-// startFederation serves the federation listener of c1, with remotes c2 and c3.
-func startFederation(t *testing.T, c clusters) (address string, server *federation.Server, sink *took) {
+// listener is the federation listener of c1, with remotes c2 and c3.
+type listener struct {
+	t         *testing.T
+	clusters  clusters
+	address   string
+	server    *federation.Server
+	sink      *took
+	operators *operator.Server
+}
+
+// serve runs a listener until the test ends. change may change the configuration.
+func serve(t *testing.T, change ...func(*config.Broker)) *listener {
 	t.Helper()
+	c := newClusters(t, "c1", "c2", "c3", "c9")
 	cfg := brokerConfig(t, c)
-	sink = &took{}
+	for _, do := range change {
+		do(cfg)
+	}
 	registry := prometheus.NewRegistry()
 	recorder := debug.NewRecorder("broker", "c1", "")
-	server = federation.New(federation.Options{
-		Cluster: "c1", Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Sink: sink,
-		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
-	})
-	d := debug.NewServer(recorder, func() *semaphorev1.GetStatusResponse {
-		return &semaphorev1.GetStatusResponse{Links: server.Status()}
-	}, debug.Answers{})
-	address = loopback.Address(t)
-	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server, d, operator.New(quiet()))
-	ctx, cancel := context.WithCancel(context.Background())
-	up, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := s.serve(ctx, func() { close(up) }); err != nil && err != context.Canceled {
-			t.Error(err)
-		}
-	}()
+	l := &listener{t: t, clusters: c, address: loopback.Address(t), sink: &took{}, operators: operator.New(quiet())}
+	l.server = federation.New(federation.Options{Cluster: "c1", Local: cfg.LocalPrefixes, Brake: cfg.Brake,
+		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet()})
+	l.server.Begin(cfg.Remotes, cfg.Own(), federation.Engines{Sink: l.sink})
+	s := newServers(registry, quiet()).federation(l.address, c.Source(t, "c1", "broker"), l.server,
+		debug.NewServer(recorder, func() *semaphorev1.GetStatusResponse {
+			return &semaphorev1.GetStatusResponse{Links: l.server.Status()}
+		}, debug.Answers{}), l.operators)
+	up := make(chan struct{})
+	stop := testkit.Run(t, func(ctx context.Context) error { return s.serve(ctx, func() { close(up) }) })
 	<-up
 	t.Cleanup(func() {
-		cancel()
-		<-done
-		if _, err := registry.Gather(); err != nil {
-			t.Error(err)
-		}
+		stop()
+		testkit.Value(registry.Gather())(t)
 	})
-	return address, server, sink
+	return l
 }
 
-// exporter is the other end of a Publish stream.
-type exporter struct {
-	t      *testing.T
-	stream grpc.BidiStreamingClient[semaphorev1.PublishRequest, semaphorev1.PublishResponse]
-	cancel context.CancelFunc
+// dial connects a part of a cluster to the listener.
+func (l *listener) dial(cluster, part string) *grpc.ClientConn {
+	l.t.Helper()
+	return l.clusters.dial(l.t, cluster, part, l.address, identity.Broker("c1"))
 }
 
-func publish(t *testing.T, conn *grpc.ClientConn) *exporter {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
-	t.Cleanup(cancel)
-	stream := testkit.Value(semaphorev1.NewFederationServiceClient(conn).Publish(ctx))(t)
-	return &exporter{t, stream, cancel}
+// exporter opens a stream of a cluster on a connection of its own.
+func (l *listener) exporter(cluster string) *players.Exporter {
+	l.t.Helper()
+	return players.Publish(l.t, l.dial(cluster, "exporter"))
 }
 
 // refused returns the error of a caller that gets no stream, or whose stream ends immediately.
@@ -139,117 +139,24 @@ func refused(t *testing.T, conn *grpc.ClientConn) error {
 	return err
 }
 
-func (e *exporter) send(all ...*semaphorev1.PublishRequest) {
-	e.t.Helper()
-	for _, m := range all {
-		if err := e.stream.Send(m); err != nil {
-			_, err = e.stream.Recv()
-			e.t.Fatalf("send %v: %v", m, err)
-		}
-	}
-}
-
-func (e *exporter) recv() *semaphorev1.PublishResponse {
-	e.t.Helper()
-	m := testkit.Value(e.stream.Recv())(e.t)
-	return m
-}
-
-// acked waits until a revision is acknowledged and returns the refusals before it.
-func (e *exporter) acked(revision uint64) (refused []*semaphorev1.Refusal) {
-	e.t.Helper()
-	for {
-		m := e.recv()
-		if r := m.GetRefusal(); r != nil {
-			refused = append(refused, r)
-		}
-		if a := m.GetAck(); a != nil && a.GetRevision() >= revision {
-			return refused
-		}
-	}
-}
-
-// err waits for the end of the stream. One that does not end is cancelled after half a minute, so that the test says
-// what was expected of it.
-func (e *exporter) err() error {
-	defer time.AfterFunc(30*time.Second, e.cancel).Stop()
-	for {
-		if _, err := e.stream.Recv(); err != nil {
-			return err
-		}
-	}
-}
-
-func helloMessage(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, Kinds: kinds,
-		SoftwareVersion: "test",
-	}}}
-}
-
-// snapshotOf returns the snapshot of a kind at a revision.
-func snapshotOf(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
-	out := []*semaphorev1.PublishRequest{
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotBegin{
-				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision},
-			},
-		},
-	}
-	if len(objects) > 0 {
-		out = append(out, changesFrom(1, objects...))
-	}
-	return append(
-		out,
-		&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{
-			Kind: kind, Revision: revision, Objects: uint64(len(objects)),
-		}}},
-	)
-}
-
-// changesFrom returns upserts with consecutive revisions from first.
-func changesFrom(first uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
-	var all []*semaphorev1.Change
-	for i, o := range objects {
-		all = append(all, &semaphorev1.Change{Revision: first + uint64(i), ObservedAt: nowProto(),
-			Change: &semaphorev1.Change_Upsert{Upsert: o}})
-	}
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}},
-	}
-}
-
-func deletion(revision uint64, o *semaphorev1.Object) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-			{Revision: revision, ObservedAt: nowProto(), Change: &semaphorev1.Change_Delete{Delete: o.Key}},
-		}}},
-	}
-}
-
 func TestFederation(t *testing.T) {
 	kubetest.NoLeaks(t)
-	c := newClusters(t, "c1", "c2", "c3", "c9")
-	address, server, sink := startFederation(t, c)
-	broker := identity.Broker("c1")
-	dial := func(t *testing.T, cluster, part string) *grpc.ClientConn {
-		return c.dial(t, cluster, part, address, broker)
-	}
+	l := serve(t)
+	server, sink := l.server, l.sink
 	kind := semaphorev1.Kind_KIND_NODE
 
 	t.Run("snapshot, changes, refusal", func(t *testing.T) {
-		e := publish(t, dial(t, "c2", "exporter"))
-		e.send(helloMessage("c2", "e1", 3, kind))
-		if w := e.recv().GetWelcome(); w.GetCluster() != "c1" || w.GetProtocolVersion() != 1 {
+		e := players.Publish(t, l.dial("c2", "exporter"))
+		if w := e.Greet(players.Hello("c2", "e1", 3, kind)); w.GetCluster() != "c1" || w.GetProtocolVersion() != 1 {
 			t.Fatalf("welcome %v", w)
 		}
-		e.send(snapshotOf(kind, 3, nodeObject("n1", 1, "10.2.1.0/24"), nodeObject("n2", 2, "10.9.0.0/24"))...)
-		refused := e.acked(3)
+		e.Send(players.Snapshot(kind, 3, players.Node("n1", 1, "10.2.1.0/24"), players.Node("n2", 2, "10.9.0.0/24"))...)
+		refused := e.Acked(3)
 		if len(refused) != 1 || refused[0].GetCode() != "cidr-outside-pod-subnets" || refused[0].GetKey().GetName() != "n2" {
 			t.Errorf("refused %v", refused)
 		}
-		e.send(changesFrom(4, nodeObject("n3", 3, "10.2.3.0/24")))
-		e.acked(4)
+		e.Send(players.Upserts(4, players.Node("n3", 3, "10.2.3.0/24")))
+		e.Acked(4)
 		if got := sink.take(); got != "c2 +node n1, c2 +node n2, c2 +node n3" {
 			t.Errorf("took %s", got)
 		}
@@ -261,7 +168,7 @@ func TestFederation(t *testing.T) {
 		if st[1].Cluster != "c3" || st[1].Connected {
 			t.Errorf("status %v", st[1])
 		}
-		e.cancel()
+		e.Cancel()
 		eventually(t, "seen to be gone", func() (bool, string) {
 			s := server.Status()[0]
 			return !s.Connected &&
@@ -272,30 +179,27 @@ func TestFederation(t *testing.T) {
 		}
 	})
 	t.Run("resumes where it was", func(t *testing.T) {
-		e := publish(t, dial(t, "c2", "exporter"))
-		e.send(helloMessage("c2", "e1", 4, kind))
-		if w := e.recv().GetWelcome(); w.GetResumeEpoch() != "e1" || w.GetResumeRevision() != 4 {
+		e := players.Publish(t, l.dial("c2", "exporter"))
+		if w := e.Greet(players.Hello("c2", "e1", 4, kind)); w.GetResumeEpoch() != "e1" || w.GetResumeRevision() != 4 {
 			t.Fatalf("welcome %v", w)
 		}
-		e.send(deletion(5, nodeObject("n3", 3)))
-		e.acked(5)
+		e.Send(players.Deletion(5, players.Node("n3", 3)))
+		e.Acked(5)
 		if got := sink.take(); got != "c2 -node n3" {
 			t.Errorf("took %s", got)
 		}
 	})
 	t.Run("the newest stream is heard", func(t *testing.T) {
-		conn := dial(t, "c2", "exporter")
-		older := publish(t, conn)
-		older.send(helloMessage("c2", "e2", 1, kind))
-		older.recv()
-		newer := publish(t, conn)
-		newer.send(helloMessage("c2", "e3", 1, kind))
-		newer.recv()
-		if err := older.err(); status.Code(err) != codes.Aborted {
+		conn := l.dial("c2", "exporter")
+		older := players.Publish(t, conn)
+		older.Greet(players.Hello("c2", "e2", 1, kind))
+		newer := players.Publish(t, conn)
+		newer.Greet(players.Hello("c2", "e3", 1, kind))
+		if err := older.Err(); status.Code(err) != codes.Aborted {
 			t.Errorf("the older one ended with %v", err)
 		}
-		newer.send(snapshotOf(kind, 1, nodeObject("n1", 1, "10.2.1.0/24"))...)
-		newer.acked(1)
+		newer.Send(players.Snapshot(kind, 1, players.Node("n1", 1, "10.2.1.0/24"))...)
+		newer.Acked(1)
 		if s := server.Status()[0]; !s.Connected {
 			t.Errorf("status %v", s)
 		}
@@ -307,46 +211,28 @@ func TestFederation(t *testing.T) {
 			{"c2", "semaphorectl"},
 			{"c1", "exporter"},
 		} {
-			if err := refused(t, dial(t, c.cluster, c.part)); status.Code(err) != codes.Unavailable {
+			if err := refused(t, l.dial(c.cluster, c.part)); status.Code(err) != codes.Unavailable {
 				t.Errorf("spiffe://%s/%s: %v, want the handshake to fail", c.cluster, c.part, err)
 			}
 		}
-		if err := refused(t, dial(t, "c1", "semaphorectl")); status.Code(err) != codes.PermissionDenied {
+		if err := refused(t, l.dial("c1", "semaphorectl")); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("an operator publishes: %v", err)
 		}
-		_, err := semaphorev1.NewDebugServiceClient(dial(t, "c2", "exporter")).GetStatus(t.Context(),
+		_, err := semaphorev1.NewDebugServiceClient(l.dial("c2", "exporter")).GetStatus(t.Context(),
 			&semaphorev1.GetStatusRequest{})
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("a remote looks into the broker: %v", err)
 		}
-		st, err := semaphorev1.NewDebugServiceClient(dial(t, "c1", "semaphorectl")).GetStatus(t.Context(),
+		st, err := semaphorev1.NewDebugServiceClient(l.dial("c1", "semaphorectl")).GetStatus(t.Context(),
 			&semaphorev1.GetStatusRequest{})
 		if err != nil || st.GetPart() != "broker" || len(st.GetLinks()) != 2 {
 			t.Errorf("the own operator: %v, %v", st, err)
 		}
 	})
-	t.Run("R1: another cluster's name", func(t *testing.T) {
-		e := publish(t, dial(t, "c3", "exporter"))
-		e.send(helloMessage("c2", "e1", 0, kind))
-		if err := e.err(); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%v", err)
-		}
-	})
-	t.Run("R4: a message over the limit", func(t *testing.T) {
-		e := publish(t, dial(t, "c3", "exporter"))
-		big := helloMessage("c3", "e1", 0, kind)
-		big.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage)}
-		if err := e.stream.Send(big); err != nil && !errors.Is(err, io.EOF) { // it may have been answered already
-			t.Fatal(err)
-		}
-		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%v", err)
-		}
-	})
 	t.Run("order", func(t *testing.T) {
-		e := publish(t, dial(t, "c3", "exporter"))
-		e.send(changesFrom(1, nodeObject("n1", 1)))
-		if err := e.err(); status.Code(err) != codes.InvalidArgument {
+		e := players.Publish(t, l.dial("c3", "exporter"))
+		e.Send(players.Upserts(1, players.Node("n1", 1)))
+		if err := e.Err(); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v", err)
 		}
 		eventually(t, "reported", func() (bool, string) {
@@ -355,11 +241,10 @@ func TestFederation(t *testing.T) {
 		})
 	})
 	t.Run("a remote of its own", func(t *testing.T) {
-		e := publish(t, dial(t, "c3", "exporter"))
-		e.send(helloMessage("c3", "e1", 1, kind))
-		e.recv()
-		e.send(snapshotOf(kind, 1, nodeObject("n1", 9, "10.3.1.0/24"))...)
-		e.acked(1)
+		e := players.Publish(t, l.dial("c3", "exporter"))
+		e.Greet(players.Hello("c3", "e1", 1, kind))
+		e.Send(players.Snapshot(kind, 1, players.Node("n1", 9, "10.3.1.0/24"))...)
+		e.Acked(1)
 		if got := sink.take(); !strings.HasSuffix(got, "c3 +node n1") {
 			t.Errorf("took %s", got)
 		}
@@ -369,25 +254,21 @@ func TestFederation(t *testing.T) {
 // A stream that has only begun reports nothing about its cluster.
 func TestHelloAloneIsNoReport(t *testing.T) {
 	kubetest.NoLeaks(t)
-	c := newClusters(t, "c1", "c2")
-	address, server, _ := startFederation(t, c)
+	l := serve(t)
 	for range 3 {
-		e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
-		e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
-		if e.recv().GetWelcome() == nil {
-			t.Fatal("no welcome")
-		}
-		if at := server.LastPayload()["c2"]; !at.IsZero() {
+		e := l.exporter("c2")
+		e.Greet(players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+		if at := l.server.LastPayload()["c2"]; !at.IsZero() {
 			t.Fatalf("spoke at %s", at)
 		}
-		e.cancel()
+		e.Cancel()
 	}
-	e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
-	e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
-	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 0)...)
-	e.acked(0)
-	if server.LastPayload()["c2"].IsZero() {
+	e := l.exporter("c2")
+	e.Send(players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+	e.Send(players.Snapshot(semaphorev1.Kind_KIND_NODE, 0)...)
+	e.Acked(0)
+	if l.server.LastPayload()["c2"].IsZero() {
 		t.Error("did not speak")
 	}
-	e.cancel()
+	e.Cancel()
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -41,16 +42,16 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 	var all []*semaphorev1.Object
 	for i := range services {
 		name := fmt.Sprint("s", i)
-		all = append(all, serviceObject("shop", name, 80),
-			sliceObject("shop", name+"-x", name, fmt.Sprintf("10.2.%d.%d", i/250+1, i%250+1)))
+		all = append(all, players.Service("shop", name, 80),
+			players.Slice("shop", name+"-x", name, fmt.Sprintf("10.2.%d.%d", i/250+1, i%250+1)))
 	}
-	send := func(e *exporter) {
-		sendAs(e, "c2", "e1")
+	send := func(e *players.Exporter) {
+		e.SendAll("c2", "e1")
 		revision := uint64(100)
 		for chunk := range slices.Chunk(all, 500) {
-			e.send(changesFrom(revision+1, chunk...))
+			e.Send(players.Upserts(revision+1, chunk...))
 			revision += uint64(len(chunk))
-			e.acked(revision)
+			e.Acked(revision)
 		}
 	}
 	// idle measures the whole process at rest; the test does nothing meanwhile. On a busy machine, work of the 5,000
@@ -87,7 +88,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		stop := w.start(w.cfg)
 		defer stop()
 		e := w.exporter("c2")
-		defer e.cancel()
+		defer e.Cancel()
 		send(e)
 		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
 			time.Sleep(time.Second) // metrics cost CPU time of the same process
@@ -124,7 +125,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			return true, fmt.Sprint(conn.Close())
 		})
 		e := w.exporter("c2")
-		defer e.cancel()
+		defer e.Cancel()
 		send(e)
 		idle(t)
 	})

@@ -11,6 +11,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // Sets have the labels of all configured domains. For a cluster that selects its pods by other labels there is a line
@@ -21,19 +22,18 @@ func TestLabelDomains(t *testing.T) {
 	w.cfg.LabelDomains = []string{"semaphore.uw.systems", "policy.semaphore.uw.io"}
 	stop := w.start(w.cfg)
 	defer stop()
-	hello := func(e *exporter, cluster string, domains ...string) {
+	hello := func(e *players.Exporter, cluster string, domains ...string) {
 		t.Helper()
-		m := helloMessage(cluster, "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER)
+		m := players.Hello(cluster, "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER)
 		m.GetHello().LabelDomains = domains
-		e.send(m)
-		if w := e.recv().GetWelcome(); !slices.Equal(w.GetLabelDomains(),
+		if w := e.Greet(m); !slices.Equal(w.GetLabelDomains(),
 			[]string{"semaphore.uw.systems", "policy.semaphore.uw.io"}) {
 			t.Errorf("welcome %v", w)
 		}
-		e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1,
-			memberObject("shop", "web", "u-"+cluster, "front",
+		e.Send(players.Snapshot(semaphorev1.Kind_KIND_SET_MEMBER, 1,
+			players.Member("shop", "web", "u-"+cluster, "front",
 				map[string]string{"c2": "10.2.1.6", "c3": "10.3.1.6"}[cluster]))...)
-		e.acked(1)
+		e.Acked(1)
 	}
 	hello(w.exporter("c2"), "c2", "policy.semaphore.uw.io")
 	hello(w.exporter("c3"), "c3", "policy.semaphore.uw.io", "semaphore.uw.systems")
@@ -86,20 +86,16 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	}, metav1.CreateOptions{}))(t)
 	long := strings.Repeat("x", 50)
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80),
-		serviceObject("shop", "taken", 80))
+	e.SendAll("c2", "e1", players.Service("shop", "fine", 80), players.Service("shop", long, 80),
+		players.Service("shop", "taken", 80))
 	// beat returns the outcomes in the answer to a heartbeat.
 	beat := func() (out []string) {
 		t.Helper()
-		e.send(
-			&semaphorev1.PublishRequest{
-				Message: &semaphorev1.PublishRequest_Heartbeat{
-					Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 100, SentRevision: 100},
-				},
-			},
+		e.Send(
+			players.Beat(100, 100),
 		)
 		for {
-			m := e.recv()
+			m := e.Recv()
 			if m.GetAck() != nil {
 				return out
 			}

@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // status asks a broker on its socket.
@@ -192,11 +193,11 @@ func TestTwoBrokers(t *testing.T) {
 	}
 
 	export := []*semaphorev1.Object{
-		nodeObject("n1", 21, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
-		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"),
+		players.Node("n1", 21, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-x", "echo", "10.2.1.5"),
+		players.Member("shop", "echo-0", "u1", "echo", "10.2.1.5"),
 	}
-	sendAll(w.exporter("c2"), "e1", export...)
+	w.exporter("c2").SendAll("c2", "e1", export...)
 	w.becomes("everything of c2", `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
@@ -221,7 +222,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	t.Logf("calls reached the second %s after the first was asked to stop", time.Since(began))
 	w.cfg = &other
 	e := w.exporter("c2")
-	sendAll(e, "e1", export...)
+	e.SendAll("c2", "e1", export...)
 	w.settles(t, e, 101, "10.2.255.1")
 	if after := w.written(); !maps.Equal(before, after) {
 		t.Errorf("written again:\n%v\nbefore:\n%v", after, before)

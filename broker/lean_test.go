@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // agentsOf is set in the process that runs a benchmark's agents: their kind, the broker's address and a bundle.
@@ -211,10 +212,7 @@ func attaching(address, node string) []byte {
 		binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(http2.SettingInitialWindowSize)), window))
 	out = appendFrame(out, http2.FrameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window))
 	out = appendFrame(out, http2.FrameHeaders, http2.FlagHeadersEndHeaders, 1, headers.Bytes())
-	for _, m := range []*semaphorev1.AttachRequest{
-		{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
-		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
-	} {
+	for _, m := range []*semaphorev1.AttachRequest{players.AgentHello(&semaphorev1.AgentHello{}), players.Report()} {
 		data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, messageHeader), m)
 		if err != nil {
 			panic(err) // these two can be encoded

@@ -19,6 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // TestImportsOfBothFamilies checks a dual-stack cluster: a dual-stack Service and an IPv6-only one are imported with an
@@ -48,19 +49,16 @@ func TestImportsOfBothFamilies(t *testing.T) {
 		o.GetEndpointSlice().AddressType = "IPv6"
 		return o
 	}
-	sendAs(w.exporter("c2"), "c2", "e1", of("both", "IPv4", "IPv6"), of("six", "IPv6"),
-		sliceObject("shop", "both-4", "both", "10.2.1.5"), six(sliceObject("shop", "both-6", "both", "fd02::5")),
-		six(sliceObject("shop", "six-6", "six", "fd02::6")))
-	own := publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+	w.exporter("c2").SendAll("c2", "e1", of("both", "IPv4", "IPv6"), of("six", "IPv6"),
+		players.Slice("shop", "both-4", "both", "10.2.1.5"), six(players.Slice("shop", "both-6", "both", "fd02::5")),
+		six(players.Slice("shop", "six-6", "six", "fd02::6")))
+	own := players.Publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
 	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
-	own.send(helloMessage("c1", "e1", 1, kinds...))
-	if own.recv().GetWelcome() == nil {
-		t.Fatal("no welcome")
-	}
+	own.Greet(players.Hello("c1", "e1", 1, kinds...))
 	for _, kind := range kinds {
-		own.send(snapshotOf(kind, 1)...)
+		own.Send(players.Snapshot(kind, 1)...)
 	}
-	sendAs(w.exporter("c3"), "c3", "e1")
+	w.exporter("c3").SendAll("c3", "e1")
 
 	endpoints := func(namespace, selector string) string {
 		all, err := w.admin.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})

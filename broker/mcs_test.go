@@ -25,11 +25,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // exportedService returns a Service that a ServiceExport exports.
 func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
-	o := serviceObject(ns, name, ports...)
+	o := players.Service(ns, name, ports...)
 	o.GetService().Mirror = false
 	o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{
 		Labels: []*semaphorev1.Label{{Key: "team", Value: "a"}}}
@@ -91,26 +92,23 @@ func TestServiceImports(t *testing.T) {
 	}
 	namespace("shop")
 
-	all := []*semaphorev1.Object{exportedService("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5"),
+	all := []*semaphorev1.Object{exportedService("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5"),
 		exportedService("later", "echo", 80), exportedService("kube-system", "kube-dns", 80),
-		serviceObject("shop", "mirrored", 80)}
+		players.Service("shop", "mirrored", 80)}
 	c2 := w.exporter("c2")
-	sendAs(c2, "c2", "e1", all...)
-	ownExporter := func(head uint64, objects ...*semaphorev1.Object) *exporter {
+	c2.SendAll("c2", "e1", all...)
+	ownExporter := func(head uint64, objects ...*semaphorev1.Object) *players.Exporter {
 		t.Helper()
-		e := publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+		e := players.Publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
 		services, slices := semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE
-		e.send(helloMessage("c1", "e1", head, services, slices))
-		if e.recv().GetWelcome() == nil {
-			t.Fatal("no welcome")
-		}
-		e.send(snapshotOf(services, head, objects...)...)
-		e.send(snapshotOf(slices, head)...)
-		e.acked(head)
+		e.Greet(players.Hello("c1", "e1", head, services, slices))
+		e.Send(players.Snapshot(services, head, objects...)...)
+		e.Send(players.Snapshot(slices, head)...)
+		e.Acked(head)
 		return e
 	}
 	own := ownExporter(100)
-	sendAs(w.exporter("c3"), "c3", "e1")
+	w.exporter("c3").SendAll("c3", "e1")
 	service := func(name string) (*corev1.Service, error) {
 		return w.admin.CoreV1().Services("semaphore").Get(ctx, name, metav1.GetOptions{})
 	}
@@ -184,8 +182,8 @@ func TestServiceImports(t *testing.T) {
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
 
 	// The own cluster exports it too, with another port. c2 has precedence, because it was first.
-	own.send(changesFrom(101, exportedService("shop", "echo", 80, 81)))
-	own.acked(101)
+	own.Send(players.Upserts(101, exportedService("shop", "echo", 80, 81)))
+	own.Acked(101)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 	w.countsExports(t)
 
@@ -212,11 +210,11 @@ func TestServiceImports(t *testing.T) {
 	stop()
 	stop = w.start(w.cfg)
 	own = ownExporter(200, exportedService("shop", "echo", 80, 81))
-	sendAs(w.exporter("c3"), "c3", "e2")
+	w.exporter("c3").SendAll("c3", "e2")
 	c2 = w.exporter("c2")
-	sendAs(c2, "c2", "e2", all...)
+	c2.SendAll("c2", "e2", all...)
 	// One that is exported last is imported, and goes again, in the same way.
-	c2.send(changesFrom(101, exportedService("shop", barrier, 80)))
+	c2.Send(players.Upserts(101, exportedService("shop", barrier, 80)))
 	of := func(there bool) {
 		t.Helper()
 		eventually(t, "an import of what is exported last", func() (bool, string) {
@@ -225,7 +223,7 @@ func TestServiceImports(t *testing.T) {
 		})
 	}
 	of(true)
-	c2.send(deletion(102, exportedService("shop", barrier, 80)))
+	c2.Send(players.Deletion(102, exportedService("shop", barrier, 80)))
 	of(false)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 	if s, err := service("mcs-shop-73736d-echo"); err != nil || s.ResourceVersion != derived.ResourceVersion {
@@ -264,8 +262,8 @@ func TestServiceImports(t *testing.T) {
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
 	theirs := w.foreignImport(t, client)
-	c2.send(changesFrom(105, exportedService("shop", "theirs", 80)))
-	c2.acked(105)
+	c2.Send(players.Upserts(105, exportedService("shop", "theirs", 80)))
+	c2.Acked(105)
 	eventually(t, "the status names theirs", func() (bool, string) {
 		status, err := w.debugger(t).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 		return strings.Contains(fmt.Sprint(status.GetFindings()), "shop/theirs"), fmt.Sprint(status.GetFindings(), err)
@@ -277,8 +275,8 @@ func TestServiceImports(t *testing.T) {
 		}
 	}
 	left()
-	c2.send(deletion(106, exportedService("shop", "theirs")))
-	c2.acked(106)
+	c2.Send(players.Deletion(106, exportedService("shop", "theirs")))
+	c2.Acked(106)
 	eventually(t, "the export of theirs has gone", func() (bool, string) {
 		_, err := service("mcs-shop-73736d-theirs")
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
@@ -287,12 +285,12 @@ func TestServiceImports(t *testing.T) {
 
 	// The last export is withdrawn.
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
-	c2.send(deletion(107, exportedService("shop", "echo")))
-	c2.acked(107)
+	c2.Send(players.Deletion(107, exportedService("shop", "echo")))
+	c2.Acked(107)
 	importSlice("shop", "c2", "")
 	imported("shop", "ClusterSetIP 80,81 of c1")
-	own.send(deletion(201, exportedService("shop", "echo")))
-	own.acked(201)
+	own.Send(players.Deletion(201, exportedService("shop", "echo")))
+	own.Acked(201)
 	imported("shop", "")
 	eventually(t, "no derived Service", func() (bool, string) {
 		_, err := service("mcs-shop-73736d-echo")

@@ -42,9 +42,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	table.MustRegister(stored.NewDrains(client, "semaphore", nil, options))
 	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
 	peering.New(peering.Options{Kube: client, State: state, Metrics: peering.NewMetrics(table), Log: slog.Default()})
-	federation.NewMetrics(table)
-	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e.feed,
-		Metrics: federation.NewMetrics(table), Log: slog.Default()})
+	federation.New(federation.Options{Metrics: federation.NewMetrics(table)})
 	newServers(table, slog.Default())
 	table.MustRegister(e.collectors()...)
 	table.MustRegister(federation.NewPresence(federation.PresenceOptions{}), debug.Findings(nil),

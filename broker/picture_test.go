@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // TestPageOfABroker checks that a broker with listen.dashboard serves its state: the remotes, their Services and sets,
@@ -31,7 +32,7 @@ func TestPageOfABroker(t *testing.T) {
 	w.cfg.Listen.Dashboard = address
 	defer w.start(w.cfg)()
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80))
+	e.SendAll("c2", "e1", players.Service("shop", "fine", 80))
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response := testkit.Value(client.Get("http://" + address + "/state"))(t)
 	defer response.Body.Close()

@@ -13,6 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // TestRestoredEtcd restores the etcd of the broker's cluster to an earlier state without the broker's objects. Watches
@@ -25,11 +26,11 @@ func TestRestoredEtcd(t *testing.T) {
 		all      string
 	}{
 		{"services", config.Features{config.Encryption, config.Services, config.Policy},
-			[]*semaphorev1.Object{serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5")}, `
+			[]*semaphorev1.Object{players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5")}, `
 service c2-shop-73736d-echo: 80
 slice of c2-shop-73736d-echo: 10.2.1.5`},
 		{"policy alone", config.Features{config.Policy},
-			[]*semaphorev1.Object{memberObject("shop", "web-0", "u1", "web", "10.2.1.5")}, `
+			[]*semaphorev1.Object{players.Member("shop", "web-0", "u1", "web", "10.2.1.5")}, `
 set c2-shop-web: 10.2.1.5/32`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -44,7 +45,7 @@ set c2-shop-web: 10.2.1.5/32`},
 			all := `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
-			sendAll(w.exporter("c2"), "e1", c.export...)
+			w.exporter("c2").SendAll("c2", "e1", c.export...)
 			w.becomes("everything of c2", all)
 			// The broker knows how far the store is after the next look at it that begins now. The one before may have begun.
 			before := w.lists(t)
@@ -66,7 +67,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 			}
 			done <- nil // for the cleanup
 			w.start(file)
-			sendAll(w.exporter("c2"), "e1", c.export...)
+			w.exporter("c2").SendAll("c2", "e1", c.export...)
 			w.becomes("everything of c2 again", all)
 		})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // TestPodsWithoutATunnel: the endpoints of a mirror and of a global Service that lie on a node without an agent, on one
@@ -21,13 +22,13 @@ func TestPodsWithoutATunnel(t *testing.T) {
 	w := newWorld(t)
 	stop := w.start(w.cfg)
 	agent := w.attach("", 0)
-	outside := nodeObject("n3", 23, "10.2.3.0/24")
+	outside := players.Node("n3", 23, "10.2.3.0/24")
 	outside.GetNode().Wireguard.Address = "8.8.8.8:51820"
-	shared := serviceObject("shop", "web", 80)
+	shared := players.Service("shop", "web", 80)
 	shared.GetService().Global = true
 	e := w.exporter("c2")
-	sendAll(e, "e1", nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 0, "10.2.2.0/24"), outside, shared,
-		sliceObject("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
+	e.SendAll("c2", "e1", players.Node("n1", 21, "10.2.1.0/24"), players.Node("n2", 0, "10.2.2.0/24"), outside, shared,
+		players.Slice("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
 	used := func() string {
 		out := map[string]bool{}
 		for _, service := range []string{"c2-shop-73736d-web", "gl-shop-73736d-web"} {
@@ -81,23 +82,23 @@ peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]`, "c2")
 		before = w.written()
 		return has && len(before) == 6, fmt.Sprint(has, before)
 	})
-	e.cancel()
+	e.Cancel()
 	agent.cancel()
 	stop()
 	stop = w.start(w.cfg)
 	defer stop()
 	agent = w.attach("", 0)
 	e = w.exporter("c2")
-	sendAll(e, "e2", nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 0, "10.2.2.0/24"), outside, shared,
-		sliceObject("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
+	e.SendAll("c2", "e2", players.Node("n1", 21, "10.2.1.0/24"), players.Node("n2", 0, "10.2.2.0/24"), outside, shared,
+		players.Slice("shop", "web-1", "web", "10.2.1.5", "10.2.2.5", "10.2.3.5"))
 	finds("the status after a restart", "2 ready endpoints of cluster c2 are not used")
 	if now := w.written(); !maps.Equal(now, before) {
 		t.Errorf("after a restart:\n%v, was\n%v", now, before)
 	}
 
 	// The endpoint of n3 is corrected and n2 gets an agent: both are used once the agents here have set the peers.
-	e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"), nodeObject("n2", 22, "10.2.2.0/24")))
-	e.acked(102)
+	e.Send(players.Upserts(101, players.Node("n3", 23, "10.2.3.0/24"), players.Node("n2", 22, "10.2.2.0/24")))
+	e.Acked(102)
 	agent.until("three peers", `
 device c2: 51822 [10.2.0.0/16]
 peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
@@ -110,11 +111,11 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 	finds("nothing is left")
 
 	// A node loses its key: what it had in use is not reached any more.
-	e.send(changesFrom(103, nodeObject("n2", 0, "10.2.2.0/24")))
-	e.acked(103)
+	e.Send(players.Upserts(103, players.Node("n2", 0, "10.2.2.0/24")))
+	e.Acked(103)
 	becomes("a node without a key", "c2 10.2.1.5, c2 10.2.3.5, gl 10.2.1.5, gl 10.2.3.5")
-	e.send(deletion(104, &semaphorev1.Object{Key: outside.Key}))
-	e.acked(104)
+	e.Send(players.Deletion(104, &semaphorev1.Object{Key: outside.Key}))
+	e.Acked(104)
 	becomes("a node is gone", "c2 10.2.1.5, gl 10.2.1.5")
 	finds("the addresses are of no node", "node n2: it has published no key", "addresses in no node's subnets")
 }

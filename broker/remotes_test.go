@@ -31,6 +31,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // remoteClusters is a world with RemoteClusters and clients for them.
@@ -130,8 +131,8 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
 	e2 := r.exporter("c2")
-	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	e2.SendAll("c2", "e1", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.5"))
 	const ofC2 = `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
@@ -142,10 +143,10 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	// The second remote. The stream of the first continues: it acknowledges the next change.
 	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
-	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
-	e2.acked(101)
+	e2.Send(players.Upserts(101, players.Service("shop", "second", 81)))
+	e2.Acked(101)
 	e3 := r.exporter("c3")
-	sendAs(e3, "c3", "e1", serviceObject("shop", "echo", 90))
+	e3.SendAll("c3", "e1", players.Service("shop", "echo", 90))
 	const both = `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
@@ -174,10 +175,10 @@ peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]`, "c2", "c3")
 	}
 	r.patch("c3", `{"podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 7775}}`)
 	r.shows("c3", "not Accepted (PortConflict)")
-	e2.send(changesFrom(102, serviceObject("shop", "third", 82)))
-	e2.acked(102)
-	e3.send(changesFrom(101, serviceObject("shop", "fourth", 91)))
-	e3.acked(101)
+	e2.Send(players.Upserts(102, players.Service("shop", "third", 82)))
+	e2.Acked(102)
+	e3.Send(players.Upserts(101, players.Service("shop", "fourth", 91)))
+	e3.Acked(101)
 	r.becomes("what is not accepted changes nothing", sorted(both+`
 service c2-shop-73736d-third: 82
 service c3-shop-73736d-fourth: 91`))
@@ -194,11 +195,11 @@ service c3-shop-73736d-fourth: 91`))
 service c2-shop-73736d-second: 81
 service c2-shop-73736d-third: 82`
 	r.becomes("one remote is removed", sorted(left))
-	if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
+	if err := e3.Err(); !strings.Contains(err.Error(), "no longer imports from yours") {
 		t.Errorf("the stream of the removed remote ends with %v", err)
 	}
-	e2.send(changesFrom(103, serviceObject("shop", "third", 83)))
-	e2.acked(103)
+	e2.Send(players.Upserts(103, players.Service("shop", "third", 83)))
+	e2.Acked(103)
 
 	// The CRD is deleted with all objects: nothing that works changes, not even by a restart.
 	testkit.Must(t, r.api.Delete(t.Context(), "c4", metav1.DeleteOptions{}))
@@ -213,14 +214,14 @@ service c2-shop-73736d-third: 82`
 		return strings.Contains(problems, "RemoteClusters c2 disappeared with their CustomResourceDefinition") &&
 			strings.Contains(problems, "RemoteClusters are not served"), problems
 	})
-	e2.send(changesFrom(104, serviceObject("shop", "third", 84)))
-	e2.acked(104)
+	e2.Send(players.Upserts(104, players.Service("shop", "third", 84)))
+	e2.Acked(104)
 	stop()
 	r.start(r.cfg)
 	e2 = r.exporter("c2")
-	sendAll(e2, "e2", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"),
-		serviceObject("shop", "second", 81), serviceObject("shop", "third", 84))
+	e2.SendAll("c2", "e2", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.5"),
+		players.Service("shop", "second", 81), players.Service("shop", "third", 84))
 	r.becomes("after a restart without the definition", strings.Replace(sorted(left), "third: 82", "third: 84", 1))
 	for what, was := range kept {
 		if is := r.written()[what]; is != was && !strings.Contains(what, "third") {
@@ -234,12 +235,12 @@ service c2-shop-73736d-third: 82`
 		problems := strings.Join(r.status(r.cfg).GetProblems(), "\n")
 		return !strings.Contains(problems, "not served"), problems
 	})
-	e2.send(changesFrom(105, serviceObject("shop", "third", 85)))
-	e2.acked(105)
+	e2.Send(players.Upserts(105, players.Service("shop", "third", 85)))
+	e2.Acked(105)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
-	e2.send(changesFrom(106, serviceObject("shop", "third", 86)))
-	e2.acked(106)
+	e2.Send(players.Upserts(106, players.Service("shop", "third", 86)))
+	e2.Acked(106)
 	testkit.Must(t, r.api.Delete(t.Context(), "c2", metav1.DeleteOptions{}))
 	r.becomes("no remote", "")
 }
@@ -252,8 +253,8 @@ func TestRemotesChangeAlone(t *testing.T) {
 	r.start(r.cfg)
 	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
 	e2 := r.exporter("c2")
-	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.5"))
+	e2.SendAll("c2", "e1", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.5"), players.Member("shop", "p1", "u1", "web", "10.2.1.5"))
 	const ofC2 = `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
@@ -269,8 +270,9 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 		r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 		r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
 		e3 := r.exporter("c3")
-		sendAs(e3, "c3", fmt.Sprint("e", life), nodeObject("n3", 30+life, "10.3.1.0/24"), serviceObject("shop", "echo", 90),
-			sliceObject("shop", "echo-1", "echo", "10.3.1.5"), memberObject("shop", "p3", "u3", "web", "10.3.1.5"))
+		e3.SendAll("c3", fmt.Sprint("e", life), players.Node("n3", 30+life, "10.3.1.0/24"), players.Service("shop", "echo",
+			90),
+			players.Slice("shop", "echo-1", "echo", "10.3.1.5"), players.Member("shop", "p3", "u3", "web", "10.3.1.5"))
 		a.until("a second device on the same stream", "device c2: 7775 [10.2.0.0/16]\ndevice c3: 7776 [10.3.0.0/16]\n"+
 			"peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]\npeer c3/n3: 172.18.2."+fmt.Sprint(30+life)+
 			":51820 [10.3.1.0/24]", "c2", "c3")
@@ -288,12 +290,12 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		testkit.Must(t, r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 		a.until("its removal on the same stream", strings.Replace(deviceOfC2, "\n", "\ndevice c3: to go\n", 1), "c2")
 		r.becomes("one remote is removed", ofC2)
-		if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
+		if err := e3.Err(); !strings.Contains(err.Error(), "no longer imports from yours") {
 			t.Errorf("the stream of the removed remote ends with %v", err)
 		}
 	}
-	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
-	e2.acked(101)
+	e2.Send(players.Upserts(101, players.Service("shop", "second", 81)))
+	e2.Acked(101)
 	for what, was := range before {
 		if is := r.written()[what]; is != was {
 			t.Errorf("%s was written: %s, and was %s", what, is, was)
@@ -302,8 +304,8 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 
 	// The object's status has the MTU of the nodes' devices and the refusals.
 	a.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1380, Peers: 1, PeersIdle: 1})
-	e2.send(changesFrom(102, sliceObject("shop", "bad", "echo", "192.0.2.99")))
-	e2.acked(102)
+	e2.Send(players.Upserts(102, players.Slice("shop", "bad", "echo", "192.0.2.99")))
+	e2.Acked(102)
 	r.shows("c2", "Accepted, Connected, not Healthy (ObjectsRefused), port 7775")
 	eventually(t, "MTU and refused object in the status", func() (bool, string) {
 		u, err := r.api.Get(t.Context(), "c2", metav1.GetOptions{})
@@ -326,14 +328,14 @@ func TestSubnetsChangeAlone(t *testing.T) {
 	r.start(r.cfg)
 	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
 	e3 := r.exporter("c3")
-	sendAs(e3, "c3", "e3", nodeObject("n3", 3, "10.3.1.0/24"), serviceObject("shop", "echo", 90),
-		sliceObject("shop", "echo-1", "echo", "10.3.1.5"), memberObject("shop", "p3", "u3", "web", "10.3.1.5"))
-	exports := func() *exporter {
+	e3.SendAll("c3", "e3", players.Node("n3", 3, "10.3.1.0/24"), players.Service("shop", "echo", 90),
+		players.Slice("shop", "echo-1", "echo", "10.3.1.5"), players.Member("shop", "p3", "u3", "web", "10.3.1.5"))
+	exports := func() *players.Exporter {
 		t.Helper()
 		e := r.exporter("c2")
-		sendAll(e, "e2", nodeObject("n1", 1, "10.2.1.0/24"), nodeObject("n2", 2, "10.22.1.0/24"),
-			serviceObject("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5", "10.22.1.5"),
-			memberObject("shop", "p1", "u1", "web", "10.2.1.5"), memberObject("shop", "p2", "u2", "web", "10.22.1.5"))
+		e.SendAll("c2", "e2", players.Node("n1", 1, "10.2.1.0/24"), players.Node("n2", 2, "10.22.1.0/24"),
+			players.Service("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5", "10.22.1.5"),
+			players.Member("shop", "p1", "u1", "web", "10.2.1.5"), players.Member("shop", "p2", "u2", "web", "10.22.1.5"))
 		return e
 	}
 	e2 := exports()
@@ -365,19 +367,19 @@ slice of c2-shop-73736d-echo: 10.2.1.5,10.22.1.5`
 
 	for revision := uint64(101); revision <= 104; revision += 2 {
 		r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
-		if err := e2.err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
+		if err := e2.Err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
 			t.Errorf("the stream of the changed remote ends with %v", err)
 		}
 		e2 = exports()
 		r.becomes("wider subnets", sorted(wide+ofC3))
 		a.until("wider subnets", widePeers, "c2", "c3")
-		e3.send(changesFrom(revision, serviceObject("shop", "second", 81)))
-		e3.acked(revision)
+		e3.Send(players.Upserts(revision, players.Service("shop", "second", 81)))
+		e3.Acked(revision)
 
 		r.patch("c2", `{"podSubnets": ["10.2.0.0/16"]}`)
-		e2.err()
-		e3.send(deletion(revision+1, serviceObject("shop", "second")))
-		e3.acked(revision + 1)
+		e2.Err()
+		e3.Send(players.Deletion(revision+1, players.Service("shop", "second")))
+		e3.Acked(revision + 1)
 		r.becomes("narrower subnets", sorted(narrow+ofC3))
 		a.until("narrower subnets", narrowPeers, "c2", "c3")
 		e2 = exports()
@@ -435,7 +437,7 @@ func TestEncryptionLater(t *testing.T) {
 	r.create("c2", "{podSubnets: [10.2.0.0/16]}")
 	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
 	e2 := r.exporter("c2")
-	sendAll(e2, "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	e2.SendAll("c2", "e1", players.Service("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5"))
 	const ofC2 = `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80

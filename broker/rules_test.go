@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,64 +20,24 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // Rules of docs/security.md that only a real listener can prove.
 
-// started runs the federation listener of c1 like startFederation, with a changed configuration.
-func started(t *testing.T, c clusters, change func(*config.Broker)) (address string, server *federation.Server,
-	operators *operator.Server) {
-	t.Helper()
-	cfg := brokerConfig(t, c)
-	change(cfg)
-	registry := prometheus.NewRegistry()
-	recorder := debug.NewRecorder("broker", "c1", "")
-	server = federation.New(federation.Options{
-		Cluster: "c1", Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: &took{},
-		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
-	})
-	address = loopback.Address(t)
-	operators = operator.New(quiet())
-	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server,
-		debug.NewServer(recorder, nil, debug.Answers{}), operators)
-	ctx, cancel := context.WithCancel(context.Background())
-	up, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := s.serve(ctx, func() { close(up) }); err != nil && err != context.Canceled {
-			t.Error(err)
-		}
-	}()
-	<-up
-	t.Cleanup(func() { cancel(); <-done })
-	return address, server, operators
-}
-
-func members(n int) (all []*semaphorev1.Object) {
-	for i := range n {
-		all = append(all, memberObject("shop", fmt.Sprint("m", i), fmt.Sprint("u", i), "web",
-			fmt.Sprintf("10.2.%d.%d", i/250, i%250)))
-	}
-	return all
-}
-
 func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
-	c := newClusters(t, "c1", "c2", "c3")
-	address, server, _ := started(t, c, func(*config.Broker) {})
-	e := publish(t, c.dial(t, "c3", "exporter", address, identity.Broker("c1")))
-	e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
-	if err := e.err(); status.Code(err) != codes.PermissionDenied {
+	l := serve(t)
+	e := l.exporter("c3")
+	e.Send(players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+	if err := e.Err(); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("c3 says that it is c2: %v", err)
 	}
 	eventually(t, "reported", func() (bool, string) {
-		s := server.Status()[1]
+		s := l.server.Status()[1]
 		return strings.Contains(s.LastError, `hello.cluster "c2": the certificate is for "c3"`), s.String()
 	})
 }
@@ -87,18 +45,15 @@ func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
 // Bytes before the end of a handshake reach no decoder. The connection just ends, and others continue.
 func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 	kubetest.NoLeaks(t)
-	c := newClusters(t, "c1", "c2")
-	address, server, _ := started(t, c, func(*config.Broker) {})
-	broker := identity.Broker("c1")
-	good := publish(t, c.dial(t, "c2", "exporter", address, broker))
-	good.send(helloMessage("c2", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
-	good.recv()
-	good.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1, members(1)...)...)
-	good.acked(1)
+	l := serve(t)
+	good := l.exporter("c2")
+	good.Greet(players.Hello("c2", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
+	good.Send(players.Snapshot(semaphorev1.Kind_KIND_SET_MEMBER, 1, players.Members("10.2", 1)...)...)
+	good.Acked(1)
 
 	raw := func(t *testing.T, bytes string) (answer []byte) {
 		t.Helper()
-		conn, err := net.Dial("tcp", address)
+		conn, err := net.Dial("tcp", l.address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +81,7 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 		})
 	}
 	t.Run("gRPC without TLS", func(t *testing.T) {
-		conn := testkit.Value(grpc.NewClient("passthrough:///"+address,
+		conn := testkit.Value(grpc.NewClient("passthrough:///"+l.address,
 			grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 		defer conn.Close()
 		if err := refused(t, conn); status.Code(err) != codes.Unavailable {
@@ -138,7 +93,7 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 			"no certificate": {InsecureSkipVerify: true, NextProtos: []string{"h2"}},
 			"TLS 1.2":        {InsecureSkipVerify: true, NextProtos: []string{"h2"}, MaxVersion: tls.VersionTLS12},
 		} {
-			conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", address, cfg)
+			conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", l.address, cfg)
 			if err != nil {
 				continue // as TLS 1.2 must be
 			}
@@ -154,52 +109,50 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 			conn.Close()
 		}
 	})
-	good.send(changesFrom(2, members(2)[1]))
-	good.acked(2)
-	if s := server.Status()[0]; !s.Connected {
+	good.Send(players.Upserts(2, players.Members("10.2", 2)[1]))
+	good.Acked(2)
+	if s := l.server.Status()[0]; !s.Connected {
 		t.Errorf("the good stream: %v", s)
 	}
 }
 
 func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
-	c := newClusters(t, "c1", "c2", "c3")
-	address, server, _ := started(t, c, func(*config.Broker) {})
-	broker := identity.Broker("c1")
-	conn := c.dial(t, "c2", "exporter", address, broker)
+	l := serve(t)
+	conn := l.dial("c2", "exporter")
 	t.Run("a message over the limit", func(t *testing.T) {
-		e := publish(t, conn)
-		big := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
+		e := players.Publish(t, conn)
+		big := players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
 		big.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage)}
-		if err := e.stream.Send(big); err != nil && !errors.Is(err, io.EOF) { // it may have been answered already
+		if err := e.Stream.Send(big); err != nil && !errors.Is(err, io.EOF) { // it may have been answered already
 			t.Fatal(err)
 		}
-		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
+		if err := e.Err(); status.Code(err) != codes.ResourceExhausted {
 			t.Errorf("error %v", err)
 		}
 		eventually(t, "reported", func() (bool, string) {
-			s := server.Status()[0]
+			s := l.server.Status()[0]
 			return strings.Contains(s.LastError, "larger than max"), s.String()
 		})
 	})
 	t.Run("a small message that is large once it is unpacked", func(t *testing.T) {
-		e := publish(t, conn)
-		bomb := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
+		e := players.Publish(t, conn)
+		bomb := players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
 		bomb.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage+1<<20)} // gzip makes 5 kB of it
-		if err := e.stream.Send(bomb); err != nil && !errors.Is(err, io.EOF) {
+		if err := e.Stream.Send(bomb); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}
-		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
+		if err := e.Err(); status.Code(err) != codes.ResourceExhausted {
 			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("streams, and those that say nothing", func(t *testing.T) {
 		// Use another remote than above: gRPC answers a message over the limit before the broker sees the end of that stream,
 		// so the stream still counts as open.
-		conn := c.dial(t, "c3", "exporter", address, broker)
+		conn := l.dial("c3", "exporter")
 		ended := make(chan error)
 		for range 5 {
-			e := publish(t, conn) // and say nothing
-			go func() { ended <- e.err() }()
+			e := players.Publish(t, conn) // and say nothing
+			go func() { ended <- e.Err() }()
 		}
 		// One ends immediately, the others because they send nothing.
 		if err := <-ended; status.Code(err) != codes.ResourceExhausted ||
@@ -218,56 +171,50 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 // changes of the last one. TestR05ChangesArePaced (broker/federation) has how slowly.
 func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	kubetest.NoLeaks(t)
-	c := newClusters(t, "c1", "c2", "c3")
-	address, server, _ := started(t, c, func(cfg *config.Broker) {
+	l := serve(t, func(cfg *config.Broker) {
 		for i := range cfg.Remotes {
 			cfg.Remotes[i].Limits.ChangesPerSecond = 20 // and 200 at once
 		}
 	})
-	broker := identity.Broker("c1")
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
-	var fast, calm *exporter
-	for cluster, e := range map[string]**exporter{"c2": &fast, "c3": &calm} {
-		*e = publish(t, c.dial(t, cluster, "exporter", address, broker))
-		(*e).send(helloMessage(cluster, "e1", 1000, kind))
-		(*e).recv()
+	var fast, calm *players.Exporter
+	for cluster, e := range map[string]**players.Exporter{"c2": &fast, "c3": &calm} {
+		*e = l.exporter(cluster)
+		(*e).Send(players.Hello(cluster, "e1", 1000, kind))
+		(*e).Recv()
 	}
-	fast.send(snapshotOf(kind, 1000, members(1000)...)...)
-	fast.acked(1000)
-	calm.send(snapshotOf(kind, 1000)...)
-	calm.acked(1000)
+	fast.Send(players.Snapshot(kind, 1000, players.Members("10.2", 1000)...)...)
+	fast.Acked(1000)
+	calm.Send(players.Snapshot(kind, 1000)...)
+	calm.Acked(1000)
 
 	// While one remote waits for 40 s, the other does not.
-	fast.send(changesFrom(2001, members(1000)...))
-	o := memberObject("shop", "x", "x", "web", "10.3.0.1")
+	fast.Send(players.Upserts(2001, players.Members("10.2", 1000)...))
+	o := players.Member("shop", "x", "x", "web", "10.3.0.1")
 	for i := range uint64(20) {
-		calm.send(changesFrom(1001+i, o))
-		calm.acked(1001 + i)
+		calm.Send(players.Upserts(1001+i, o))
+		calm.Acked(1001 + i)
 	}
 	// A new stream does not wait for the changes of the old one.
-	newer := publish(t, c.dial(t, "c2", "exporter", address, broker))
-	newer.send(helloMessage("c2", "e1", 3000, kind))
-	newer.recv()
-	if err := fast.err(); status.Code(err) != codes.Aborted {
+	newer := l.exporter("c2")
+	newer.Greet(players.Hello("c2", "e1", 3000, kind))
+	if err := fast.Err(); status.Code(err) != codes.Aborted {
 		t.Errorf("the older stream ends with %v", err)
 	}
-	if s := server.Status()[0]; !s.Connected {
+	if s := l.server.Status()[0]; !s.Connected {
 		t.Errorf("status %v", s)
 	}
 }
 
 func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
-	c := newClusters(t, "c1", "c2", "c3")
-	address, server, _ := started(t, c, func(cfg *config.Broker) { cfg.Remotes[0].Limits.StreamsPerMinute = 3 })
-	broker := identity.Broker("c1")
-	conn := c.dial(t, "c2", "exporter", address, broker)
+	l := serve(t, func(cfg *config.Broker) { cfg.Remotes[0].Limits.StreamsPerMinute = 3 })
+	conn := l.dial("c2", "exporter")
 	for range 3 {
-		e := publish(t, conn)
-		e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
-		e.recv()
-		e.cancel()
+		e := players.Publish(t, conn)
+		e.Greet(players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+		e.Cancel()
 	}
-	eventually(t, "seen to be gone", func() (bool, string) { s := server.Status()[0]; return !s.Connected, s.String() })
+	eventually(t, "seen to be gone", func() (bool, string) { s := l.server.Status()[0]; return !s.Connected, s.String() })
 	// One more stream may begin every 20 s, which an earlier one may have used. An admitted stream that sends nothing
 	// occupies the broker until the Hello timeout.
 	err := refused(t, conn)
@@ -278,45 +225,39 @@ func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
 		t.Errorf("the fourth: %v", err)
 	}
 	eventually(t, "reported", func() (bool, string) {
-		s := server.Status()[0]
+		s := l.server.Status()[0]
 		return strings.Contains(s.LastError, "streams"), s.String()
 	})
-	other := publish(t, c.dial(t, "c3", "exporter", address, broker))
-	other.send(helloMessage("c3", "e1", 0, semaphorev1.Kind_KIND_NODE))
-	other.recv()
+	other := l.exporter("c3")
+	other.Greet(players.Hello("c3", "e1", 0, semaphorev1.Kind_KIND_NODE))
 }
 
 // R24, from the withdrawal to the operator's release.
 func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
-	c := newClusters(t, "c1", "c2")
-	address, server, operators := started(t, c, func(*config.Broker) {})
-	broker := identity.Broker("c1")
+	l := serve(t)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
-	e := publish(t, c.dial(t, "c2", "exporter", address, broker))
-	e.send(helloMessage("c2", "e1", 100, kind))
-	e.recv()
-	e.send(snapshotOf(kind, 100, members(40)...)...)
-	e.acked(100)
-	e = publish(t, c.dial(t, "c2", "exporter", address, broker))
-	e.send(helloMessage("c2", "e2", 1, kind))
-	e.recv()
-	e.send(snapshotOf(kind, 1)...)
-	e.acked(1)
-	k := server.Status()[0].Kinds[3]
+	e := l.exporter("c2")
+	e.Greet(players.Hello("c2", "e1", 100, kind))
+	e.Send(players.Snapshot(kind, 100, players.Members("10.2", 40)...)...)
+	e.Acked(100)
+	e = l.exporter("c2")
+	e.Greet(players.Hello("c2", "e2", 1, kind))
+	e.Send(players.Snapshot(kind, 1)...)
+	e.Acked(1)
+	k := l.server.Status()[0].Kinds[3]
 	if k.Objects != 40 || k.HeldBack != 40 || k.HeldBackSince == nil || k.Limit == 0 || k.LastHeard == nil {
 		t.Fatalf("status %v", k)
 	}
-	if lines := finding.Texts(server.Findings()); len(lines) != 1 ||
+	if lines := finding.Texts(l.server.Findings()); len(lines) != 1 ||
 		!strings.Contains(lines[0], "cluster c2 has withdrawn setmember shop/m0") || !strings.Contains(lines[0], "37 more") {
 		t.Errorf("lines %q", lines)
 	}
 
-	if _, err := semaphorev1.NewControlServiceClient(c.dial(t, "c2", "exporter", address,
-		broker)).ReleaseBrake(t.Context(),
+	if _, err := semaphorev1.NewControlServiceClient(l.dial("c2", "exporter")).ReleaseBrake(t.Context(),
 		&semaphorev1.ReleaseBrakeRequest{Cluster: "c2"}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("the remote itself releases the brake: %v", err)
 	}
-	me := semaphorev1.NewControlServiceClient(c.dial(t, "c1", "semaphorectl", address, broker))
+	me := semaphorev1.NewControlServiceClient(l.dial("c1", "semaphorectl"))
 	release := func(cluster string, kinds ...semaphorev1.Kind) (string, codes.Code) {
 		answer, err := me.ReleaseBrake(t.Context(), &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})
 		return fmt.Sprint(len(answer.GetReleased()), " ", answer.GetReleased()), status.Code(err)
@@ -324,7 +265,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	if _, code := release("c2"); code != codes.FailedPrecondition {
 		t.Errorf("a standby: %v", code)
 	}
-	operators.Lead(&operator.Broker{Federation: server, Release: noEngines(t).Release})
+	l.operators.Lead(&operator.Broker{Federation: l.server, Release: noEngines(t).Release})
 	for _, w := range []struct {
 		cluster string
 		kind    semaphorev1.Kind
@@ -340,48 +281,48 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 			t.Errorf("release of %s, %s: %s, %v", w.cluster, w.kind, got, code)
 		}
 	}
-	if k := server.Status()[0].Kinds[3]; k.Objects != 0 || k.HeldBack != 0 {
+	if k := l.server.Status()[0].Kinds[3]; k.Objects != 0 || k.HeldBack != 0 {
 		t.Errorf("status %v", k)
 	}
 }
 
 // No decision depends on a remote's clock: with any time, the same objects are accepted, refused and acknowledged.
 func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
-	c := newClusters(t, "c1", "c2")
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	var first string
 	for name, at := range map[string]*timestamppb.Timestamp{
 		"now": timestamppb.Now(), "none": nil, "1970": {}, "the year 9999": {Seconds: 253402300799},
 		"long ago": {Seconds: -62135596800}, "invalid": {Seconds: 1 << 62, Nanos: -7},
 	} {
-		address, server, _ := started(t, c, func(*config.Broker) {})
-		e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
-		e.send(helloMessage("c2", "e1", 100, kind))
-		e.recv()
+		l := serve(t)
+		e := l.exporter("c2")
+		e.Greet(players.Hello("c2", "e1", 100, kind))
 		dated := func(m *semaphorev1.PublishRequest) *semaphorev1.PublishRequest {
 			for _, c := range m.GetChanges().GetChanges() {
 				c.ObservedAt = at
 			}
 			return m
 		}
-		for _, m := range snapshotOf(kind, 100, append(members(30), memberObject("shop", "bad", "u", "web", "10.9.0.1"))...) {
-			e.send(dated(m))
+		for _, m := range players.Snapshot(kind, 100, append(players.Members("10.2", 30), players.Member("shop", "bad", "u",
+			"web", "10.9.0.1"))...) {
+			e.Send(dated(m))
 		}
-		got := fmt.Sprint(e.acked(100))
-		e.send(dated(changesFrom(101, members(2)...)), dated(deletion(103, members(1)[0])))
-		e.acked(103)
+		got := fmt.Sprint(e.Acked(100))
+		e.Send(dated(players.Upserts(101, players.Members("10.2", 2)...)),
+			dated(players.Deletion(103, players.Members("10.2", 1)[0])))
+		e.Acked(103)
 		beat := &semaphorev1.PublishRequest{
 			Message: &semaphorev1.PublishRequest_Heartbeat{
 				Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 104, SentRevision: 104, SentAt: at},
 			},
 		}
-		e.send(beat)
-		e.acked(104)
-		s := server.Status()[0]
+		e.Send(beat)
+		e.Acked(104)
+		s := l.server.Status()[0]
 		if age := time.Since(s.LastHeard.AsTime()).Abs(); age > time.Minute {
 			t.Errorf("%s: heard %s ago", name, age)
 		}
-		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, refusedLine(server))
+		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, refusedLine(l.server))
 		if first == "" {
 			first = got
 		}

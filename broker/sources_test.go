@@ -14,32 +14,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // helloFrom is the Hello of c2's exporter that reads the cluster with a UID.
 func helloFrom(source, epoch string) *semaphorev1.PublishRequest {
-	m := helloMessage("c2", epoch, 100, allKinds...)
+	m := players.Hello("c2", epoch, 100, players.AllKinds...)
 	m.GetHello().SourceId = source
 	return m
-}
-
-// sendFrom sends the whole export of c2 as its exporter does that reads the cluster with a UID.
-func sendFrom(e *exporter, source, epoch string, objects ...*semaphorev1.Object) {
-	e.t.Helper()
-	e.send(helloFrom(source, epoch))
-	if e.recv().GetWelcome() == nil {
-		e.t.Fatal("no welcome")
-	}
-	for _, kind := range allKinds {
-		var of []*semaphorev1.Object
-		for _, o := range objects {
-			if o.Key.Kind == kind {
-				of = append(of, o)
-			}
-		}
-		e.send(snapshotOf(kind, 100, of...)...)
-	}
-	e.acked(100)
 }
 
 // TestASecondCluster: a cluster that was restored from a backup beside the original has its certificate. It changes no
@@ -53,8 +35,8 @@ func TestASecondCluster(t *testing.T) {
 	const original, second = "0c5f0000-0000-4000-8000-000000000001", "0c5f0000-0000-4000-8000-000000000002"
 
 	first := r.exporter("c2")
-	sendFrom(first, original, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	first.SendFrom(original, "c2", "e1", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.5"))
 	r.becomes("the original's Service", `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
@@ -71,9 +53,9 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 		t.Helper()
 		for i := range times {
 			conn := r.clusters.dial(t, "c2", "exporter", r.cfg.Listen.Federation, identity.Broker("c1"))
-			e := publish(t, conn)
-			e.send(helloFrom(source, fmt.Sprint("other", i)))
-			err := e.err()
+			e := players.Publish(t, conn)
+			e.Send(helloFrom(source, fmt.Sprint("other", i)))
+			err := e.Err()
 			conn.Close() // as an exporter does: of many open connections the oldest is closed
 			if status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), stands) ||
 				!strings.Contains(err.Error(), `patch remotecluster c2 --type merge -p '{"spec":{"sourceID":"`+source+`"}}'`) {
@@ -85,8 +67,8 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 		}
 	}
 	refused(second, original, 10)
-	first.send(changesFrom(101, memberObject("shop", "p1", "u1", "web", "10.2.1.7")))
-	first.acked(101) // its stream continues
+	first.Send(players.Upserts(101, players.Member("shop", "p1", "u1", "web", "10.2.1.7")))
+	first.Acked(101) // its stream continues
 	r.shows("c2", "Accepted, Connected, not Healthy (SourceRefused), port 7775")
 	eventually(t, "an Event", func() (bool, string) {
 		all, err := r.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
@@ -111,30 +93,30 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 
 	// An exporter that does not know what it reads displaces none that does.
 	e := r.exporter("c2")
-	e.send(helloFrom("", "unknown"))
-	if err := e.err(); status.Code(err) != codes.AlreadyExists {
+	e.Send(helloFrom("", "unknown"))
+	if err := e.Err(); status.Code(err) != codes.AlreadyExists {
 		t.Errorf("without a source: %v", err)
 	}
 
 	// The original ends, and the broker restarts: the second has no more right than before.
-	first.cancel()
+	first.Cancel()
 	r.shows("c2", "Accepted, not Connected (Disconnected), not Healthy (SourceRefused), port 7775")
 	refused(second, original, 3)
 	stop()
 	stop = r.start(r.cfg)
 	refused(second, original, 3)
 	first = r.exporter("c2")
-	sendFrom(first, original+"/1", "e1b", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.7"))
+	first.SendFrom(original+"/1", "c2", "e1b", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.5"), players.Member("shop", "p1", "u1", "web", "10.2.1.7"))
 
 	// The operator's word ends the stream of the one, and lets the other in.
 	r.patch("c2", `{"sourceID": "`+second+`"}`)
-	if err := first.err(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), second) {
+	if err := first.Err(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), second) {
 		t.Errorf("the original's stream ended with %v", err)
 	}
 	rebuilt := r.exporter("c2")
-	sendFrom(rebuilt, second, "e2", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
-		sliceObject("shop", "echo-1", "echo", "10.2.1.9"), memberObject("shop", "p1", "u1", "web", "10.2.1.7"))
+	rebuilt.SendFrom(second, "c2", "e2", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
+		players.Slice("shop", "echo-1", "echo", "10.2.1.9"), players.Member("shop", "p1", "u1", "web", "10.2.1.7"))
 	eventually(t, "the rebuilt cluster stands", func() (bool, string) { return sourceID() == second, sourceID() })
 	eventually(t, "its endpoint", func() (bool, string) {
 		text := fmt.Sprint(r.written())

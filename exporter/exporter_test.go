@@ -374,10 +374,11 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	server := federation.New(federation.Options{
-		Cluster: cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Outcomes: outcomes,
+		Cluster: cluster, Local: cfg.LocalPrefixes,
 		Metrics:  federation.NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", cluster, ""), Log: slog.Default(),
 	})
+	server.Begin(cfg.Remotes, nil, federation.Engines{Sink: sink, Outcomes: outcomes})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	g := grpc.NewServer(append(federation.ServerOptions(),

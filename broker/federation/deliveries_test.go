@@ -34,11 +34,11 @@ func TestUndelivered(t *testing.T) {
 		"it is not taken, and the remote is gone":        {undelivered: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			options := Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}}
+			var own *config.Remote
 			if c.own {
-				options.Own = &config.Remote{Name: "c1"}
+				own = &config.Remote{Name: "c1"}
 			}
-			s := New(options)
+			s := begun(Options{}, onlyC2, own, Engines{})
 			connect := func(cluster string, is bool) {
 				if is {
 					s.all()[cluster].isConnected.Store(true)

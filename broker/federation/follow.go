@@ -15,12 +15,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Engines receive what is held of the remotes. All but Sink may be nil; Options documents each.
+// Engines receive what is held of the remotes. All but Sink may be nil.
 type Engines struct {
-	Sink        Sink
+	Sink Sink
+	// WaitForRoom waits until the Sink has room for another message of a cluster; waits is called before it blocks.
 	WaitForRoom func(ctx context.Context, cluster string, waits func() error) error
-	ResyncDue   func(cluster string) bool
-	Outcomes    func(cluster string) []*semaphorev1.Outcome
+	// ResyncDue reports whether an engine needs a snapshot of a remote. It is called at heartbeats.
+	ResyncDue func(cluster string) bool
+	// Outcomes returns the unexpected outcomes of a cluster's services. It is called at heartbeats.
+	Outcomes func(cluster string) []*semaphorev1.Outcome
 }
 
 // Why a change of the remotes ends a stream.
@@ -29,8 +32,8 @@ var (
 	errChanged = status.Error(codes.Aborted, "the configuration for your cluster has changed here: begin another stream")
 )
 
-// Begin accepts these remotes, and passes what they export to engines from now on. New calls it with those of its
-// options; a leader, which has none there, when it knows its remotes.
+// Begin accepts these remotes, and the own cluster's exporter like one if own has its limits (config.Broker.Own; nil if
+// it is not accepted), and passes what they export to engines from now on. A leader calls it when it knows its remotes.
 func (s *Server) Begin(remotes []config.Remote, own *config.Remote, to Engines) {
 	s.engines = &to
 	s.Change(remotes, own)

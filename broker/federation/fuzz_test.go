@@ -8,6 +8,7 @@ import (
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // FuzzLook compares what look says of a message with what decoding it gives: the kind and the number of changes by
@@ -15,13 +16,9 @@ import (
 func FuzzLook(f *testing.F) {
 	for _, m := range []*semaphorev1.PublishRequest{
 		{},
-		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: "c2", Epoch: "e"}}},
-		{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 3}}},
-		{
-			Message: &semaphorev1.PublishRequest_Changes{
-				Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{{Revision: 1}, {}, {Revision: 3}}},
-			},
-		},
+		players.Hello("c2", "e", 0),
+		players.Beat(3, 0),
+		players.Changes(&semaphorev1.Change{Revision: 1}, &semaphorev1.Change{}, &semaphorev1.Change{Revision: 3}),
 	} {
 		data := testkit.Value(proto.Marshal(m))(f)
 		f.Add(data)

@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // call is the server's end of a stream of an exporter. One that is stuck takes no answer before it ends.
@@ -53,6 +54,27 @@ func (c *call) Send(*semaphorev1.PublishResponse) error {
 	return status.FromContextError(c.ctx.Err()).Err()
 }
 
+// begun is a server of c1 that takes these remotes.
+func begun(options Options, remotes []config.Remote, own *config.Remote, to Engines) *Server {
+	options.Cluster, options.Recorder, options.Log = "c1", debug.NewRecorder("broker", "c1", ""),
+		slog.New(slog.DiscardHandler)
+	s := New(options)
+	if to.Sink == nil {
+		to.Sink = taker{}
+	}
+	s.Begin(remotes, own, to)
+	return s
+}
+
+var onlyC2 = []config.Remote{{Name: "c2"}}
+
+// callOf is the call of a cluster's exporter, whose certificate is proven.
+func callOf(t *testing.T, cluster string) (context.Context, context.CancelFunc) {
+	uri := &url.URL{Scheme: "spiffe", Host: cluster, Path: "/exporter"}
+	return context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
+		State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{uri}}}}}}))
+}
+
 type taker struct{}
 
 func (taker) Take(string, replica.Result) {}
@@ -64,15 +86,8 @@ func TestStreamsEndAtMaxAge(t *testing.T) {
 	for name, stuck := range map[string]bool{"it continues": false, "it reads nothing": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := New(Options{
-					Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Sink: taker{},
-					Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
-				})
-				ctx, cancel := context.WithCancel(peer.NewContext(t.Context(),
-					&peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
-						State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{{Scheme: "spiffe", Host: "c2",
-							Path: "/exporter"}}}}},
-					}}))
+				s := begun(Options{}, onlyC2, nil, Engines{})
+				ctx, cancel := callOf(t, "c2")
 				st := &call{ctx: ctx, in: make(chan []byte), stuck: stuck}
 				ended := make(chan error, 1)
 				go func() {
@@ -91,14 +106,9 @@ func TestStreamsEndAtMaxAge(t *testing.T) {
 					}
 				}
 				go func() {
-					send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-						Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: "e",
-						Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
-					}}})
+					send(players.Hello("c2", "e", 0, semaphorev1.Kind_KIND_NODE))
 					for ctx.Err() == nil && !stuck {
-						send(
-							&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{}}},
-						)
+						send(players.Beat(0, 0))
 						select {
 						case <-time.After(5 * time.Second):
 						case <-ctx.Done():

@@ -2,27 +2,19 @@ package federation
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"fmt"
-	"log/slog"
-	"net"
 	"net/netip"
-	"net/url"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // answered is a call whose exporter reads all answers.
@@ -45,11 +37,7 @@ type paced struct {
 
 // publishTo opens a stream of a cluster's exporter.
 func publishTo(t *testing.T, s *Server, cluster string) *paced {
-	ctx, cancel := context.WithCancel(peer.NewContext(t.Context(),
-		&peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
-			State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{{Scheme: "spiffe",
-				Host: cluster, Path: "/exporter"}}}}},
-		}}))
+	ctx, cancel := callOf(t, cluster)
 	p := &paced{t: t, ctx: ctx, to: &answered{&call{ctx: ctx, in: make(chan []byte)},
 		make(chan *semaphorev1.PublishResponse, 10_000)}}
 	go func() {
@@ -57,10 +45,7 @@ func publishTo(t *testing.T, s *Server, cluster string) *paced {
 		cancel() // as gRPC does when a handler returns
 	}()
 	t.Cleanup(cancel)
-	p.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: "e", HeadRevision: 1000,
-		Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
-	}}})
+	p.send(players.Hello(cluster, "e", 1000, semaphorev1.Kind_KIND_SET_MEMBER))
 	return p
 }
 
@@ -96,37 +81,9 @@ func (p *paced) acked(revision uint64, all ...*semaphorev1.PublishRequest) time.
 	}
 }
 
-func membersOf(prefix string, n int) (all []*semaphorev1.Object) {
-	for i := range n {
-		all = append(all, &semaphorev1.Object{
-			Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: fmt.Sprint("m", i)},
-			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprint("u", i), SetName: "web",
-				Ips: []string{fmt.Sprintf("%s.%d.%d", prefix, i/250, i%250)}}},
-		})
-	}
-	return all
-}
-
-func changesAfter(revision uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
-	var all []*semaphorev1.Change
-	for _, o := range objects {
-		revision++
-		all = append(all, &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Upsert{Upsert: o}})
-	}
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{
-		Changes: &semaphorev1.Changes{Changes: all}}}
-}
-
-// wholeAt is a snapshot at revision 1000 in three parts: its begin, its objects, and its end.
+// wholeAt is a snapshot at revision 1000.
 func wholeAt(objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
-	const kind, revision = semaphorev1.Kind_KIND_SET_MEMBER, 1000
-	return []*semaphorev1.PublishRequest{
-		{Message: &semaphorev1.PublishRequest_SnapshotBegin{
-			SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision}}},
-		changesAfter(0, objects...),
-		{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-			SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: revision, Objects: uint64(len(objects))}}},
-	}
+	return players.Snapshot(semaphorev1.Kind_KIND_SET_MEMBER, 1000, objects...)
 }
 
 // slowServer takes 20 changes a second of each remote, and 200 at once.
@@ -139,10 +96,7 @@ func slowServer(members int) *Server {
 				MebibytesPerKind: 64},
 		})
 	}
-	return New(Options{
-		Cluster: "c1", Remotes: remotes, Sink: taker{}, Metrics: NewMetrics(prometheus.NewRegistry()),
-		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
-	})
+	return begun(Options{Metrics: NewMetrics(prometheus.NewRegistry())}, remotes, nil, Engines{})
 }
 
 // R5: a snapshot is not paced, changes beyond the burst are, and another remote does not wait for them.
@@ -150,19 +104,19 @@ func TestR05ChangesArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slowServer(2000)
 		fast, calm := publishTo(t, s, "c2"), publishTo(t, s, "c3")
-		if took := fast.acked(1000, wholeAt(membersOf("10.2", 1000)...)...); took > 0 {
+		if took := fast.acked(1000, wholeAt(players.Members("10.2", 1000)...)...); took > 0 {
 			t.Errorf("a snapshot of 1000 took %s", took)
 		}
 		calm.acked(1000, wholeAt()...)
 		// At 20 a second, and 200 at once, 240 need 2 s. Acknowledgements may wait.
-		if took := fast.acked(1240, changesAfter(1000, membersOf("10.2", 240)...)); took < 2*time.Second ||
+		if took := fast.acked(1240, players.Upserts(1001, players.Members("10.2", 240)...)); took < 2*time.Second ||
 			took > 3*time.Second {
 			t.Errorf("240 changes were taken within %s", took)
 		}
 		took := make(chan time.Duration, 1)
-		go func() { took <- fast.acked(2240, changesAfter(1240, membersOf("10.2", 1000)...)) }()
+		go func() { took <- fast.acked(2240, players.Upserts(1241, players.Members("10.2", 1000)...)) }()
 		for i := range uint64(20) {
-			if took := calm.acked(1001+i, changesAfter(1000+i, membersOf("10.3", 1)...)); took > time.Second {
+			if took := calm.acked(1001+i, players.Upserts(1001+i, players.Members("10.3", 1)...)); took > time.Second {
 				t.Errorf("change %d of another remote was taken after %s", i, took)
 			}
 		}
@@ -174,29 +128,22 @@ func TestR05ChangesArePaced(t *testing.T) {
 
 // R5: changes without effect, and snapshot objects over the limit, do not bypass the rate limit.
 func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
-	beat := func(sent uint64) *semaphorev1.PublishRequest {
-		return &semaphorev1.PublishRequest{
-			Message: &semaphorev1.PublishRequest_Heartbeat{
-				Heartbeat: &semaphorev1.Heartbeat{HeadRevision: sent, SentRevision: sent},
-			},
-		}
-	}
 	unknown := &semaphorev1.PublishRequest{}
 	unknown.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
-	empty := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{}}}
-	snapshot := wholeAt(membersOf("10.2", 250)...)
+	empty := players.Changes()
+	snapshot := wholeAt(players.Members("10.2", 250)...)
 	for name, test := range map[string]struct {
 		before, flood []*semaphorev1.PublishRequest
 		ack           uint64
 	}{
 		"heartbeats": {wholeAt(),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{beat(1000)}, 239), beat(1001)), 1001},
+			append(slices.Repeat([]*semaphorev1.PublishRequest{players.Beat(1000, 1000)}, 239), players.Beat(1001, 1001)), 1001},
 		"messages of no known sort": {wholeAt(),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), beat(1001)), 1001},
+			append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), players.Beat(1001, 1001)), 1001},
 		"changes that are none": {wholeAt(),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 239), beat(1001)), 1001},
+			append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 239), players.Beat(1001, 1001)), 1001},
 		"nothing in a snapshot": {snapshot[:1], append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 240),
-			wholeAt()[2:]...), 1000},
+			players.End(semaphorev1.Kind_KIND_SET_MEMBER, 1000, 0)), 1000},
 		"more in a snapshot than is held": {nil, snapshot, 1000},
 	} {
 		t.Run(name, func(t *testing.T) {

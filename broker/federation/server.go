@@ -67,28 +67,16 @@ type Sink interface {
 type Options struct {
 	// Cluster is the own cluster.
 	Cluster string
-	Remotes []config.Remote
-	// Own are the limits of the own cluster's exporter, which is then accepted like a remote; nil if it is not. See
-	// config.Broker.Own.
-	Own *config.Remote
 	// Local are the own cluster's subnets.
 	Local []netip.Prefix
 	Brake config.Brake
-	// ResyncDue reports whether an engine needs a snapshot of a remote; nil for never. It is called at heartbeats.
-	ResyncDue func(cluster string) bool
 	// LabelDomains are the domains of the labels of sets here; empty if no sets are written.
 	LabelDomains []string
-	// Outcomes returns the unexpected outcomes of a cluster's services; nil for none. It is called at heartbeats.
-	Outcomes func(cluster string) []*semaphorev1.Outcome
 	// Warn notifies the operators of the own cluster with a reason and a sentence; may be nil.
-	Warn func(reason finding.Code, note string)
-	Sink Sink
-	// WaitForRoom waits until the Sink has room for another message of a cluster; waits is called before it blocks.
-	// May be nil.
-	WaitForRoom func(ctx context.Context, cluster string, waits func() error) error
-	Metrics     *Metrics
-	Recorder    *debug.Recorder
-	Log         *slog.Logger
+	Warn     func(reason finding.Code, note string)
+	Metrics  *Metrics
+	Recorder *debug.Recorder
+	Log      *slog.Logger
 }
 
 // Server is the broker's side of all Publish streams.
@@ -97,7 +85,7 @@ type Server struct {
 	options Options
 	// links are by cluster. The map is replaced as a whole, and never modified.
 	links atomic.Pointer[map[string]*link]
-	// engines receive what is held of the remotes.
+	// engines receive what is held of the remotes; nil before Begin.
 	engines *Engines
 
 	deliveries deliveries
@@ -167,12 +155,10 @@ func (st *stream) stop(why error) {
 	})
 }
 
-// New makes a server with empty replicas.
+// New makes a server that accepts no remote before Begin.
 func New(options Options) *Server {
 	s := &Server{options: options}
 	s.links.Store(&map[string]*link{})
-	s.Begin(options.Remotes, options.Own, Engines{Sink: options.Sink, WaitForRoom: options.WaitForRoom,
-		ResyncDue: options.ResyncDue, Outcomes: options.Outcomes})
 	if options.Metrics != nil {
 		options.Metrics.links(s)
 	}

@@ -93,10 +93,11 @@ func (w *world) source(cluster, part string) *identity.Source {
 
 func (w *world) serve() {
 	w.server = federation.New(federation.Options{
-		Cluster: "c1", Remotes: w.cfg.Remotes, Local: w.cfg.LocalPrefixes, Sink: w.sink,
+		Cluster: "c1", Local: w.cfg.LocalPrefixes,
 		Metrics: federation.NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
 		Log: slog.Default(),
 	})
+	w.server.Begin(w.cfg.Remotes, nil, federation.Engines{Sink: w.sink})
 	g := grpc.NewServer(append(federation.ServerOptions(),
 		grpc.Creds(credentials.NewTLS(w.source("c1", "broker").ServerTLS(w.server.Authorize))))...)
 	semaphorev1.RegisterFederationServiceServer(g, w.server)

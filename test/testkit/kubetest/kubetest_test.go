@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-
 )
 
 // TestStart checks what tests of other packages rely on: rights are enforced, tokens of ServiceAccounts are issued and

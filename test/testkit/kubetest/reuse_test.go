@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-
 )
 
 // TestReuse: a test gets the apiserver of the one before, and nothing of what that one made, changed or removed:
