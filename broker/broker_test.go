@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,26 +113,8 @@ func newWorldAt(t *testing.T, cfg *rest.Config) *world {
 	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, cfg)
 
 	w.calico = testkit.Value(kube.Calico(cfg))(t)
-	ctx := t.Context()
-	testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
-	w.node = testkit.Value(w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
-		metav1.CreateOptions{}))(t)
-	w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
-	w.node = testkit.Value(w.admin.CoreV1().Nodes().UpdateStatus(ctx, w.node, metav1.UpdateOptions{}))(t)
-	testkit.Value(w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}))(t)
-	pod := testkit.Value(w.admin.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-n1"},
-		Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "semaphore-agent",
-			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{}))(t)
-	token := testkit.Value(w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-			Audiences: []string{w.cfg.Agents.Audience}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
-				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		}}, metav1.CreateOptions{}))(t)
-	w.agent = token.Status.Token
+	kubetest.Namespace(t, w.admin, "semaphore")
+	w.node, w.agent = kubetest.Agent(t, w.admin, "n1", "172.18.1.11", w.cfg.Agents.Audience)
 	return w
 }
 

@@ -102,28 +102,20 @@ func reviewing(b testing.TB) kubernetes.Interface {
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 }
 
-// files are the certificates of a cluster.
-type files struct{ dir, bundle string }
+// files are the certificates of a cluster, and its bundle.
+type files struct {
+	trust.Dir
+	bundle string
+}
 
 func newFiles(b testing.TB) files {
-	dir := b.TempDir()
-	testkit.Must(b, identity.Init(filepath.Join(dir, "pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour},
-		time.Now()))
-	roots := testkit.Value(os.ReadFile(filepath.Join(dir, "pki", "ca.crt")))(b)
-	bundle := filepath.Join(dir, "c1.pem")
-	testkit.Must(b, os.WriteFile(bundle, roots, 0o600))
-	return files{dir, bundle}
+	dir := trust.New(b, "c1")
+	return files{dir, filepath.Join(dir.Bundles(), "c1.pem")}
 }
 
 func (f files) client() *tls.Config { return trust.ClientTLS(f.bundle, identity.Broker("c1")) }
 
-func (f files) source(b testing.TB) *identity.Source {
-	source := testkit.Value(identity.NewSource(config.TLS{
-		CertFile: filepath.Join(f.dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(f.dir, "pki", "broker", "tls.key"),
-		BundleDir: f.dir,
-	}))(b)
-	return source
-}
+func (f files) source(b testing.TB) *identity.Source { return f.Source(b, "c1", "broker") }
 
 // counting counts the bytes written to its connections, including TLS.
 type counting struct {

@@ -34,8 +34,7 @@ func TestImportsOfBothFamilies(t *testing.T) {
 	w.cfg.Remotes[0].PodPrefixes = append(w.cfg.Remotes[0].PodPrefixes, netip.MustParsePrefix("fd02::/64"))
 	testkit.Value(definitions.Apply(ctx,
 		apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions(), false))(t)
-	testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}},
-		metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, w.admin, "shop")
 	client := testkit.Value(mcs.New(w.rest, "test"))(t)
 	stop := w.start(w.cfg)
 	defer stop()

@@ -87,8 +87,7 @@ func TestServiceImports(t *testing.T) {
 	defer func() { stop() }()
 	namespace := func(name string) {
 		t.Helper()
-		testkit.Value(w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}))(t)
+		kubetest.Namespace(t, w.admin, name)
 	}
 	namespace("shop")
 

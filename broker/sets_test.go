@@ -186,8 +186,7 @@ func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
 	w := &setsWorld{t: t, c1: kubernetes.NewForConfigOrDie(c1), c2: kubernetes.NewForConfigOrDie(c2)}
 	for _, namespace := range []string{"semaphore", "shop"} {
 		for _, admin := range []kubernetes.Interface{w.c1, w.c2} {
-			testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
-				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
+			kubetest.Namespace(t, admin, namespace)
 		}
 	}
 

@@ -54,8 +54,7 @@ func TestHandover(t *testing.T) {
 			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
 			Namespace("mirrors"),
 	}
-	testkit.Value(h.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, h.admin, "mirrors")
 	const echo, global, old = "c2-shop-73736d-echo", "gl-shop-73736d-echo", "c2-shop-73736d-old"
 	h.theirs(echo, "c2", "10.2.0.1")
 	h.theirs(old, "c2", "10.2.0.9")

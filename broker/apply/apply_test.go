@@ -148,8 +148,7 @@ func slice(name, cluster, family string, addresses ...string) *discoveryv1.Endpo
 func TestApply(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "mirrors")
 	t.Run("services", func(t *testing.T) { testServices(t, cfg, admin) })
 	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
 	t.Run("unanswered", func(t *testing.T) { testUnanswered(t, cfg, admin) })

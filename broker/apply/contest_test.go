@@ -37,9 +37,7 @@ import (
 func TestInterference(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "mirrors")
 	client, requests := counted(cfg)
 	opts := options(t)
 	opts.Events = report.NewEvents(admin, "mirrors", nil, prometheus.NewRegistry(),

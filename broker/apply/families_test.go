@@ -33,8 +33,7 @@ func TestFamilies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := kubetest.StartWith(t, c.ranges)
 			ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-			testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
-				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
+			kubetest.Namespace(t, admin, "mirrors")
 			client, requests := counted(cfg)
 			w, d := desired[*corev1.Service]()
 			o := Services(client, "mirrors", d, options(t))

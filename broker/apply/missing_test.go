@@ -18,9 +18,7 @@ import (
 func TestDeletedServicesComeBack(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "mirrors")
 	w, d := desired[*corev1.Service]()
 	w.set(service("echo", "c2", 80, false))
 	w.set(service("headless", "c2", 80, true))

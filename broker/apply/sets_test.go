@@ -15,7 +15,6 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -384,8 +383,7 @@ func TestNetworkSets(t *testing.T) {
 	ctx := t.Context()
 	namespace := func(name string) {
 		t.Helper()
-		testkit.Value(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}))(t)
+		kubetest.Namespace(t, admin, name)
 	}
 	namespace("shop")
 	namespace("bank")

@@ -363,8 +363,7 @@ type sharedCause struct {
 // newSharedCause makes a namespace.
 func newSharedCause(t *testing.T, cfg *rest.Config, admin kubernetes.Interface, namespace string) *sharedCause {
 	t.Helper()
-	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, namespace)
 	return &sharedCause{admin: admin, cfg: rest.CopyConfig(cfg), own: cfg, namespace: namespace}
 }
 

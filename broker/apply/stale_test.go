@@ -22,8 +22,7 @@ func TestStaleWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "mirrors")
 	calico := NewCalico(cfg, options(t).Log)
 	t.Run("service", func(t *testing.T) {
 		w, d := desired[*corev1.Service]()

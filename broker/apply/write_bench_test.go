@@ -29,10 +29,8 @@ import (
 func BenchmarkWrite(b *testing.B) {
 	cfg := kubetest.Start(b)
 	kubetest.InstallCalico(b, cfg, kubetest.CalicoCRD, "globalnetworksets")
-	ctx, admin := b.Context(), kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
-	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}))(b)
+	admin := kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
+	kubetest.Namespace(b, admin, "mirrors")
 	calico := testkit.Value(kube.Calico(cfg))(b)
 	addresses := func(n, version int) (all []string) {
 		for i := range n - 1 {

@@ -20,6 +20,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 var (
@@ -220,52 +221,28 @@ func (c *cluster) is(what, service, want string) {
 	}
 }
 
-// endpoints are IPv4 slices of a service: "10.2.0.1 10.2.0.2?" with the marks of text.
-func endpoints(service, addresses string) *semaphorev1.EndpointSlice {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
-		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}}}
-	for _, text := range strings.Fields(addresses) {
-		address := strings.TrimRight(text, "?~")
-		e := &semaphorev1.Endpoint{Addresses: strings.Split(address, "+"), Ready: ptr.To(true), Serving: ptr.To(true),
-			Terminating: ptr.To(false)}
-		switch {
-		case strings.HasSuffix(text, "?"):
-			e.Ready, e.Serving = ptr.To(false), ptr.To(false)
-		case strings.HasSuffix(text, "~"):
-			e.Ready, e.Terminating = ptr.To(false), ptr.To(true)
-		}
-		s.Endpoints = append(s.Endpoints, e)
-	}
-	return s
-}
-
-func web(s *semaphorev1.Service) *semaphorev1.Service {
-	s.Ports = append(s.Ports, &semaphorev1.Port{Name: "web", Protocol: "TCP", Port: 80})
-	return s
-}
+// endpoints have the marks of text.
+var endpoints, web = players.Endpoints, players.Web
 
 func mirrored() *semaphorev1.Service { return web(&semaphorev1.Service{Mirror: true}) }
 
 func global() *semaphorev1.Service { return web(&semaphorev1.Service{Global: true}) }
 
-func change(kind semaphorev1.Kind, ns, name string, o *semaphorev1.Object) replica.Change {
-	return replica.Change{Key: replica.Key{Kind: kind, Namespace: ns, Name: name}, New: o, ObservedAt: observed}
+// change is that of an object; without a spec it is gone.
+func change(o *semaphorev1.Object, gone bool) replica.Change {
+	c := replica.Change{Key: replica.KeyOf(o.Key), New: o, ObservedAt: observed}
+	if gone {
+		c.New = nil
+	}
+	return c
 }
 
 func svc(ns, name string, s *semaphorev1.Service) replica.Change {
-	if s == nil {
-		return change(semaphorev1.Kind_KIND_SERVICE, ns, name, nil)
-	}
-	return change(semaphorev1.Kind_KIND_SERVICE, ns, name,
-		&semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: s}})
+	return change(players.ServiceOf(ns, name, s), s == nil)
 }
 
 func slc(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
-	if s == nil {
-		return change(semaphorev1.Kind_KIND_ENDPOINT_SLICE, ns, name, nil)
-	}
-	return change(semaphorev1.Kind_KIND_ENDPOINT_SLICE, ns, name,
-		&semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}})
+	return change(players.SliceOf(ns, name, s), s == nil)
 }
 
 func names(all []Touched) []string {

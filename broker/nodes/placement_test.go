@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -61,12 +62,12 @@ func TestExempt(t *testing.T) {
 			affinity("{matchExpressions: [{key: pool, operator: Like, values: [c]}]}"), ""},
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
-		must(t, yaml.Unmarshal([]byte("{"+c.labels+"}"), &node.Labels))
-		must(t, yaml.Unmarshal([]byte("["+c.taints+"]"), &node.Spec.Taints))
+		testkit.Must(t, yaml.Unmarshal([]byte("{"+c.labels+"}"), &node.Labels))
+		testkit.Must(t, yaml.Unmarshal([]byte("["+c.taints+"]"), &node.Spec.Taints))
 		var template *corev1.PodSpec
 		if c.template != "" {
 			template = &corev1.PodSpec{}
-			must(t, yaml.Unmarshal([]byte(c.template), template))
+			testkit.Must(t, yaml.Unmarshal([]byte(c.template), template))
 		}
 		if got := Exempt(node, template); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q; want %q", c.name, got, c.want)
@@ -77,11 +78,4 @@ func TestExempt(t *testing.T) {
 func affinity(terms string) string {
 	return "{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + terms +
 		"]}}}}"
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,7 +13,6 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
@@ -66,8 +65,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	if err != nil || calico.GroupVersion != gv {
 		t.Fatal(calico, err)
 	}
-	testkit.Value(kubernetes.NewForConfigOrDie(admin).CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(admin), "semaphore")
 	foreign := testkit.Value(calico.IPPools().Create(t.Context(),
 		&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "mine"},
 			Spec: calicov3.IPPoolSpec{CIDR: "10.3.128.0/17", NATOutgoing: true, NodeSelector: "all()", BlockSize: 26}}))(t)

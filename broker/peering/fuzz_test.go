@@ -12,6 +12,7 @@ import (
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // FuzzReceive has an agent say anything, in turns with changes of the state: nothing panics, a refusal is the
@@ -29,20 +30,9 @@ func FuzzReceive(f *testing.F) {
 		}
 		return b.Bytes()
 	}
-	report := &semaphorev1.AttachRequest{
-		Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: []*semaphorev1.DeviceReport{
-			{
-				Cluster:    "c2",
-				Interface:  "wireguard.c2",
-				PublicKey:  make([]byte, 32),
-				ListenPort: 1,
-				Problem:    "é",
-			}, {Cluster: "c9"},
-		}}},
-	}
-	applied := &semaphorev1.AttachRequest{
-		Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: 3}},
-	}
+	report := players.Report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2",
+		PublicKey: make([]byte, 32), ListenPort: 1, Problem: "é"}, &semaphorev1.DeviceReport{Cluster: "c9"})
+	applied := players.Applied(3)
 	token := &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Token{Token: &semaphorev1.Token{Token: "t"}}}
 	f.Add(delimited(hello(&semaphorev1.AgentHello{}), report, nil, applied, nil, token))
 	f.Add(delimited(nil, hello(&semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}}), report))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 func TestLag(t *testing.T) {
@@ -60,11 +61,7 @@ func TestSessionCountsChangesAfterTheSnapshot(t *testing.T) {
 	}
 	applied := func(s *Session, revision uint64) []Propagated {
 		t.Helper()
-		r, err := s.Receive(
-			&semaphorev1.AttachRequest{
-				Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}},
-			},
-		)
+		r, err := s.Receive(players.Applied(revision))
 		if err != nil || !r.Applied {
 			t.Fatal(r, err)
 		}

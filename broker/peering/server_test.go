@@ -5,18 +5,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -33,6 +30,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // knownNodes are the live nodes, and what was reported of them.
@@ -109,8 +107,7 @@ func newBench(t *testing.T) *bench {
 	b.admin = kubernetes.NewForConfigOrDie(b.rest)
 	kubetest.NoLeaks(t, b.rest)
 	ctx := t.Context()
-	testkit.Value(b.admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, b.admin, "semaphore")
 	for _, name := range []string{"semaphore-agent", "other"} {
 		testkit.Value(b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
 			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
@@ -136,24 +133,7 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b.t)
-	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
-	semaphorev1.RegisterPeeringServiceServer(g, s)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = g.Serve(l)
-	}()
-	b.t.Cleanup(func() {
-		g.Stop()
-		<-done
-	})
-	dial := func() *grpc.ClientConn {
-		conn := testkit.Value(grpc.NewClient("passthrough:///"+l.Addr().String(),
-			grpc.WithTransportCredentials(insecure.NewCredentials())))(b.t)
-		b.t.Cleanup(func() { conn.Close() })
-		return conn
-	}
+	dial := serve(b.t, s)
 	return running{s, dial(), dial}
 }
 
@@ -206,9 +186,7 @@ func attach(t *testing.T, conn *grpc.ClientConn, token string) call {
 	}
 	stream := testkit.Value(semaphorev1.NewPeeringServiceClient(conn).Attach(ctx))(t)
 	// An error here is returned by the first Recv.
-	_ = stream.Send(
-		&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
-	)
+	_ = stream.Send(hello(&semaphorev1.AgentHello{}))
 	return stream
 }
 
@@ -397,11 +375,7 @@ func TestReports(t *testing.T) {
 	token := b.token("semaphore-agent", agents.Audience, b.pod("agent-n1", "n1", "semaphore-agent"))
 	key := make([]byte, 32)
 	key[0] = 7
-	report := func(devices ...*semaphorev1.DeviceReport) *semaphorev1.AttachRequest {
-		return &semaphorev1.AttachRequest{
-			Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
-		}
-	}
+	report := players.Report
 	t.Run("keys of configured remotes", func(t *testing.T) {
 		stream := attach(t, b.conn, token)
 		first := report(
@@ -443,8 +417,7 @@ func TestReports(t *testing.T) {
 		{"no port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})},
 		{"no such port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000})},
 		{"too many", report(make([]*semaphorev1.DeviceReport, maxDevices+1)...)},
-		{"hello twice", &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{
-			Hello: &semaphorev1.AgentHello{}}}},
+		{"hello twice", hello(&semaphorev1.AgentHello{})},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for i := range c.bad.GetReport().GetDevices() {

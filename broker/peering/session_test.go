@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 var remotes = map[string]bool{"c2": true, "c3": true}
@@ -60,9 +61,7 @@ func said(t *testing.T, s *Session) string {
 	}
 }
 
-func hello(h *semaphorev1.AgentHello) *semaphorev1.AttachRequest {
-	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: h}}
-}
+var hello = players.AgentHello
 
 // open is a session whose agent has said hello.
 func open(t *testing.T, s *State, h *semaphorev1.AgentHello) *Session {
@@ -117,10 +116,8 @@ func TestSession(t *testing.T) {
 
 	t.Run("reports", func(t *testing.T) {
 		r, err := session.Receive(
-			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
-				Devices: []*semaphorev1.DeviceReport{{Cluster: "c9"}, {Cluster: "c2", PublicKey: make([]byte, 32), ListenPort: 1},
-					{Cluster: "c9"}},
-			}}},
+			players.Report(&semaphorev1.DeviceReport{Cluster: "c9"}, &semaphorev1.DeviceReport{Cluster: "c2",
+				PublicKey: make([]byte, 32), ListenPort: 1}, &semaphorev1.DeviceReport{Cluster: "c9"}),
 		)
 		if err != nil || len(r.Report.Tunnels) != 1 || r.Report.Devices != 3 {
 			t.Error(r, err)
@@ -129,11 +126,7 @@ func TestSession(t *testing.T) {
 	})
 	t.Run("applied", func(t *testing.T) {
 		for _, c := range []struct{ says, want uint64 }{{5, 5}, {99, 7}} {
-			_, err := session.Receive(
-				&semaphorev1.AttachRequest{
-					Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: c.says}},
-				},
-			)
+			_, err := session.Receive(players.Applied(c.says))
 			if err != nil || session.Applied() != c.want {
 				t.Errorf("says %d: %v, %d", c.says, err, session.Applied())
 			}
@@ -154,11 +147,7 @@ func TestSession(t *testing.T) {
 func TestManyForeignDevicesAreBounded(t *testing.T) {
 	session := open(t, NewState(), nil)
 	for i := range 10 * maxDevices {
-		testkit.Value(session.Receive(
-			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
-				Devices: []*semaphorev1.DeviceReport{{Cluster: fmt.Sprint("x", i)}},
-			}}},
-		))(t)
+		testkit.Value(session.Receive(players.Report(&semaphorev1.DeviceReport{Cluster: fmt.Sprint("x", i)})))(t)
 	}
 	if len(session.deleted) != maxDevices || len(session.foreign) != maxDevices {
 		t.Errorf("%d remembered, %d to send", len(session.deleted), len(session.foreign))
@@ -285,9 +274,8 @@ func TestNamesInReportsAreShort(t *testing.T) {
 	}{
 		{long, long, codes.OK}, {longer, "wireguard.c2", codes.InvalidArgument}, {"c2", longer, codes.InvalidArgument},
 	} {
-		_, err := open(t, NewState(), nil).Receive(&semaphorev1.AttachRequest{
-			Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
-				Devices: []*semaphorev1.DeviceReport{{Cluster: c.cluster, Interface: c.device}}}}})
+		_, err := open(t, NewState(), nil).Receive(players.Report(&semaphorev1.DeviceReport{Cluster: c.cluster,
+			Interface: c.device}))
 		if status.Code(err) != c.want {
 			t.Errorf("a cluster of %d and an interface of %d bytes: %v, want %s", len(c.cluster), len(c.device), err, c.want)
 		}

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"runtime"
@@ -14,7 +13,6 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -45,15 +43,6 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	}
 }
 
-func attachAs(t *testing.T, conn *grpc.ClientConn, token string) call {
-	t.Helper()
-	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token))
-	t.Cleanup(cancel)
-	stream := testkit.Value(semaphorev1.NewPeeringServiceClient(conn).Attach(ctx))(t)
-	testkit.Must(t, stream.Send(hello(&semaphorev1.AgentHello{})))
-	return stream
-}
-
 // readers are agents of a broker that read.
 type readers struct {
 	server *Server
@@ -73,7 +62,7 @@ func newReaders(t *testing.T) *readers {
 	r.server, _ = newReviewed()
 	r.dial = serve(t, r.server)
 	for i := range r.seen {
-		stream := attachAs(t, r.dial(), fmt.Sprintf("n%d/a", i))
+		stream := attach(t, r.dial(), fmt.Sprintf("n%d/a", i))
 		go func() {
 			for {
 				m, err := stream.Recv()
@@ -132,7 +121,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 		free.round(t, round)
 		with.round(t, round)
 	}
-	stuck := attachAs(t, with.dial(), "stuck/a")
+	stuck := attach(t, with.dial(), "stuck/a")
 	before := heap()
 	var alone, beside []time.Duration
 	for round := warm; round < rounds; round++ {

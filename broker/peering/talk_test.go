@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -26,11 +27,7 @@ func talkers(t *testing.T) (*Server, *prometheus.Registry, func(node string, dev
 	return s, registry, func(node string, devices ...*semaphorev1.DeviceReport) {
 		t.Helper()
 		session := open(t, NewState(), nil)
-		r := testkit.Value(session.Receive(
-			&semaphorev1.AttachRequest{
-				Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
-			},
-		))(t)
+		r := testkit.Value(session.Receive(players.Report(devices...)))(t)
 		s.attached[types.UID(node)] = &attachment{agent: Agent{Node: node}, session: session, report: r.Report,
 			reported: noon}
 	}

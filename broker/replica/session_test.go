@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 const (
@@ -43,53 +44,15 @@ func admit(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
 func newReplica() *Replica { return New("c2", "c1", "test", admit) }
 
 func hello(epoch string, head, oldest uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, OldestRevision: oldest,
-		Kinds: kinds,
-	}}}
-}
-
-func begin(kind semaphorev1.Kind, revision uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_SnapshotBegin{
-			SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision},
-		},
-	}
-}
-
-func end(kind semaphorev1.Kind, revision, objects uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_SnapshotEnd{
-			SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: revision, Objects: objects},
-		},
-	}
-}
-
-func changes(all ...*semaphorev1.Change) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}},
-	}
-}
-
-func heartbeat(head uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head}},
-	}
-}
-
-func sent(head, sent uint64) *semaphorev1.PublishRequest {
-	m := heartbeat(head)
-	m.GetHeartbeat().SentRevision = sent
+	m := players.Hello("c2", epoch, head, kinds...)
+	m.GetHello().OldestRevision = oldest
 	return m
 }
 
-func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum streams.Digest) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
-			Kind: kind, Revision: revision, Objects: objects, Digest: sum.Bytes(),
-		}},
-	}
-}
+// The messages of an exporter.
+var begin, end, changes, unchanged, sent = players.Begin, players.End, players.Changes, players.Unchanged, players.Beat
+
+func heartbeat(head uint64) *semaphorev1.PublishRequest { return sent(head, 0) }
 
 func digestOf(upserts []*semaphorev1.Change) streams.Digest {
 	var sum streams.Digest

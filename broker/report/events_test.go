@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -128,9 +127,7 @@ func TestEventsThatFail(t *testing.T) {
 // it, though nobody asks again.
 func TestEvents(t *testing.T) {
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(kubetest.Start(t))
-	testkit.Value(admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "mirrors")
 	registry := prometheus.NewRegistry()
 	const flood = maxWaiting + 100
 	warn := func(e *Events) {
@@ -203,8 +200,7 @@ func TestEvents(t *testing.T) {
 		n, _ := testkit.Metric(t, failures, "semaphore_broker_events_total", "failed")
 		return n == 1, fmt.Sprint(n)
 	}))
-	testkit.Value(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}},
-		metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, admin, "late")
 	testkit.Eventually(t, 3*time.Minute, "written when it can be", testkit.State(func() (bool, string) {
 		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1, fmt.Sprint(err)

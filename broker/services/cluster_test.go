@@ -19,6 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // enabled has the API on.
@@ -221,37 +222,24 @@ func (c *cluster) is(what, service, want string) {
 	}
 }
 
-// endpoints are IPv4 slices of a service: "10.2.0.1 10.2.0.2?" with the mark of is.
-func endpoints(service, addresses string) *semaphorev1.EndpointSlice {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
-		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}}}
-	for _, text := range strings.Fields(addresses) {
-		address, notReady := strings.CutSuffix(text, "?")
-		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{address}, Ready: ptr.To(!notReady),
-			Serving: ptr.To(!notReady), Terminating: ptr.To(false)})
-	}
-	return s
-}
+// endpoints have the mark of is.
+var endpoints, web = players.Endpoints, players.Web
 
-func web(s *semaphorev1.Service) *semaphorev1.Service {
-	s.Ports = append(s.Ports, &semaphorev1.Port{Name: "web", Protocol: "TCP", Port: 80})
-	return s
+// change is that of an object; without a spec it is gone.
+func change(o *semaphorev1.Object, gone bool) replica.Change {
+	c := replica.Change{Key: replica.KeyOf(o.Key), New: o}
+	if gone {
+		c.New = nil
+	}
+	return c
 }
 
 func svc(ns, name string, s *semaphorev1.Service) replica.Change {
-	c := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name}}
-	if s != nil {
-		c.New = &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: s}}
-	}
-	return c
+	return change(players.ServiceOf(ns, name, s), s == nil)
 }
 
 func slc(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
-	c := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns, Name: name}}
-	if s != nil {
-		c.New = &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
-	}
-	return c
+	return change(players.SliceOf(ns, name, s), s == nil)
 }
 
 func names(all []mirror.Touched) []string {

@@ -48,20 +48,13 @@ cluster.c9:53 {
 }
 `
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // shipped returns the nth document of a manifest of the component.
 func shipped[T any](t *testing.T, file string, n int) *T {
 	t.Helper()
 	manifest, err := os.ReadFile("../../deploy/features/dns/" + file)
-	must(t, err)
+	testkit.Must(t, err)
 	into := new(T)
-	must(t, yaml.UnmarshalStrict([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
 	return into
 }
 
@@ -77,19 +70,19 @@ func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 		Verbs: []string{"create", "delete"}}
 	_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Rules: []rbacv1.PolicyRule{more}}, metav1.CreateOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: limited.Impersonate.UserName}},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}}, metav1.CreateOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	registration := admin.AdmissionregistrationV1()
 	_, err = registration.ValidatingAdmissionPolicies().Create(ctx,
 		shipped[admissionv1.ValidatingAdmissionPolicy](t, "writes.yaml", 0), metav1.CreateOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	_, err = registration.ValidatingAdmissionPolicyBindings().Create(ctx,
 		shipped[admissionv1.ValidatingAdmissionPolicyBinding](t, "writes.yaml", 1), metav1.CreateOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	return limited
 }
 
@@ -123,21 +116,21 @@ func TestKeeper(t *testing.T) {
 		t.Helper()
 		_, err := files.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name,
 			Annotations: map[string]string{"mine": "stays"}}, Data: data}, metav1.CreateOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	text := func(name, key string) string {
 		t.Helper()
 		m, err := files.Get(ctx, name, metav1.GetOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 		return m.Data[key]
 	}
 	replace := func(corefile string) {
 		t.Helper()
 		m, err := files.Get(ctx, "coredns", metav1.GetOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 		m.Data["Corefile"] = corefile
 		_, err = files.Update(ctx, m, metav1.UpdateOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	create("coredns", map[string]string{"Corefile": before, "NodeHosts": "172.18.1.7 n1"})
 	k := NewDNS(client, &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
@@ -154,7 +147,7 @@ func TestKeeper(t *testing.T) {
 		err := write(ctx, client, "coredns", func(d map[string]string) { d["Corefile"] = "" })
 		return err != nil && strings.Contains(err.Error(), "semaphore-dns-writes"), errText(err)
 	}))
-	must(t, k.keep(ctx))
+	testkit.Must(t, k.keep(ctx))
 	if got, want := text("coredns", "Corefile"), before+"\n"+strings.TrimPrefix(
 		coredns.WithSection("", section("c2", "c3")), "\n")+after; got != want {
 		t.Errorf("with c3 the Corefile is\n%s\nwant\n%s", got, want)
@@ -209,11 +202,11 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("without the file: %v", err)
 	}
 	m, err := files.Get(ctx, "coredns-custom", metav1.GetOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	m.Data["semaphore.server"] = section("c2")
 	_, err = files.Update(ctx, m, metav1.UpdateOptions{})
-	must(t, err)
-	must(t, k.keep(ctx))
+	testkit.Must(t, err)
+	testkit.Must(t, k.keep(ctx))
 	if got := text("coredns-custom", "semaphore.server"); got != section("c3") {
 		t.Errorf("the file is\n%s", got)
 	}
@@ -250,12 +243,12 @@ func TestLostBlocks(t *testing.T) {
 		if err != nil {
 			_, err = files.Create(ctx, m, metav1.CreateOptions{})
 		}
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	is := func(name, key, want string) {
 		t.Helper()
 		m, err := files.Get(ctx, name, metav1.GetOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 		if m.Data[key] != want {
 			t.Errorf("%s has\n%s\nwant\n%s", name, m.Data[key], want)
 		}
@@ -278,7 +271,7 @@ func TestLostBlocks(t *testing.T) {
 
 	_, err := marks.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: naming.ConfigMapDNS}},
 		metav1.CreateOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	if err := looks.keep(ctx); !errors.Is(err, errLost) {
 		t.Errorf("lost: %v", err)
 	}
@@ -308,9 +301,9 @@ func TestLostBlocks(t *testing.T) {
 			t.Errorf("restored with %s: %v", name, err)
 		}
 	}
-	must(t, manages.keep(ctx))
+	testkit.Must(t, manages.keep(ctx))
 	is("coredns", "Corefile", coredns.WithSection(before, section("c2", "c3")))
-	must(t, looks.keep(ctx))
+	testkit.Must(t, looks.keep(ctx))
 
 	// In a file of its own.
 	const imports = before + "import /etc/coredns/custom/*.server\n"
@@ -324,14 +317,14 @@ func TestLostBlocks(t *testing.T) {
 	if err := looks.keep(ctx); !errors.Is(err, errLost) {
 		t.Errorf("without the file: %v", err)
 	}
-	must(t, manages.keep(ctx))
+	testkit.Must(t, manages.keep(ctx))
 	is("coredns-custom", "semaphore.server", section("c2", "c3"))
-	must(t, looks.keep(ctx))
+	testkit.Must(t, looks.keep(ctx))
 
 	// Who deletes the mark ends it.
-	must(t, marks.Delete(ctx, naming.ConfigMapDNS, metav1.DeleteOptions{}))
+	testkit.Must(t, marks.Delete(ctx, naming.ConfigMapDNS, metav1.DeleteOptions{}))
 	set("coredns", map[string]string{"Corefile": before})
-	must(t, looks.keep(ctx))
+	testkit.Must(t, looks.keep(ctx))
 	if err := manages.keep(ctx); !errors.Is(err, errNotWired) {
 		t.Errorf("without the mark: %v", err)
 	}
@@ -424,7 +417,7 @@ func attack(t *testing.T, client kubernetes.Interface) {
 		"immutable":   func(m *corev1.ConfigMap) { m.Immutable = new(bool); *m.Immutable = true },
 	} {
 		m, err := files.Get(t.Context(), "coredns", metav1.GetOptions{})
-		must(t, err)
+		testkit.Must(t, err)
 		edit(m)
 		if _, err := files.Update(t.Context(), m, metav1.UpdateOptions{}); err == nil ||
 			!strings.Contains(err.Error(), "only the data") {

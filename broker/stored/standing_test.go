@@ -212,8 +212,7 @@ func (b *bench) version(cluster string) string {
 func TestStore(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, b.admin, "semaphore")
 	quiet := slog.New(slog.DiscardHandler)
 	open := func(remotes ...string) *PeerStore { return NewPeers(b.admin, "semaphore", remotes, quiet) }
 	agents := newTold()
@@ -285,8 +284,7 @@ func TestStore(t *testing.T) {
 func TestStoredPeersAreRestored(t *testing.T) {
 	b := &bench{t: t, api: kubetest.Start(t)}
 	b.admin = kubernetes.NewForConfigOrDie(b.api)
-	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, b.admin, "semaphore")
 	quiet := slog.New(slog.DiscardHandler)
 	s := NewPeers(b.admin, "semaphore", []string{"c2", "c3"}, quiet)
 	s.every = 10 * time.Millisecond
@@ -319,8 +317,7 @@ func TestStoredPeersAreRestored(t *testing.T) {
 func TestStoreWithoutRights(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	testkit.Value(b.admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, b.admin, "semaphore")
 	limited := rest.CopyConfig(api)
 	limited.Impersonate = rest.ImpersonationConfig{UserName: "nobody", Groups: []string{"system:authenticated"}}
 	s := NewPeers(kubernetes.NewForConfigOrDie(limited), "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler))

@@ -17,8 +17,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -103,8 +101,7 @@ func newVictim(t *testing.T, part string) *victim {
 	v := &victim{t: t, part: part, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api),
 		log: filepath.Join(dir, part+".log")}
 	trust.In(t, v.dir, "c1", "c2", "c3")
-	testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, v.kube, "semaphore")
 	v.http = loopback.Address(t)
 	shipped(t, part+".yaml", &v.cfg)
 	v.remotes = append(v.remotes, &v1alpha1.RemoteCluster{})
@@ -368,24 +365,6 @@ func (v *victim) costs(what string, most int, attack func()) {
 // agentToken creates a node with an agent's pod, and returns a token like the one that the kubelet projects.
 func (v *victim) agentToken(node, address string) string {
 	v.t.Helper()
-	ctx := v.t.Context()
-	n := testkit.Value(v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-		metav1.CreateOptions{}))(v.t)
-	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
-	testkit.Value(v.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}))(v.t)
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}
-	if _, err := v.kube.CoreV1().ServiceAccounts("semaphore").Get(ctx, account.Name, metav1.GetOptions{}); err != nil {
-		testkit.Value(v.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, account, metav1.CreateOptions{}))(v.t)
-	}
-	pod := testkit.Value(v.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-" + node},
-		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account.Name,
-			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{}))(v.t)
-	token := testkit.Value(v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-			Audiences: []string{"semaphore-broker.c1"}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
-				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		}}, metav1.CreateOptions{}))(v.t)
-	return token.Status.Token
+	_, token := kubetest.Agent(v.t, v.kube, node, address, "semaphore-broker.c1")
+	return token
 }

@@ -137,8 +137,7 @@ func TestHostileBrokerOfARemote(t *testing.T) {
 	const pods, most = 100, 32 << 20
 	v := newVictim(t, "exporter")
 	v.cfg["listen"] = map[string]any{"http": v.http, "debugSocket": v.path("exporter.sock")}
-	testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}))(t)
+	kubetest.Namespace(t, v.kube, "shop")
 	for i := range pods {
 		testkit.Value(v.kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod-", i),

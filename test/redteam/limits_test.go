@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 var (
@@ -34,8 +35,7 @@ func service(name string, ports int) *semaphorev1.Object {
 	for i := range ports {
 		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("port-%d", i), Protocol: "TCP", Port: int32(1000 + i)})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: serviceKind, Namespace: "shop", Name: name},
-		Spec: &semaphorev1.Object_Service{Service: s}}
+	return players.ServiceOf("shop", name, s)
 }
 
 // slice returns the slice of a Service, with endpoints of c2 whose addresses begin at a third octet.
@@ -45,8 +45,7 @@ func slice(service string, third, endpoints int) *semaphorev1.Object {
 	for i := range endpoints {
 		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: sliceKind, Namespace: "shop", Name: service + "-1"},
-		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
+	return players.SliceOf("shop", service+"-1", s)
 }
 
 // cidrs returns n pod CIDRs of c2, beginning at a number.

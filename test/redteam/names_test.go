@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -132,8 +131,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			v := prepare(t)
 			kubetest.InstallCalico(t, v.rest, kubetest.CalicoCRD, "networksets")
 			for _, name := range []string{"pay", "eu-pay", "eu"} {
-				testkit.Value(v.kube.CoreV1().Namespaces().Create(t.Context(),
-					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+				kubetest.Namespace(t, v.kube, name)
 			}
 			trust.In(t, v.dir, "c2-eu", "eu")
 			v.remotes = v.remotes[:1]

@@ -12,6 +12,7 @@ import (
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // agent attaches as a node's agent and returns what it received until the end mark: the size of all messages, the
@@ -94,9 +95,7 @@ func TestUnknownFieldsReachNoAgent(t *testing.T) {
 		}
 		s.tell(changesOf(upsert(uint64(i+1), o)))
 	}
-	s.tell(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: 100, Objects: uint64(len(nodes))},
-	}})
+	s.tell(players.End(kind, 100, uint64(len(nodes))))
 	s.acked(100)
 	honest := v.publish("c3")
 	honest.tell(hello("c3", "e1", 1, kind))

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -166,67 +167,15 @@ func (s *stream) end(within time.Duration) error {
 
 func encode(t *testing.T, m proto.Message) []byte {
 	t.Helper()
-	data := testkit.Value(proto.Marshal(m))(t)
-	return data
+	return testkit.Value(proto.Marshal(m))(t)
 }
 
-func hello(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, Kinds: kinds,
-	}}}
-}
-
-// snapshot returns a complete snapshot of a kind at a revision, in messages of at most a thousand objects.
-func snapshot(kind semaphorev1.Kind, at uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
-	messages := []*semaphorev1.PublishRequest{
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotBegin{
-				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: at},
-			},
-		},
-	}
-	changes := &semaphorev1.Changes{}
-	flush := func() {
-		if len(changes.Changes) > 0 {
-			messages = append(messages,
-				&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}})
-			changes = &semaphorev1.Changes{}
-		}
-	}
-	size := 0
-	for i, o := range objects {
-		n := proto.Size(o)
-		if len(changes.Changes) == 1000 || size+n > 500_000 {
-			flush()
-			size = 0
-		}
-		size += n
-		changes.Changes = append(changes.Changes, upsert(uint64(i+1), o))
-	}
-	flush()
-	return append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: at, Objects: uint64(len(objects))},
-	}})
-}
-
-func upsert(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
-	return &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Upsert{Upsert: o}}
-}
-
-func changesOf(changes ...*semaphorev1.Change) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: changes}},
-	}
-}
+// What an exporter says.
+var hello, snapshot, upsert, changesOf = players.Hello, players.Snapshot, players.Upsert, players.Changes
 
 // member returns a pod of a set. Its address follows from its number.
 func member(i int, ips ...string) *semaphorev1.Object {
-	return &semaphorev1.Object{
-		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
-			Name: fmt.Sprintf("pod-%d", i)},
-		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprintf("uid-%d", i),
-			SetName: "web", Ips: ips}},
-	}
+	return players.Member("shop", fmt.Sprintf("pod-%d", i), fmt.Sprintf("uid-%d", i), "web", ips...)
 }
 
 // node returns a node of c2 or c3 whose key and address follow from a number from 1 to 14.
@@ -237,10 +186,8 @@ func node(cluster, name string, n byte, cidrs ...string) *semaphorev1.Object {
 	}
 	key := make([]byte, 32)
 	key[0], key[1], key[2] = 9, first, n
-	return &semaphorev1.Object{
-		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
-		Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{
-			PublicKey: key, Address: fmt.Sprintf("192.0.2.%d:51820", first+n),
-		}}},
-	}
+	o := players.Node(name, 0, cidrs...)
+	o.GetNode().Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: key,
+		Address: fmt.Sprintf("192.0.2.%d:51820", first+n)}
+	return o
 }
