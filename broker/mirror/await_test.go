@@ -42,33 +42,33 @@ func TestAwait(t *testing.T) {
 			c.apply("c2", offers("10.2.0.1")...)
 			c.apply("c3", offers("10.4.0.1")...)
 			c.heard("c2", "c2-a", "c3")
-			c.follow(c.SetGone("c2", true, c.now))
+			c.follow(c.SetGone("c2", true, c.Now))
 			const gone = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1"
-			c.is("c2 is gone", shared, gone)
-			c.wrote()
+			c.Is("c2 is gone", shared, gone)
+			c.Wrote()
 
 			c = c.restartedAwaiting(rules)
-			c.is("a broker begins", shared, gone)
+			c.Is("a broker begins", shared, gone)
 			c.apply("c3", offers("10.4.0.1")...)
 			c.heard("c3")
-			c.is("c3 is heard", shared, gone)
-			if wrote := c.wrote(); len(wrote) > 0 {
+			c.Is("c3 is heard", shared, gone)
+			if wrote := c.Wrote(); len(wrote) > 0 {
 				t.Errorf("%q was written", wrote)
 			}
 			c.apply("c3", has("10.4.0.1 10.4.0.2"))
-			c.is("c3 has more", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
-			c.follow(c.SetGone("c2", true, c.now))
-			c.is("c2 is known to be gone", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+			c.Is("c3 has more", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+			c.follow(c.SetGone("c2", true, c.Now))
+			c.Is("c2 is known to be gone", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
 
 			// In another that begins it is there after all.
 			c = c.restartedAwaiting(rules)
-			c.follow(c.SetGone("c3", false, c.now))
-			c.follow(c.SetGone("c2", false, c.now))
+			c.follow(c.SetGone("c3", false, c.Now))
+			c.follow(c.SetGone("c2", false, c.Now))
 			want := "c2-1: 10.2.0.1; c3-1: 10.4.0.1 10.4.0.2" // for a while, even where c2 alone suffices
 			if name == "c3 before c2" {
 				want = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2"
 			}
-			c.is("c2 is there", shared, want)
+			c.Is("c2 is there", shared, want)
 		})
 	}
 }
@@ -94,32 +94,26 @@ func TestAwaitUsesAnUnusedClusterThatWasNotGone(t *testing.T) {
 			c.apply("c1", offering(settled(k.settings), "10.1.0.1")...)
 			c.apply("c2", offering(settled(k.settings), "10.2.0.1")...)
 			c.heard("c1", "c2", "c2-a", "c3")
-			c.is("c2 is not needed", glEcho, notNeeded)
-			c.follow(c.SetGone("c2", k.gone, c.now))
-			c.wrote()
+			c.Is("c2 is not needed", glEcho, notNeeded)
+			c.follow(c.SetGone("c2", k.gone, c.Now))
+			c.Wrote()
 			c = c.restartedAwaiting(taken)
-			c.is("a broker begins", glEcho, notNeeded)
-			if wrote := c.wrote(); len(wrote) > 0 {
+			c.Is("a broker begins", glEcho, notNeeded)
+			if wrote := c.Wrote(); len(wrote) > 0 {
 				t.Errorf("%q was written", wrote)
 			}
 			c.apply("c1", offering(settled(k.settings), "10.1.0.1?")...)
-			c.is("the own pods fail", glEcho, k.want)
+			c.Is("the own pods fail", glEcho, k.want)
 		})
 	}
 }
 
 // restartedAwaiting is restarted, of a broker that finds out whether its remotes are there.
 func (c *cluster) restartedAwaiting(more ...string) *cluster {
-	n := before(c.t, more...)
+	n := before(c.TB, more...)
 	n.MarkPresenceUnknown("c2", "c2-a", "c3")
-	n.now, n.services, n.slices = c.now, c.services, c.slices
-	for _, name := range sorted(n.services) {
-		n.ObserveService(name, n.services[name], n.now)
-	}
-	for _, name := range sorted(n.slices) {
-		n.ObserveSlice(name, n.slices[name], n.now)
-	}
-	n.follow(n.Begin(n.now))
+	n.Take(c.Cluster)
+	n.follow(n.Begin(n.Now))
 	return n
 }
 
@@ -129,47 +123,41 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
-	c.follow(c.SetGone("c2", true, c.now))
-	c.wrote()
+	c.follow(c.SetGone("c2", true, c.Now))
+	c.Wrote()
 	c = c.restartedAwaiting()
 	c.apply("c3", offers("10.4.0.1?")...)
-	c.is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c.Is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	c = c.restartedAwaiting()
-	c.is("both were in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c.Is("both were in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	// A broker that was stopped on its way leaves some in use: it had begun to leave the cluster, or to come back to it.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1 10.2.0.2")...)
 	c.apply("c3", offers("10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
-	c.follow(c.SetGone("c2", true, c.now))
-	c.slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
+	c.follow(c.SetGone("c2", true, c.Now))
+	c.Slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
 	c = c.restartedAwaiting()
-	c.is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
+	c.Is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
 	// What is unused by a drain alone says nothing of the cluster.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
 	all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
-	c.follow(c.SetDrains(all, c.now))
-	c.is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	c.follow(c.SetDrains(all, c.Now))
+	c.Is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	n := before(t)
 	n.MarkPresenceUnknown("c2", "c2-a", "c3")
-	n.SetDrains(all, n.now)
-	n.services, n.slices = c.services, c.slices
-	for _, name := range sorted(n.services) {
-		n.ObserveService(name, n.services[name], n.now)
-	}
-	for _, name := range sorted(n.slices) {
-		n.ObserveSlice(name, n.slices[name], n.now)
-	}
-	n.follow(n.Begin(n.now))
-	n.is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
-	if wrote := n.wrote(); len(wrote) > 0 {
+	n.SetDrains(all, n.Now)
+	n.Take(c.Cluster)
+	n.follow(n.Begin(n.Now))
+	n.Is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	if wrote := n.Wrote(); len(wrote) > 0 {
 		t.Errorf("%q was written", wrote)
 	}
-	n.follow(n.SetDrains(choice.Drains{}, n.now))
-	n.is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	n.follow(n.SetDrains(choice.Drains{}, n.Now))
+	n.Is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 }
 
 // A remote of which a new broker knows no endpoint is noted as gone, too: the next broker reads it there.
@@ -182,8 +170,8 @@ func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
 	c = c.restartedAwaiting()
 	c.apply("c2", offers("10.2.0.1")...)
 	c.heard("c2", "c2-a")
-	c.follow(c.SetGone("c3", true, c.now))
-	if got := c.services[shared].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
+	c.follow(c.SetGone("c3", true, c.Now))
+	if got := c.Services[shared].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
 		t.Errorf("the Service notes %q as gone, not c3", got)
 	}
 }
@@ -198,20 +186,20 @@ func TestTwoLastResorts(t *testing.T) {
 			c.apply("c2-a", offers("10.3.0.1?")...)
 			c.apply("c3", offers("10.4.0.1")...)
 			c.heard("c2", "c2-a", "c3")
-			c.follow(c.SetGone("c2", true, c.now))
-			c.follow(c.SetGone("c3", true, c.now))
+			c.follow(c.SetGone("c2", true, c.Now))
+			c.follow(c.SetGone("c3", true, c.Now))
 			const used = "c2-1: 10.2.0.1; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1"
-			c.is("two are gone", shared, used)
-			c.wrote()
+			c.Is("two are gone", shared, used)
+			c.Wrote()
 			c = c.restartedAwaiting(rules)
-			c.is("a broker begins", shared, used)
-			c.follow(c.SetGone("c2", true, c.now))
-			c.is("one is known to be gone", shared, used)
-			if wrote := c.wrote(); len(wrote) > 0 {
+			c.Is("a broker begins", shared, used)
+			c.follow(c.SetGone("c2", true, c.Now))
+			c.Is("one is known to be gone", shared, used)
+			if wrote := c.Wrote(); len(wrote) > 0 {
 				t.Errorf("%q was written", wrote)
 			}
-			c.follow(c.SetGone("c3", false, c.now))
-			c.is("the other is there", shared, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
+			c.follow(c.SetGone("c3", false, c.Now))
+			c.Is("the other is there", shared, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
 		})
 	}
 }

@@ -103,10 +103,10 @@ func BenchmarkBegin(b *testing.B) {
 	}
 	for b.Loop() {
 		p := New(configured(b), nil)
-		for name, s := range c.services {
+		for name, s := range c.Services {
 			p.ObserveService(name, s, began)
 		}
-		for name, s := range c.slices {
+		for name, s := range c.Slices {
 			p.ObserveSlice(name, s, began)
 		}
 		if n := len(p.Begin(began).Services); n != 1000 {

@@ -95,13 +95,13 @@ func contracted(t *testing.T) (*cluster, func() []discoveryv1.Endpoint) {
 	s := endpoints("echo", "")
 	s.Endpoints = sources()
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", s))
-	return p, func() []discoveryv1.Endpoint { return p.slices[echo+"-c2-1"].Endpoints }
+	return p, func() []discoveryv1.Endpoint { return p.Slices[echo+"-c2-1"].Endpoints }
 }
 
 // No reader sends anything to an endpoint that is not in use, whatever its source says, and with or without others.
 func TestNoReaderUsesAnEndpointThatIsNotInUse(t *testing.T) {
 	p, written := contracted(t)
-	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.Now))
 	for i, e := range written() {
 		for _, r := range readers {
 			if r.traffic(e.Conditions, true) || r.traffic(e.Conditions, false) {
@@ -145,11 +145,11 @@ func TestAllReadersAgreeOnAnEndpointInUse(t *testing.T) {
 func TestUnusedEndpointsAreRemembered(t *testing.T) {
 	p, written := contracted(t)
 	before := written()
-	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
-	stands := p.slices[echo+"-c2-1"]
-	p.slices = map[string]*discoveryv1.EndpointSlice{stands.Name: stands}
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.Now))
+	stands := p.Slices[echo+"-c2-1"]
+	p.Slices = map[string]*discoveryv1.EndpointSlice{stands.Name: stands}
 	n := p.restarted() // without drains
-	for i, e := range n.slices[stands.Name].Endpoints {
+	for i, e := range n.Slices[stands.Name].Endpoints {
 		if got, want := *e.Conditions.Ready, *before[i].Conditions.Ready; got != want {
 			t.Errorf("ready=%t after a restart, was %t, of a source with %v", got, want, sources()[i])
 		}

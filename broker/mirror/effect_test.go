@@ -20,7 +20,7 @@ func TestAffected(t *testing.T) {
 	c.apply("c2", both...)
 	c.apply("c3", offers("10.4.0.1 10.4.0.2")...)
 	c.heard("c2", "c2-a", "c3")
-	c.is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
+	c.Is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
 	node := choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
 	of := func(cluster, namespace, service string) choice.Drain {
@@ -37,17 +37,17 @@ func TestAffected(t *testing.T) {
 	affects("what is not in use", of("c3", "", ""), "[{gl-shop-73736d-echo 2 0 2}]")
 	affects("of all clusters", of("", "shop", "echo"), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 4 2 0}]")
 	affects("nobody knows it", of("", "shop", "other"), "[]")
-	c.follow(c.SetGone("c3", true, c.now))
+	c.follow(c.SetGone("c3", true, c.Now))
 	affects("what is withdrawn is not left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 2 2 0}]")
-	c.follow(c.SetGone("c3", false, c.now))
+	c.follow(c.SetGone("c3", false, c.Now))
 
 	if got := fmt.Sprint(c.Drained()); got != "map[]" {
 		t.Errorf("nothing is drained: %s", got)
 	}
-	c.follow(c.SetDrains(choice.NewDrains(node), c.now))
+	c.follow(c.SetDrains(choice.NewDrains(node), c.Now))
 	affects("what is not used already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
 	affects("what is left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 1 0} {gl-shop-73736d-echo 2 1 2}]")
-	c.follow(c.SetDrains(choice.NewDrains(node, of("c3", "", "")), c.now))
+	c.follow(c.SetDrains(choice.NewDrains(node, of("c3", "", "")), c.Now))
 	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
 		t.Errorf("drained: %s", got)
 	}

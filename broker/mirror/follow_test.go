@@ -11,13 +11,13 @@ func TestNarrowerSubnetsOfASilentRemote(t *testing.T) {
 	c.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "s1", endpoints("echo", "10.2.0.1 10.2.1.1")))
 	c.apply("c3", svc("shop", "echo", mirrored()), slc("shop", "s1", endpoints("echo", "10.4.0.1")))
 	c = c.restarted()
-	c.is("before", "c2-shop-73736d-echo", "c2-1: 10.2.0.1 10.2.1.1")
-	c.wrote()
+	c.Is("before", "c2-shop-73736d-echo", "c2-1: 10.2.0.1 10.2.1.1")
+	c.Wrote()
 	remotes := configured(t).Remotes
 	remotes[0].PodPrefixes = prefixes("10.2.0.0/24")
-	c.follow(c.Follow(remotes, c.now))
-	c.is("after", "c2-shop-73736d-echo", "c2-1: 10.2.0.1")
-	if got := c.wrote(); len(got) != 1 {
+	c.follow(c.Follow(remotes, c.Now))
+	c.Is("after", "c2-shop-73736d-echo", "c2-1: 10.2.0.1")
+	if got := c.Wrote(); len(got) != 1 {
 		t.Errorf("%v were written", got)
 	}
 }

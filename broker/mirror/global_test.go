@@ -34,10 +34,10 @@ func TestGlobalService(t *testing.T) {
 	p := blank(t, taken)
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c3", offering(global(), "10.4.0.1")...)
-	p.is("one cluster", glEcho, "c3-1: 10.4.0.1")
+	p.Is("one cluster", glEcho, "c3-1: 10.4.0.1")
 	p.apply("c1", offering(global(), "10.1.0.1 10.1.0.2")...)
-	p.is("the own one too", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c3-1: 10.4.0.1")
-	s := p.services[glEcho]
+	p.Is("the own one too", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c3-1: 10.4.0.1")
+	s := p.Services[glEcho]
 	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
 		"semaphore.uw.io/source-cluster": "", "global-svc": "true"}, s.Labels); d != "" {
 		t.Error(d)
@@ -51,23 +51,23 @@ func TestGlobalService(t *testing.T) {
 	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
 		"semaphore.uw.io/source-cluster": "c3", "global-svc": "true",
 		"kubernetes.io/service-name": glEcho, "endpointslice.kubernetes.io/managed-by": "semaphore-broker"},
-		p.slices[glEcho+"-c3-1"].Labels); d != "" {
+		p.Slices[glEcho+"-c3-1"].Labels); d != "" {
 		t.Error(d)
 	}
-	if p.services["c1-shop-73736d-echo"] != nil {
+	if p.Services["c1-shop-73736d-echo"] != nil {
 		t.Error("a mirror of an own service")
 	}
 	p.apply("c3", svc("shop", "echo", web(&semaphorev1.Service{Mirror: true})))
-	p.is("one that is not global any more", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
-	p.is("but has a mirror", "three-shop-73736d-echo", "c3-1: 10.4.0.1")
-	if got := p.services[glEcho].Annotations[naming.AnnotationGlobalClusters]; got != "c1" {
+	p.Is("one that is not global any more", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
+	p.Is("but has a mirror", "three-shop-73736d-echo", "c3-1: 10.4.0.1")
+	if got := p.Services[glEcho].Annotations[naming.AnnotationGlobalClusters]; got != "c1" {
 		t.Errorf("clusters %q", got)
 	}
 	p.apply("c1", svc("shop", "echo", nil))
-	if p.services[glEcho] != nil {
+	if p.Services[glEcho] != nil {
 		t.Error("nobody offers it, and it is there")
 	}
-	p.is("nobody", glEcho, "")
+	p.Is("nobody", glEcho, "")
 }
 
 // R19: the first cluster of the configuration that offers a global service decides what it is, whichever was heard
@@ -87,7 +87,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			p.apply(cluster, offering(map[string]*semaphorev1.Service{"c1": ours, "c2": theirs, "c3": ours}[cluster],
 				map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}[cluster])...)
 		}
-		s := p.services[glEcho]
+		s := p.Services[glEcho]
 		if len(s.Spec.Ports) != 1 || s.Spec.Ports[0].Port != 80 || s.Spec.ClusterIP != "" ||
 			s.Spec.SessionAffinity != "None" || s.Spec.TrafficDistribution != nil || s.Spec.PublishNotReadyAddresses {
 			t.Errorf("%v: %+v", order, s.Spec)
@@ -95,7 +95,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 		if got := s.Annotations[naming.AnnotationMinReady]; got != "1" {
 			t.Errorf("%v: min-ready %s", order, got)
 		}
-		p.is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+		p.Is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 		all := p.Problems().All()
 		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own " +
 			"are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
@@ -106,7 +106,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			t.Errorf("%v: problems %v", order, all)
 		}
 		p.apply("c1", svc("shop", "echo", nil))
-		if s := p.services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" ||
+		if s := p.Services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" ||
 			s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
 			t.Errorf("%v: c2 decides now, and it is %+v, %v", order, s.Spec, s.Annotations)
 		}
@@ -124,11 +124,11 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 	other := endpoints("echo", "10.2.0.1")
 	other.Ports[0].Name = "http"
 	p.apply("c2", svc("shop", "echo", global()), slc("shop", "a", other))
-	p.is("another name", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
+	p.Is("another name", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1")))
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
-	p.is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
+	p.Is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
 }
 
 // Pods with an address of each family count once.
@@ -139,9 +139,9 @@ func TestPodsOfTwoFamilies(t *testing.T) {
 	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"),
 		slc("shop", "six", six))...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
-	p.is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
+	p.Is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
 }
 
 // What ends and is ready nevertheless, as with publishNotReadyAddresses, is unused like all others.
@@ -150,9 +150,9 @@ func TestTerminatingReadyEndpointsCanBeUnused(t *testing.T) {
 	s := endpoints("echo", "10.2.0.1")
 	s.Endpoints[0].Terminating = ptr.To(true)
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", s))
-	p.is("as the source says", echo, "c2-1: 10.2.0.1~")
-	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
-	p.is("drained", echo, "c2-1: 10.2.0.1-")
+	p.Is("as the source says", echo, "c2-1: 10.2.0.1~")
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.Now))
+	p.Is("drained", echo, "c2-1: 10.2.0.1-")
 }
 
 func TestNamesOfGlobalServices(t *testing.T) {
@@ -160,8 +160,8 @@ func TestNamesOfGlobalServices(t *testing.T) {
 	p.heard("c2", "c2-a", "c3")
 	// Two global services under one name.
 	p.apply("c2", svc("a", "b-73736d-c", global()), svc("a-73736d-b", "c", global()))
-	if s := p.services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
-		t.Errorf("services %v", sorted(p.services))
+	if s := p.Services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
+		t.Errorf("services %v", sorted(p.Services))
 	}
 	if all := p.Problems().All(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would "+
 		"be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") ||
@@ -180,28 +180,28 @@ func TestPreference(t *testing.T) {
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1 10.1.0.2")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.is("local first", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
-	p.wrote()
+	p.Is("local first", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	p.Wrote()
 	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2?")))
-	p.is("one is not enough", glEcho, "c1-1: 10.1.0.1 10.1.0.2?; c2-1: 10.2.0.1")
-	if got := p.wrote(); !slices.Equal(got, []string{glEcho + "-c1-1", glEcho + "-c2-1"}) {
+	p.Is("one is not enough", glEcho, "c1-1: 10.1.0.1 10.1.0.2?; c2-1: 10.2.0.1")
+	if got := p.Wrote(); !slices.Equal(got, []string{glEcho + "-c1-1", glEcho + "-c2-1"}) {
 		t.Errorf("wrote %v", got)
 	}
 	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2")))
-	p.is("enough again, for now", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
+	p.Is("enough again, for now", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
 	_, due, _ := p.Slice(glEcho + "-c2-1")
-	if !due.Equal(p.now.Add(30 * time.Second)) {
+	if !due.Equal(p.Now.Add(30 * time.Second)) {
 		t.Errorf("due %v", due)
 	}
-	p.now = p.now.Add(29 * time.Second)
-	p.follow(p.Due(p.now))
-	p.is("enough for a while", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
-	p.now = p.now.Add(time.Second)
-	if next := p.Next(); next.IsZero() || next.After(p.now) {
+	p.Now = p.Now.Add(29 * time.Second)
+	p.follow(p.Due(p.Now))
+	p.Is("enough for a while", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
+	p.Now = p.Now.Add(time.Second)
+	if next := p.Next(); next.IsZero() || next.After(p.Now) {
 		t.Error("it is not due")
 	}
-	p.follow(p.Due(p.now))
-	p.is("enough for long", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	p.follow(p.Due(p.Now))
+	p.Is("enough for long", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
 	if _, due, _ := p.Slice(glEcho + "-c2-1"); !due.IsZero() || !p.Next().IsZero() {
 		t.Errorf("due %v", due)
 	}
@@ -217,16 +217,16 @@ func TestTheOperatorsRuleComesFirst(t *testing.T) {
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true}), "10.1.0.1")...)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.is("first and second together are two", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
-	p.is("after a while", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-	if s := p.services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" ||
+	p.Is("first and second together are two", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
+	p.Is("after a while", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	if s := p.Services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" ||
 		s.Annotations[corev1.AnnotationTopologyMode] != "" {
 		t.Errorf("annotations %v", s.Annotations)
 	}
-	p.follow(p.SetGone("c3", true, p.now))
-	p.is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	p.follow(p.SetGone("c3", true, p.Now))
+	p.Is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 	if all := p.Problems().All(); len(all) > 0 {
 		t.Errorf("settings that nothing uses are reported to differ: %v", all)
 	}
@@ -237,11 +237,11 @@ func TestHints(t *testing.T) {
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true}), "10.1.0.1")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.is("all are in use", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
+	p.Is("all are in use", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
 	hints := func() string {
 		var out []string
-		for _, name := range sorted(p.slices) {
-			for _, e := range p.slices[name].Endpoints {
+		for _, name := range sorted(p.Slices) {
+			for _, e := range p.Slices[name].Endpoints {
 				zones := "none"
 				if e.Hints != nil {
 					zones = fmt.Sprint(e.Hints.ForZones)
@@ -249,14 +249,14 @@ func TestHints(t *testing.T) {
 				out = append(out, zones)
 			}
 		}
-		return strings.Join(out, " ") + " " + p.services[glEcho].Annotations[corev1.AnnotationTopologyMode]
+		return strings.Join(out, " ") + " " + p.Services[glEcho].Annotations[corev1.AnnotationTopologyMode]
 	}
 	if got := hints(); got != "[{z1} {z2}] [{remote}] Auto" {
 		t.Errorf("hints %s", got)
 	}
 	n := p.restarted("globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
 	n.apply("c2", offering(global(), "10.2.0.1")...)
-	if got := n.wrote(); len(got) > 0 {
+	if got := n.Wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
 	p.apply("c1", svc("shop", "echo", global()))
@@ -278,16 +278,16 @@ func TestGone(t *testing.T) {
 		both := global()
 		both.Mirror = true
 		p.apply("c2", offering(both, "10.2.0.1")...)
-		p.follow(p.SetGone("c2", true, p.now))
-		p.is(when, glEcho, want)
-		p.is(when+", the mirror", echo, "c2-1: 10.2.0.1")
+		p.follow(p.SetGone("c2", true, p.Now))
+		p.Is(when, glEcho, want)
+		p.Is(when+", the mirror", echo, "c2-1: 10.2.0.1")
 		p.apply("c1", slc("shop", "a", nil))
-		p.is(when+", and no other has any", glEcho,
+		p.Is(when+", and no other has any", glEcho,
 			map[string]string{"withdraw": "c2-1: 10.2.0.1-"}[when]+strings.Repeat("c2-1: 10.2.0.1",
 				map[string]int{"withdraw": 0, "keep": 1, "demote": 1, "": 1}[when]))
-		p.follow(p.SetGone("c2", false, p.now))
-		p.is(when+", and back", glEcho, "c2-1: 10.2.0.1")
-		p.follow(p.SetGone("c1", true, p.now))
+		p.follow(p.SetGone("c2", false, p.Now))
+		p.Is(when+", and back", glEcho, "c2-1: 10.2.0.1")
+		p.follow(p.SetGone("c1", true, p.Now))
 		if p.gone["c1"] {
 			t.Error("the own cluster is gone")
 		}
@@ -301,24 +301,24 @@ func TestDrains(t *testing.T) {
 	both.Mirror = true
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}, MinReady: 2}), "10.1.0.1")...)
 	p.apply("c2", svc("shop", "echo", both), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3~")))
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
-	p.is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
-	p.wrote()
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
+	p.Is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
+	p.Wrote()
 	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
-		Prefixes: prefixes("10.2.0.2/31")}), p.now))
-	p.is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
-	p.is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
-	if got := p.wrote(); !slices.Equal(got, []string{echo + "-c2-1", glEcho + "-c1-1", glEcho + "-c2-1"}) {
+		Prefixes: prefixes("10.2.0.2/31")}), p.Now))
+	p.Is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
+	p.Is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
+	if got := p.Wrote(); !slices.Equal(got, []string{echo + "-c2-1", glEcho + "-c1-1", glEcho + "-c2-1"}) {
 		t.Errorf("wrote %v", got)
 	}
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.9")))
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
-	p.is("it comes, continues, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
-	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Namespace: "shop", Service: "echo"}}), p.now))
-	p.is("the service of all clusters", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.9-")
-	p.follow(p.SetDrains(choice.Drains{}, p.now))
-	p.is("none", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.9")
+	p.Is("it comes, continues, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Namespace: "shop", Service: "echo"}}), p.Now))
+	p.Is("the service of all clusters", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.9-")
+	p.follow(p.SetDrains(choice.Drains{}, p.Now))
+	p.Is("none", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.9")
 }
 
 // A broker that is started while the cluster that decides is silent changes nothing of a global service, and follows
@@ -330,25 +330,25 @@ func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
 	decides.Headless, decides.ClientIpAffinitySeconds = true, 60
 	p.apply("c1", offering(decides, "10.1.0.1 10.1.0.2")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.is("before", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	p.Is("before", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
 	p = p.restarted(taken)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.heard("c2", "c2-a", "c3")
-	if got := p.wrote(); len(got) > 0 {
+	if got := p.Wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
-	p.is("another endpoint", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1- 10.2.0.2-")
-	if got := p.wrote(); !slices.Equal(got, []string{glEcho + "-c2-1"}) {
+	p.Is("another endpoint", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1- 10.2.0.2-")
+	if got := p.Wrote(); !slices.Equal(got, []string{glEcho + "-c2-1"}) {
 		t.Errorf("wrote %v", got)
 	}
 	p.apply("c2", svc("shop", "echo", nil), slc("shop", "a", nil))
-	if p.services[glEcho] == nil {
+	if p.Services[glEcho] == nil {
 		t.Error("the service has gone, though c1 may offer it")
 	}
-	p.is("c2 has none", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
+	p.Is("c2 has none", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
 	p.heard("c1")
-	if p.services[glEcho] != nil || len(p.slices) > 0 {
+	if p.Services[glEcho] != nil || len(p.Slices) > 0 {
 		t.Error("c1 offers nothing, and it is there")
 	}
 }
@@ -360,22 +360,22 @@ func TestFailoverAfterARestart(t *testing.T) {
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c2", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}}), "10.2.0.1")...)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
-	p.is("before", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
+	p.Is("before", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 	p = p.restarted(taken)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.heard("c1", "c2-a", "c3")
-	if got := p.wrote(); len(got) > 0 {
+	if got := p.Wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
-	p.follow(p.SetGone("c2", true, p.now))
-	p.is("c2 is gone", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	p.follow(p.SetGone("c2", true, p.Now))
+	p.Is("c2 is gone", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	p = p.restarted(taken)
-	p.follow(p.SetGone("c2", true, p.now))
-	p.is("and after another restart", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
-	p.follow(p.SetGone("c2", false, p.now))
-	p.is("and back", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	p.follow(p.SetGone("c2", true, p.Now))
+	p.Is("and after another restart", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	p.follow(p.SetGone("c2", false, p.Now))
+	p.Is("and back", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 }
 
 // One that two clusters have is kept of both: who asks for the name gets the addresses of both.
@@ -407,7 +407,7 @@ func testHostnames(t *testing.T, isHeadless bool) {
 		return
 	}
 	for _, name := range []string{glEcho + "-c1-1", glEcho + "-c2-1"} {
-		if e := p.slices[name].Endpoints[0]; ptr.Deref(e.Hostname, "") != "echo-0" {
+		if e := p.Slices[name].Endpoints[0]; ptr.Deref(e.Hostname, "") != "echo-0" {
 			t.Errorf("%s: %v", name, e)
 		}
 	}
@@ -422,12 +422,12 @@ func TestDescribe(t *testing.T) {
 	p.apply("c2", offering(mirrored(), "10.2.0.1 10.2.0.2?")...)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
 	p.apply("c3", offering(settled(&semaphorev1.GlobalSettings{MinReady: 2}), "10.4.0.1")...)
-	p.now = p.now.Add(time.Hour)
-	p.follow(p.Due(p.now))
+	p.Now = p.Now.Add(time.Hour)
+	p.follow(p.Due(p.Now))
 	p = p.restarted(taken)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
-	p.follow(p.SetGone("c3", true, p.now))
-	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.now))
+	p.follow(p.SetGone("c3", true, p.Now))
+	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.Now))
 	want := []Described{
 		{Service: echo, Namespace: "shop", Name: "echo",
 			Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true,
@@ -451,16 +451,16 @@ func TestOnlyTheOperatorsClustersTakePart(t *testing.T) {
 	)
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c3", offering(global(), "10.4.0.1")...)
-	if p.services[glEcho] != nil {
+	if p.Services[glEcho] != nil {
 		t.Error("a service of one that takes no part")
 	}
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.is("of those that do", glEcho, "c2-1: 10.2.0.1")
+	p.Is("of those that do", glEcho, "c2-1: 10.2.0.1")
 	if problems := p.Problems().All(); len(problems) > 0 {
 		t.Errorf("what the operator wants is no problem: %v", problems)
 	}
 	other := offering(global(), "10.4.0.2")
 	other[0].Key.Name, other[1] = "web", slc("shop", "b", endpoints("web", "10.4.0.2"))
 	p.apply("c3", other...)
-	p.is("other services are not meant", "gl-shop-73736d-web", "c3-1: 10.4.0.2")
+	p.Is("other services are not meant", "gl-shop-73736d-web", "c3-1: 10.4.0.2")
 }

@@ -44,7 +44,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	h := &history{cluster: before(t, more), rng: rng, more: more, said: map[string]map[replica.Key]replica.Change{},
 		goners: map[string]bool{}}
 	if rng.IntN(2) == 0 {
-		h.follow(h.Begin(h.now))
+		h.follow(h.Begin(h.Now))
 	}
 	for name := range historic {
 		h.said[name] = map[replica.Key]replica.Change{}
@@ -90,7 +90,7 @@ func (h *history) randomSlice(cluster string) *semaphorev1.EndpointSlice {
 
 // randomRemotes are the remotes in any order, some with other prefixes: those of others, too.
 func (h *history) randomRemotes() []config.Remote {
-	all := slices.Clone(configured(h.t, h.more).Remotes)
+	all := slices.Clone(configured(h.TB, h.more).Remotes)
 	h.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for i := range all {
 		if h.rng.IntN(3) == 0 {
@@ -106,13 +106,13 @@ func (h *history) step() {
 	switch h.rng.IntN(13) {
 	case 0:
 		h.goners[cluster] = !h.goners[cluster] && cluster != "c1"
-		h.follow(h.SetGone(cluster, h.goners[cluster], h.now))
+		h.follow(h.SetGone(cluster, h.goners[cluster], h.Now))
 		return
 	case 1:
 		h.drains = pick(h, choice.Drains{}, choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: cluster}}),
 			choice.NewDrains(choice.Drain{Target: choice.Target{Namespace: "shop", Service: "echo"}},
 				choice.Drain{Target: choice.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
-		h.follow(h.SetDrains(h.drains, h.now))
+		h.follow(h.SetDrains(h.drains, h.Now))
 		return
 	case 2:
 		if h.Begun() { // which has heard enough of it, as what it says is not forgotten any more
@@ -120,16 +120,16 @@ func (h *history) step() {
 		}
 		return
 	case 3:
-		h.now = h.now.Add(time.Second)
-		h.follow(h.Due(h.now))
+		h.Now = h.Now.Add(time.Second)
+		h.follow(h.Due(h.Now))
 		return
 	case 4:
 		if !h.Begun() {
-			h.follow(h.Begin(h.now))
+			h.follow(h.Begin(h.Now))
 		}
 		return
 	case 5:
-		h.follow(h.Follow(h.randomRemotes(), h.now))
+		h.follow(h.Follow(h.randomRemotes(), h.Now))
 		return
 	}
 	var changes []replica.Change
@@ -155,19 +155,19 @@ func (h *history) tell(c *cluster) {
 	}
 	for cluster := range h.said {
 		if h.goners[cluster] {
-			c.follow(c.SetGone(cluster, true, c.now))
+			c.follow(c.SetGone(cluster, true, c.Now))
 		}
 	}
-	c.follow(c.SetDrains(h.drains, c.now))
+	c.follow(c.SetDrains(h.drains, c.Now))
 }
 
 // contents is what exists, up to the slices that endpoints are in; and what is wrong with the slices.
 func (h *history) contents(c *cluster) (out []string, wrong []string) {
-	for name, s := range c.services {
+	for name, s := range c.Services {
 		out = append(out, fmt.Sprint(name, " ", s.Labels, s.Annotations, s.Spec.String()))
 	}
 	seen := map[string]bool{}
-	for name, s := range c.slices {
+	for name, s := range c.Slices {
 		if n := len(s.Endpoints); n == 0 || n > c.max {
 			wrong = append(wrong, fmt.Sprintf("%s has %d endpoints", name, n))
 		}
@@ -213,16 +213,16 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				t.Fatalf("seed %d: %v", seed, wrong)
 			}
 		}
-		h.follow(h.Begin(h.now))
-		h.follow(h.Follow(configured(t, h.more).Remotes, h.now))
+		h.follow(h.Begin(h.Now))
+		h.follow(h.Follow(configured(t, h.more).Remotes, h.Now))
 		h.heard("c1", "c2", "c2-a", "c3")
-		h.look()
+		h.WriteAll()
 		now, _ := h.contents(h.cluster)
 
 		fresh := before(t, h.more)
-		fresh.now = h.now
+		fresh.Now = h.Now
 		h.tell(fresh)
-		fresh.follow(fresh.Begin(fresh.now))
+		fresh.follow(fresh.Begin(fresh.Now))
 		fresh.heard("c1", "c2", "c2-a", "c3")
 		if want, _ := h.contents(fresh); !slices.Equal(want, now) {
 			t.Fatalf("seed %d: with its history and without:\n%s", seed, cmp.Diff(want, now))
@@ -230,32 +230,32 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 
 		for _, heardFirst := range []bool{false, true} {
 			again := before(t, h.more)
-			again.now, again.services, again.slices = h.now, maps.Clone(h.services), maps.Clone(h.slices)
+			again.Now, again.Services, again.Slices = h.Now, maps.Clone(h.Services), maps.Clone(h.Slices)
 			if heardFirst {
 				h.tell(again)
 			}
-			for name, s := range again.services {
-				again.ObserveService(name, s, again.now)
+			for name, s := range again.Services {
+				again.ObserveService(name, s, again.Now)
 			}
-			for name, s := range again.slices {
-				again.ObserveSlice(name, s, again.now)
+			for name, s := range again.Slices {
+				again.ObserveSlice(name, s, again.Now)
 			}
 			if !heardFirst {
 				// What is no longer known is applied before the endpoints are.
-				again.follow(again.SetDrains(h.drains, again.now))
+				again.follow(again.SetDrains(h.drains, again.Now))
 				for cluster, gone := range h.goners {
-					again.follow(again.SetGone(cluster, gone, again.now))
+					again.follow(again.SetGone(cluster, gone, again.Now))
 				}
 			}
-			again.follow(again.Begin(again.now))
-			if got := again.wrote(); len(got) > 0 {
+			again.follow(again.Begin(again.Now))
+			if got := again.Wrote(); len(got) > 0 {
 				t.Fatalf("seed %d: a restart writes %v before it has heard anything (%v):\n%s", seed, got, heardFirst,
-					cmp.Diff(h.slices, again.slices)+cmp.Diff(h.services, again.services))
+					cmp.Diff(h.Slices, again.Slices)+cmp.Diff(h.Services, again.Services))
 			}
 			h.tell(again)
 			again.heard("c1", "c2", "c2-a", "c3")
-			again.look()
-			if got := again.wrote(); len(got) > 0 {
+			again.WriteAll()
+			if got := again.Wrote(); len(got) > 0 {
 				t.Fatalf("seed %d: a restart writes %v when it has heard everything (%v)", seed, got, heardFirst)
 			}
 		}
@@ -266,8 +266,8 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				h.apply(cluster, replica.Change{Key: key})
 			}
 		}
-		if len(h.services)+len(h.slices) > 0 {
-			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.services), sorted(h.slices))
+		if len(h.Services)+len(h.Slices) > 0 {
+			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.Services), sorted(h.Slices))
 		}
 		if left := len(h.sources) + len(h.exportedSlices) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) +
 			len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
@@ -283,7 +283,7 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 	for seed := range uint64(100) {
 		h := newHistory(t, seed)
-		h.follow(h.Begin(h.now))
+		h.follow(h.Begin(h.Now))
 		for range 30 {
 			cluster := pick(h, "c1", "c2")
 			s := h.randomSlice(cluster)
@@ -293,7 +293,7 @@ func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 			h.apply(cluster, svc("shop", "free", web(&semaphorev1.Service{Global: true, Mirror: true})))
 			s.Service = "free"
 			h.apply(cluster, slc("shop", pick(h, "s1", "s2"), proto.Clone(s).(*semaphorev1.EndpointSlice)))
-			for name, s := range h.slices {
+			for name, s := range h.Slices {
 				if unused := s.Annotations[naming.AnnotationUnusedEndpoints]; unused != "" {
 					t.Fatalf("seed %d: %s does not use %s", seed, name, unused)
 				}

@@ -13,7 +13,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -21,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
+	"github.com/kube-semaphore/semaphore/test/testkit/written"
 )
 
 var (
@@ -51,43 +51,42 @@ const taken = "globalServices: {podSubnets: [10.1.0.0/16]}"
 // cluster is the plan of a broker, and what is in its cluster.
 type cluster struct {
 	*Plan
-	t        testing.TB
-	now      time.Time
-	services map[string]*corev1.Service
-	slices   map[string]*discoveryv1.EndpointSlice
-	// writes are the names written since it was last asked.
-	writes []string
+	*written.Cluster
 }
 
 // blank is a broker that has begun in a cluster where nothing is.
 func blank(t testing.TB, more ...string) *cluster {
 	c := before(t, more...)
-	c.follow(c.Begin(c.now))
+	c.follow(c.Begin(c.Now))
 	return c
 }
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, more ...string) *cluster {
-	return &cluster{Plan: New(configured(t, more...), nil), t: t, now: began, services: map[string]*corev1.Service{},
-		slices: map[string]*discoveryv1.EndpointSlice{}}
+	p := New(configured(t, more...), nil)
+	return &cluster{p, written.New(t, began, p, func() []string { return p.clusters },
+		func(name string, s *corev1.Service, now time.Time) written.Names {
+			return named(p.ObserveService(name, s, now))
+		},
+		func(name string, s *discoveryv1.EndpointSlice, now time.Time) written.Names {
+			return named(p.ObserveSlice(name, s, now))
+		})}
+}
+
+func named(t Touches) written.Names {
+	return written.Names{Services: names(t.Services), Slices: names(t.Slices)}
 }
 
 // restarted is another broker in the same cluster, which has heard nothing yet.
 func (c *cluster) restarted(more ...string) *cluster {
-	n := before(c.t, more...)
-	n.now, n.services, n.slices = c.now, c.services, c.slices
-	for _, name := range sorted(n.services) {
-		n.ObserveService(name, n.services[name], n.now)
-	}
-	for _, name := range sorted(n.slices) {
-		n.ObserveSlice(name, n.slices[name], n.now)
-	}
-	n.follow(n.Begin(n.now))
+	n := before(c.TB, more...)
+	n.Take(c.Cluster)
+	n.follow(n.Begin(n.Now))
 	return n
 }
 
 func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
-	touches := c.Apply(cluster, changes, c.now)
+	touches := c.Apply(cluster, changes, c.Now)
 	c.follow(touches)
 	return touches
 }
@@ -95,131 +94,12 @@ func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
 // heard says that clusters have been heard whole.
 func (c *cluster) heard(clusters ...string) {
 	for _, name := range clusters {
-		c.follow(c.Complete(name, c.now))
+		c.follow(c.Complete(name, c.Now))
 	}
 }
 
-// follow writes what was touched, as the loops do: what is not wanted goes once its cluster is known whole.
-func (c *cluster) follow(touches Touches) {
-	for len(touches.Services)+len(touches.Slices) > 0 {
-		var next Touches
-		for _, t := range touches.Services {
-			next = both(next, c.writeService(t.Name))
-		}
-		for _, t := range touches.Slices {
-			next = both(next, c.writeSlice(t.Name))
-		}
-		touches = next
-	}
-}
-
-// look reconciles all existing objects, as the loops do when a snapshot is complete.
-func (c *cluster) look() {
-	for _, name := range sorted(c.services) {
-		c.follow(c.writeService(name))
-	}
-	for _, name := range sorted(c.slices) {
-		c.follow(c.writeSlice(name))
-	}
-}
-
-func both(a, b Touches) Touches {
-	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...)}
-}
-
-func (c *cluster) writeService(name string) Touches {
-	want, wanted := c.Service(name)
-	have := c.services[name]
-	switch {
-	case !c.Begun():
-		return Touches{}
-	case wanted && want == nil, !wanted && have == nil, !wanted && c.HasUnconfirmedEndpoints(name):
-		return Touches{}
-	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) &&
-		(!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
-		return Touches{}
-	case !wanted:
-		delete(c.services, name)
-	case have != nil && cmp.Equal(have, want):
-		return Touches{}
-	default:
-		c.services[name] = want
-	}
-	c.writes = append(c.writes, name)
-	return c.ObserveService(name, c.services[name], c.now)
-}
-
-// mayGo reports whether it is known what a cluster does not offer; of all clusters, where it is none.
-func (c *cluster) mayGo(cluster string) bool {
-	if cluster == "" {
-		return !slices.ContainsFunc(c.clusters, func(one string) bool { return !c.complete[one] })
-	}
-	return c.complete[cluster]
-}
-
-func (c *cluster) writeSlice(name string) Touches {
-	want, _, wanted := c.Slice(name)
-	have := c.slices[name]
-	if have == nil {
-		c.ForgetEnded(name)
-	}
-	switch {
-	case !c.Begun():
-		return Touches{}
-	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) &&
-		!c.complete[have.Labels[naming.LabelSourceCluster]]):
-		return Touches{}
-	case !wanted:
-		delete(c.slices, name)
-	case have != nil && cmp.Equal(have, want):
-		return Touches{}
-	default:
-		c.slices[name] = want
-	}
-	c.writes = append(c.writes, name)
-	return c.ObserveSlice(name, c.slices[name], c.now)
-}
-
-// wrote are the names written since it was last asked, sorted.
-func (c *cluster) wrote() []string {
-	out := slices.Compact(slices.Sorted(slices.Values(c.writes)))
-	c.writes = nil
-	return out
-}
-
-// text is what exists of a Service: its slices, and for each of them the addresses. One that is not ready has a
-// question mark, one that is unused a minus, and one that ends a tilde.
-func (c *cluster) text(service string) string {
-	var lines []string
-	for _, name := range sorted(c.slices) {
-		s := c.slices[name]
-		if s.Labels[discoveryv1.LabelServiceName] != service {
-			continue
-		}
-		line := strings.TrimPrefix(name, service+"-") + ":"
-		unused := choice.UnusedIn(s)
-		for _, e := range s.Endpoints {
-			line += " " + strings.Join(e.Addresses, "+")
-			switch {
-			case unused[e.Addresses[0]]:
-				line += "-"
-			case ptr.Deref(e.Conditions.Terminating, false):
-				line += "~"
-			case !ptr.Deref(e.Conditions.Ready, true):
-				line += "?"
-			}
-		}
-		lines = append(lines, line)
-	}
-	return strings.Join(lines, "; ")
-}
-
-func (c *cluster) is(what, service, want string) {
-	c.t.Helper()
-	if got := c.text(service); got != want {
-		c.t.Errorf("%s: %s has\n%s\nnot\n%s", what, service, got, want)
-	}
-}
+// follow writes what was touched.
+func (c *cluster) follow(touches Touches) { c.Write(named(touches)) }
 
 // endpoints have the marks of text.
 var endpoints, web = players.Endpoints, players.Web
@@ -410,19 +290,19 @@ func TestServicesNoLongerOfferedAreForgotten(t *testing.T) {
 	p.heard("c2")
 	p.apply("c2", svc("shop", "neither", web(&semaphorev1.Service{})), slc("shop", "n", endpoints("neither", "10.2.0.9")),
 		svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")), svc("shop", "other", mirrored()))
-	if len(p.services) != 2 || len(p.slices) != 1 {
-		t.Errorf("services %v, slices %v", sorted(p.services), sorted(p.slices))
+	if len(p.Services) != 2 || len(p.Slices) != 1 {
+		t.Errorf("services %v, slices %v", sorted(p.Services), sorted(p.Slices))
 	}
 	p.apply("c2", slc("shop", "a", endpoints("other", "10.2.0.1")))
-	p.is("the slice is another service's", echo, "")
-	p.is("the slice is another service's", other, "c2-1: 10.2.0.1")
+	p.Is("the slice is another service's", echo, "")
+	p.Is("the slice is another service's", other, "c2-1: 10.2.0.1")
 	p.apply("c2", svc("shop", "other", web(&semaphorev1.Service{})))
-	p.is("no longer offered", other, "")
+	p.Is("no longer offered", other, "")
 	p.apply("c2", svc("shop", "other", mirrored()))
-	p.is("offered again", other, "c2-1: 10.2.0.1")
+	p.Is("offered again", other, "c2-1: 10.2.0.1")
 	p.apply("c2", svc("shop", "other", nil), svc("shop", "echo", nil))
-	if len(p.services) != 0 || len(p.slices) != 0 {
-		t.Errorf("services %v, slices %v", sorted(p.services), sorted(p.slices))
+	if len(p.Services) != 0 || len(p.Slices) != 0 {
+		t.Errorf("services %v, slices %v", sorted(p.Services), sorted(p.Slices))
 	}
 	p.apply("c2", slc("shop", "a", nil), slc("shop", "n", nil), svc("shop", "neither", nil))
 	if n := len(p.sources) + len(p.exportedSlices) + len(p.targets) + len(p.Plan.slices); n != 0 {
@@ -436,7 +316,7 @@ func TestInvalidNamesAreReported(t *testing.T) {
 	both := mirrored()
 	both.Global = true
 	p.apply("c2", svc("shop", long, both))
-	if len(p.services) > 0 {
+	if len(p.Services) > 0 {
 		t.Error("a name that the API does not take")
 	}
 	all := p.Problems().All()
@@ -466,45 +346,39 @@ func TestANameOfTwoSources(t *testing.T) {
 				p.apply("c2-a", inB, sliceB)
 				p.apply("c2", sliceA, inA)
 			}
-			if s := p.services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2" {
+			if s := p.Services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2" {
 				t.Errorf("mirror %v", s)
 			}
-			p.is("both", name, "c2-1: 10.2.0.1")
+			p.Is("both", name, "c2-1: 10.2.0.1")
 			if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2-a" {
 				t.Errorf("problems %v", all)
 			}
 			// Another broker, that hears of the one who does not have the name first.
 			n := before(t)
-			n.services, n.slices = maps.Clone(p.services), maps.Clone(p.slices)
+			n.Services, n.Slices = maps.Clone(p.Services), maps.Clone(p.Slices)
 			n.apply("c2-a", inB, sliceB)
-			n.ObserveService(name, n.services[name], n.now)
-			for _, slice := range sorted(n.slices) {
-				n.ObserveSlice(slice, n.slices[slice], n.now)
+			n.ObserveService(name, n.Services[name], n.Now)
+			for _, slice := range sorted(n.Slices) {
+				n.ObserveSlice(slice, n.Slices[slice], n.Now)
 			}
-			n.follow(n.Begin(n.now))
+			n.follow(n.Begin(n.Now))
 			n.heard("c2-a")
-			if wrote := n.wrote(); len(wrote) > 0 {
+			if wrote := n.Wrote(); len(wrote) > 0 {
 				t.Errorf("c2 has not been heard, and %v is written", wrote)
 			}
 			n.heard("c2")
-			n.is("c2 offers nothing any more", name, "c2-a-1: 10.3.0.1")
+			n.Is("c2 offers nothing any more", name, "c2-a-1: 10.3.0.1")
 
 			p.apply("c2", svc("a-shop", "echo", nil))
-			if s := p.services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2-a" {
+			if s := p.Services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2-a" {
 				t.Errorf("mirror %v", s)
 			}
-			p.is("one of them", name, "c2-a-1: 10.3.0.1")
+			p.Is("one of them", name, "c2-a-1: 10.3.0.1")
 		})
 	}
 }
 
 var prefixes = testkit.Prefixes
-
-// endedOf reports whether all that a slice of a cluster held is known to be gone.
-func (c *cluster) endedOf(slice, cluster string) bool {
-	of, ended := c.Ended(slice)
-	return ended && of == cluster
-}
 
 // A mirror has the labels of its source that the operator allows, and no other.
 func TestAllowedLabels(t *testing.T) {

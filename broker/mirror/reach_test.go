@@ -28,30 +28,30 @@ func TestOnlyWhatTunnelsLeadTo(t *testing.T) {
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c1", offering(global(), "10.1.0.1")...)
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
-	p.is("nothing is known of tunnels", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2")
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.now))
-	p.is("a node without a tunnel", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2-")
-	p.is("a node without a tunnel, in the mirror", echo, "c2-1: 10.2.0.1 10.2.0.2-")
+	p.Is("nothing is known of tunnels", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2")
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
+	p.Is("a node without a tunnel", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2-")
+	p.Is("a node without a tunnel, in the mirror", echo, "c2-1: 10.2.0.1 10.2.0.2-")
 	if got := p.Unreached("c2"); len(got) != 1 || !got[netip.MustParseAddr("10.2.0.2")] {
 		t.Errorf("not reached: %v", got)
 	}
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3")))
-	p.is("a new pod on a node that waits", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3-")
-	p.wrote()
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32", "10.2.0.2/31"), p.now))
-	p.is("the peers are there", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3")
-	if got := p.wrote(); len(got) != 2 {
+	p.Is("a new pod on a node that waits", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3-")
+	p.Wrote()
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32", "10.2.0.2/31"), p.Now))
+	p.Is("the peers are there", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3")
+	if got := p.Wrote(); len(got) != 2 {
 		t.Errorf("wrote %v: one slice of each service", got)
 	}
-	p.follow(p.SetReach("c3", reaches(), p.now))
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32", "10.2.0.2/31", "10.2.9.0/24"), p.now))
-	if got := p.wrote(); len(got) > 0 {
+	p.follow(p.SetReach("c3", reaches(), p.Now))
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32", "10.2.0.2/31", "10.2.9.0/24"), p.Now))
+	if got := p.Wrote(); len(got) > 0 {
 		t.Errorf("what changes nothing writes %v", got)
 	}
-	p.follow(p.SetReach("c2", reaches(), p.now))
-	p.is("no tunnel is left", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.3-")
-	p.follow(p.SetReach("c2", nil, p.now))
-	p.is("no tunnel is needed", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3")
+	p.follow(p.SetReach("c2", reaches(), p.Now))
+	p.Is("no tunnel is left", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.3-")
+	p.follow(p.SetReach("c2", nil, p.Now))
+	p.Is("no tunnel is needed", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3")
 }
 
 // TestPreferenceCountsReachedEndpoints: endpoints without a tunnel do not suffice, so the next cluster is used.
@@ -61,11 +61,11 @@ func TestPreferenceCountsReachedEndpoints(t *testing.T) {
 	prefers := settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2", "c1"}, MinReady: 1})
 	p.apply("c2", offering(prefers, "10.2.0.1 10.2.0.2")...)
 	p.apply("c1", offering(prefers, "10.1.0.1")...)
-	p.is("c2 first", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2")
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.now))
-	p.is("one of c2 suffices", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2-")
-	p.follow(p.SetReach("c2", reaches(), p.now))
-	p.is("none of c2 is reached", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2-")
+	p.Is("c2 first", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2")
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
+	p.Is("one of c2 suffices", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2-")
+	p.follow(p.SetReach("c2", reaches(), p.Now))
+	p.Is("none of c2 is reached", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2-")
 }
 
 // TestReachAfterARestart: a new broker that knows the same tunnels writes nothing.
@@ -73,28 +73,22 @@ func TestReachAfterARestart(t *testing.T) {
 	p := blank(t, taken)
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.now))
-	p.is("before", echo, "c2-1: 10.2.0.1 10.2.0.2-")
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
+	p.Is("before", echo, "c2-1: 10.2.0.1 10.2.0.2-")
 	was := p
 	p = before(t, taken)
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.now)) // from the peers that the previous broker stored
-	p.now, p.services, p.slices = was.now, was.services, was.slices
-	for _, name := range sorted(p.services) {
-		p.ObserveService(name, p.services[name], p.now)
-	}
-	for _, name := range sorted(p.slices) {
-		p.ObserveSlice(name, p.slices[name], p.now)
-	}
-	p.follow(p.Begin(p.now))
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now)) // from the peers that the previous broker stored
+	p.Take(was.Cluster)
+	p.follow(p.Begin(p.Now))
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
 	p.heard("c1", "c2", "c2-a", "c3")
-	if got := p.wrote(); len(got) > 0 {
+	if got := p.Wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
-	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.now))
-	if got := p.wrote(); len(got) > 0 {
+	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
+	if got := p.Wrote(); len(got) > 0 {
 		t.Errorf("the same tunnels write %v", got)
 	}
-	p.follow(p.SetReach("c2", reaches("10.2.0.0/24"), p.now))
-	p.is("after", echo, "c2-1: 10.2.0.1 10.2.0.2")
+	p.follow(p.SetReach("c2", reaches("10.2.0.0/24"), p.Now))
+	p.Is("after", echo, "c2-1: 10.2.0.1 10.2.0.2")
 }

@@ -133,7 +133,7 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 			t.Errorf("%v: mirror %v", order, s)
 		}
 		var addresses []string
-		for _, s := range p.slices {
+		for _, s := range p.Slices {
 			for _, e := range s.Endpoints {
 				addresses = append(addresses, s.Labels["kubernetes.io/service-name"]+" "+e.Addresses[0])
 			}

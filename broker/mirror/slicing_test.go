@@ -121,8 +121,8 @@ func TestShapes(t *testing.T) {
 				p.apply("c2", slc("shop", fmt.Sprint("s", i), slice))
 			}
 			var got []string
-			for _, name := range sorted(p.slices) {
-				s := p.slices[name]
+			for _, name := range sorted(p.Slices) {
+				s := p.Slices[name]
 				var ports []string
 				for _, p := range s.Ports {
 					text := fmt.Sprintf("%s/%s/%d", *p.Name, *p.Protocol, *p.Port)
@@ -151,21 +151,21 @@ func TestAnEndpointStaysInItsSlice(t *testing.T) {
 	p.heard("c2")
 	p.apply("c2", svc("shop", "echo", mirrored()),
 		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4 10.2.0.5")))
-	p.is("split", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3 10.2.0.4; c2-3: 10.2.0.5")
-	p.wrote()
+	p.Is("split", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3 10.2.0.4; c2-3: 10.2.0.5")
+	p.Wrote()
 	wrote := func(what string, want ...string) {
 		t.Helper()
-		if got := p.wrote(); !slices.Equal(got, want) {
+		if got := p.Wrote(); !slices.Equal(got, want) {
 			t.Errorf("%s: wrote %v, not %v", what, got, want)
 		}
 	}
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3? 10.2.0.4 10.2.0.5")))
-	p.is("one endpoint is not ready any more", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3? 10.2.0.4; c2-3: 10.2.0.5")
+	p.Is("one endpoint is not ready any more", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3? 10.2.0.4; c2-3: 10.2.0.5")
 	wrote("one endpoint", echo+"-c2-2")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.5 10.2.0.4 10.2.0.3? 10.2.0.2 10.2.0.1")))
 	wrote("another order")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")))
-	p.is("one pod in place of another", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.4 10.2.0.9; c2-3: 10.2.0.5")
+	p.Is("one pod in place of another", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.4 10.2.0.9; c2-3: 10.2.0.5")
 	wrote("one pod in place of another", echo+"-c2-2")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")),
 		slc("shop", "b", endpoints("echo", "10.2.0.1")))
@@ -174,10 +174,10 @@ func TestAnEndpointStaysInItsSlice(t *testing.T) {
 		slc("shop", "a", nil))
 	wrote("and puts all into one")
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.4 10.2.0.5")))
-	p.is("a slice that is empty goes", echo, "c2-2: 10.2.0.4; c2-3: 10.2.0.5")
+	p.Is("a slice that is empty goes", echo, "c2-2: 10.2.0.4; c2-3: 10.2.0.5")
 	wrote("three endpoints", echo+"-c2-1", echo+"-c2-2")
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.4 10.2.0.5 10.2.0.6 10.2.0.7 10.2.0.8")))
-	p.is("where there is room first", echo, "c2-1: 10.2.0.8; c2-2: 10.2.0.4 10.2.0.6; c2-3: 10.2.0.5 10.2.0.7")
+	p.Is("where there is room first", echo, "c2-1: 10.2.0.8; c2-2: 10.2.0.4 10.2.0.6; c2-3: 10.2.0.5 10.2.0.7")
 }
 
 // Two slices of the source have one endpoint for a moment, when its controller moves it. What counts does not depend on
@@ -191,14 +191,14 @@ func TestAnEndpointOfTwoSlices(t *testing.T) {
 		for _, name := range order {
 			p.apply("c2", slc("shop", name, of[name]))
 		}
-		p.is(strings.Join(order, ", "), echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3")
+		p.Is(strings.Join(order, ", "), echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3")
 		p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3~")))
-		p.is("what counted is worse now", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3?")
+		p.Is("what counted is worse now", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3?")
 		p.apply("c2", slc("shop", "a", of["a"]))
 		p.apply("c2", slc("shop", "b", nil))
-		p.is("one goes", echo, "c2-1: 10.2.0.1? 10.2.0.2~ 10.2.0.3")
+		p.Is("one goes", echo, "c2-1: 10.2.0.1? 10.2.0.2~ 10.2.0.3")
 		p.apply("c2", slc("shop", "a", nil))
-		p.is("both have gone", echo, p.text(echo))
+		p.Is("both have gone", echo, p.Text(echo))
 		if n := len(p.Plan.slices); n > 0 {
 			t.Errorf("%d slices are wanted", n)
 		}
@@ -212,25 +212,25 @@ func TestExistingSlicesKeepTheirEndpoints(t *testing.T) {
 	p.apply("c2", svc("shop", "echo", mirrored()),
 		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
 	// With a name without a number, and with places that are not those of a first start.
-	swap := p.slices[echo+"-c2-2"]
+	swap := p.Slices[echo+"-c2-2"]
 	swap.Name, swap.Endpoints[0].Addresses = echo+"-bffb91c3ac", []string{"10.2.0.2"}
-	first := p.slices[echo+"-c2-1"]
+	first := p.Slices[echo+"-c2-1"]
 	first.Endpoints[1].Addresses = []string{"10.2.0.4"}
-	p.slices = map[string]*discoveryv1.EndpointSlice{swap.Name: swap, first.Name: first}
+	p.Slices = map[string]*discoveryv1.EndpointSlice{swap.Name: swap, first.Name: first}
 	changes := []string{"10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4"}
 	for _, more := range changes {
 		n := p.restarted("slices: {maxEndpoints: 3}")
-		n.is("nothing was heard", echo, "bffb91c3ac: 10.2.0.2; c2-1: 10.2.0.1 10.2.0.4 10.2.0.3")
+		n.Is("nothing was heard", echo, "bffb91c3ac: 10.2.0.2; c2-1: 10.2.0.1 10.2.0.4 10.2.0.3")
 		n.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", more)))
 		n.heard("c2")
-		if got := n.wrote(); len(got) > 0 {
+		if got := n.Wrote(); len(got) > 0 {
 			t.Errorf("a restart writes %v", got)
 		}
 	}
 	n := p.restarted("slices: {maxEndpoints: 2}")
 	n.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", changes[0])))
 	n.heard("c2")
-	n.is("a lower limit", echo, "bffb91c3ac: 10.2.0.2 10.2.0.3; c2-1: 10.2.0.1 10.2.0.4")
+	n.Is("a lower limit", echo, "bffb91c3ac: 10.2.0.2 10.2.0.3; c2-1: 10.2.0.1 10.2.0.4")
 }
 
 // What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put unused and
@@ -241,40 +241,40 @@ func TestExistingSlicesCountUntilTheClusterIsComplete(t *testing.T) {
 	s.Headless = true
 	p.apply("c2", svc("shop", "echo", s), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3~")))
 	n := p.restarted()
-	n.is("a restart", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
-	if got := n.wrote(); len(got) > 0 {
+	n.Is("a restart", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	if got := n.Wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
 	n.follow(n.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2", Namespace: "shop",
-		Service: "echo"}}), n.now))
-	n.is("a drain, and c2 is silent", echo, "c2-1: 10.2.0.1- 10.2.0.2? 10.2.0.3~")
+		Service: "echo"}}), n.Now))
+	n.Is("a drain, and c2 is silent", echo, "c2-1: 10.2.0.1- 10.2.0.2? 10.2.0.3~")
 	n = n.restarted()
-	n.is("another restart, and no drains any more", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
-	if s := n.slices[echo+"-c2-1"]; s.Labels[corev1.IsHeadlessService] != "" ||
+	n.Is("another restart, and no drains any more", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	if s := n.Slices[echo+"-c2-1"]; s.Labels[corev1.IsHeadlessService] != "" ||
 		!slices.Contains(sorted(s.Labels), corev1.IsHeadlessService) {
 		t.Errorf("labels %v", s.Labels)
 	}
 	n.apply("c2", svc("shop", "echo", s))
-	n.is("the service is heard, its slices are not", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	n.Is("the service is heard, its slices are not", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
 	n.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.2 10.2.0.4")))
-	n.is("some endpoints are heard", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~ 10.2.0.4")
+	n.Is("some endpoints are heard", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~ 10.2.0.4")
 	n.heard("c2")
-	n.is("all are heard", echo, "c2-1: 10.2.0.2 10.2.0.4")
+	n.Is("all are heard", echo, "c2-1: 10.2.0.2 10.2.0.4")
 	// An earlier broker's last write, which comes about only now.
-	late := n.slices[echo+"-c2-1"].DeepCopy()
+	late := n.Slices[echo+"-c2-1"].DeepCopy()
 	late.Name = echo + "-c2-7"
 	late.Endpoints[0].Addresses = []string{"10.2.0.9"}
-	n.slices[late.Name] = late
-	n.follow(n.ObserveSlice(late.Name, late, n.now))
-	n.writeSlice(late.Name)
-	n.is("a late write", echo, "c2-1: 10.2.0.2 10.2.0.4")
+	n.Slices[late.Name] = late
+	n.follow(n.ObserveSlice(late.Name, late, n.Now))
+	n.follow(Touches{Slices: []Touched{{Name: late.Name}}})
+	n.Is("a late write", echo, "c2-1: 10.2.0.2 10.2.0.4")
 }
 
 // What a person writes into a slice is not taken for what the cluster offered, where it cannot be.
 func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 	p := blank(t)
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")))
-	good := p.slices[echo+"-c2-1"]
+	good := p.Slices[echo+"-c2-1"]
 	for name, edit := range map[string]func(*discoveryv1.EndpointSlice){
 		"an address of another cluster": func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].Addresses = []string{"10.4.0.1"}
@@ -288,7 +288,7 @@ func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 	} {
 		s := good.DeepCopy()
 		edit(s)
-		p.slices = map[string]*discoveryv1.EndpointSlice{s.Name: s}
+		p.Slices = map[string]*discoveryv1.EndpointSlice{s.Name: s}
 		n := p.restarted()
 		if _, _, wanted := n.Slice(s.Name); wanted {
 			t.Errorf("%s: the slice is wanted", name)

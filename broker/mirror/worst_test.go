@@ -36,7 +36,7 @@ func worst(b *testing.B) (p *cluster, slice func(i int, ready bool) replica.Chan
 	for i := range slices {
 		changes = append(changes, slice(i, true))
 	}
-	p.Apply("c2", changes, p.now)
+	p.Apply("c2", changes, p.Now)
 	return p, slice, service
 }
 
@@ -49,7 +49,7 @@ func BenchmarkWorstEndpoint(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n++
-		p.Apply("c2", []replica.Change{slice(n%100, n/100%2 == 1)}, p.now)
+		p.Apply("c2", []replica.Change{slice(n%100, n/100%2 == 1)}, p.Now)
 	}
 }
 
@@ -62,7 +62,7 @@ func BenchmarkWorstService(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n++
-		p.Apply("c2", []replica.Change{service(n % 2)}, p.now)
+		p.Apply("c2", []replica.Change{service(n % 2)}, p.Now)
 	}
 }
 
@@ -78,6 +78,6 @@ func BenchmarkWorstSwitch(b *testing.B) {
 		n++
 		c := service(0)
 		c.New.GetService().Global = n%2 == 0
-		p.Apply("c2", []replica.Change{c}, p.now)
+		p.Apply("c2", []replica.Change{c}, p.Now)
 	}
 }

@@ -30,7 +30,7 @@ func BenchmarkImportSlices(b *testing.B) {
 				for n := range endpointsOfEach {
 					addresses += fmt.Sprintf(" 10.2.%d.%d", (i*endpointsOfEach+n)>>8&255, (i*endpointsOfEach+n)&255)
 				}
-				p.Apply("c2", []replica.Change{svc("shop", name, exported()), slc("shop", name, endpoints(name, addresses))}, p.now)
+				p.Apply("c2", []replica.Change{svc("shop", name, exported()), slc("shop", name, endpoints(name, addresses))}, p.Now)
 			}
 			p.SetNamespaces([]string{"shop"})
 			runtime.GC()
@@ -86,7 +86,7 @@ func BenchmarkWorstExport(b *testing.B) {
 		return svc("shop", fmt.Sprint("export-", i), s)
 	}
 	for i := range 1000 {
-		p.Apply("c2", []replica.Change{change(i, 0)}, p.now)
+		p.Apply("c2", []replica.Change{change(i, 0)}, p.Now)
 	}
 	b.ReportAllocs()
 	defer figure.Of(b, "B/op").AtMost(215_000)
@@ -94,7 +94,7 @@ func BenchmarkWorstExport(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n++
-		touched := p.Apply("c2", []replica.Change{change(n%1000, n/1000+1)}, p.now)
+		touched := p.Apply("c2", []replica.Change{change(n%1000, n/1000+1)}, p.Now)
 		for _, t := range touched.Services {
 			p.Service(t.Name)
 		}

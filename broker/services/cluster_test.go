@@ -7,19 +7,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
+	"github.com/kube-semaphore/semaphore/test/testkit/written"
 )
 
 // enabled has the API on.
@@ -50,48 +48,51 @@ type servicePlan = mirror.Plan
 type cluster struct {
 	*servicePlan
 	*ImportPlan
-	t        testing.TB
-	own      string
-	now      time.Time
-	services map[string]*corev1.Service
-	slices   map[string]*discoveryv1.EndpointSlice
-	// writes are the names written since it was last asked.
-	writes []string
+	*written.Cluster
+	own string
 }
 
 // blank is the broker of c1 that has begun in a cluster where nothing is.
 func blank(t testing.TB, more ...string) *cluster {
 	c := before(t, "c1", more...)
-	c.follow(c.Begin(c.now))
+	c.follow(c.Begin(c.Now))
 	return c
 }
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, own string, more ...string) *cluster {
-	c := &cluster{t: t, own: own, now: time.Unix(1_900_000_000, 0), services: map[string]*corev1.Service{},
-		slices: map[string]*discoveryv1.EndpointSlice{}}
+	c := &cluster{own: own}
 	c.servicePlan, c.ImportPlan = Plans(configured(t, own, more...))
+	c.Cluster = written.New(t, time.Unix(1_900_000_000, 0), c.servicePlan,
+		func() []string { return []string{own, "c1", "c2", "c2-a", "c3"} },
+		func(name string, s *corev1.Service, now time.Time) written.Names {
+			c.ImportPlan.ObserveService(name, s, now)
+			return c.touched(c.servicePlan.ObserveService(name, s, now))
+		},
+		func(name string, s *discoveryv1.EndpointSlice, now time.Time) written.Names {
+			return c.touched(c.ObserveSlice(name, s, now))
+		})
 	return c
+}
+
+// touched says to the plan of imports what was touched.
+func (c *cluster) touched(t mirror.Touches) written.Names {
+	c.Touched(t)
+	return written.Names{Services: names(t.Services), Slices: names(t.Slices)}
 }
 
 // restarted is another broker in the same cluster, which has heard nothing yet.
 func (c *cluster) restarted(more ...string) *cluster {
-	n := before(c.t, c.own, more...)
-	n.now, n.services, n.slices = c.now, c.services, c.slices
-	for _, name := range sorted(n.services) {
-		n.observe(name)
-	}
-	for _, name := range sorted(n.slices) {
-		n.ObserveSlice(name, n.slices[name], n.now)
-	}
-	n.follow(n.Begin(n.now))
+	n := before(c.TB, c.own, more...)
+	n.Take(c.Cluster)
+	n.follow(n.Begin(n.Now))
 	return n
 }
 
 // observe passes on what exists of a Service.
 func (c *cluster) observe(name string) (mirror.Touches, Touches) {
-	return c.servicePlan.ObserveService(name, c.services[name], c.now),
-		c.ImportPlan.ObserveService(name, c.services[name], c.now)
+	return c.servicePlan.ObserveService(name, c.Services[name], c.Now),
+		c.ImportPlan.ObserveService(name, c.Services[name], c.Now)
 }
 
 // outcomes are those of a cluster's services.
@@ -100,7 +101,7 @@ func (c *cluster) outcomes(cluster string) []mirror.Outcome {
 }
 
 func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
-	touches := c.Apply(cluster, changes, c.now)
+	touches := c.Apply(cluster, changes, c.Now)
 	out := c.Touched(touches)
 	c.follow(touches)
 	return out
@@ -109,118 +110,15 @@ func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
 // heard says that clusters have been heard whole.
 func (c *cluster) heard(clusters ...string) {
 	for _, name := range clusters {
-		c.follow(c.Complete(name, c.now))
+		c.follow(c.Complete(name, c.Now))
 	}
 }
 
 // heardAll says that of all clusters.
 func (c *cluster) heardAll() { c.heard(sorted(subnets)...) }
 
-// follow writes what was touched, as the loops do: what is not wanted goes once its cluster is known whole.
-func (c *cluster) follow(touches mirror.Touches) {
-	for len(touches.Services)+len(touches.Slices) > 0 {
-		c.Touched(touches)
-		var next mirror.Touches
-		add := func(more mirror.Touches) {
-			next.Services, next.Slices = append(next.Services, more.Services...), append(next.Slices, more.Slices...)
-		}
-		for _, t := range touches.Services {
-			add(c.writeService(t.Name))
-		}
-		for _, t := range touches.Slices {
-			add(c.writeSlice(t.Name))
-		}
-		touches = next
-	}
-}
-
-func (c *cluster) writeService(name string) (none mirror.Touches) {
-	want, wanted := c.Service(name)
-	have := c.services[name]
-	if have != nil && want != nil && len(want.Spec.IPFamilies) == 0 {
-		want.Spec.IPFamilies = have.Spec.IPFamilies // an apiserver keeps them
-	}
-	switch {
-	case !c.Begun(), wanted && want == nil, !wanted && (have == nil || c.HasUnconfirmedEndpoints(name)),
-		!wanted && !c.mayGo(have.Labels[naming.LabelSourceCluster]):
-		return none
-	case !wanted:
-		delete(c.services, name)
-	case have != nil && cmp.Equal(have, want):
-		return none
-	default:
-		c.services[name] = want
-	}
-	c.writes = append(c.writes, name)
-	touches, _ := c.observe(name)
-	return touches
-}
-
-// mayGo reports whether it is known what a cluster does not offer; of all clusters, where it is none.
-func (c *cluster) mayGo(cluster string) bool {
-	if cluster != "" {
-		return c.IsComplete(cluster)
-	}
-	all := []string{c.own, "c1", "c2", "c2-a", "c3"}
-	return !slices.ContainsFunc(all, func(one string) bool { return !c.IsComplete(one) })
-}
-
-func (c *cluster) writeSlice(name string) (none mirror.Touches) {
-	want, _, wanted := c.Slice(name)
-	have := c.slices[name]
-	if have == nil {
-		c.ForgetEnded(name)
-	}
-	switch {
-	case !c.Begun(), !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) &&
-		!c.IsComplete(have.Labels[naming.LabelSourceCluster])):
-		return none
-	case !wanted:
-		delete(c.slices, name)
-	case have != nil && cmp.Equal(have, want):
-		return none
-	default:
-		c.slices[name] = want
-	}
-	c.writes = append(c.writes, name)
-	return c.ObserveSlice(name, c.slices[name], c.now)
-}
-
-func (c *cluster) endedOf(slice, cluster string) bool {
-	of, ended := c.Ended(slice)
-	return ended && of == cluster
-}
-
-// wrote are the names written since it was last asked, sorted.
-func (c *cluster) wrote() []string {
-	out := slices.Compact(slices.Sorted(slices.Values(c.writes)))
-	c.writes = nil
-	return out
-}
-
-// is compares what exists of a Service: its slices, and for each of them the addresses. One that is not ready has a
-// question mark.
-func (c *cluster) is(what, service, want string) {
-	c.t.Helper()
-	var lines []string
-	for _, name := range sorted(c.slices) {
-		s := c.slices[name]
-		if s.Labels[discoveryv1.LabelServiceName] != service {
-			continue
-		}
-		line := strings.TrimPrefix(name, service+"-") + ":"
-		for _, e := range s.Endpoints {
-			line += " " + strings.Join(e.Addresses, "+")
-			if !ptr.Deref(e.Conditions.Ready, true) {
-				line += "?"
-			}
-		}
-		lines = append(lines, line)
-	}
-	if got := strings.Join(lines, "; "); got != want {
-		c.t.Errorf("%s: %s has\n%s\nnot\n%s", what, service, got, want)
-	}
-}
+// follow writes what was touched.
+func (c *cluster) follow(touches mirror.Touches) { c.Write(c.touched(touches)) }
 
 // endpoints have the mark of is.
 var endpoints, web = players.Endpoints, players.Web

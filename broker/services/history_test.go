@@ -30,7 +30,7 @@ func TestImportHistories(t *testing.T) {
 			c.brokers = append(c.brokers, before(t, own, enabled))
 		}
 		for _, p := range c.brokers {
-			p.follow(p.Begin(p.now))
+			p.follow(p.Begin(p.Now))
 			p.SetNamespaces([]string{"shop"})
 			p.heardAll()
 		}
@@ -198,7 +198,7 @@ func (c *importHistory) checkEndpoints(p *cluster, name string, union []exported
 	want := slices.DeleteFunc(slices.Clone(c.exports[name]),
 		func(p exportedPort) bool { return !slices.Contains(union, p) })
 	var got []exportedPort
-	for _, s := range p.slices {
+	for _, s := range p.Slices {
 		if s.Labels[mcsv1beta1.LabelSourceCluster] == "" && s.Labels["semaphore.uw.io/source-cluster"] == name {
 			for _, p := range s.Ports {
 				got = append(got, exportedPort{*p.Name, *p.Port})
@@ -216,7 +216,7 @@ func (c *importHistory) checkEndpoints(p *cluster, name string, union []exported
 // checkSlices: beside the import is each slice of the derived Service, and no other.
 func (c *importHistory) checkSlices(p *cluster) {
 	var want []string
-	for name, s := range p.slices {
+	for name, s := range p.Slices {
 		if s.Labels[discoveryv1.LabelServiceName] == derivedEcho {
 			want = append(want, "shop/"+name)
 		}

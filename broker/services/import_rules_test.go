@@ -54,7 +54,7 @@ func export(s *semaphorev1.Service, slice *semaphorev1.EndpointSlice) []replica.
 
 // order is the annotation of the derived Service.
 func (c *cluster) order() string {
-	if s := c.services[derivedEcho]; s != nil {
+	if s := c.Services[derivedEcho]; s != nil {
 		return s.Annotations[naming.AnnotationExportingClusters]
 	}
 	return "no Service"
@@ -63,14 +63,14 @@ func (c *cluster) order() string {
 // portsOf are the ports of the derived Service, and of each slice of it.
 func (c *cluster) portsOf() string {
 	var all []string
-	if s := c.services[derivedEcho]; s != nil {
+	if s := c.Services[derivedEcho]; s != nil {
 		for _, p := range s.Spec.Ports {
 			all = append(all, fmt.Sprintf("%s %d", p.Name, p.Port))
 		}
 	}
 	out := "[" + strings.Join(all, ", ") + "]"
-	for _, name := range sorted(c.slices) {
-		s := c.slices[name]
+	for _, name := range sorted(c.Slices) {
+		s := c.Slices[name]
 		if s.Labels[discoveryv1.LabelServiceName] != derivedEcho {
 			continue
 		}
@@ -89,23 +89,23 @@ func TestImport(t *testing.T) {
 	p := blank(t, enabled)
 	p.heardAll()
 	p.apply("c2", export(exported(), endpoints("echo", "10.2.0.1"))...)
-	p.is("one cluster", derivedEcho, "c2-1: 10.2.0.1")
+	p.Is("one cluster", derivedEcho, "c2-1: 10.2.0.1")
 	p.apply("c1", export(exported(), endpoints("echo", "10.1.0.1"))...)
 	p.apply("c3", export(web(&semaphorev1.Service{Mirror: true}), endpoints("echo", "10.4.0.1"))...)
-	p.is("two clusters; the third exports a mirror alone", derivedEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
-	if s := p.services[derivedEcho]; s.Labels[naming.LabelImported] != "true" || s.Labels[naming.LabelGlobal] != "" ||
+	p.Is("two clusters; the third exports a mirror alone", derivedEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
+	if s := p.Services[derivedEcho]; s.Labels[naming.LabelImported] != "true" || s.Labels[naming.LabelGlobal] != "" ||
 		s.Labels[naming.LabelSourceCluster] != "" || p.order() != "c2,c1" {
 		t.Errorf("the Service has %v, %v", s.Labels, s.Annotations)
 	}
 	p.apply("c2", svc("shop", "echo", nil), slc("shop", "echo-1", nil))
-	p.is("the first exports it no more", derivedEcho, "c1-1: 10.1.0.1")
+	p.Is("the first exports it no more", derivedEcho, "c1-1: 10.1.0.1")
 	p.apply("c1", svc("shop", "echo", web(&semaphorev1.Service{Global: true})))
-	if p.is("nobody", derivedEcho, ""); p.services[derivedEcho] != nil {
+	if p.Is("nobody", derivedEcho, ""); p.Services[derivedEcho] != nil {
 		t.Error("the Service is there, and nobody exports it")
 	}
 	off, none := Plans(configured(t, "c1"))
-	off.Begin(p.now)
-	off.Apply("c2", export(exported(), endpoints("echo", "10.2.0.1")), p.now)
+	off.Begin(p.Now)
+	off.Apply("c2", export(exported(), endpoints("echo", "10.2.0.1")), p.Now)
 	if services, slices := off.Names(); none != nil || len(services)+len(slices) > 0 {
 		t.Errorf("the API is off, and there are %v, %v, %v", none, services, slices)
 	}
@@ -158,13 +158,13 @@ func TestImportPorts(t *testing.T) {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
 		// A restart writes nothing.
-		p.wrote()
+		p.Wrote()
 		n := p.restarted(enabled)
 		n.apply("c3", export(test.second, test.endpoints)...)
 		n.heard("c3", "c1", "c2-a")
 		n.apply("c2", export(test.first, test.firstEndpoints)...)
 		n.heard("c2")
-		if wrote := n.wrote(); len(wrote) > 0 || n.portsOf() != test.want {
+		if wrote := n.Wrote(); len(wrote) > 0 || n.portsOf() != test.want {
 			t.Errorf("%s: a restart wrote %q: %s", test.name, wrote, n.portsOf())
 		}
 		// The first leaves: the second decides, with all its endpoints.
@@ -184,11 +184,11 @@ func TestImportEndpointInTwoGroups(t *testing.T) {
 	p.apply("c3", svc("shop", "echo", exported(onPort("a", "TCP", 81), onPort("b", "TCP", 82))),
 		slc("shop", "echo-1", ported("10.4.0.1", "a 1", "b 8082")),
 		slc("shop", "echo-2", ported("10.4.0.1?", "a 2", "b 8082")))
-	p.is("both", derivedEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	p.Is("both", derivedEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 	p.apply("c3", slc("shop", "echo-1", nil))
-	p.is("one is left", derivedEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	p.Is("one is left", derivedEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	p.apply("c3", slc("shop", "echo-2", nil))
-	p.is("none is left", derivedEcho, "c2-1: 10.2.0.1")
+	p.Is("none is left", derivedEcho, "c2-1: 10.2.0.1")
 }
 
 // permutations calls do with each order of the clusters.
@@ -225,13 +225,13 @@ func TestImportPrecedence(t *testing.T) {
 			exports(p, cluster)
 		}
 		want := strings.Join(arrival, ",")
-		seconds := *p.services[derivedEcho].Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds
+		seconds := *p.Services[derivedEcho].Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds
 		if p.order() != want || seconds != int32(arrival[0][1]-'0') {
 			t.Fatalf("arrival %v: the order is %s, the first has %d", arrival, p.order(), seconds)
 		}
 		permutations(all, func(again []string) {
 			for _, silent := range append([]string{""}, all...) {
-				p.wrote()
+				p.Wrote()
 				n := p.restarted(enabled)
 				for _, cluster := range again {
 					if cluster != silent {
@@ -239,7 +239,7 @@ func TestImportPrecedence(t *testing.T) {
 						n.heard(cluster)
 					}
 				}
-				if wrote := n.wrote(); len(wrote) > 0 || n.order() != want {
+				if wrote := n.Wrote(); len(wrote) > 0 || n.order() != want {
 					t.Fatalf("arrival %v, heard again %v without %q: wrote %q, the order is %s", arrival, again, silent, wrote,
 						n.order())
 				}
@@ -253,7 +253,7 @@ func TestImportPrecedence(t *testing.T) {
 				if got, want := n.order(), arrival[1]+","+arrival[2]+","+arrival[0]; got != want {
 					t.Fatalf("arrival %v, after the first left and came back: %s, want %s", arrival, got, want)
 				}
-				p.services, p.slices = map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
+				p.Services, p.Slices = map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
 				p = blank(t, enabled)
 				p.heardAll()
 				for _, cluster := range arrival {
@@ -283,7 +283,7 @@ func TestImportPrecedence(t *testing.T) {
 			for _, cluster := range arrival {
 				exports(p, cluster)
 			}
-			p.follow(p.Begin(p.now))
+			p.follow(p.Begin(p.Now))
 			if p.order() != want {
 				t.Errorf("at once, as %v: the order is %s, want %s", arrival, p.order(), want)
 			}
@@ -390,12 +390,12 @@ func TestServiceImport(t *testing.T) {
 	if touched, slices := p.SetNamespace("shop", true); len(touched)+len(slices) > 0 {
 		t.Errorf("touched without a change are %q and %q", touched, slices)
 	}
-	service := p.services[derivedEcho].DeepCopy()
-	delete(p.services, derivedEcho)
+	service := p.Services[derivedEcho].DeepCopy()
+	delete(p.Services, derivedEcho)
 	p.observe(derivedEcho)
 	is("there is no Service", false, true)
 	service.Spec.ClusterIPs, service.Spec.IPFamilies = []string{"10.96.0.9", "fd00::9"}, []corev1.IPFamily{"IPv4", "IPv6"}
-	p.services[derivedEcho] = service
+	p.Services[derivedEcho] = service
 	if _, touches := p.observe(derivedEcho); !slices.Equal(names(touches.Imports), []string{"shop/echo"}) {
 		t.Errorf("touched are %v", touches)
 	}
@@ -426,7 +426,7 @@ func TestServiceImport(t *testing.T) {
 		t.Errorf("touched are %v", touches)
 	}
 	is("nobody exports it", false, false)
-	if p.services[derivedEcho] != nil {
+	if p.Services[derivedEcho] != nil {
 		t.Error("the Service is there")
 	}
 	// A headless one has no IPs, and a type conflict does not change that of the first.
@@ -436,7 +436,7 @@ func TestServiceImport(t *testing.T) {
 	if i, _ := p.Import("shop/echo"); i == nil || i.Spec.Type != "Headless" || len(i.Spec.IPs) > 0 {
 		t.Errorf("the import is %+v", i)
 	}
-	if s := p.services[derivedEcho]; s.Spec.ClusterIP != corev1.ClusterIPNone {
+	if s := p.Services[derivedEcho]; s.Spec.ClusterIP != corev1.ClusterIPNone {
 		t.Errorf("the Service is %+v", s.Spec)
 	}
 }
@@ -483,9 +483,9 @@ func TestASilentClusterKeepsItsPart(t *testing.T) {
 			p.apply("c2", decides...)
 			p.apply("c3", export(exported(c.silent, onPort("b", "TCP", 81)), endpoints("echo", "10.4.0.1"))...)
 			p.apply("c1", last...)
-			p.services[derivedEcho].Spec.IPFamilies = c.existing // as an apiserver assigns them
+			p.Services[derivedEcho].Spec.IPFamilies = c.existing // as an apiserver assigns them
 			p.observe(derivedEcho)
-			want := p.services[derivedEcho].DeepCopy()
+			want := p.Services[derivedEcho].DeepCopy()
 			p = p.restarted(enabled)
 			p.apply("c2", decides...)
 			p.apply("c1", last...)
@@ -511,10 +511,10 @@ func TestImportFollowsTheFamiliesOfItsService(t *testing.T) {
 	p := blank(t, enabled)
 	p.heardAll()
 	p.apply("c2", export(exported(func(s *semaphorev1.Service) { s.Headless = true }), endpoints("echo", "10.2.0.1"))...)
-	p.services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4"}
+	p.Services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4"}
 	p.observe(derivedEcho)
-	p.services[derivedEcho] = p.services[derivedEcho].DeepCopy()
-	p.services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4", "IPv6"}
+	p.Services[derivedEcho] = p.Services[derivedEcho].DeepCopy()
+	p.Services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4", "IPv6"}
 	if _, touches := p.observe(derivedEcho); !slices.Equal(names(touches.Imports), []string{"shop/echo"}) {
 		t.Errorf("the Service has another family, and what is touched is %v", touches.Imports)
 	}
@@ -529,8 +529,8 @@ func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 		p.apply("c2", svc(namespace, "kube-dns", exported()),
 			slc(namespace, "kube-dns-1", endpoints("kube-dns", "10.2.0.1")))
 		p.heardAll()
-		if len(p.services)+len(p.slices) > 0 || len(p.Imports()) > 0 {
-			t.Errorf("%s: there are %v, %v", namespace, sorted(p.services), p.Imports())
+		if len(p.Services)+len(p.Slices) > 0 || len(p.Imports()) > 0 {
+			t.Errorf("%s: there are %v, %v", namespace, sorted(p.Services), p.Imports())
 		}
 		out := p.outcomes("c2")
 		if len(out) != 1 || out[0].Code != finding.OutcomeDenied {
@@ -553,8 +553,8 @@ func TestImportOfALongName(t *testing.T) {
 	name := strings.Repeat("n", 60)
 	p.apply("c2", svc("shop", name, exported()))
 	service := DerivedService("shop/" + name)
-	if p.services[service] == nil || len(service) > 63 || !strings.Contains(service, "-73736d-") {
-		t.Errorf("the Services are %q, not %s", sorted(p.services), service)
+	if p.Services[service] == nil || len(service) > 63 || !strings.Contains(service, "-73736d-") {
+		t.Errorf("the Services are %q, not %s", sorted(p.Services), service)
 	}
 	if got := p.Imports(); !slices.Equal(got, []string{"shop/" + name}) {
 		t.Errorf("the imports are %q", got)
@@ -586,7 +586,7 @@ func TestImportSlices(t *testing.T) {
 			if (s != nil) != want[i] || wanted != want[i] || (len(p.ImportSlices()) > 0) != want[i] {
 				t.Errorf("%s, headless %t: it is %v, wanted %t", mode, headless, s, wanted)
 			}
-			p.services[derivedEcho], _ = p.Service(derivedEcho)
+			p.Services[derivedEcho], _ = p.Service(derivedEcho)
 			p.observe(derivedEcho)
 			present := "Absent"
 			if want[i] {
@@ -671,10 +671,10 @@ func TestNoWriterCopiesReservedKeys(t *testing.T) {
 	p.apply("c2", export(s, endpoints("echo", "10.2.0.1"))...)
 	p.SetNamespaces([]string{"shop"})
 	written := map[string]metav1.Object{}
-	for name, s := range p.services {
+	for name, s := range p.Services {
 		written["Service "+name] = s
 	}
-	for name, s := range p.slices {
+	for name, s := range p.Slices {
 		written["EndpointSlice "+name] = s
 	}
 	for _, name := range p.ImportSlices() {
