@@ -97,6 +97,9 @@ func (c *Cluster) WriteAll() {
 func (c *Cluster) writeService(name string) Names {
 	want, wanted := c.decides.Service(name)
 	have := c.Services[name]
+	if have != nil && want != nil && len(want.Spec.IPFamilies) == 0 {
+		want.Spec.IPFamilies = have.Spec.IPFamilies // an apiserver keeps them
+	}
 	switch {
 	case !c.decides.Begun():
 		return Names{}
