@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 )
@@ -172,7 +172,7 @@ func TestDamagedInputs(t *testing.T) {
 		r := newRemote(t)
 		ip(t, "route add default via 192.0.2.2")
 		dir := t.TempDir()
-		own, beside, own2 := filepath.Join(dir, "broker.yaml"), filepath.Join(dir, remotes.RemotesFile),
+		own, beside, own2 := filepath.Join(dir, "broker.yaml"), filepath.Join(dir, bounds.RemotesFile),
 			filepath.Join(dir, "config.yaml")
 		const good = "features: [encryption]\nencryption: strict\nlocalSubnets: [10.1.0.0/16, 10.101.0.0/16]\n"
 		put := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o600)) }

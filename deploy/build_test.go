@@ -26,10 +26,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 // strict decodes Kubernetes types and rejects unknown fields.
@@ -185,7 +185,7 @@ func TestExampleFits(t *testing.T) {
 		"semaphore-subnets")
 	equal(t, "volume of the remotes", volume(t, pods["agent"], "subnets").Projected.Sources[1].ConfigMap.Name,
 		"semaphore-remotes")
-	subnets, err := remotes.ParseSubnets([]byte(file), agent.Cluster)
+	subnets, err := bounds.ParseSubnets([]byte(file), agent.Cluster)
 	must(t, err)
 	equal(t, "local subnets", fmt.Sprint(subnets.Local), fmt.Sprint(broker.LocalPrefixes))
 	equal(t, "remotes", fmt.Sprint(len(subnets.Remotes)), fmt.Sprint(len(broker.Remotes)))
@@ -197,7 +197,7 @@ func TestExampleFits(t *testing.T) {
 	}
 	// Without an overlay for it, the agents report that and do not run.
 	bare := find[*corev1.ConfigMap](t, build(t, "broker"), "semaphore-subnets").Data["broker.yaml"]
-	if _, err := remotes.ParseSubnets([]byte(bare), "c1"); err == nil ||
+	if _, err := bounds.ParseSubnets([]byte(bare), "c1"); err == nil ||
 		!strings.Contains(err.Error(), "localSubnets: none") {
 		t.Errorf("without an overlay the agents' subnets are taken: %v", err)
 	}

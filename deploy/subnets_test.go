@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 )
 
 // withoutAgents is an overlay without agents, with the subnets of its broker.
@@ -69,7 +69,7 @@ func TestPoliciesFindSubnets(t *testing.T) {
 			t.Errorf("%s: the policies with parameters are %v", name, found)
 		}
 		if name == "without agents" {
-			if _, err := remotes.ParseSubnets([]byte(subnets[0].Data["broker.yaml"]), "c1"); err != nil {
+			if _, err := bounds.ParseSubnets([]byte(subnets[0].Data["broker.yaml"]), "c1"); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/report"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -36,7 +37,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -129,7 +129,7 @@ func refuse(ctx context.Context, cfg *config.Exporter, restConfig *rest.Config, 
 	if err != nil {
 		return err
 	}
-	return follow.RefuseLosses(ctx, objects, store, remotes.Judge(cfg, volume.ReadFile, nil))
+	return follow.RefuseLosses(ctx, objects, store, bounds.Judge(cfg, volume.ReadFile, nil))
 }
 
 func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
@@ -193,7 +194,7 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	before, last := f.before, f.decided
 	f.mu.Unlock()
 	var d remotes.Decision
-	own := remotes.Judge(e.cfg, volume.ReadFile, f.own)
+	own := bounds.Judge(e.cfg, volume.ReadFile, f.own)
 	if last != nil && reflect.DeepEqual(objects, f.objects) && reflect.DeepEqual(own, f.own) {
 		d = *last
 	} else {

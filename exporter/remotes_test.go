@@ -23,8 +23,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -173,26 +173,26 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	}
 
 	// The bounds of the agents' broker: c3 by its spec; c2 once its broker has assigned a port of the range.
-	bounds := func() string {
+	written := func() string {
 		m, err := admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-remotes", metav1.GetOptions{})
 		if err != nil {
 			return err.Error()
 		}
-		return m.Data[remotes.RemotesFile]
+		return m.Data[bounds.RemotesFile]
 	}
 	within(t, "c3 is in the bounds", func() bool {
-		return strings.Contains(bounds(), "name: c3") && strings.Contains(bounds(), "listenPort: 7801")
+		return strings.Contains(written(), "name: c3") && strings.Contains(written(), "listenPort: 7801")
 	})
 	patch("c2", `{"status":{"listenPort":4789}}`, "status")
 	patch("c3", `{"spec":{"encryption":"permissive"}}`)
-	within(t, "c3 is permissive", func() bool { return strings.Contains(bounds(), "encryption: permissive") })
-	if strings.Contains(bounds(), "name: c2") {
-		t.Errorf("a port outside of the range is passed on: %s", bounds())
+	within(t, "c3 is permissive", func() bool { return strings.Contains(written(), "encryption: permissive") })
+	if strings.Contains(written(), "name: c2") {
+		t.Errorf("a port outside of the range is passed on: %s", written())
 	}
 	patch("c2", `{"status":{"listenPort":7790}}`, "status")
-	within(t, "c2 is in the bounds", func() bool { return strings.Contains(bounds(), "listenPort: 7790") })
-	must(t, os.WriteFile(filepath.Join(filepath.Dir(own), remotes.RemotesFile), []byte(bounds()), 0o600))
-	if s := remotes.LoadSubnets(volume.ReadFile, own, "c1", nil); len(s.Problems) > 0 || len(s.Remotes) != 2 ||
+	within(t, "c2 is in the bounds", func() bool { return strings.Contains(written(), "listenPort: 7790") })
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(own), bounds.RemotesFile), []byte(written()), 0o600))
+	if s := bounds.LoadSubnets(volume.ReadFile, own, "c1", nil); len(s.Problems) > 0 || len(s.Remotes) != 2 ||
 		s.Remotes["c2"].WireGuard.ListenPort != 7790 {
 		t.Errorf("an agent reads %+v", s)
 	}
@@ -211,8 +211,8 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		marker++
 		patch("c3", fmt.Sprintf(`{"spec":{"nodeSubnets":["192.0.2.0/24","198.51.100.%d/32"]}}`, marker))
 		within(t, what+": the exporter has seen it",
-			func() bool { return strings.Contains(bounds(), fmt.Sprintf("198.51.100.%d/32", marker)) })
-		if now := bounds(); !strings.Contains(now, "- 10.2.0.0/16") || strings.Contains(now, "10.1.2.0") ||
+			func() bool { return strings.Contains(written(), fmt.Sprintf("198.51.100.%d/32", marker)) })
+		if now := written(); !strings.Contains(now, "- 10.2.0.0/16") || strings.Contains(now, "10.1.2.0") ||
 			!strings.Contains(now, "listenPort: 7790") {
 			t.Errorf("%s: agents get %s", what, now)
 		}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	bounds "github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )

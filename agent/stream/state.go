@@ -34,7 +34,7 @@ type StateFile struct {
 	Networks map[string]*plan.Desired
 	// Guard are the remotes whose pod subnets are guarded, complete or not, sorted by name.
 	Guard []*semaphorev1.GuardedRemote
-	// Subnets is the last usable form of the node's subnets file; empty for none. See remotes.ReadText.
+	// Subnets is the last usable form of the node's subnets file; empty for none. See bounds.ReadText.
 	Subnets string
 	// Confirmed is when a broker last confirmed the state, on this node's clock. It is the file's modification time, so
 	// that an unchanged state is not written again.

@@ -12,8 +12,6 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -37,28 +35,26 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 		}
 		bundles[name+".pem"] = string(data)
 	}
-	objects := []any{&corev1.ConfigMap{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
-		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles", Namespace: namespace},
-		Data:       bundles,
-	}}
+	// Agents have this package, and not the types of Kubernetes, which would be a quarter of their program.
+	object := func(kind, name string, data any) map[string]any {
+		return map[string]any{"apiVersion": "v1", "kind": kind, "data": data,
+			"metadata": map[string]string{"name": name, "namespace": namespace}}
+	}
+	objects := []map[string]any{object("ConfigMap", BundlesConfigMap, bundles)}
 	for _, part := range Parts {
 		if err := fits(dir, cluster, part, own, now); err != nil {
 			return nil, err
 		}
-		secret := &corev1.Secret{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-			ObjectMeta: metav1.ObjectMeta{Name: SecretName(part), Namespace: namespace},
-			Type:       corev1.SecretTypeTLS,
-			Data:       map[string][]byte{},
-		}
-		for _, file := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} {
+		files := map[string][]byte{}
+		for _, file := range []string{certFile, keyFile} {
 			data, err := os.ReadFile(filepath.Join(dir, part, file))
 			if err != nil {
 				return nil, fmt.Errorf("certificate of the %s: %w", part, err)
 			}
-			secret.Data[file] = data
+			files[file] = data
 		}
+		secret := object("Secret", SecretName(part), files)
+		secret["type"] = "kubernetes.io/tls"
 		objects = append(objects, secret)
 	}
 	var out bytes.Buffer

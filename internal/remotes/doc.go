@@ -3,6 +3,4 @@
 //
 // It is pure: inputs are objects, what was in effect before and the part's own configuration; outputs are remotes in
 // the form of the engines (internal/config) and a verdict on each object. Package follow watches and stores objects.
-//
-// Subnets are what agents read of the own cluster and of the remotes, from files that bound what a broker may order.
 package remotes

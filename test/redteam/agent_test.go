@@ -22,9 +22,9 @@ import (
 	"google.golang.org/grpc/credentials"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/remotes"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -201,7 +201,7 @@ func (n *agentNode) bounds(all ...map[string]any) {
 	n.t.Helper()
 	text, err := yaml.Marshal(map[string]any{"remotes": all})
 	n.must(err)
-	n.must(os.WriteFile(n.path(remotes.RemotesFile), text, 0o644))
+	n.must(os.WriteFile(n.path(bounds.RemotesFile), text, 0o644))
 }
 
 // start runs the agent. The returned function ends it like a crash.

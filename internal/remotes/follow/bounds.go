@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
@@ -36,7 +37,7 @@ func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, 
 // Load reads what an earlier process wrote. It is no error if that cannot be read: Save writes what it knows.
 func (b *Bounds) Load(ctx context.Context) {
 	if object, err := b.config.Get(ctx); err == nil && object != nil {
-		b.before = remotes.ReadRemotes([]byte(object.Data[remotes.RemotesFile]))
+		b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
 	}
 }
 
@@ -51,9 +52,9 @@ func (b *Bounds) Reports() []string { return b.config.Reports() }
 // not use a remote with the port of another one, so such a remote keeps the form in which it was written before.
 func (b *Bounds) Save(ctx context.Context, own *config.Broker, d remotes.Decision, objects remotes.Objects,
 	ports config.DevicePorts) error {
-	use, wrong := remotes.JudgeRemotes(own, boundsOf(d, objects, ports, b.before), b.before)
+	use, wrong := bounds.JudgeRemotes(own, boundsOf(d, objects, ports, b.before), b.before)
 	b.judged.Set(strings.Join(wrong, "; "))
-	if err := b.config.Hold(ctx, remotes.RemotesFile, remotes.RemotesText(use)); err != nil {
+	if err := b.config.Hold(ctx, bounds.RemotesFile, bounds.RemotesText(use)); err != nil {
 		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
 		return err
 	}

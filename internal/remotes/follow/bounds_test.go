@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
@@ -73,7 +74,7 @@ func TestBoundsOf(t *testing.T) {
 				want   string
 			}{{before, test.want}, {nil, test.first}} {
 				own := ownBroker(t)
-				use, wrong := remotes.JudgeRemotes(own,
+				use, wrong := bounds.JudgeRemotes(own,
 					boundsOf(remotes.Decision{InEffect: all}, all, ports, from.before), from.before)
 				var words []string
 				for _, r := range use {
@@ -82,7 +83,7 @@ func TestBoundsOf(t *testing.T) {
 				if got := strings.Join(words, ", "); got != from.want {
 					t.Errorf("%d before: %s\nwant %s\n%v", len(from.before), got, from.want, wrong)
 				}
-				if again := remotes.ReadRemotes([]byte(remotes.RemotesText(use))); len(again) != len(use) {
+				if again := bounds.ReadRemotes([]byte(bounds.RemotesText(use))); len(again) != len(use) {
 					t.Errorf("read again: %v", again)
 				}
 			}

@@ -1,4 +1,4 @@
-package remotes
+package bounds
 
 import (
 	"fmt"
@@ -62,4 +62,31 @@ remotes:
 	if _, err := ParseSubnets([]byte(text), "c1"); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the agents' copy: %v; want %s", err, want)
 	}
+}
+
+// FuzzSubnets: whatever the agents' copy of a broker's file contains, the result is valid subnets or an error.
+func FuzzSubnets(f *testing.F) {
+	f.Add([]byte("localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
+		"[172.16.0.0/12]}]\n"))
+	f.Add([]byte("features: [policy]\nlocalSubnets: ['fd00::/48']\nremotes: [{name: c2, podSubnets: ['fd01::/48'], " +
+		"limits: 7, wireguard: {listenPort: 70000}}]\n"))
+	f.Add([]byte("---\n---\n"))
+	f.Add([]byte("encryption: x\nremotes: [{}]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := ParseSubnets(data, "c1")
+		if (err == nil) == (s == nil) {
+			t.Fatalf("value %v and error %v", s, err)
+		}
+		if err != nil {
+			return
+		}
+		if len(s.Local) == 0 {
+			t.Error("no local subnets, and no error")
+		}
+		for name, r := range s.Remotes {
+			if name != r.Name || name == "" || len(r.PodPrefixes) == 0 || len(r.NodePrefixes) == 0 {
+				t.Errorf("remote %q is %+v", name, r)
+			}
+		}
+	})
 }

@@ -1,4 +1,8 @@
-package remotes
+// Package bounds has the subnets that agents read of the own cluster and of the remotes, from files that bound what a
+// broker may order: the operator's, and the exporter's list of what RemoteClusters say.
+//
+// It is pure: who reads a file passes how.
+package bounds
 
 import (
 	"encoding/json"
