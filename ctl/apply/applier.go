@@ -20,14 +20,13 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // ApplyTyped applies an object of one of Kubernetes' types.
 func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
-	object, err := read.Object(typed)
+	object, err := fleet.Object(typed)
 	if err == nil {
 		_, err = a.Apply(ctx, object)
 	}
@@ -210,7 +209,7 @@ func (a *Applier) Ready(ctx context.Context, r Ref) error {
 func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) string {
 	labels, _, _ := unstructured.NestedStringMap(of.Object, "spec", "selector", "matchLabels")
 	// It explains, and is not needed.
-	all, _ := read.List[corev1.Pod](ctx, a.Cluster.Objects, read.PodsGVR, of.GetNamespace(),
+	all, _ := fleet.List[corev1.Pod](ctx, a.Cluster.Objects, fleet.PodsGVR, of.GetNamespace(),
 		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})})
 	for i := range all {
 		if why := stuck(&all[i]); why != "" {

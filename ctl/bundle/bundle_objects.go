@@ -13,7 +13,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -42,24 +41,24 @@ var (
 // bundled are the objects of an archive: what the parts read and write and what decides about traffic, of types that
 // kubectl cluster-info dump leaves out. That has nodes, Services, workloads, pods with their logs, and events.
 var bundled = []bundledObjects{
-	{of: one(read.NodesGVR), named: true},
-	{of: one(read.ServicesGVR), selector: ownedSelector, named: true},
-	{file: "configmaps", of: one(read.ConfigMapsGVR), namespace: partsNamespace,
+	{of: one(fleet.NodesGVR), named: true},
+	{of: one(fleet.ServicesGVR), selector: ownedSelector, named: true},
+	{file: "configmaps", of: one(fleet.ConfigMapsGVR), namespace: partsNamespace,
 		keep: func(o *unstructured.Unstructured) bool { return strings.Contains(o.GetName(), ourName) }},
-	{file: "corefiles", of: one(read.ConfigMapsGVR), namespace: read.System, keep: corefile},
+	{file: "corefiles", of: one(fleet.ConfigMapsGVR), namespace: fleet.System, keep: corefile},
 	{file: "leases", of: one(leases), namespace: partsNamespace},
 	{file: "remoteclusters", of: one(v1alpha1.RemoteClusters)},
-	{file: "endpointslices", of: one(read.SlicesGVR), selector: ownedSelector},
-	{file: "serviceexports", of: read.MCS("serviceexports"), named: true},
-	{file: "serviceimports", of: read.MCS("serviceimports"), named: true},
-	{file: "ippools", of: read.CalicoTypes("ippools")},
-	{file: "ipreservations", of: read.CalicoTypes("ipreservations")},
-	{file: "blockaffinities", of: read.CalicoTypes("blockaffinities")},
-	{file: "globalnetworksets", of: read.CalicoTypes("globalnetworksets"), named: true},
-	{file: "networksets", of: read.CalicoTypes("networksets"), named: true},
-	{file: "tiers", of: read.CalicoTypes("tiers"), named: true},
-	{file: "globalnetworkpolicies", of: read.CalicoTypes("globalnetworkpolicies"), named: true},
-	{file: "calico-networkpolicies", of: read.CalicoTypes("networkpolicies"), named: true},
+	{file: "endpointslices", of: one(fleet.SlicesGVR), selector: ownedSelector},
+	{file: "serviceexports", of: fleet.MCS("serviceexports"), named: true},
+	{file: "serviceimports", of: fleet.MCS("serviceimports"), named: true},
+	{file: "ippools", of: fleet.CalicoTypes("ippools")},
+	{file: "ipreservations", of: fleet.CalicoTypes("ipreservations")},
+	{file: "blockaffinities", of: fleet.CalicoTypes("blockaffinities")},
+	{file: "globalnetworksets", of: fleet.CalicoTypes("globalnetworksets"), named: true},
+	{file: "networksets", of: fleet.CalicoTypes("networksets"), named: true},
+	{file: "tiers", of: fleet.CalicoTypes("tiers"), named: true},
+	{file: "globalnetworkpolicies", of: fleet.CalicoTypes("globalnetworkpolicies"), named: true},
+	{file: "calico-networkpolicies", of: fleet.CalicoTypes("networkpolicies"), named: true},
 	{file: "networkpolicies", of: one(kubePolicies), named: true},
 }
 

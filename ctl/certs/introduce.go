@@ -26,8 +26,8 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/check"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
@@ -285,7 +285,7 @@ func ObjectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstruct
 			remote.Spec.Broker.OtherAddresses = append(remote.Spec.Broker.OtherAddresses, v1alpha1.BrokerAddress(other))
 		}
 	}
-	object, err := read.Object(remote)
+	object, err := fleet.Object(remote)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
@@ -36,8 +35,8 @@ type Store struct {
 
 func Of(c *fleet.Cluster) *Store {
 	client := c.Objects.Client
-	return &Store{Cluster: c, secrets: client.Resource(read.SecretsGVR).Namespace(c.Namespace),
-		configMaps: client.Resource(read.ConfigMapsGVR).Namespace(c.Namespace),
+	return &Store{Cluster: c, secrets: client.Resource(fleet.SecretsGVR).Namespace(c.Namespace),
+		configMaps: client.Resource(fleet.ConfigMapsGVR).Namespace(c.Namespace),
 		Remotes:    client.Resource(v1alpha1.RemoteClusters)}
 }
 
@@ -52,7 +51,7 @@ func pkiIn(access *fleet.Access) (*Store, error) {
 
 // Secret returns the data of a Secret; nil if it does not exist.
 func (p *Store) Secret(ctx context.Context, name string) (map[string][]byte, error) {
-	found, err := read.Get[corev1.Secret](ctx, p.Cluster.Objects, read.SecretsGVR, p.Cluster.Namespace, name)
+	found, err := fleet.Get[corev1.Secret](ctx, p.Cluster.Objects, fleet.SecretsGVR, p.Cluster.Namespace, name)
 	if found == nil || err != nil {
 		return nil, err
 	}
@@ -142,7 +141,7 @@ func (p *Store) found(ctx context.Context, name string, v identity.Validity, now
 	if err != nil {
 		return nil, err
 	}
-	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, identity.AuthoritySecret, cert, key))
+	secret, err := fleet.Object(TlsSecret(p.Cluster.Namespace, identity.AuthoritySecret, cert, key))
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +165,7 @@ func (p *Store) issue(ctx context.Context, a *identity.Authority, part string, v
 	if err != nil {
 		return err
 	}
-	secret, err := read.Object(TlsSecret(p.Cluster.Namespace, identity.SecretName(part), cert, key))
+	secret, err := fleet.Object(TlsSecret(p.Cluster.Namespace, identity.SecretName(part), cert, key))
 	if err != nil {
 		return err
 	}

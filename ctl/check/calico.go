@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
@@ -17,10 +17,10 @@ type Calico struct {
 	Forbidden bool
 	// Remotes are the pod subnets by cluster, in order.
 	Remotes []RemoteSubnet
-	Pools   []read.Pool
+	Pools   []fleet.Pool
 	// PoolResource is kubectl's name of the pools.
 	PoolResource string
-	IPAM         read.IPAM
+	IPAM         fleet.IPAM
 }
 
 // RemoteSubnet is a pod subnet of a remote.
@@ -82,7 +82,7 @@ func judgeCalico(c Calico) []show.Finding {
 }
 
 // judgePool judges a pool that overlaps a remote's subnet.
-func judgePool(p read.Pool, r RemoteSubnet, resource string) []show.Finding {
+func judgePool(p fleet.Pool, r RemoteSubnet, resource string) []show.Finding {
 	subject := fmt.Sprintf("IPPool %s, %s", p.Name, p.CIDR)
 	patch := func(fields ...string) string {
 		return fmt.Sprintf(`kubectl patch %s %s --type merge -p '{"spec":{%s}}'`, resource, p.Name, strings.Join(fields,

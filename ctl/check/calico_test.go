@@ -6,42 +6,42 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
 func TestJudgeCalico(t *testing.T) {
-	pool := func(name, cidr string, edit ...func(*read.Pool)) read.Pool {
-		p := read.Pool{Name: name, CIDR: netip.MustParsePrefix(cidr), Disabled: true, DisableBGPExport: true}
+	pool := func(name, cidr string, edit ...func(*fleet.Pool)) fleet.Pool {
+		p := fleet.Pool{Name: name, CIDR: netip.MustParsePrefix(cidr), Disabled: true, DisableBGPExport: true}
 		for _, e := range edit {
 			e(&p)
 		}
 		return p
 	}
-	enabled := func(p *read.Pool) { p.Disabled, p.DisableBGPExport, p.NATOutgoing = false, false, true }
-	exported := func(p *read.Pool) { p.DisableBGPExport = false }
+	enabled := func(p *fleet.Pool) { p.Disabled, p.DisableBGPExport, p.NATOutgoing = false, false, true }
+	exported := func(p *fleet.Pool) { p.DisableBGPExport = false }
 	own := pool("own", "10.1.0.0/16", enabled)
 	c2 := []RemoteSubnet{{"c2", netip.MustParsePrefix("10.2.0.0/16")}}
 	for name, test := range map[string]struct {
 		facts      Calico
 		want, says string
 	}{
-		"as it should be": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
-		"announced": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported",
+		"as it should be": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
+		"announced": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported",
 			`kubectl patch ippools.crd.projectcalico.org c2 --type merge -p '{"spec":{"disableBGPExport":true}}'`},
-		"announced, a part": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16"),
+		"announced, a part": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16"),
 			pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:pool-exported", "IPPool c2a"},
-		"given out": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled",
+		"given out": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled",
 			`'{"spec":{"disabled":true,"disableBGPExport":true}}'`},
-		"given out, and more": {Calico{Pools: []read.Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled",
+		"given out, and more": {Calico{Pools: []fleet.Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled",
 			"put pools in its place"},
-		"no pool": {Calico{Pools: []read.Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
-		"no pool, no masquerade": {Calico{Pools: []read.Pool{pool("own", "10.1.0.0/16",
-			func(p *read.Pool) { p.Disabled = false })}}, "pools", ""},
-		"strict": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: read.IPAM{Blocks: true, Strict: true}},
+		"no pool": {Calico{Pools: []fleet.Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
+		"no pool, no masquerade": {Calico{Pools: []fleet.Pool{pool("own", "10.1.0.0/16",
+			func(p *fleet.Pool) { p.Disabled = false })}}, "pools", ""},
+		"strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true, Strict: true}},
 			"pools strict-affinity", ""},
-		"not strict": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: read.IPAM{Blocks: true}},
+		"not strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true}},
 			"pools WARNING:affinity-not-strict", "calicoctl ipam configure --strictaffinity=true"},
-		"not strict, host-local": {Calico{Pools: []read.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
+		"not strict, host-local": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
 		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "NOT-CHECKED:calico-not-read",
 			"forbidden"},
 		"down": {Calico{Err: errors.New("refused")}, "WARNING:calico-unreadable", "refused"},

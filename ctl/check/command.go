@@ -21,7 +21,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/verify"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -191,7 +190,7 @@ func (c *checker) use() (inPods bool, err error) {
 	if places == 0 && c.address == "" {
 		// In a part's container, check that part, as the other verbs do.
 		if fleet.InContainer() && !c.access.Given() {
-			c.configFile = read.PodConfig
+			c.configFile = fleet.PodConfig
 		} else {
 			inPods = true
 		}
@@ -226,7 +225,7 @@ func (c *checker) inPods(cmd *cobra.Command) error {
 const inPodsWithin = 30 * time.Second
 
 func (c *checker) inPod(ctx context.Context, cluster *fleet.Cluster, part string) ([]show.Finding, error) {
-	args := []string{"check", "--config", read.PodConfig, "-o", "json", "--timeout", c.timeout.String()}
+	args := []string{"check", "--config", fleet.PodConfig, "-o", "json", "--timeout", c.timeout.String()}
 	if part == fleet.Broker {
 		args = append(args, "--coredns", c.dns.configMap, "--cluster-domain", c.dns.clusterDomain)
 	}

@@ -12,14 +12,13 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // brokersCluster is the cluster of a broker, or why it cannot be read.
 type brokersCluster struct {
-	*read.Cluster
+	*fleet.Objects
 	*config.Broker
 	err error
 }
@@ -40,7 +39,7 @@ func (b *brokersCluster) gatherCalico(ctx context.Context) *Calico {
 	}
 	out := &Calico{Err: b.err}
 	if out.Err == nil {
-		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 		defer cancel()
 		if out.Pools, out.PoolResource, out.Err = b.IPPools(ctx); out.Err == nil {
 			out.IPAM, out.Err = b.IPAM(ctx)
@@ -66,7 +65,7 @@ func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
 	}
 	out := &Policies{Err: b.err}
 	if out.Err == nil {
-		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 		defer cancel()
 		c := &policy.Cluster{}
 		unread, err := b.Policies(ctx, "", c)
@@ -93,9 +92,9 @@ func (b *brokersCluster) gatherPolicyKeys(ctx context.Context) *PolicyKeys {
 	var all []corev1.ConfigMap
 	err := b.err
 	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 		defer cancel()
-		all, err = read.List[corev1.ConfigMap](ctx, b.Cluster, read.ConfigMapsGVR, "",
+		all, err = fleet.List[corev1.ConfigMap](ctx, b.Objects, fleet.ConfigMapsGVR, "",
 			metav1.ListOptions{LabelSelector: subnetsLabel})
 	}
 	if err != nil {

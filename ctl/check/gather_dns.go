@@ -12,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -25,7 +24,7 @@ type dnsFlags struct {
 }
 
 func (d *dnsFlags) flags(f *pflag.FlagSet) {
-	f.StringVar(&d.configMap, "coredns", read.Corefile,
+	f.StringVar(&d.configMap, "coredns", fleet.Corefile,
 		"with a broker's --config or --context, NAMESPACE/NAME[/KEY] "+
 			"of the ConfigMap with CoreDNS's configuration, all keys without one; none to not look")
 	f.StringVar(&d.clusterDomain, "cluster-domain", dns.DefaultClusterDomain,
@@ -37,8 +36,8 @@ func (d *dnsFlags) use(ofBroker bool) error {
 	switch parts := strings.Split(d.configMap, "/"); {
 	case d.configMap != dns.NoCorefile && (len(parts) < 2 || len(parts) > 3 || slices.Contains(parts, "")):
 		return fmt.Errorf("--coredns %q: use NAMESPACE/NAME or NAMESPACE/NAME/KEY of a ConfigMap, such as %s, or %s",
-			d.configMap, read.Corefile, dns.NoCorefile)
-	case !ofBroker && d.configMap != read.Corefile:
+			d.configMap, fleet.Corefile, dns.NoCorefile)
+	case !ofBroker && d.configMap != fleet.Corefile:
 		return errors.New("--coredns: use it with a broker's --config, whose remotes' names CoreDNS must resolve")
 	}
 	for _, e := range validation.IsDNS1123Subdomain(d.clusterDomain) {
@@ -66,7 +65,7 @@ func (d *dnsFlags) gather(ctx context.Context, b *brokersCluster, file string) *
 	case b.err != nil:
 		out.Err, out.MarkErr = b.err, b.err
 	default:
-		ctx, cancel := context.WithTimeout(ctx, read.Within)
+		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 		defer cancel()
 		out.Corefile, out.Err = b.Corefile(ctx, d.configMap)
 		var mark map[string]string

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
@@ -116,9 +115,9 @@ func (f *corednsFlags) blocks(cmd *cobra.Command, access *fleet.Access) ([]cored
 // imageOfCoreDNS returns the image of the Deployment kube-system/coredns; empty if there is none that the caller may
 // read.
 func imageOfCoreDNS(ctx context.Context, cluster *fleet.Cluster) string {
-	ctx, cancel := context.WithTimeout(ctx, read.Within)
+	ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 	defer cancel()
-	found, err := read.Get[read.Deployment](ctx, cluster.Objects, read.DeploymentsGVR, read.System, read.CoreDNS)
+	found, err := fleet.Get[fleet.Deployment](ctx, cluster.Objects, fleet.DeploymentsGVR, fleet.System, fleet.CoreDNS)
 	if err != nil || found == nil {
 		return ""
 	}
@@ -139,7 +138,7 @@ func (f *corednsFlags) printOfCluster(cmd *cobra.Command, access *fleet.Access) 
 	if cmd.Flags().Changed("mirror-namespace") {
 		return errors.New("--mirror-namespace: with --context it is that of the broker's configuration")
 	}
-	args := []string{"coredns", "--config", read.PodConfig, "--cluster-domain", f.clusterDomain}
+	args := []string{"coredns", "--config", fleet.PodConfig, "--cluster-domain", f.clusterDomain}
 	if image := cmp.Or(f.image, imageOfCoreDNS(cmd.Context(), cluster)); image != "" {
 		args = append(args, "--coredns-image", image)
 	}

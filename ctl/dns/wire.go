@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -56,7 +56,7 @@ var ErrNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see do
 
 // Find finds out how CoreDNS is configured.
 func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
-	found, err := a.Get(ctx, ConfigMapRef(read.System, read.CoreDNS))
+	found, err := a.Get(ctx, ConfigMapRef(fleet.System, fleet.CoreDNS))
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if !imports {
 		return d, nil
 	}
-	deployment, err := read.Get[read.Deployment](ctx, a.Cluster.Objects, read.DeploymentsGVR, read.System, read.CoreDNS)
+	deployment, err := fleet.Get[fleet.Deployment](ctx, a.Cluster.Objects, fleet.DeploymentsGVR, fleet.System, fleet.CoreDNS)
 	if err != nil || deployment == nil {
 		return d, err
 	}
@@ -86,7 +86,7 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 		return d, nil
 	}
 	d.file = coredns.FileOf(pattern)
-	files, err := a.Cluster.Objects.ConfigMap(ctx, read.System, d.custom)
+	files, err := a.Cluster.Objects.ConfigMap(ctx, fleet.System, d.custom)
 	if err != nil || files == nil {
 		return d, err
 	}
@@ -131,11 +131,11 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 		}
 		return "restarted to read", d.restart(ctx, blocks)
 	}
-	where := ConfigMapRef(read.System, read.CoreDNS)
+	where := ConfigMapRef(fleet.System, fleet.CoreDNS)
 	value := any(coredns.WithSection(d.corefile, blocks))
 	key := "Corefile"
 	if d.file != "" {
-		where, key, value = ConfigMapRef(read.System, d.custom), d.file, blocks
+		where, key, value = ConfigMapRef(fleet.System, d.custom), d.file, blocks
 		if blocks == "" {
 			value = nil
 		}
@@ -164,7 +164,7 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 // restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
 // a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
 func (d *dnsWiring) restart(ctx context.Context, blocks string) error {
-	deployment := deploymentRef(read.System, read.CoreDNS)
+	deployment := deploymentRef(fleet.System, fleet.CoreDNS)
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339),
 			blocksAnnotation: sumOf(blocks)}}}}})
@@ -196,7 +196,7 @@ func sumOf(blocks string) any {
 
 // stale reports whether semaphorectl restarted CoreDNS for other blocks than these.
 func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
-	deployment, err := d.Get(ctx, deploymentRef(read.System, read.CoreDNS))
+	deployment, err := d.Get(ctx, deploymentRef(fleet.System, fleet.CoreDNS))
 	if err != nil || deployment == nil || blocks == "" {
 		return false, err
 	}
@@ -239,7 +239,7 @@ func wireDNSOnce(ctx context.Context, a *apply.Applier, always bool) (said strin
 		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
 	}
 	said = strings.Join(append([]string{"CoreDNS: " + did + " " + where}, left...), "; ")
-	daemons, _ := read.List[metav1.PartialObjectMetadata](ctx, a.Cluster.Objects, read.DaemonSetsGVR, read.System,
+	daemons, _ := fleet.List[metav1.PartialObjectMetadata](ctx, a.Cluster.Objects, fleet.DaemonSetsGVR, fleet.System,
 		metav1.ListOptions{})
 	for _, one := range daemons {
 		if strings.HasPrefix(one.Name, "node-local-dns") {

@@ -20,7 +20,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -89,7 +88,7 @@ the packet is denied or depends on something.`,
 	f.StringVar(&e.port, "port", "",
 		"PORT, PORT/UDP or PORT/SCTP; when absent any of TCP, or the only one of a Service")
 	output = show.OutputFlag(cmd, "text", "json", "yaml")
-	f.StringVar(&p.coredns, "coredns", read.Corefile,
+	f.StringVar(&p.coredns, "coredns", fleet.Corefile,
 		"with FROM and TO, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration; none to not look")
 	f.StringVar(&p.domain, "cluster-domain", dns.DefaultClusterDomain,
 		"with FROM and TO, the domain of the cluster's own services")
@@ -97,8 +96,8 @@ the packet is denied or depends on something.`,
 		"`file` with what semaphorectl get sets -o json printed, - for standard input, instead of asking the broker")
 	show.TimeoutFlag(cmd, &e.timeout, 30*time.Second)
 	show.CompleteFlag(cmd, "from", fleet.CompleteSets(&e.target, true))
-	show.CompleteFlag(cmd, "to", fleet.CompleteNamespaced(access, read.PodsGVR))
-	return show.CompleteArgs(cmd, 2, fleet.CompleteNamespaced(access, read.PodsGVR, read.ServicesGVR)) // FROM and TO
+	show.CompleteFlag(cmd, "to", fleet.CompleteNamespaced(access, fleet.PodsGVR))
+	return show.CompleteArgs(cmd, 2, fleet.CompleteNamespaced(access, fleet.PodsGVR, fleet.ServicesGVR)) // FROM and TO
 }
 
 // source is the remote end.

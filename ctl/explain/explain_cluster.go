@@ -11,14 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // readFor reads from a cluster what decides about a pod. What the caller may not read, and could decide, is named in
 // Unread; without the pod it returns an error.
-func readFor(ctx context.Context, c *read.Cluster, namespace, name string) (*policy.Cluster, *corev1.Pod, error) {
-	pod, err := read.Get[corev1.Pod](ctx, c, read.PodsGVR, namespace, name)
+func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*policy.Cluster, *corev1.Pod, error) {
+	pod, err := fleet.Get[corev1.Pod](ctx, c, fleet.PodsGVR, namespace, name)
 	if err == nil && pod == nil {
 		err = errors.New("it does not exist")
 	}
@@ -27,7 +27,7 @@ func readFor(ctx context.Context, c *read.Cluster, namespace, name string) (*pol
 	}
 	out := &policy.Cluster{}
 	unread := func(format string, args ...any) { out.Unread = append(out.Unread, fmt.Sprintf(format, args...)) }
-	if out.KubePolicies, err = read.List[networkingv1.NetworkPolicy](ctx, c,
+	if out.KubePolicies, err = fleet.List[networkingv1.NetworkPolicy](ctx, c,
 		networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), namespace, metav1.ListOptions{}); err != nil {
 		return nil, nil, err
 	}
@@ -35,7 +35,7 @@ func readFor(ctx context.Context, c *read.Cluster, namespace, name string) (*pol
 		out.KubePolicies = []networkingv1.NetworkPolicy{}
 	}
 	out.ServiceAccounts = map[string]map[string]string{}
-	accounts, err := read.List[corev1.ServiceAccount](ctx, c, read.AccountsGVR, namespace, metav1.ListOptions{})
+	accounts, err := fleet.List[corev1.ServiceAccount](ctx, c, fleet.AccountsGVR, namespace, metav1.ListOptions{})
 	if err != nil {
 		unread("labels of ServiceAccounts: %v", err)
 	}
@@ -56,7 +56,7 @@ func readFor(ctx context.Context, c *read.Cluster, namespace, name string) (*pol
 }
 
 // others names the kinds of policies that Calico knows and explain does not.
-func others(ctx context.Context, c *read.Cluster, unread func(format string, args ...any)) {
+func others(ctx context.Context, c *fleet.Objects, unread func(format string, args ...any)) {
 	served, err := kube.NewServed(c.Config)
 	if err != nil {
 		unread("which other kinds of policies there are: %v", err)

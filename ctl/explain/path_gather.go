@@ -23,7 +23,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/explain/path"
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -35,7 +34,7 @@ import (
 type side struct {
 	cluster *fleet.Cluster
 	// objects are those of the cluster, in errors by its name in semaphore.
-	objects *read.Cluster
+	objects *fleet.Objects
 	// name is the cluster's name in semaphore.
 	name string
 	// broker is the status of its broker; nil with the reason in brokerErr.
@@ -201,7 +200,7 @@ func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.Grou
 		if e.cluster != "" && s.name != e.cluster {
 			continue
 		}
-		found, err := read.Get[T](ctx, s.objects, resource, e.namespace, e.name)
+		found, err := fleet.Get[T](ctx, s.objects, resource, e.namespace, e.name)
 		if found != nil || err != nil {
 			return s, found, err
 		}
@@ -221,7 +220,7 @@ func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1
 }
 
 func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
-	pods, err := read.List[corev1.Pod](ctx, s.objects, read.PodsGVR, "",
+	pods, err := fleet.List[corev1.Pod](ctx, s.objects, fleet.PodsGVR, "",
 		metav1.ListOptions{FieldSelector: "status.podIP=" + ip.String()})
 	if err != nil {
 		return nil, err
@@ -242,7 +241,7 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	case e.address.IsValid():
 		g.source, g.sourcePod, err = g.podAt(ctx, e.address)
 	default:
-		g.source, g.sourcePod, err = findNamed[corev1.Pod](ctx, g, read.PodsGVR, e)
+		g.source, g.sourcePod, err = findNamed[corev1.Pod](ctx, g, fleet.PodsGVR, e)
 		if err == nil && g.sourcePod == nil {
 			g.source, g.sourcePod, err = g.podBehind(ctx, e)
 		}
@@ -259,7 +258,7 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 
 // podBehind returns a ready pod of a Service.
 func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod, error) {
-	s, service, err := findNamed[corev1.Service](ctx, g, read.ServicesGVR, e)
+	s, service, err := findNamed[corev1.Service](ctx, g, fleet.ServicesGVR, e)
 	if service == nil || err != nil {
 		return nil, nil, err
 	}
@@ -271,7 +270,7 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 		for _, endpoint := range slice.Endpoints {
 			if isReady(endpoint) && endpoint.TargetRef != nil && endpoint.TargetRef.Kind == "Pod" {
 				of := endpoint.TargetRef
-				pod, err := read.Get[corev1.Pod](ctx, s.objects, read.PodsGVR, of.Namespace, of.Name)
+				pod, err := fleet.Get[corev1.Pod](ctx, s.objects, fleet.PodsGVR, of.Namespace, of.Name)
 				return s, pod, err
 			}
 		}
@@ -280,7 +279,7 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 }
 
 func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpointSlice, error) {
-	all, err := read.List[endpointSlice](ctx, s.objects, read.SlicesGVR, namespace,
+	all, err := fleet.List[endpointSlice](ctx, s.objects, fleet.SlicesGVR, namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service})
 	slices.SortFunc(all, func(a, b endpointSlice) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 	return all, err
@@ -326,8 +325,8 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 			g.facts.Target = path.Pod{IP: e.address}
 			return nil
 		}
-	} else if s, pod, err = findNamed[corev1.Pod](ctx, g, read.PodsGVR, e); err == nil && pod == nil {
-		of, service, err := findNamed[corev1.Service](ctx, g, read.ServicesGVR, e)
+	} else if s, pod, err = findNamed[corev1.Pod](ctx, g, fleet.PodsGVR, e); err == nil && pod == nil {
+		of, service, err := findNamed[corev1.Service](ctx, g, fleet.ServicesGVR, e)
 		switch {
 		case err != nil:
 			return fmt.Errorf("TO %w", err)
@@ -357,7 +356,7 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 
 // clusterIP returns the Service of the source's cluster that has an address; nil for none.
 func (g *pathGatherer) clusterIP(ctx context.Context, ip netip.Addr) (*corev1.Service, error) {
-	all, err := read.List[corev1.Service](ctx, g.source.objects, read.ServicesGVR, "", metav1.ListOptions{})
+	all, err := fleet.List[corev1.Service](ctx, g.source.objects, fleet.ServicesGVR, "", metav1.ListOptions{})
 	for i := range all {
 		if slices.Contains(all[i].Spec.ClusterIPs, ip.String()) {
 			return &all[i], err
@@ -445,7 +444,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		m.Name = naming.Import(namespace, name)
 	}
 	if g.mirror == nil {
-		foreign, err := read.Get[corev1.Service](ctx, g.source.objects, read.ServicesGVR, m.Namespace, m.Name)
+		foreign, err := fleet.Get[corev1.Service](ctx, g.source.objects, fleet.ServicesGVR, m.Namespace, m.Name)
 		if err != nil {
 			return err
 		}
@@ -520,7 +519,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		}
 		return
 	}
-	service, err := read.Get[corev1.Service](ctx, g.target.objects, read.ServicesGVR, n.Namespace, n.Service)
+	service, err := fleet.Get[corev1.Service](ctx, g.target.objects, fleet.ServicesGVR, n.Namespace, n.Service)
 	if err != nil {
 		g.notRead(finding.PathName, "%v", err)
 		return
@@ -834,7 +833,7 @@ func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 }
 
 func (g *pathGatherer) targetNode(ctx context.Context) *path.Node {
-	node, err := read.Get[corev1.Node](ctx, g.target.objects, read.NodesGVR, "", g.facts.Target.Node)
+	node, err := fleet.Get[corev1.Node](ctx, g.target.objects, fleet.NodesGVR, "", g.facts.Target.Node)
 	if err != nil || node == nil {
 		g.notRead(finding.PathFarNode, "node %s of %s: %v", g.facts.Target.Node, g.target.name, err)
 		return nil

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/path"
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -29,8 +29,8 @@ type serviceExport struct {
 // getMCS reads an object of the Multi-Cluster Services API; nil without an error if it does not exist, or the API does
 // not.
 func getMCS[T any](ctx context.Context, s *side, plural, namespace, name string) (found *T, err error) {
-	for _, resource := range read.MCS(plural) {
-		if found, err = read.Get[T](ctx, s.objects, resource, namespace, name); found != nil || err != nil {
+	for _, resource := range fleet.MCS(plural) {
+		if found, err = fleet.Get[T](ctx, s.objects, resource, namespace, name); found != nil || err != nil {
 			break
 		}
 	}
@@ -47,7 +47,7 @@ func (g *pathGatherer) imported(ctx context.Context) {
 	}
 	n.Import = &path.Import{Exists: have != nil}
 	if have == nil {
-		ns, err := read.Get[corev1.Namespace](ctx, g.source.objects, read.NamespacesGVR, "", n.Namespace)
+		ns, err := fleet.Get[corev1.Namespace](ctx, g.source.objects, fleet.NamespacesGVR, "", n.Namespace)
 		n.Import.NoNamespace = err == nil && ns == nil
 	} else {
 		for _, c := range have.Status.Clusters {

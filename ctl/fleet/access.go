@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
@@ -71,14 +70,14 @@ type Cluster struct {
 	Namespace string
 	Config    *rest.Config
 	// Objects are those that the caller may read.
-	Objects *read.Cluster
+	Objects *Objects
 	// orders is set for a command that changes something.
 	orders bool
 }
 
 // NewCluster returns the cluster with an apiserver.
 func NewCluster(context, namespace string, cfg *rest.Config) (*Cluster, error) {
-	objects, err := read.New(context, cfg)
+	objects, err := New(context, cfg)
 	return &Cluster{Context: context, Namespace: namespace, Config: cfg, Objects: objects}, err
 }
 

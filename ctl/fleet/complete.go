@@ -12,7 +12,6 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -206,10 +205,10 @@ func CompleteSets(t *Target, pods bool) show.Names {
 
 // traced are the resources of the kinds of objects that can be traced.
 var traced = map[string]schema.GroupVersionResource{
-	"service":       read.ServicesGVR,
-	"endpointslice": read.SlicesGVR,
-	"setmember":     read.PodsGVR,
-	"node":          read.NodesGVR,
+	"service":       ServicesGVR,
+	"endpointslice": SlicesGVR,
+	"setmember":     PodsGVR,
+	"node":          NodesGVR,
 }
 
 // CompleteTraced returns those of the clusters, as objectForms says; kinds and namespaces first.
@@ -251,7 +250,7 @@ func inNamespaces(ctx context.Context, access *Access, typed string,
 	of ...schema.GroupVersionResource) (out []string) {
 	namespace, _, given := strings.Cut(typed, "/")
 	if !given {
-		for _, name := range listed(ctx, access, "", read.NamespacesGVR) {
+		for _, name := range listed(ctx, access, "", NamespacesGVR) {
 			out = append(out, name+"/")
 		}
 		return out

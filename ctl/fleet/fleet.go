@@ -2,7 +2,7 @@
 // unix sockets, or the address of an exporter or broker with mTLS (docs/adr/0026-semaphorectl.md).
 //
 // Its input are the flags of a command; its output are connections to parts, and the answers of those that support what
-// is asked. It prints nothing and judges nothing.
+// is asked, and objects of a cluster as values (Objects). It prints nothing and judges nothing.
 package fleet
 
 import (

@@ -5,26 +5,25 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	decide "github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 // OwnCluster returns a broker's cluster: by the caller's kubeconfig if one is given, else by the broker's access.
-func OwnCluster(access *Access, own config.Kube) (*read.Cluster, error) {
+func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 	if access.Given() {
 		c, err := access.Cluster()
 		if err != nil {
 			return nil, err
 		}
-		return read.New("", c.Config)
+		return New("", c.Config)
 	}
 	cfg, err := kube.Config(own, "ctl")
 	if err != nil {
 		return nil, err
 	}
-	return read.New("", cfg)
+	return New("", cfg)
 }
 
 // WithObjects returns a broker's configuration with the remotes of its cluster's RemoteClusters. bundles are the root
@@ -35,7 +34,7 @@ func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *conf
 	if err != nil {
 		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, read.Within)
+	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
 	list, err := own.RemoteClusters(ctx)
 	if err == nil && list == nil {

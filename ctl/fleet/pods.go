@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -62,7 +61,7 @@ func (c *Cluster) PodObjects(ctx context.Context, part, node string) ([]corev1.P
 	if node != "" {
 		options.FieldSelector = "spec.nodeName=" + node
 	}
-	pods, err := read.List[corev1.Pod](ctx, c.Objects, read.PodsGVR, c.Namespace, options)
+	pods, err := List[corev1.Pod](ctx, c.Objects, PodsGVR, c.Namespace, options)
 	if Silent(err) {
 		return nil, fmt.Errorf("%s: %w", c.Context, Plain(err))
 	}
@@ -121,7 +120,7 @@ type endpoints struct {
 // caller who may exec may lack the right to list them, and does not need it: a standby relays semaphorectl to the
 // leader.
 func (c *Cluster) leader(ctx context.Context) string {
-	all, _ := read.List[endpoints](ctx, c.Objects, read.SlicesGVR, c.Namespace,
+	all, _ := List[endpoints](ctx, c.Objects, SlicesGVR, c.Namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=semaphore-broker"})
 	for _, slice := range all {
 		for _, e := range slice.Endpoints {

@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -469,11 +468,11 @@ func crdOf(u *unstructured.Unstructured, err error) (*apiextensionsv1.CustomReso
 		return nil, err
 	}
 	d := &apiextensionsv1.CustomResourceDefinition{}
-	return d, read.Into(u, d)
+	return d, fleet.Into(u, d)
 }
 
 func unstructuredCRD(d *apiextensionsv1.CustomResourceDefinition) (*unstructured.Unstructured, error) {
-	u, err := read.Object(d)
+	u, err := fleet.Object(d)
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/link"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -104,9 +103,9 @@ var owned = []struct {
 	of   []schema.GroupVersionResource
 	what string
 }{
-	{[]schema.GroupVersionResource{read.ServicesGVR}, "mirrored Services"},
-	{read.CalicoTypes("globalnetworksets"), "GlobalNetworkSets"}, {read.CalicoTypes("networksets"), "NetworkSets"},
-	{read.CalicoTypes("ippools"), "IPPools"}, {read.CalicoTypes("ipreservations"), "IPReservations"},
+	{[]schema.GroupVersionResource{fleet.ServicesGVR}, "mirrored Services"},
+	{fleet.CalicoTypes("globalnetworksets"), "GlobalNetworkSets"}, {fleet.CalicoTypes("networksets"), "NetworkSets"},
+	{fleet.CalicoTypes("ippools"), "IPPools"}, {fleet.CalicoTypes("ipreservations"), "IPReservations"},
 }
 
 // planRemoval reads what exists; nil for nothing.
@@ -133,7 +132,7 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	add("the parts, their rights and configuration: %d objects", len(r.record.Objects))
 	add("the namespace %s, with the authority and all keys and certificates of %s", c.Namespace, r.record.Values.Cluster)
 	// Their names are enough, so that one that cannot be read does not keep semaphore in the cluster.
-	remotes, err := read.List[metav1.PartialObjectMetadata](ctx, c.Objects, v1alpha1.RemoteClusters, "",
+	remotes, err := fleet.List[metav1.PartialObjectMetadata](ctx, c.Objects, v1alpha1.RemoteClusters, "",
 		metav1.ListOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
@@ -217,7 +216,7 @@ func (r *removal) closeThere(w io.Writer) error {
 // readNodes finds the annotations of nodes. If semaphore-wireguard runs beside semaphore, those of other clusters may
 // be its own.
 func (r *removal) readNodes(ctx context.Context) error {
-	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, read.DaemonSetsGVR, "",
+	daemons, err := fleet.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, fleet.DaemonSetsGVR, "",
 		metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -225,7 +224,7 @@ func (r *removal) readNodes(ctx context.Context) error {
 	shared := slices.ContainsFunc(daemons, func(d metav1.PartialObjectMetadata) bool {
 		return strings.Contains(d.Name, "semaphore-wireguard")
 	})
-	nodes, err := read.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, read.NodesGVR, "",
+	nodes, err := fleet.List[metav1.PartialObjectMetadata](ctx, r.Cluster.Objects, fleet.NodesGVR, "",
 		metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -341,7 +340,7 @@ func (r *removal) unannotate(ctx context.Context, node string, keys []string) er
 	if err != nil {
 		return err
 	}
-	if _, err := r.Client.Resource(read.NodesGVR).Patch(ctx, node, types.MergePatchType,
+	if _, err := r.Client.Resource(fleet.NodesGVR).Patch(ctx, node, types.MergePatchType,
 		patch, metav1.PatchOptions{FieldManager: apply.FieldManager}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: annotations of node %s: %w", r.Cluster.Context, node, err)
 	}

@@ -27,7 +27,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/certs"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -381,8 +380,8 @@ func (p *linkedCluster) image(ctx context.Context) (string, error) {
 }
 
 // deployment returns a Deployment of the parts; nil for none.
-func deployment(ctx context.Context, c *fleet.Cluster, name string) (*read.Deployment, error) {
-	return read.Get[read.Deployment](ctx, c.Objects, read.DeploymentsGVR, c.Namespace, name)
+func deployment(ctx context.Context, c *fleet.Cluster, name string) (*fleet.Deployment, error) {
+	return fleet.Get[fleet.Deployment](ctx, c.Objects, fleet.DeploymentsGVR, c.Namespace, name)
 }
 
 // account creates the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as
@@ -401,7 +400,7 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 	secret := apply.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
 		Namespace: apply.ReaderNamespace, Name: what.ReaderName()}
 	err = f.applier.Until(ctx, secret.String(), func() (string, error) {
-		s, err := read.Get[corev1.Secret](ctx, f.applier.Cluster.Objects, read.SecretsGVR, secret.Namespace, secret.Name)
+		s, err := fleet.Get[corev1.Secret](ctx, f.applier.Cluster.Objects, fleet.SecretsGVR, secret.Namespace, secret.Name)
 		if err != nil || s == nil {
 			return "it is not there", err
 		}
@@ -489,7 +488,7 @@ func (p *linkedCluster) remoteOf(x *certs.Introduction, what apply.Foreign, root
 		return nil, err
 	}
 	var out appliedRemote
-	if err := read.Into(whole, &out); err != nil {
+	if err := fleet.Into(whole, &out); err != nil {
 		return nil, err
 	}
 	if p.encrypts() && !what.Features.Has(config.Encryption) {
@@ -688,7 +687,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 			return err
 		}
 	}
-	others, err := read.List[corev1.ServiceAccount](ctx, f.applier.Cluster.Objects, read.AccountsGVR,
+	others, err := fleet.List[corev1.ServiceAccount](ctx, f.applier.Cluster.Objects, fleet.AccountsGVR,
 		apply.ReaderNamespace, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
 	if err != nil {
 		return err
@@ -708,7 +707,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 
 // ExportersBeside returns the namespaces of exporters for other clusters.
 func ExportersBeside(ctx context.Context, a *apply.Applier) ([]apply.Ref, error) {
-	all, err := read.List[corev1.Namespace](ctx, a.Cluster.Objects, read.NamespacesGVR, "",
+	all, err := fleet.List[corev1.Namespace](ctx, a.Cluster.Objects, fleet.NamespacesGVR, "",
 		metav1.ListOptions{LabelSelector: apply.ForeignLabel + "=" + a.Cluster.Namespace})
 	var out []apply.Ref
 	for _, n := range all {

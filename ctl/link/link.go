@@ -25,7 +25,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -268,7 +267,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	if err := l.says.Given(out.facts); err != nil {
 		return nil, err
 	}
-	system, err := read.Get[corev1.Namespace](ctx, c.Objects, read.NamespacesGVR, "", read.System)
+	system, err := fleet.Get[corev1.Namespace](ctx, c.Objects, fleet.NamespacesGVR, "", fleet.System)
 	if err == nil && system != nil {
 		out.source = string(system.UID)
 	} else if err != nil && !apierrors.IsForbidden(err) {
@@ -277,7 +276,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	if given := l.addresses[c.Context]; given != "" {
 		out.addresses = strings.Split(given, "+")
 	} else {
-		service, err := read.Get[corev1.Service](ctx, c.Objects, read.ServicesGVR, c.Namespace, federationService)
+		service, err := fleet.Get[corev1.Service](ctx, c.Objects, fleet.ServicesGVR, c.Namespace, federationService)
 		if err == nil && service == nil {
 			err = fmt.Errorf("%s: no Service %s/%s", c.Context, c.Namespace, federationService)
 		}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -209,7 +209,7 @@ func (c *judged) calico() {
 		return
 	}
 	if c.Calico.Blocks && !c.Calico.Strict {
-		fix := read.IPAM{Configs: c.Calico.IPAMConfigs}.BeStrict(c.Context)
+		fix := fleet.IPAM{Configs: c.Calico.IPAMConfigs}.BeStrict(c.Context)
 		c.add(finding.Warning, finding.AffinityNotStrict, "Calico's IPAM", fix,
 			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
 	}

@@ -22,13 +22,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // surveyor reads the properties of a cluster. It creates objects only as a dry run.
 type surveyor struct {
-	*read.Cluster
+	*fleet.Objects
 	out *Cluster
 	// kubeadm is kubeadm's configuration of the cluster, nil if kubeadm did not create it.
 	kubeadm *kubeadm
@@ -44,7 +43,7 @@ type kubeadm struct {
 func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	unnamed := *c.Objects // its finding names the cluster
 	unnamed.Name = ""
-	s := &surveyor{Cluster: &unnamed, out: &Cluster{Context: c.Context, CNI: "not known"}}
+	s := &surveyor{Objects: &unnamed, out: &Cluster{Context: c.Context, CNI: "not known"}}
 	if err := s.versionAndClock(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
 	}
@@ -115,7 +114,7 @@ var providers = map[string]string{"aws": "AWS", "gce": "Google Cloud", "azure": 
 
 func (s *surveyor) readNodes(ctx context.Context) {
 	var all []netip.Addr
-	nodes, err := read.List[corev1.Node](ctx, s.Cluster, read.NodesGVR, "", metav1.ListOptions{})
+	nodes, err := fleet.List[corev1.Node](ctx, s.Objects, fleet.NodesGVR, "", metav1.ListOptions{})
 	for i := range nodes {
 		n := &nodes[i]
 		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OSImage,
@@ -146,7 +145,7 @@ func (s *surveyor) readNodes(ctx context.Context) {
 }
 
 func (s *surveyor) readKubeadm(ctx context.Context) {
-	data, err := s.ConfigMap(ctx, read.System, "kubeadm-config")
+	data, err := s.ConfigMap(ctx, fleet.System, "kubeadm-config")
 	if err != nil || data == nil {
 		return // most clusters have none, and its content is found elsewhere too
 	}
@@ -166,7 +165,7 @@ var cnis = []struct{ daemon, name string }{
 }
 
 func (s *surveyor) readCNI(ctx context.Context) {
-	daemons, err := read.List[metav1.PartialObjectMetadata](ctx, s.Cluster, read.DaemonSetsGVR, "", metav1.ListOptions{})
+	daemons, err := fleet.List[metav1.PartialObjectMetadata](ctx, s.Objects, fleet.DaemonSetsGVR, "", metav1.ListOptions{})
 	for i := range daemons {
 		s.daemons = append(s.daemons, daemons[i].Name)
 	}
@@ -213,7 +212,7 @@ func (s *surveyor) readCalico(ctx context.Context) {
 			Pattern   string `json:"bpfL3IfacePattern"`
 		} `json:"spec"`
 	}
-	felix, err := read.Get[felixConfiguration](ctx, s.Cluster, client.GroupVersion.WithResource("felixconfigurations"), "",
+	felix, err := fleet.Get[felixConfiguration](ctx, s.Objects, client.GroupVersion.WithResource("felixconfigurations"), "",
 		"default")
 	s.unread(err)
 	if felix != nil {
@@ -222,7 +221,7 @@ func (s *surveyor) readCalico(ctx context.Context) {
 }
 
 // pools takes the subnets of the cluster's pods from its pools.
-func (s *surveyor) pools(c *Calico, pools []read.Pool) {
+func (s *surveyor) pools(c *Calico, pools []fleet.Pool) {
 	var encapsulations []string
 	for _, p := range pools {
 		c.Pools = append(c.Pools, p.CIDR)
@@ -280,7 +279,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 			CIDRs []string `json:"cidrs"`
 		} `json:"spec"`
 	}
-	cidrs, err := read.List[serviceCIDR](ctx, s.Cluster,
+	cidrs, err := fleet.List[serviceCIDR](ctx, s.Objects,
 		schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}, "",
 		metav1.ListOptions{})
 	for _, c := range cidrs {
@@ -302,7 +301,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 				"namespace": "default"},
 			"spec": map[string]any{"clusterIP": outside, "ports": []any{map[string]any{"port": int64(443)}}},
 		}}
-		_, err := s.Client.Resource(read.ServicesGVR).Namespace("default").
+		_, err := s.Client.Resource(fleet.ServicesGVR).Namespace("default").
 			Create(ctx, service, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			continue
@@ -315,7 +314,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 }
 
 func (s *surveyor) readProxy(ctx context.Context) {
-	data, err := s.ConfigMap(ctx, read.System, "kube-proxy")
+	data, err := s.ConfigMap(ctx, fleet.System, "kube-proxy")
 	var config struct{ Mode string }
 	switch {
 	case err == nil && data != nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
@@ -335,10 +334,10 @@ var corefileImport = regexp.MustCompile(`(?m)^\s*import\s+(\S+)\s*$`)
 func (s *surveyor) readDNS(ctx context.Context) {
 	s.out.DNS.NodeLocal = slices.ContainsFunc(s.daemons,
 		func(d string) bool { return strings.HasPrefix(d, "node-local-dns") })
-	data, err := s.ConfigMap(ctx, read.System, read.CoreDNS)
+	data, err := s.ConfigMap(ctx, fleet.System, fleet.CoreDNS)
 	s.unread(err)
 	if data != nil {
-		s.out.DNS.ConfigMap = read.System + "/" + read.CoreDNS
+		s.out.DNS.ConfigMap = fleet.System + "/" + fleet.CoreDNS
 		if m := corefileImport.FindStringSubmatch(data["Corefile"]); m != nil {
 			s.out.DNS.Import = m[1]
 		}

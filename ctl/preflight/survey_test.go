@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
 // TestClockOfAnAPIServer: a clock that cannot be read is named as such, and not taken for one that is right.
@@ -31,7 +31,7 @@ func TestClockOfAnAPIServer(t *testing.T) {
 				fmt.Fprint(w, `{"gitVersion": "v1.34.1"}`)
 			}))
 			defer server.Close()
-			s := &surveyor{Cluster: &read.Cluster{Config: &rest.Config{Host: server.URL}}, out: &Cluster{Context: "c1"}}
+			s := &surveyor{Objects: &fleet.Objects{Config: &rest.Config{Host: server.URL}}, out: &Cluster{Context: "c1"}}
 			if err := s.versionAndClock(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -35,7 +34,7 @@ type verified struct {
 	links  []string
 	image  string
 	// exporterConfig and brokerConfig are the fields of the parts' configuration that verify reads.
-	exporterConfig, brokerConfig read.PartConfig
+	exporterConfig, brokerConfig fleet.PartConfig
 	// calico is empty if the cluster has none.
 	calico   schema.GroupVersion
 	corefile string
@@ -45,7 +44,7 @@ type verified struct {
 }
 
 // readConfig reads the configuration of a part from the ConfigMap of its pods.
-func (c *verified) readConfig(ctx context.Context, configMap string) (p read.PartConfig) {
+func (c *verified) readConfig(ctx context.Context, configMap string) (p fleet.PartConfig) {
 	data, err := c.Objects.ConfigMap(ctx, c.Namespace, configMap)
 	switch {
 	case err == nil && data == nil:
@@ -78,7 +77,7 @@ func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error
 	for _, l := range s.GetLinks() {
 		out.links = append(out.links, l.GetCluster())
 	}
-	for part, into := range map[string]*read.PartConfig{fleet.Exporter: &out.exporterConfig,
+	for part, into := range map[string]*fleet.PartConfig{fleet.Exporter: &out.exporterConfig,
 		fleet.Broker: &out.brokerConfig} {
 		pods, err := c.Pods(ctx, part, "")
 		if err != nil {
@@ -94,7 +93,7 @@ func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error
 	case !errors.Is(err, kube.ErrNoCalico):
 		return nil, fmt.Errorf("%s: %w", c.Context, err)
 	}
-	out.corefile, out.noCorefile = c.Objects.Corefile(ctx, read.Corefile)
+	out.corefile, out.noCorefile = c.Objects.Corefile(ctx, fleet.Corefile)
 	return out, nil
 }
 
@@ -134,8 +133,8 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 	if err != nil {
 		return err
 	}
-	of := map[string]schema.GroupVersionResource{"Namespace": read.NamespacesGVR, "Pod": read.PodsGVR,
-		"Service": read.ServicesGVR}[u.GetKind()]
+	of := map[string]schema.GroupVersionResource{"Namespace": fleet.NamespacesGVR, "Pod": fleet.PodsGVR,
+		"Service": fleet.ServicesGVR}[u.GetKind()]
 	resource := c.Objects.Client.Resource(of).Namespace(u.GetNamespace())
 	for began := time.Now(); ; {
 		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
@@ -157,7 +156,7 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 // awaitPods waits until the pods run, and reports where.
 func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
 	for began := time.Now(); ; {
-		all, err := read.List[corev1.Pod](ctx, c.Objects, read.PodsGVR, namespace, metav1.ListOptions{})
+		all, err := fleet.List[corev1.Pod](ctx, c.Objects, fleet.PodsGVR, namespace, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -294,7 +293,7 @@ func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.P
 
 // removeNamespace deletes a namespace, and waits until it no longer exists.
 func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
-	resource := c.Objects.Client.Resource(read.NamespacesGVR)
+	resource := c.Objects.Client.Resource(fleet.NamespacesGVR)
 	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
 		!apierrors.IsConflict(err) {
 		return fmt.Errorf("delete namespace %s: %w", namespace, err)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/ctl/read"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -141,7 +141,7 @@ func verifyPolicyObject(calico schema.GroupVersion, namespace string,
 
 // asUnstructured converts an object for the dynamic client.
 func asUnstructured(object any) (*unstructured.Unstructured, error) {
-	out, err := read.Object(object)
+	out, err := fleet.Object(object)
 	if err != nil {
 		return nil, err
 	}

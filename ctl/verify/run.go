@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/read"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
@@ -330,7 +329,7 @@ func (v *verifier) checkServices(ctx context.Context, w *way, server Pod) error 
 	all := []Name{Mirror, DNS, Global}
 	for _, side := range []struct {
 		part   string
-		config *read.PartConfig
+		config *fleet.PartConfig
 		of     *verified
 	}{{"exporter", &w.to.exporterConfig, w.to}, {"broker", &w.from.brokerConfig, w.from}} {
 		if !side.config.Has(config.Services) {
@@ -530,7 +529,7 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, removeWithin)
 	defer cancel()
 	for _, c := range clusters {
-		all, err := read.List[corev1.Namespace](ctx, c.Objects, read.NamespacesGVR, "",
+		all, err := fleet.List[corev1.Namespace](ctx, c.Objects, fleet.NamespacesGVR, "",
 			metav1.ListOptions{LabelSelector: labelVerify})
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
-package read
+package fleet
 
 import (
 	"context"
@@ -47,7 +47,7 @@ type Deployment struct {
 }
 
 // ConfigMap returns the data of a ConfigMap; nil if it does not exist.
-func (c *Cluster) ConfigMap(ctx context.Context, namespace, name string) (map[string]string, error) {
+func (c *Objects) ConfigMap(ctx context.Context, namespace, name string) (map[string]string, error) {
 	found, err := Get[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace, name)
 	if found == nil || err != nil {
 		return nil, err
@@ -59,13 +59,13 @@ func (c *Cluster) ConfigMap(ctx context.Context, namespace, name string) (map[st
 }
 
 // Services returns the Services of the namespaces with some labels.
-func (c *Cluster) Services(ctx context.Context, namespace, selector string) ([]corev1.Service, error) {
+func (c *Objects) Services(ctx context.Context, namespace, selector string) ([]corev1.Service, error) {
 	return List[corev1.Service](ctx, c, ServicesGVR, namespace, metav1.ListOptions{LabelSelector: selector})
 }
 
 // RemoteClusters returns those of the cluster; nil if it does not serve them. Beside an error it returns those that can
 // be read. The parts write their status; what cannot be read of that does not matter here.
-func (c *Cluster) RemoteClusters(ctx context.Context) (out []*v1alpha1.RemoteCluster, err error) {
+func (c *Objects) RemoteClusters(ctx context.Context) (out []*v1alpha1.RemoteCluster, err error) {
 	list, err := c.First(ctx, []schema.GroupVersionResource{v1alpha1.RemoteClusters}, "", metav1.ListOptions{})
 	if list == nil || err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package read
+package fleet
 
 import (
 	"context"
@@ -30,7 +30,7 @@ type Pool struct {
 
 // IPPools returns Calico's pools, and the resource by which kubectl knows them. Beside an error it returns the pools
 // that can be read. The error is kube.ErrNoCalico for a cluster without Calico.
-func (c *Cluster) IPPools(ctx context.Context) (pools []Pool, resource string, err error) {
+func (c *Objects) IPPools(ctx context.Context) (pools []Pool, resource string, err error) {
 	client, err := kube.Calico(c.Config)
 	if err != nil {
 		return nil, "", err
@@ -69,7 +69,7 @@ type IPAM struct {
 }
 
 // IPAM reads how Calico's IPAM gives out addresses. Beside an error it has what can be read.
-func (c *Cluster) IPAM(ctx context.Context) (out IPAM, err error) {
+func (c *Objects) IPAM(ctx context.Context) (out IPAM, err error) {
 	affinities, err := kube.NewBlockAffinities(c.Config).ListWatch().ListWithContextFunc(ctx,
 		metav1.ListOptions{Limit: 1})
 	if errors.Is(err, kube.ErrNoBlocks) {
@@ -100,7 +100,7 @@ func (i IPAM) BeStrict(context string) string {
 // Policies reads the labels of namespaces and Calico's policies and sets, by which explain and check judge: the
 // policies of one namespace, and of all where none is named. Each of unread is about one type. err is kube.ErrNoCalico
 // for a cluster without Calico, or why that is not known.
-func (c *Cluster) Policies(ctx context.Context, namespace string, into *policy.Cluster) (unread []error, err error) {
+func (c *Objects) Policies(ctx context.Context, namespace string, into *policy.Cluster) (unread []error, err error) {
 	namespaces, err := List[corev1.Namespace](ctx, c, NamespacesGVR, "", metav1.ListOptions{})
 	if err != nil {
 		unread = append(unread, fmt.Errorf("labels of namespaces: %w", err))

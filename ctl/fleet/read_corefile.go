@@ -1,4 +1,4 @@
-package read
+package fleet
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const (
 
 // Corefile returns the configuration of CoreDNS: NAMESPACE/NAME/KEY of a ConfigMap with the server blocks that it
 // imports from files of another, or NAMESPACE/NAME of one with all its keys.
-func (c *Cluster) Corefile(ctx context.Context, where string) (string, error) {
+func (c *Objects) Corefile(ctx context.Context, where string) (string, error) {
 	namespace, rest, _ := strings.Cut(where, "/")
 	name, key, _ := strings.Cut(rest, "/")
 	data, err := c.ConfigMap(ctx, namespace, name)
@@ -52,7 +52,7 @@ func (c *Cluster) Corefile(ctx context.Context, where string) (string, error) {
 const customOf = "-custom"
 
 // imported returns the server blocks that a Corefile imports from files of another ConfigMap; empty for none.
-func (c *Cluster) imported(ctx context.Context, namespace, name, corefile string) (string, error) {
+func (c *Objects) imported(ctx context.Context, namespace, name, corefile string) (string, error) {
 	pattern, imports := coredns.Import(corefile)
 	if !imports {
 		return "", nil

@@ -1,4 +1,4 @@
-package read
+package fleet
 
 import (
 	"github.com/kube-semaphore/semaphore/internal/config"

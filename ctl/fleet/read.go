@@ -1,6 +1,4 @@
-// Package read reads objects of a cluster, with the caller's rights, as values of their types: the one way for all
-// verbs. An error names the cluster and what could not be read, because what is not known is not absent.
-package read
+package fleet
 
 import (
 	"context"
@@ -20,23 +18,24 @@ import (
 // Within bounds the answers of an apiserver about one thing.
 const Within = 10 * time.Second
 
-// Cluster is a cluster whose objects are read.
-type Cluster struct {
+// Objects is a cluster whose objects are read, with the caller's rights, as values of their types: the one way for all
+// verbs. An error names the cluster and what could not be read, because what is not known is not absent.
+type Objects struct {
 	// Name is what errors call it; empty for the only one.
 	Name   string
 	Client dynamic.Interface
 	Config *rest.Config
 }
 
-func New(name string, cfg *rest.Config) (*Cluster, error) {
-	c := &Cluster{Name: name, Config: cfg}
+func New(name string, cfg *rest.Config) (*Objects, error) {
+	c := &Objects{Name: name, Config: cfg}
 	var err error
 	c.Client, err = dynamic.NewForConfig(cfg)
 	return c, c.unread("client for the apiserver", err)
 }
 
 // unread says what an error is about; nil stays nil.
-func (c *Cluster) unread(what string, err error) error {
+func (c *Objects) unread(what string, err error) error {
 	if err != nil && c.Name != "" {
 		what = c.Name + ": " + what
 	}
@@ -47,7 +46,7 @@ func (c *Cluster) unread(what string, err error) error {
 }
 
 // Get returns one object; nil without an error if it, or its type, does not exist.
-func Get[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionResource, namespace,
+func Get[T any](ctx context.Context, c *Objects, resource schema.GroupVersionResource, namespace,
 	name string) (*T, error) {
 	found, err := c.Client.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -68,7 +67,7 @@ func Get[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionRes
 
 // List returns all objects of a type; of all namespaces where none is named. Beside an error it returns those objects
 // that can be read.
-func List[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionResource, namespace string,
+func List[T any](ctx context.Context, c *Objects, resource schema.GroupVersionResource, namespace string,
 	options metav1.ListOptions) (out []T, err error) {
 	found, err := c.Client.Resource(resource).Namespace(namespace).List(ctx, options)
 	if err != nil {
@@ -91,7 +90,7 @@ func List[T any](ctx context.Context, c *Cluster, resource schema.GroupVersionRe
 
 // First lists the objects of the first of several types that the cluster serves, as one type in several groups or
 // versions; nil without an error if it serves none.
-func (c *Cluster) First(ctx context.Context, of []schema.GroupVersionResource, namespace string,
+func (c *Objects) First(ctx context.Context, of []schema.GroupVersionResource, namespace string,
 	options metav1.ListOptions) (*unstructured.UnstructuredList, error) {
 	for _, resource := range of {
 		list, err := c.Client.Resource(resource).Namespace(namespace).List(ctx, options)
