@@ -26,7 +26,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/explain"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/get"
 	"github.com/kube-semaphore/semaphore/ctl/install"
 	"github.com/kube-semaphore/semaphore/ctl/link"
 	"github.com/kube-semaphore/semaphore/ctl/operate"
@@ -78,7 +77,7 @@ something wrong, 3 when check has found nothing wrong and could not look at ever
 	cmd.AddGroup(groups...)
 	inGroup(cmd, setUp, install.Command(access), install.Uninstall(access), link.Command(access), link.Unlink(access),
 		certs.Command(access), migrateCommand(), dns.Command(access))
-	inGroup(cmd, see, status.Command(access), get.Command(access))
+	inGroup(cmd, see, status.Command(access), status.GetCommand(access))
 	inGroup(cmd, diagnose, check.Command(access), explain.Command(access), trace.Command(access), bundle.Command(access))
 	inGroup(cmd, operates, operate.Drain(access), operate.Undrain(access), operate.Release(access),
 		operate.RotateKey(access))

@@ -1,5 +1,5 @@
 // Package status is what people look at first: one verdict about the selected clusters, each part's status, the picture
-// of them, and the sets of a broker.
+// of them, and the sets of a broker; and what the parts have, as lists: the verbs that see, and change nothing.
 package status
 
 import (

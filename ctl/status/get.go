@@ -1,5 +1,4 @@
-// Package get lists what the parts have, one kind at a time: for a person who knows what to look for, and for programs.
-package get
+package status
 
 import (
 	"io"
@@ -12,7 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func Command(access *fleet.Access) *cobra.Command {
+// GetCommand lists what the parts have, one kind at a time: for a person who knows what to look for, and for programs.
+func GetCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get",
 		Short: "list one kind of what the parts have: services, sets, nodes, drains, findings, or who has an IP",

@@ -1,4 +1,4 @@
-package get
+package status
 
 import (
 	"fmt"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/ctl/status"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 )
 
@@ -27,14 +26,14 @@ act, and one command. docs/findings.md has all codes.
 Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is wrong.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			facts, m, err := status.Mesh(cmd.Context(), access, timeout)
+			facts, m, err := Mesh(cmd.Context(), access, timeout)
 			if err != nil {
 				return err
 			}
 			if err := printFindings(cmd.OutOrStdout(), m, output.Chosen); err != nil {
 				return err
 			}
-			return status.Exit(facts, m)
+			return Exit(facts, m)
 		},
 	}
 	output = show.OutputFlag(cmd, "table", "json", "yaml")
@@ -56,6 +55,6 @@ func printFindings(w io.Writer, m *mesh.Mesh, output string) error {
 		return err
 	}
 	var out strings.Builder
-	status.Findings(&out, m, show.LineWidth)
+	Findings(&out, m, show.LineWidth)
 	return show.PrintLines(w, out.String())
 }
