@@ -1,5 +1,4 @@
-// Package explain collects what decides whether a pod reaches another in another cluster. Packages path and policy
-// judge it.
+// Package explain collects what decides whether a pod reaches another in another cluster. Package policy judges it.
 package explain
 
 import (

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
@@ -105,7 +105,7 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 	if err != nil {
 		return err
 	}
-	chain := path.Judge(*facts)
+	chain := policy.Judge(*facts)
 	if err := printChain(cmd.OutOrStdout(), chain, o.output); err != nil {
 		return err
 	}
@@ -116,12 +116,12 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 }
 
 // chainVerdict is the chain in one sentence.
-func chainVerdict(c *path.Chain) string {
+func chainVerdict(c *policy.Chain) string {
 	if b := c.Broken(); b != nil {
 		return fmt.Sprintf("does not reach: %s (%s): %s", b.Title, b.Code, b.Fault)
 	}
-	examined := c.Count(path.OK)
-	unknown := c.Count(path.Unknown)
+	examined := c.Count(policy.OK)
+	unknown := c.Count(policy.Unknown)
 	if unknown == 0 {
 		return fmt.Sprintf("reaches: none of %d links is broken", examined)
 	}
@@ -129,14 +129,14 @@ func chainVerdict(c *path.Chain) string {
 		unknown)
 }
 
-func printChain(w io.Writer, c *path.Chain, output string) error {
+func printChain(w io.Writer, c *policy.Chain, output string) error {
 	broken := c.Broken()
 	if output != "text" {
 		said := struct {
-			*path.Chain
-			Reaches bool       `json:"reaches"`
-			Verdict string     `json:"verdict"`
-			Broken  *path.Link `json:"broken,omitempty"`
+			*policy.Chain
+			Reaches bool         `json:"reaches"`
+			Verdict string       `json:"verdict"`
+			Broken  *policy.Link `json:"broken,omitempty"`
 		}{c, broken == nil, chainVerdict(c), broken}
 		return show.PrintValue(w, said, output)
 	}
@@ -147,7 +147,7 @@ func printChain(w io.Writer, c *path.Chain, output string) error {
 	}
 	out.WriteString("\n")
 	for _, l := range c.Links {
-		if l.Verdict == path.None {
+		if l.Verdict == policy.None {
 			continue
 		}
 		evidence := l.Evidence

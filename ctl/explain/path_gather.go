@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/semaphore/ctl/dns"
-	"github.com/kube-semaphore/semaphore/ctl/explain/path"
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -48,7 +47,7 @@ type pathGatherer struct {
 	sides []*side
 	// away is why a context is not among the sides, a text each.
 	away  []string
-	facts *path.Facts
+	facts *policy.Facts
 	// source and target are the clusters of both ends; target is nil without a context of it.
 	source, target *side
 	sourcePod      *corev1.Pod
@@ -63,14 +62,14 @@ type pathGatherer struct {
 }
 
 // gatherPath collects the facts of the path between two ends. Without the source's pod it returns an error.
-func gatherPath(ctx context.Context, o pathOptions, from, to end) (*path.Facts, error) {
+func gatherPath(ctx context.Context, o pathOptions, from, to end) (*policy.Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	clusters, err := o.access.Clusters()
 	if err != nil {
 		return nil, err
 	}
-	g := &pathGatherer{pathOptions: o, facts: &path.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
+	g := &pathGatherer{pathOptions: o, facts: &policy.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
 	if err := g.findSides(ctx, clusters); err != nil {
 		return nil, err
 	}
@@ -288,8 +287,8 @@ func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpo
 func isReady(e sliceEndpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
 // podFacts returns the facts of a pod. like is an address of the requested family, the zero value for any.
-func podFacts(cluster string, p *corev1.Pod, like netip.Addr) path.Pod {
-	out := path.Pod{Cluster: cluster, Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName,
+func podFacts(cluster string, p *corev1.Pod, like netip.Addr) policy.Pod {
+	out := policy.Pod{Cluster: cluster, Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName,
 		HostNetwork: p.Spec.HostNetwork}
 	for _, ip := range p.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && !out.IP.IsValid() && (!like.IsValid() || a.Is4() == like.Is4()) {
@@ -322,7 +321,7 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 			if service, err := g.clusterIP(ctx, e.address); service != nil || err != nil {
 				return g.byMirror(ctx, service, err)
 			}
-			g.facts.Target = path.Pod{IP: e.address}
+			g.facts.Target = policy.Pod{IP: e.address}
 			return nil
 		}
 	} else if s, pod, err = findNamed[corev1.Pod](ctx, g, fleet.PodsGVR, e); err == nil && pod == nil {
@@ -390,7 +389,7 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 
 // byService collects the facts between a name and an endpoint.
 func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, name string) error {
-	g.facts.Name = &path.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
+	g.facts.Name = &policy.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
 		Known: ofSeveral(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
 			func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == remote })}
 	g.facts.Target.Cluster = remote
@@ -421,7 +420,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		return err
 	}
 	prefix, in := usualPrefix(remote), g.access.Namespace
-	m := &path.Mirror{}
+	m := &policy.Mirror{}
 	for i := range all {
 		s := &all[i]
 		if !represents(s, remote) {
@@ -469,7 +468,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	}
 	g.facts.Mirror = m
 	if in != "" {
-		g.facts.DNS = &path.DNS{Zone: block(remote, prefix, in, "").Zone()}
+		g.facts.DNS = &policy.DNS{Zone: block(remote, prefix, in, "").Zone()}
 	}
 	return nil
 }
@@ -524,7 +523,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		g.notRead(finding.PathName, "%v", err)
 		return
 	}
-	n.Source = &path.Exported{Exists: service != nil, Ready: -1}
+	n.Source = &policy.Exported{Exists: service != nil, Ready: -1}
 	if service == nil {
 		return
 	}
@@ -605,7 +604,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	if g.slices, err = g.source.slicesOf(ctx, g.mirror.Namespace, g.mirror.Name); err != nil {
 		return err
 	}
-	out := &path.Slices{}
+	out := &policy.Slices{}
 	var ready []netip.Addr
 	for _, slice := range g.slices {
 		for _, e := range slice.Endpoints {
@@ -799,23 +798,23 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 	}
 }
 
-func proxyFacts(p *semaphorev1.ProxyHealth) *path.Proxy {
+func proxyFacts(p *semaphorev1.ProxyHealth) *policy.Proxy {
 	if p == nil {
 		return nil
 	}
-	return &path.Proxy{Answered: p.GetAnswered(), Healthy: p.GetHealthy(),
+	return &policy.Proxy{Answered: p.GetAnswered(), Healthy: p.GetHealthy(),
 		LastUpdated: finding.TimeOf(p.GetLastUpdated()), Problem: p.GetProblem()}
 }
 
 // egressFacts converts one direction of a path, as the agent of a node answers.
-func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
-	peer := func(p *semaphorev1.PathPeer) *path.Peer {
+func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *policy.Way {
+	peer := func(p *semaphorev1.PathPeer) *policy.Peer {
 		if p == nil {
 			return nil
 		}
-		return &path.Peer{Node: p.GetNode(), Endpoint: p.GetEndpoint(), AllowedIP: p.GetAllowedIp()}
+		return &policy.Peer{Node: p.GetNode(), Endpoint: p.GetEndpoint(), AllowedIP: p.GetAllowedIp()}
 	}
-	w := &path.Way{
+	w := &policy.Way{
 		Node: node, Remote: a.GetCluster(), Link: a.GetRoute().GetLink(), RouteError: a.GetRoute().GetError(),
 		Ruled: a.GetRoute().GetRuled(), Interface: a.GetInterface(), Exists: a.GetDeviceExists(), Up: a.GetDeviceUp(),
 		MTU: int(a.GetMtu()), Problem: a.GetDeviceProblem(), Confirmed: finding.TimeOf(a.GetConfirmedAt()),
@@ -826,19 +825,19 @@ func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 		Reason:    a.GetSession().GetReason(),
 	}
 	if m := a.GetMeasurement(); m != nil {
-		w.Measured = &path.Measured{Answered: m.GetAnswered(), Carries: int(m.GetCarries()), Needed: int(m.GetNeeded()),
+		w.Measured = &policy.Measured{Answered: m.GetAnswered(), Carries: int(m.GetCarries()), Needed: int(m.GetNeeded()),
 			Problem: m.GetProblem(), RoundTrip: m.GetRoundTrip().AsDuration()}
 	}
 	return w
 }
 
-func (g *pathGatherer) targetNode(ctx context.Context) *path.Node {
+func (g *pathGatherer) targetNode(ctx context.Context) *policy.Node {
 	node, err := fleet.Get[corev1.Node](ctx, g.target.objects, fleet.NodesGVR, "", g.facts.Target.Node)
 	if err != nil || node == nil {
 		g.notRead(finding.PathFarNode, "node %s of %s: %v", g.facts.Target.Node, g.target.name, err)
 		return nil
 	}
-	out := &path.Node{Name: node.Name}
+	out := &policy.Node{Name: node.Name}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			out.Ready, out.Reason, out.Since = c.Status == corev1.ConditionTrue, c.Message, c.LastTransitionTime.Time
@@ -865,12 +864,12 @@ func (g *pathGatherer) pools(ctx context.Context) {
 }
 
 // poolsOf reads the pools that decide about packets from an own pod to another.
-func (s *side) poolsOf(ctx context.Context, own, other netip.Addr) (*path.Pools, error) {
+func (s *side) poolsOf(ctx context.Context, own, other netip.Addr) (*policy.Pools, error) {
 	pools, _, err := s.objects.IPPools(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := &path.Pools{}
+	out := &policy.Pools{}
 	for _, p := range pools {
 		if p.CIDR.Contains(own) && p.NATOutgoing {
 			out.NATOutgoing = true
@@ -931,7 +930,7 @@ func (g *pathGatherer) readSets(ctx context.Context) {
 		g.notRead(finding.PathSet, "%s: %s", g.target.name, grpcstatus.Convert(err).Message())
 		return
 	}
-	out := &path.Sets{Key: naming.DefaultLabelDomain + "/name"}
+	out := &policy.Sets{Key: naming.DefaultLabelDomain + "/name"}
 	for _, s := range found {
 		out.Names = append(out.Names, show.SetName(s))
 		if at := finding.TimeOf(s.GetLastHeard()); at.After(out.LastHeard) {

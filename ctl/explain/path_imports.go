@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
@@ -45,7 +45,7 @@ func (g *pathGatherer) imported(ctx context.Context) {
 		g.notRead(finding.PathName, "%v", err)
 		return
 	}
-	n.Import = &path.Import{Exists: have != nil}
+	n.Import = &policy.Import{Exists: have != nil}
 	if have == nil {
 		ns, err := fleet.Get[corev1.Namespace](ctx, g.source.objects, fleet.NamespacesGVR, "", n.Namespace)
 		n.Import.NoNamespace = err == nil && ns == nil
@@ -68,7 +68,7 @@ func (g *pathGatherer) imported(ctx context.Context) {
 		if export == nil {
 			continue
 		}
-		e := path.Export{Cluster: s.name}
+		e := policy.Export{Cluster: s.name}
 		for _, c := range export.Status.Conditions {
 			if bad := c.Status == metav1.ConditionTrue; bad == (c.Type == "Conflict") {
 				e.Problems = append(e.Problems, c.Type+"="+string(c.Status)+", "+c.Reason+": "+c.Message)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/path"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -80,16 +80,16 @@ func TestUsualPrefix(t *testing.T) {
 // TestPrintChain: the verdict comes first, and no text of another cluster controls the terminal.
 func TestPrintChain(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	chain := path.Judge(path.Facts{
+	chain := policy.Judge(policy.Facts{
 		Now: now,
-		Source: path.Pod{Cluster: "c1", Namespace: "shop", Name: "client", Node: "n1",
+		Source: policy.Pod{Cluster: "c1", Namespace: "shop", Name: "client", Node: "n1",
 			IP: netip.MustParseAddr("10.1.0.5")},
-		Target: path.Pod{Cluster: "c2", Namespace: "shop", Name: "echo\x1b[31m", Node: "m1",
+		Target: policy.Pod{Cluster: "c2", Namespace: "shop", Name: "echo\x1b[31m", Node: "m1",
 			IP: netip.MustParseAddr("10.2.0.5")},
-		There: &path.Way{Node: "n1", Remote: "c2", Link: "wireguard.c2", Interface: "wireguard.c2", Exists: true, Up: true,
-			MTU: 1420, Confirmed: now, Present: &path.Peer{Node: "m1", Endpoint: "192.0.2.7:7775", AllowedIP: "10.2.0.0/24"},
+		There: &policy.Way{Node: "n1", Remote: "c2", Link: "wireguard.c2", Interface: "wireguard.c2", Exists: true, Up: true,
+			MTU: 1420, Confirmed: now, Present: &policy.Peer{Node: "m1", Endpoint: "192.0.2.7:7775", AllowedIP: "10.2.0.0/24"},
 			State: "silent", Since: now.Add(-time.Minute), Reason: "no answer to handshakes; endpoint 192.0.2.7:7775"},
-		Pools:   &path.Pools{Covering: "semaphore-c2-10-2-0-0-16"},
+		Pools:   &policy.Pools{Covering: "semaphore-c2-10-2-0-0-16"},
 		NotRead: map[finding.Code][]string{finding.PathFarNode: {"no --context is of c2"}},
 	})
 	var out bytes.Buffer

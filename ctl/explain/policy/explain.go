@@ -1,5 +1,6 @@
 // Package policy decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
-// and what is missing if they deny it.
+// and what is missing if they deny it; and at which link the path between two pods fails, of which that is one
+// (path.go).
 //
 // It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict
 // with its reasons. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one

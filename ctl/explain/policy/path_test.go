@@ -1,4 +1,4 @@
-package path
+package policy
 
 import (
 	"net/netip"
@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -41,7 +40,7 @@ func good() *Facts {
 		Pools:      &Pools{NATOutgoing: true, Covering: "semaphore-c2"}, TargetPools: &Pools{Covering: "semaphore-c1"},
 		Sets: &Sets{Names: []string{"c1/shop/client"}, LastHeard: ago(time.Second), Label: "x",
 			Key: "semaphore.uw.systems/name"},
-		Egress: &policy.Result{Why: "no policy selects the pod for egress"}, Ingress: &policy.Result{Why: "rule 1"},
+		Egress: &Result{Why: "no policy selects the pod for egress"}, Ingress: &Result{Why: "rule 1"},
 		NotRead: map[finding.Code][]string{},
 	}
 }
@@ -55,8 +54,8 @@ func imported(f *Facts) *Import {
 	return f.Name.Import
 }
 
-func denied(why string, needsSet bool) *policy.Result {
-	return &policy.Result{Verdict: policy.Denied, Why: why, NeedsSet: needsSet, Missing: []string{"a rule"}}
+func denied(why string, needsSet bool) *Result {
+	return &Result{Verdict: Denied, Why: why, NeedsSet: needsSet, Missing: []string{"a rule"}}
 }
 
 // TestJudge: each fault breaks its own link of the path, and no other, whatever else fails because of it.

@@ -1,10 +1,9 @@
-package path
+package policy
 
 import (
 	"net/netip"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -28,7 +27,7 @@ type Facts struct {
 	// Sets are the sets in the target's cluster that hold the source.
 	Sets *Sets
 	// Egress is the verdict of the policies of the source's cluster on a packet, and Ingress that of the target's.
-	Egress, Ingress *policy.Result
+	Egress, Ingress *Result
 	// NotRead is why facts are unknown, by the link for which they are needed.
 	NotRead map[finding.Code][]string
 }

@@ -1,10 +1,11 @@
-// Package path decides whether a pod reaches another in another cluster, and if not, at which link of the path it
-// fails.
+// Judge decides whether a pod reaches another in another cluster, and if not, at which link of the path it fails; the
+// policies of both clusters are two of the links.
 //
 // It is pure. In: facts from the apiservers, brokers and agents of both clusters. Out: a chain of links with a verdict
 // and evidence each. A link that fails only because another one fails is not broken but follows from that one, so that
 // the first broken link is the cause. What is unknown is named and never guessed.
-package path
+
+package policy
 
 import (
 	"fmt"
@@ -12,31 +13,30 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Verdict on a link.
-type Verdict string
+// LinkVerdict is the verdict on a link.
+type LinkVerdict string
 
 const (
 	// OK is a link that works, as far as its evidence shows.
-	OK Verdict = "ok"
+	OK LinkVerdict = "ok"
 	// Broken is a link that does not.
-	Broken Verdict = "broken"
+	Broken LinkVerdict = "broken"
 	// Unknown is a link that was not examined, or whose state follows from a broken one.
-	Unknown Verdict = "unknown"
+	Unknown LinkVerdict = "unknown"
 	// None is a link that this path does not have.
-	None Verdict = "none"
+	None LinkVerdict = "none"
 )
 
 type Link struct {
 	Code  finding.Code `json:"code"`
 	Title string       `json:"title"`
 	// Where is the cluster, or the cluster and node, that the evidence is from.
-	Where    string   `json:"where,omitempty"`
-	Verdict  Verdict  `json:"verdict"`
-	Evidence []string `json:"evidence,omitempty"`
+	Where    string      `json:"where,omitempty"`
+	Verdict  LinkVerdict `json:"verdict"`
+	Evidence []string    `json:"evidence,omitempty"`
 	// Fault is the evidence that the link is broken; empty for one that is not.
 	Fault string `json:"fault,omitempty"`
 	// Fix is what to do about a broken link, and in which cluster.
@@ -62,7 +62,7 @@ func (c *Chain) Broken() *Link {
 }
 
 // Count returns how many links have a verdict.
-func (c *Chain) Count(v Verdict) (n int) {
+func (c *Chain) Count(v LinkVerdict) (n int) {
 	for _, l := range c.Links {
 		if l.Verdict == v {
 			n++
@@ -676,7 +676,7 @@ func (j *judge) set() Link {
 			l = l.add("%s is in no set of the broker", j.Source.IP)
 		}
 	}
-	needs := func(r *policy.Result) bool { return r != nil && r.Verdict != policy.Allowed && r.NeedsSet }
+	needs := func(r *Result) bool { return r != nil && r.Verdict != Allowed && r.NeedsSet }
 	switch {
 	case needs(j.Ingress) && j.Sets != nil && len(j.Sets.Names) == 0 && j.Sets.Label == "" && j.Sets.Key != "":
 		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label pod %s %s=NAME, by the workload's template",
@@ -704,7 +704,7 @@ func (j *judge) policyIn() Link {
 	return j.policy(finding.PathPolicyIn, "policies of the pod's side", j.Target, j.Ingress, "ingress")
 }
 
-func (j *judge) policy(code finding.Code, title string, pod Pod, r *policy.Result, direction string) Link {
+func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, direction string) Link {
 	l := found(code, title, pod.Cluster)
 	switch {
 	case j.noTarget():
@@ -713,11 +713,11 @@ func (j *judge) policy(code finding.Code, title string, pod Pod, r *policy.Resul
 		return l.unknown("the pod is on the host network: policies of host endpoints are not looked at")
 	case r == nil:
 		return l.unknown(notExamined)
-	case r.Verdict == policy.Allowed:
+	case r.Verdict == Allowed:
 		return l.add("%s", r.Why)
 	case r.NeedsSet && j.is(finding.PathSet):
 		return l.unknown("%s, which follows from the set", r.Why)
-	case r.Verdict == policy.Depends:
+	case r.Verdict == Depends:
 		return l.unknown("%s", r.Why)
 	}
 	fix := "change the policy"
