@@ -4,8 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -41,7 +39,7 @@ func (w *work) markClusterDirty(cluster string) {
 func (t *target) goneClusters() []string {
 	var all []string
 	for _, cluster := range t.offeringClusters() {
-		if t.plan.gone[cluster] || t.plan.presenceUnknown[cluster] && t.wasGone(cluster) {
+		if t.plan.gone[cluster] || t.wasGoneLast(cluster) {
 			all = append(all, cluster)
 		}
 	}
@@ -54,6 +52,11 @@ func (t *target) wasGone(cluster string) bool {
 	return s != nil && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGoneClusters], ","), cluster)
 }
 
+// wasGoneLast reports whether nothing newer is known of a cluster than that the previous broker considered it gone.
+func (t *target) wasGoneLast(cluster string) bool {
+	return t.plan.presenceUnknown[cluster] && t.wasGone(cluster)
+}
+
 // treatedAsGone reports whether the cluster counts as gone. While its presence is unknown the previous broker's
 // result counts: the Service's annotation, and that no ready endpoint was in use. Unused endpoints alone prove
 // nothing, as those of a cluster that is not needed are unused, too.
@@ -63,22 +66,6 @@ func (h *clusterEndpoints) treatedAsGone() bool {
 		return p.gone[h.cluster]
 	}
 	return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)
-}
-
-// demoteLastResorts takes clusters of unknown presence for gone if they were, and if nothing but such is ready: then
-// they are in use because of that, and not because they came back. Taken for present, one would rank before those that
-// are known to be gone, or, if it is preferred, before those that are present.
-func (t *target) demoteLastResorts(offers []choice.Offer, whenGone config.WhenGone) {
-	if len(t.plan.presenceUnknown) == 0 || whenGone != config.Demote {
-		return
-	}
-	wasGone := func(o choice.Offer) bool { return t.plan.presenceUnknown[o.Cluster] && t.wasGone(o.Cluster) }
-	if slices.ContainsFunc(offers, func(o choice.Offer) bool { return o.Ready > 0 && !o.Gone && !wasGone(o) }) {
-		return
-	}
-	for i, o := range offers {
-		offers[i].Gone = o.Gone || wasGone(o)
-	}
 }
 
 // recordPreviousUse records whether the previous broker used an adopted endpoint. Of a drained endpoint, and of one to

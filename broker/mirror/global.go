@@ -192,7 +192,9 @@ func (w *work) choose(t *target, now time.Time) {
 		}
 	}
 	settings := t.settings()
-	t.demoteLastResorts(offers, settings.WhenGone)
+	if settings.WhenGone == config.Demote {
+		choice.DemoteLastResorts(offers, t.wasGoneLast)
+	}
 	inUse, again := w.chooser.InUse(t.name, settings, offers, now)
 	for cluster, h := range t.perCluster {
 		unused := t.shared() && !inUse[cluster]

@@ -78,7 +78,8 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if !imports {
 		return d, nil
 	}
-	deployment, err := fleet.Get[fleet.Deployment](ctx, a.Cluster.Objects, fleet.DeploymentsGVR, fleet.System, fleet.CoreDNS)
+	deployment, err := fleet.Get[fleet.Deployment](ctx, a.Cluster.Objects, fleet.DeploymentsGVR, fleet.System,
+		fleet.CoreDNS)
 	if err != nil || deployment == nil {
 		return d, err
 	}

@@ -212,8 +212,8 @@ func (s *surveyor) readCalico(ctx context.Context) {
 			Pattern   string `json:"bpfL3IfacePattern"`
 		} `json:"spec"`
 	}
-	felix, err := fleet.Get[felixConfiguration](ctx, s.Objects, client.GroupVersion.WithResource("felixconfigurations"), "",
-		"default")
+	felix, err := fleet.Get[felixConfiguration](ctx, s.Objects,
+		client.GroupVersion.WithResource("felixconfigurations"), "", "default")
 	s.unread(err)
 	if felix != nil {
 		c.WireGuard, c.BPF, c.BPFL3Interfaces = felix.Spec.WireGuard, felix.Spec.BPF, felix.Spec.Pattern
