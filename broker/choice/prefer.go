@@ -32,9 +32,9 @@ type Offer struct {
 	Gone bool
 }
 
-// DemoteLastResorts takes clusters for gone that were gone when last something was known of them, if nothing but such is
-// ready: then they are in use because of that, and not because they came back. Taken for present, one would rank before
-// those that are known to be gone, or, if it is preferred, before those that are present.
+// DemoteLastResorts takes clusters for gone that were gone when something was last known of them, if nothing but such
+// is ready: then they are in use because of that, and not because they came back. Taken for present, one would rank
+// before those that are known to be gone, or, if it is preferred, before those that are present.
 func DemoteLastResorts(offers []Offer, wasGoneLast func(cluster string) bool) {
 	if slices.ContainsFunc(offers, func(o Offer) bool { return o.Ready > 0 && !o.Gone && !wasGoneLast(o.Cluster) }) {
 		return
