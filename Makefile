@@ -53,8 +53,7 @@ modules:
 .PHONY: test
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json
-	@$(MAKE) -k -j2 test-agent below-idle
-	@failed=0; \
+	@failed=0; $(MAKE) -k -j2 test-agent below-idle || failed=1; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	echo "== tests on clusters, and against real components"; \
 	$(MAKE) -k -j2 RECORDED=$(BIN)/unit.json test-clusters test-components || failed=1; \

@@ -197,7 +197,7 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	}
 	pools, _, err := s.IPPools(ctx)
 	if err != nil {
-		s.unread(fmt.Errorf("Calico's IPPools: %w", err))
+		s.unread(fmt.Errorf("IPPools of Calico: %w", err))
 	}
 	if err == nil || len(pools) > 0 {
 		s.pools(c, pools)
