@@ -106,7 +106,7 @@ test-agent:
 # priority has the rest.
 .PHONY: below-idle
 below-idle:
-	@chrt --idle 0 $(MAKE) -j1 vet unit-recorded staticcheck test-packages
+	@chrt --idle 0 $(MAKE) -k -j2 vet unit-recorded staticcheck test-packages
 
 # What the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
