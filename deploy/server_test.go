@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 func account(name string) string { return "system:serviceaccount:semaphore:" + name }
@@ -217,9 +218,8 @@ func testRightsByFeature(t *testing.T, s *server) {
 			if feature != "none" {
 				text += "components: [DEPLOY/features/" + feature + "]\n"
 			}
-			dir := overlay(t, text)
-			s.kubectl(t, "apply", "-k", dir)
-			objects := build(t, dir)
+			objects := build(t, overlay(t, text))
+			s.createRBAC(t, objects)
 			t.Cleanup(func() { s.deleteRBAC(t, objects) })
 			for _, part := range []string{"exporter", "broker", "agent"} {
 				w := parts[part]
@@ -324,6 +324,29 @@ func testForeignExporter(t *testing.T, s *server) {
 			says{"may make only the leases that it may update, not semaphore-broker-leader"}},
 	} {
 		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
+	}
+}
+
+// createRBAC creates the permissions among objects, and their namespace: kubectl needs seconds for all else.
+func (s *server) createRBAC(t *testing.T, objects []runtime.Object) {
+	t.Helper()
+	client := s.client("")
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *corev1.Namespace:
+			_, err := client.CoreV1().Namespaces().Create(t.Context(), o, metav1.CreateOptions{})
+			if !apierrors.IsAlreadyExists(err) {
+				must(t, err)
+			}
+		case *rbacv1.ClusterRole:
+			kubetest.Create(t, client.RbacV1().ClusterRoles(), o)
+		case *rbacv1.ClusterRoleBinding:
+			kubetest.Create(t, client.RbacV1().ClusterRoleBindings(), o)
+		case *rbacv1.Role:
+			kubetest.Create(t, client.RbacV1().Roles(o.Namespace), o)
+		case *rbacv1.RoleBinding:
+			kubetest.Create(t, client.RbacV1().RoleBindings(o.Namespace), o)
+		}
 	}
 }
 
