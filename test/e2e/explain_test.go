@@ -52,6 +52,8 @@ type brokenLink struct {
 	// service is the Service of c2 that receives the request; echo by default.
 	service     string
 	break_, fix func(context.Context, *testing.T, *explainBed)
+	// byIP is set where the mirror does not use what cannot be reached: explain is asked about the IP of the pod then.
+	byIP bool
 	// within is how long explain may take to find it after requests fail. It is 0 except for links whose detection takes
 	// time by design.
 	within time.Duration
@@ -232,7 +234,7 @@ func brokenLinks() []brokenLink {
 			},
 			fix: sh("c1", "ip link del wireguard.c2")},
 		{code: finding.PathPeer, how: "Calico's block of the pod's node is deleted, so that its prefix is no longer exported",
-			break_: both(save("c2", "blockaffinities.crd.projectcalico.org"),
+			byIP: true, break_: both(save("c2", "blockaffinities.crd.projectcalico.org"),
 				commands("kubectl --context c2 delete blockaffinities.crd.projectcalico.org --all")),
 			fix: restore("c2", "blockaffinities.crd.projectcalico.org")},
 		{code: finding.PathHandshake, how: "the far node's firewall drops the tunnel's UDP port", within: 40 * time.Second,
@@ -403,8 +405,8 @@ func (b *explainBed) reaches(ctx context.Context, t *testing.T, service string) 
 }
 
 // explain runs semaphorectl outside the clusters.
-func (b *explainBed) explain(ctx context.Context, service string) (*explained, error) {
-	return b.ask(ctx, "--context c1 --context c2 c1/shop/"+explainedClient+" "+service+".shop.svc.cluster.c2:8080")
+func (b *explainBed) explain(ctx context.Context, to string) (*explained, error) {
+	return b.ask(ctx, "--context c1 --context c2 c1/shop/"+explainedClient+" "+to+":8080")
 }
 
 // ask runs semaphorectl explain with arguments.
@@ -424,7 +426,7 @@ func (b *explainBed) ask(ctx context.Context, args string) (*explained, error) {
 func (b *explainBed) whole(ctx context.Context, t *testing.T, service string) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
-		e, err := b.explain(ctx, service)
+		e, err := b.explain(ctx, service+".shop.svc.cluster.c2")
 		must(t, err)
 		if e.unanswered() {
 			return fmt.Errorf("somebody who was asked did not answer: %s\n%+v", e.Verdict, e.Links)
@@ -441,6 +443,10 @@ func (b *explainBed) breaks(ctx context.Context, t *testing.T, c brokenLink) {
 	if c.service != "" {
 		service = c.service
 	}
+	to := service + ".shop.svc.cluster.c2"
+	if c.byIP {
+		to = b.value(ctx, t, fmt.Sprintf(podIP, "c2", b.value(ctx, t, fmt.Sprintf(echoPod, "c2"))))
+	}
 	began := time.Now()
 	c.break_(ctx, t, b)
 	must(t, until(ctx, settle, func() error {
@@ -454,7 +460,7 @@ func (b *explainBed) breaks(ctx context.Context, t *testing.T, c brokenLink) {
 	defer stop()
 	asked := time.Now()
 	must(t, until(ctx, settle, func() error {
-		e, err := b.explain(ctx, service)
+		e, err := b.explain(ctx, to)
 		if err != nil {
 			return err
 		}
