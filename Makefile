@@ -52,7 +52,7 @@ modules:
 # in make test, too: see CHANGED.
 .PHONY: test
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
-	@rm -f $(BIN)/test-*.json
+	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
 	@failed=0; $(MAKE) -k -j2 test-agent below-idle || failed=1; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	echo "== tests on clusters, and against real components"; \
@@ -102,8 +102,7 @@ test-agent:
 	@echo "== the agent on nodes of namespaces"
 	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
 
-# The agent's tests wait more than they compute, and lose packets where they wait for a processor. What runs below idle
-# priority has the rest.
+# The agent's tests wait more than they compute. This has the rest of the processors.
 .PHONY: below-idle
 below-idle:
 	@chrt --idle 0 $(MAKE) -k -j2 vet unit-recorded staticcheck test-packages
@@ -119,7 +118,7 @@ test-packages:
 # what starts is not ready in time.
 CLUSTERS   := ./test/e2e
 FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
-# These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
+# These lose packets where wireguard-go waits for a processor: nothing is beside them but what is below idle priority.
 AGENT      := ./agent ./agent/kernel ./agent/paths
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
