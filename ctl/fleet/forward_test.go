@@ -20,7 +20,9 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
-// forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports.
+// forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports. It closes the
+// stream of a refused port, as a kubelet does (k8s.io/cri-streaming, portForward): a reset that comes before the stream
+// is open leaves a goroutine in client-go.
 func (k *kubelet) forwards(w http.ResponseWriter, r *http.Request, port, backend string) {
 	if _, err := httpstream.Handshake(r, w, []string{"portforward.k8s.io"}); err != nil {
 		return
@@ -50,13 +52,13 @@ func (k *kubelet) forwards(w http.ResponseWriter, r *http.Request, port, backend
 			failure := failures[id]
 			if s.Headers().Get("port") != port {
 				fmt.Fprint(failure, "connection refused")
-				_, _ = failure.Close(), s.Reset()
+				_, _ = failure.Close(), s.Close()
 				continue
 			}
 			to, err := net.Dial("tcp", backend)
 			if err != nil {
 				fmt.Fprint(failure, err)
-				_, _ = failure.Close(), s.Reset()
+				_, _ = failure.Close(), s.Close()
 				continue
 			}
 			k.running.Go(func() {
