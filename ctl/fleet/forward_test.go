@@ -20,9 +20,9 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
-// forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports. It closes the
-// stream of a refused port, as a kubelet does (k8s.io/cri-streaming, portForward): a reset that comes before the stream
-// is open leaves a goroutine in client-go.
+// forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports. It closes
+// the stream of a refused port, as a kubelet does (k8s.io/cri-streaming, portForward): a reset that comes before the
+// stream is open leaves a goroutine in client-go.
 func (k *kubelet) forwards(w http.ResponseWriter, r *http.Request, port, backend string) {
 	if _, err := httpstream.Handshake(r, w, []string{"portforward.k8s.io"}); err != nil {
 		return

@@ -68,6 +68,7 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", "go", "test", "-vet=off", "-overlay", overlayFile,
 		"-ldflags=-s -w", "-c", "-o", program, "./test/sim")
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "GOGC=400") // as the Makefile's COMPILERS
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
