@@ -44,7 +44,14 @@ func TestMain(m *testing.M) {
 		// The goroutine of a connection that has ended: client-go notices the end at its next ping, 5 s later, and the
 		// kubelet's side after 1 s.
 		goleak.IgnoreTopFunction("k8s.io/client-go/tools/remotecommand.(*heartbeat).start"),
-		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
+		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"),
+		// Those of a command whose context ends while client-go begins to read: its readDemuxLoop then returns without
+		// an end of the streams, as it can set no deadline any more. A goroutine of ours that waits for it is found.
+		goleak.IgnoreAnyFunction("k8s.io/client-go/tools/remotecommand.(*wsStreamExecutor).StreamWithContext.func1"),
+		goleak.IgnoreAnyFunction("k8s.io/client-go/tools/remotecommand.watchErrorStream.func1"),
+		goleak.IgnoreAnyFunction("k8s.io/client-go/tools/remotecommand.(*streamProtocolV2).copyStdin.func2"),
+		goleak.IgnoreAnyFunction("k8s.io/client-go/tools/remotecommand.(*streamProtocolV2).copyStdout.func1"),
+		goleak.IgnoreAnyFunction("k8s.io/client-go/tools/remotecommand.(*streamProtocolV2).copyStderr.func1"))
 }
 
 var must = testkit.Must
