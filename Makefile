@@ -58,6 +58,7 @@ test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, e
 	echo "== tests on clusters, and against real components"; \
 	$(MAKE) -k -j2 RECORDED=$(BIN)/unit.json test-clusters test-components || failed=1; \
 	$(if $(filter test/testbed/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
+	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
 	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
 	echo "== the slowest twenty tests"; \
 	cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20; \
@@ -91,6 +92,11 @@ test-machine:
 test-testbed:
 	@echo "== the testbed itself"
 	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-testbed.json -- $(GOTESTFLAGS) ./test/testbed
+
+.PHONY: test-planted
+test-planted:
+	@echo "== the mistakes that the simulation finds"
+	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-planted.json -- $(GOTESTFLAGS) -run '^TestPlanted' ./test/sim
 
 .PHONY: test-documents
 test-documents:

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,9 +16,6 @@ import (
 // The simulation is as good as what it finds: each of these is a mistake that a person could make. The simulation must
 // find it as a breach of its invariant, in a run in which the product makes that mistake and no other.
 func TestPlantedMistakesAreFound(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the simulation again, and runs it for each mistake")
-	}
 	if os.Getenv("SEEDS") != "" {
 		t.Skip("SEEDS asks for a run of many seeds")
 	}
@@ -136,16 +132,9 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		}},
 	}
 	mistakes = append(mistakes, forgetting...)
-	program := buildPlanted(t, root, mistakes)
-	if !tier.All() {
-		// Each check of the simulation finds one of its mistakes, and all of them can be planted.
-		seen := map[string]bool{}
-		mistakes = slices.DeleteFunc(mistakes, func(m mistake) bool {
-			known := seen[m.invariant] && m.invariant != "memory"
-			seen[m.invariant] = true
-			return known
-		})
-	}
+	overlay := plantAll(t, root, mistakes)
+	tier.OnlyAll(t, "the simulation itself; that each mistake can be planted")
+	program := buildPlanted(t, root, overlay)
 	for _, c := range mistakes {
 		t.Run(c.name, func(t *testing.T) {
 			out := runPlanted(t, root, program, c)

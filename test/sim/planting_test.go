@@ -32,9 +32,9 @@ type edit struct{ file, old, new string }
 // plantedMistake is the variable of the environment that names the mistake which a program of buildPlanted makes.
 const plantedMistake = "PLANTED_MISTAKE"
 
-// buildPlanted builds the tests of this package with all mistakes in the product (go help build, -overlay); the program
-// makes the one that plantedMistake names. One program for each mistake takes ten times as long to build.
-func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string) {
+// plantAll plants all mistakes into copies of the product's files, and returns the file that puts these in place of the
+// originals (go help build, -overlay). One program for each mistake takes ten times as long to build.
+func plantAll(t *testing.T, root string, mistakes []mistake) (overlayFile string) {
 	dir := t.TempDir()
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	add := func(file, text string) {
@@ -61,9 +61,14 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 	}
 	data, err := json.Marshal(overlay)
 	testkit.Must(t, err)
-	overlayFile := filepath.Join(dir, "overlay.json")
+	overlayFile = filepath.Join(dir, "overlay.json")
 	testkit.Must(t, os.WriteFile(overlayFile, data, 0o600))
-	program = filepath.Join(dir, "sim.test")
+	return overlayFile
+}
+
+// buildPlanted builds the tests of this package with all mistakes; the program makes the one that plantedMistake names.
+func buildPlanted(t *testing.T, root, overlayFile string) (program string) {
+	program = filepath.Join(t.TempDir(), "sim.test")
 	// It needs no clock, and tests beside it do.
 	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", "go", "test", "-vet=off", "-overlay", overlayFile,
 		"-ldflags=-s -w", "-c", "-o", program, "./test/sim")
