@@ -122,7 +122,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	t.Run("a message over the limit", func(t *testing.T) {
 		e := players.Publish(t, conn)
 		big := players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
-		big.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage)}
+		big.GetHello().SoftwareVersion = strings.Repeat("x", federation.MaxMessage)
 		if err := e.Stream.Send(big); err != nil && !errors.Is(err, io.EOF) { // it may have been answered already
 			t.Fatal(err)
 		}
@@ -137,7 +137,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	t.Run("a small message that is large once it is unpacked", func(t *testing.T) {
 		e := players.Publish(t, conn)
 		bomb := players.Hello("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
-		bomb.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage+1<<20)} // gzip makes 5 kB of it
+		bomb.GetHello().SoftwareVersion = strings.Repeat("x", federation.MaxMessage+1<<20) // gzip makes 5 kB of it
 		if err := e.Stream.Send(bomb); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}
@@ -311,12 +311,7 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 		e.Send(dated(players.Upserts(101, players.Members("10.2", 2)...)),
 			dated(players.Deletion(103, players.Members("10.2", 1)[0])))
 		e.Acked(103)
-		beat := &semaphorev1.PublishRequest{
-			Message: &semaphorev1.PublishRequest_Heartbeat{
-				Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 104, SentRevision: 104, SentAt: at},
-			},
-		}
-		e.Send(beat)
+		e.Send(players.Beat(104, 104))
 		e.Acked(104)
 		s := l.server.Status()[0]
 		if age := time.Since(s.LastHeard.AsTime()).Abs(); age > time.Minute {

@@ -180,7 +180,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 // case the broker does not know the epoch.
 func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-		SoftwareVersion: program.Version, Features: []string{semaphorev1.FeatureRotateKey}, ResumeEpoch: epoch,
+		SoftwareVersion: program.Version, ResumeEpoch: epoch,
 		ResumeRevision: revision, Held: held,
 	}}}
 }

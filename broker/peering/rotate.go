@@ -24,8 +24,6 @@ func (s *Session) rotate(m *semaphorev1.RotateKey) (why string) {
 	switch {
 	case s.hello == nil:
 		return "its agent has not sent Hello yet"
-	case !slices.Contains(s.hello.GetFeatures(), semaphorev1.FeatureRotateKey):
-		return "its agent's version does not support it"
 	case len(s.rotations) >= maxRotations:
 		return "its agent does not read its stream"
 	}

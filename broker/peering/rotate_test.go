@@ -18,8 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-var canRotate = &semaphorev1.AgentHello{Features: []string{"something-else", semaphorev1.FeatureRotateKey}}
-
 // The word comes once all else has been said, and each once.
 func TestSessionSendsARotationOnce(t *testing.T) {
 	s := NewState()
@@ -27,10 +25,7 @@ func TestSessionSendsARotationOnce(t *testing.T) {
 	if why := early.rotate(&semaphorev1.RotateKey{}); why == "" {
 		t.Error("an agent that has not said hello is sent it")
 	}
-	if why := open(t, s, &semaphorev1.AgentHello{}).rotate(&semaphorev1.RotateKey{}); !strings.Contains(why, "version") {
-		t.Errorf("an agent that does not know the message: %q", why)
-	}
-	session := open(t, s, canRotate)
+	session := open(t, s, &semaphorev1.AgentHello{})
 	for _, cluster := range []string{"c2", "c3"} {
 		if why := session.rotate(&semaphorev1.RotateKey{Cluster: cluster}); why != "" {
 			t.Error(why)
@@ -67,9 +62,9 @@ func TestRotateKeys(t *testing.T) {
 		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	for node, h := range map[string]*semaphorev1.AgentHello{"n1": canRotate, "n2": {}} {
+	for _, node := range []string{"n1", "n2"} {
 		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, received: make(chan struct{}, 1),
-			session: open(t, s.options.State, h)}
+			session: open(t, s.options.State, &semaphorev1.AgentHello{})}
 		a.ctx, a.cancel = context.WithCancel(t.Context())
 		defer a.cancel()
 		s.attach(a)
@@ -82,7 +77,7 @@ func TestRotateKeys(t *testing.T) {
 	}{
 		{[]string{"n1"}, nil, "n1 sent", 0},
 		{[]string{"n3", "n1", "n9", "n2", "n1"}, nil,
-			"n1 sent; n2 its agent's version does not support it; n3 no agent is attached; n9 the node does not exist",
+			"n1 sent; n2 sent; n3 no agent is attached; n9 the node does not exist",
 			4 * rotateInterval},
 		{[]string{"n1"}, durationpb.New(time.Hour), "n1 sent", time.Hour},
 	} {

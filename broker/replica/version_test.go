@@ -70,7 +70,6 @@ func TestF38NewerExporter(t *testing.T) {
 	r := New("c2", "c1", "test", admission.New(&config.Remote{Name: "c2"}, nil).Check)
 	h := hello("e1", 5, 0, kNode, kService, kNew)
 	h.GetHello().ProtocolVersion = 7
-	h.GetHello().Features = []string{"something-new"}
 	later(h.GetHello())
 	known := upsert(1, kService, "s", "a")
 	known.GetUpsert().GetService().Ports = []*semaphorev1.Port{later(&semaphorev1.Port{Name: "http", Protocol: "TCP",

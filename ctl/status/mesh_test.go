@@ -136,7 +136,6 @@ func TestMeshStatusOfMany(t *testing.T) {
 				Meaning: strings.Repeat("m\r", 300), Count: 1 << 40, Side: 99, Command: "rm\n -rf",
 				First: []string{"a\x1b[2J", "b", "c", "d", "e"}})
 		}
-		s.Judged = true
 		all = append(all, mesh.Facts{Context: fmt.Sprintf("context-%d\x1b", i), Parts: []*semaphorev1.GetStatusResponse{s}})
 	}
 	for _, output := range []string{"table", "json", "yaml"} {

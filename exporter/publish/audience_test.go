@@ -243,7 +243,7 @@ func TestR26WithdrawnOnce(t *testing.T) {
 		t.Errorf("changes of what c2 may not see led to %d messages to it", got)
 	}
 	// A heartbeat says how far the stream is all the same, and the broker takes it for its position.
-	beat := w.sender.Heartbeat(time.Now())
+	beat := w.sender.Heartbeat()
 	if got := beat.GetHeartbeat(); got.GetSentRevision() != c.Journal().Head() ||
 		got.GetHeadRevision() != c.Journal().Head() {
 		t.Errorf("the heartbeat is %v at %d", got, c.Journal().Head())
@@ -316,7 +316,7 @@ func TestF03Session(t *testing.T) {
 			if m, err := s.Next(); test.behind != "" && (m != nil || err != nil) {
 				t.Errorf("it continues with %v, %v", m, err)
 			}
-			beat := s.Heartbeat(time.Now()).GetHeartbeat()
+			beat := s.Heartbeat().GetHeartbeat()
 			if test.behind != "" && (beat.GetSentRevision() != 0 || len(beat.GetSources()) != 0) {
 				t.Errorf("the heartbeat is %v", beat)
 			}
@@ -342,7 +342,7 @@ func TestSourceRevisions(t *testing.T) {
 		w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 		w.say(s.Hello())
 		w.arrive()
-		if beat := s.Heartbeat(time.Now()).GetHeartbeat(); len(beat.GetSources()) != 0 || beat.GetSentRevision() != 0 {
+		if beat := s.Heartbeat().GetHeartbeat(); len(beat.GetSources()) != 0 || beat.GetSentRevision() != 0 {
 			t.Errorf("before the snapshots, the heartbeat is %v", beat)
 		}
 		for {
@@ -368,7 +368,7 @@ func TestSourceRevisions(t *testing.T) {
 		if unchanged != (w.unchanged() == len(kinds)) {
 			t.Errorf("sent were %v", w.sent)
 		}
-		beat := s.Heartbeat(time.Now()).GetHeartbeat()
+		beat := s.Heartbeat().GetHeartbeat()
 		if len(beat.GetSources()) != len(kinds) || beat.GetSources()[1].GetSourceRevision() != 44 {
 			t.Errorf("the heartbeat is %v", beat)
 		}

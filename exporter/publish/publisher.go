@@ -167,10 +167,8 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 // Forget deletes the series of the broker. It must be called after Run.
 func (p *Publisher) Forget() { p.metrics.forget(p.broker.Cluster) }
 
-// Broker returns the broker that is published to.
 func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
-// Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
 	return streams.Keep(ctx, streams.End{
 		Address: p.broker.Address, Others: p.broker.OtherAddresses,
@@ -295,7 +293,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				continue
 			}
 			p.mu.Lock()
-			m = s.Heartbeat(time.Now())
+			m = s.Heartbeat()
 			p.mu.Unlock()
 			if p.options.Deliveries != nil {
 				m.GetHeartbeat().Deliveries = p.options.Deliveries()

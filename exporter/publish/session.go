@@ -209,8 +209,8 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 }
 
 // Heartbeat returns the message to send when there is no other. It must be sent: its answer is counted.
-func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
-	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now)}
+func (s *Session) Heartbeat() *semaphorev1.PublishRequest {
+	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head()}
 	if s.welcomed && len(s.snapshots) == 0 {
 		m.SentRevision = s.cursor
 		m.Sources = s.sourceRevisions(nil)

@@ -429,7 +429,7 @@ func TestRandomStreams(t *testing.T) {
 				case n < 86:
 					w.exporterTakes()
 				case n < 88:
-					w.say(w.sender.Heartbeat(now))
+					w.say(w.sender.Heartbeat())
 				default:
 					for range 1 + rnd.IntN(4) {
 						m, err := w.sender.Next()

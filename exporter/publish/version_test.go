@@ -88,7 +88,7 @@ func TestF38OlderBroker(t *testing.T) {
 func TestF38NewerBroker(t *testing.T) {
 	s := versionSession()
 	_, err := s.Receive(later(t, welcome(&semaphorev1.Welcome{
-		Cluster: "c2", ProtocolVersion: 1, Features: []string{"something-new"},
+		Cluster: "c2", ProtocolVersion: 1,
 		Held: []*semaphorev1.KindState{
 			{Kind: 9, Objects: 5, Digest: make([]byte, 32)},                                // a kind that does not exist here
 			{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Objects: 2, Digest: make([]byte, 64)}, // a digest of another sort

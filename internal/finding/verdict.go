@@ -23,7 +23,7 @@ const StaleAfter = 15 * time.Second
 // problems.
 func Judge(s *semaphorev1.GetStatusResponse, found ...Finding) {
 	s.Problems = Texts(found)
-	s.Judged, s.Findings = true, Messages(Found(s, found...))
+	s.Findings = Messages(Found(s, found...))
 }
 
 // Found returns these findings of a part and those that follow from its status, merged.

@@ -252,7 +252,7 @@ func (l *upLink) dial() bool {
 	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
 	l.send(l.session.Hello())
 	if x.w.earlyBeats {
-		l.send(l.session.Heartbeat(x.w.now)) // the protocol allows heartbeats before Welcome
+		l.send(l.session.Heartbeat()) // the protocol allows heartbeats before Welcome
 	}
 	return true
 }
@@ -292,7 +292,7 @@ func (l *upLink) pump() bool {
 		if l.x.w.now.Before(l.beat) || !l.welcome {
 			return false
 		}
-		m = l.session.Heartbeat(l.x.w.now)
+		m = l.session.Heartbeat()
 	}
 	if m.GetHeartbeat() == nil {
 		l.x.w.active++

@@ -16,9 +16,8 @@ import (
 func TestOneNameOfSeveralContexts(t *testing.T) {
 	asks := broker("c1", "c2")
 	asks.Findings = finding.Messages([]finding.Finding{finding.New(finding.NoTunnel, "c2", 1, "node n1")})
-	asks.Judged = true
 	at := func(context string, s *semaphorev1.GetStatusResponse) mesh.Facts {
-		if !s.GetJudged() {
+		if len(s.GetFindings()) == 0 {
 			finding.Judge(s)
 		}
 		return mesh.Facts{Context: context, Server: "https://" + context, Parts: []*semaphorev1.GetStatusResponse{s}}

@@ -50,7 +50,7 @@ func broker(cluster string, with ...string) *semaphorev1.GetStatusResponse {
 func join(parts ...*semaphorev1.GetStatusResponse) *mesh.Mesh {
 	var facts []mesh.Facts
 	for _, s := range parts {
-		if !s.GetJudged() {
+		if len(s.GetFindings()) == 0 {
 			finding.Judge(s)
 		}
 		facts = append(facts, mesh.Facts{Context: s.GetCluster(), Parts: []*semaphorev1.GetStatusResponse{s}})
@@ -243,7 +243,6 @@ const hostile = "x\"]; click c0 \"javascript:alert(1)\"\n%%{init: {}}%%</text></
 func TestHostile(t *testing.T) {
 	s := broker(hostile, hostile+"2")
 	s.SoftwareVersion = hostile
-	s.Judged = true
 	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: 99, Cluster: hostile + "2", Meaning: hostile, Count: 9,
 		First: []string{hostile}, Command: hostile}}
 	s.ServiceTraffic = []*semaphorev1.ServiceTrafficStatus{{Namespace: hostile, Service: hostile, SentPerSecond: 1 << 63}}
@@ -324,7 +323,6 @@ func TestOfMany(t *testing.T) {
 			}
 		}
 		s := broker(name(i), others...)
-		s.Judged = true
 		serving(s, 100, 1<<30)
 		for range 100 {
 			level := semaphorev1.Level_LEVEL_WARNING

@@ -1650,8 +1650,6 @@ type GetStatusResponse struct {
 	Drains []*DrainStatus `protobuf:"bytes,30,rep,name=drains,proto3" json:"drains,omitempty"`
 	// What is wrong, as the part judges itself: errors first, then by code and cluster; one for a code and a cluster.
 	Findings []*Finding `protobuf:"bytes,31,rep,name=findings,proto3" json:"findings,omitempty"`
-	// The part judges itself: without findings, all is well. False for a part that is older than findings.
-	Judged bool `protobuf:"varint,32,opt,name=judged,proto3" json:"judged,omitempty"`
 	// Traffic between the own nodes and the remote endpoints of each Service, as the agents count it, the busiest first,
 	// 100 at most; and the number of all. None where serviceTraffic is off. For a broker.
 	ServiceTraffic      []*ServiceTrafficStatus `protobuf:"bytes,33,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
@@ -1816,13 +1814,6 @@ func (x *GetStatusResponse) GetFindings() []*Finding {
 		return x.Findings
 	}
 	return nil
-}
-
-func (x *GetStatusResponse) GetJudged() bool {
-	if x != nil {
-		return x.Judged
-	}
-	return false
 }
 
 func (x *GetStatusResponse) GetServiceTraffic() []*ServiceTrafficStatus {
@@ -3480,7 +3471,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\xd7\a\n" +
+	"\x10GetStatusRequest\"\xc5\a\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -3501,11 +3492,10 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x12silent_pairs_total\x18\x15 \x01(\x04R\x10silentPairsTotal\x125\n" +
 	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\x121\n" +
 	"\x06drains\x18\x1e \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains\x121\n" +
-	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12\x16\n" +
-	"\x06judged\x18  \x01(\bR\x06judged\x12K\n" +
+	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12K\n" +
 	"\x0fservice_traffic\x18! \x03(\v2\".semaphore.v1.ServiceTrafficStatusR\x0eserviceTraffic\x122\n" +
 	"\x15service_traffic_total\x18\" \x01(\rR\x13serviceTrafficTotal\x12E\n" +
-	"\rmulti_cluster\x18# \x01(\v2 .semaphore.v1.MultiClusterStatusR\fmultiClusterJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"\x84\x01\n" +
+	"\rmulti_cluster\x18# \x01(\v2 .semaphore.v1.MultiClusterStatusR\fmultiClusterJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1eJ\x04\b \x10!\"\x84\x01\n" +
 	"\x12MultiClusterStatus\x126\n" +
 	"\aexports\x18\x01 \x03(\v2\x1c.semaphore.v1.ClusterExportsR\aexports\x12\x18\n" +
 	"\aimports\x18\x02 \x01(\x04R\aimports\x12\x1c\n" +

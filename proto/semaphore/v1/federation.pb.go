@@ -9,7 +9,6 @@ package semaphorev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -296,8 +295,6 @@ type Hello struct {
 	HeadRevision uint64 `protobuf:"varint,5,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
 	// The sender can send every change after this revision. A broker that holds less needs a snapshot.
 	OldestRevision uint64 `protobuf:"varint,6,opt,name=oldest_revision,json=oldestRevision,proto3" json:"oldest_revision,omitempty"`
-	// Optional abilities, by name; unknown names are ignored.
-	Features []string `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"`
 	// Kinds that this sender exports. The broker leaves other kinds unchanged.
 	Kinds []Kind `protobuf:"varint,8,rep,packed,name=kinds,proto3,enum=semaphore.v1.Kind" json:"kinds,omitempty"`
 	// Program version, for status only.
@@ -389,13 +386,6 @@ func (x *Hello) GetOldestRevision() uint64 {
 	return 0
 }
 
-func (x *Hello) GetFeatures() []string {
-	if x != nil {
-		return x.Features
-	}
-	return nil
-}
-
 func (x *Hello) GetKinds() []Kind {
 	if x != nil {
 		return x.Kinds
@@ -440,10 +430,9 @@ type Welcome struct {
 	ProtocolVersion uint32 `protobuf:"varint,2,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	// The broker holds everything of this cluster up to resume_revision of resume_epoch. Empty and 0 if it holds nothing
 	// complete. A sender with the same epoch that has all changes since then may send those, without a snapshot.
-	ResumeEpoch     string   `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
-	ResumeRevision  uint64   `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
-	Features        []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
-	SoftwareVersion string   `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
+	ResumeEpoch     string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
+	ResumeRevision  uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
+	SoftwareVersion string `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
 	// What the broker last received of each complete kind, of any epoch. A sender whose snapshot of the kind has the same
 	// digest may send SnapshotUnchanged in its place.
 	Held []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
@@ -509,13 +498,6 @@ func (x *Welcome) GetResumeRevision() uint64 {
 		return x.ResumeRevision
 	}
 	return 0
-}
-
-func (x *Welcome) GetFeatures() []string {
-	if x != nil {
-		return x.Features
-	}
-	return nil
 }
 
 func (x *Welcome) GetSoftwareVersion() string {
@@ -887,8 +869,7 @@ func (x *Changes) GetSources() []*SourceRevision {
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Newest revision in the journal; equal to the last one sent if no change waits.
-	HeadRevision uint64                 `protobuf:"varint,1,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
-	SentAt       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	HeadRevision uint64 `protobuf:"varint,1,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
 	// Every change up to this revision that is for this broker was sent. The broker may use it as its position, so that
 	// changes for other brokers do not make the position of this stream old.
 	SentRevision uint64 `protobuf:"varint,3,opt,name=sent_revision,json=sentRevision,proto3" json:"sent_revision,omitempty"`
@@ -935,13 +916,6 @@ func (x *Heartbeat) GetHeadRevision() uint64 {
 		return x.HeadRevision
 	}
 	return 0
-}
-
-func (x *Heartbeat) GetSentAt() *timestamppb.Timestamp {
-	if x != nil {
-		return x.SentAt
-	}
-	return nil
 }
 
 func (x *Heartbeat) GetSentRevision() uint64 {
@@ -1298,7 +1272,7 @@ var File_semaphore_v1_federation_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsemaphore/v1/federation.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\x8c\x03\n" +
+	"\x1dsemaphore/v1/federation.proto\x12\fsemaphore.v1\x1a\x1asemaphore/v1/objects.proto\"\x8c\x03\n" +
 	"\x0ePublishRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.semaphore.v1.HelloH\x00R\x05hello\x12D\n" +
 	"\x0esnapshot_begin\x18\x02 \x01(\v2\x1b.semaphore.v1.SnapshotBeginH\x00R\rsnapshotBegin\x121\n" +
@@ -1312,30 +1286,28 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x03ack\x18\x02 \x01(\v2\x11.semaphore.v1.AckH\x00R\x03ack\x121\n" +
 	"\arefusal\x18\x03 \x01(\v2\x15.semaphore.v1.RefusalH\x00R\arefusal\x121\n" +
 	"\aoutcome\x18\x04 \x01(\v2\x15.semaphore.v1.OutcomeH\x00R\aoutcomeB\t\n" +
-	"\amessage\"\xa9\x03\n" +
+	"\amessage\"\x93\x03\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x120\n" +
 	"\x14min_protocol_version\x18\x03 \x01(\rR\x12minProtocolVersion\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\tR\x05epoch\x12#\n" +
 	"\rhead_revision\x18\x05 \x01(\x04R\fheadRevision\x12'\n" +
-	"\x0foldest_revision\x18\x06 \x01(\x04R\x0eoldestRevision\x12\x1a\n" +
-	"\bfeatures\x18\a \x03(\tR\bfeatures\x12(\n" +
+	"\x0foldest_revision\x18\x06 \x01(\x04R\x0eoldestRevision\x12(\n" +
 	"\x05kinds\x18\b \x03(\x0e2\x12.semaphore.v1.KindR\x05kinds\x12)\n" +
 	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x12\n" +
 	"\x04term\x18\n" +
 	" \x01(\x04R\x04term\x12\x1b\n" +
 	"\tsource_id\x18\v \x01(\tR\bsourceId\x12#\n" +
-	"\rlabel_domains\x18\f \x03(\tR\flabelDomains\"\xb3\x02\n" +
+	"\rlabel_domains\x18\f \x03(\tR\flabelDomainsJ\x04\b\a\x10\b\"\x9d\x02\n" +
 	"\aWelcome\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x12!\n" +
 	"\fresume_epoch\x18\x03 \x01(\tR\vresumeEpoch\x12'\n" +
-	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12\x1a\n" +
-	"\bfeatures\x18\x05 \x03(\tR\bfeatures\x12)\n" +
+	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12)\n" +
 	"\x10software_version\x18\x06 \x01(\tR\x0fsoftwareVersion\x12+\n" +
 	"\x04held\x18\a \x03(\v2\x17.semaphore.v1.KindStateR\x04held\x12#\n" +
-	"\rlabel_domains\x18\b \x03(\tR\flabelDomains\"\xab\x01\n" +
+	"\rlabel_domains\x18\b \x03(\tR\flabelDomainsJ\x04\b\x05\x10\x06\"\xab\x01\n" +
 	"\tKindState\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
 	"\aobjects\x18\x02 \x01(\x04R\aobjects\x12\x16\n" +
@@ -1358,15 +1330,14 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"q\n" +
 	"\aChanges\x12.\n" +
 	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\x126\n" +
-	"\asources\x18\x02 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"\xfa\x01\n" +
+	"\asources\x18\x02 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"\xcb\x01\n" +
 	"\tHeartbeat\x12#\n" +
-	"\rhead_revision\x18\x01 \x01(\x04R\fheadRevision\x123\n" +
-	"\asent_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x12#\n" +
+	"\rhead_revision\x18\x01 \x01(\x04R\fheadRevision\x12#\n" +
 	"\rsent_revision\x18\x03 \x01(\x04R\fsentRevision\x126\n" +
 	"\asources\x18\x04 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\x126\n" +
 	"\n" +
 	"deliveries\x18\x05 \x03(\v2\x16.semaphore.v1.DeliveryR\n" +
-	"deliveries\"b\n" +
+	"deliveriesJ\x04\b\x02\x10\x03\"b\n" +
 	"\bDelivery\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\"\n" +
 	"\facknowledged\x18\x02 \x01(\bR\facknowledged\x12\x18\n" +
@@ -1405,25 +1376,24 @@ func file_semaphore_v1_federation_proto_rawDescGZIP() []byte {
 
 var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_semaphore_v1_federation_proto_goTypes = []any{
-	(*PublishRequest)(nil),        // 0: semaphore.v1.PublishRequest
-	(*PublishResponse)(nil),       // 1: semaphore.v1.PublishResponse
-	(*Hello)(nil),                 // 2: semaphore.v1.Hello
-	(*Welcome)(nil),               // 3: semaphore.v1.Welcome
-	(*KindState)(nil),             // 4: semaphore.v1.KindState
-	(*SnapshotBegin)(nil),         // 5: semaphore.v1.SnapshotBegin
-	(*SnapshotEnd)(nil),           // 6: semaphore.v1.SnapshotEnd
-	(*SnapshotUnchanged)(nil),     // 7: semaphore.v1.SnapshotUnchanged
-	(*Changes)(nil),               // 8: semaphore.v1.Changes
-	(*Heartbeat)(nil),             // 9: semaphore.v1.Heartbeat
-	(*Delivery)(nil),              // 10: semaphore.v1.Delivery
-	(*SourceRevision)(nil),        // 11: semaphore.v1.SourceRevision
-	(*Ack)(nil),                   // 12: semaphore.v1.Ack
-	(*Refusal)(nil),               // 13: semaphore.v1.Refusal
-	(*Outcome)(nil),               // 14: semaphore.v1.Outcome
-	(Kind)(0),                     // 15: semaphore.v1.Kind
-	(*Change)(nil),                // 16: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*ObjectKey)(nil),             // 18: semaphore.v1.ObjectKey
+	(*PublishRequest)(nil),    // 0: semaphore.v1.PublishRequest
+	(*PublishResponse)(nil),   // 1: semaphore.v1.PublishResponse
+	(*Hello)(nil),             // 2: semaphore.v1.Hello
+	(*Welcome)(nil),           // 3: semaphore.v1.Welcome
+	(*KindState)(nil),         // 4: semaphore.v1.KindState
+	(*SnapshotBegin)(nil),     // 5: semaphore.v1.SnapshotBegin
+	(*SnapshotEnd)(nil),       // 6: semaphore.v1.SnapshotEnd
+	(*SnapshotUnchanged)(nil), // 7: semaphore.v1.SnapshotUnchanged
+	(*Changes)(nil),           // 8: semaphore.v1.Changes
+	(*Heartbeat)(nil),         // 9: semaphore.v1.Heartbeat
+	(*Delivery)(nil),          // 10: semaphore.v1.Delivery
+	(*SourceRevision)(nil),    // 11: semaphore.v1.SourceRevision
+	(*Ack)(nil),               // 12: semaphore.v1.Ack
+	(*Refusal)(nil),           // 13: semaphore.v1.Refusal
+	(*Outcome)(nil),           // 14: semaphore.v1.Outcome
+	(Kind)(0),                 // 15: semaphore.v1.Kind
+	(*Change)(nil),            // 16: semaphore.v1.Change
+	(*ObjectKey)(nil),         // 17: semaphore.v1.ObjectKey
 }
 var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.PublishRequest.hello:type_name -> semaphore.v1.Hello
@@ -1444,19 +1414,18 @@ var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	15, // 15: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
 	16, // 16: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
 	11, // 17: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
-	17, // 18: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	11, // 19: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
-	10, // 20: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
-	15, // 21: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
-	18, // 22: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	18, // 23: semaphore.v1.Outcome.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 24: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 25: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	25, // [25:26] is the sub-list for method output_type
-	24, // [24:25] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	11, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	10, // 19: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
+	15, // 20: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	17, // 21: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	17, // 22: semaphore.v1.Outcome.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 23: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 24: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }

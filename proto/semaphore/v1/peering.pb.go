@@ -402,8 +402,6 @@ func (*AttachResponse_ProbePeers) isAttachResponse_Message() {}
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	SoftwareVersion string                 `protobuf:"bytes,1,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	// Optional abilities, by name; unknown names are ignored.
-	Features []string `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
 	// The position of the agent in an earlier stream, to resume from there; empty and 0 for none.
 	ResumeEpoch    string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
@@ -449,13 +447,6 @@ func (x *AgentHello) GetSoftwareVersion() string {
 		return x.SoftwareVersion
 	}
 	return ""
-}
-
-func (x *AgentHello) GetFeatures() []string {
-	if x != nil {
-		return x.Features
-	}
-	return nil
 }
 
 func (x *AgentHello) GetResumeEpoch() string {
@@ -1876,7 +1867,7 @@ func (x *Unchanged) GetRevision() uint64 {
 }
 
 // RotateKey is an operator's order to this agent to create a new key. The agent writes the key to its disk and sets it
-// on its device before it reports it. The broker sends it only to an agent with the feature "rotate-key".
+// on its device before it reports it.
 type RotateKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The remote cluster whose device gets the key; empty for all.
@@ -2200,14 +2191,13 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	" \x01(\v2\x1a.semaphore.v1.WatchCloselyH\x00R\fwatchClosely\x12;\n" +
 	"\vprobe_peers\x18\v \x01(\v2\x18.semaphore.v1.ProbePeersH\x00R\n" +
 	"probePeersB\t\n" +
-	"\amessageJ\x04\b\a\x10\b\"\xce\x01\n" +
+	"\amessageJ\x04\b\a\x10\b\"\xb8\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
-	"\x10software_version\x18\x01 \x01(\tR\x0fsoftwareVersion\x12\x1a\n" +
-	"\bfeatures\x18\x02 \x03(\tR\bfeatures\x12!\n" +
+	"\x10software_version\x18\x01 \x01(\tR\x0fsoftwareVersion\x12!\n" +
 	"\fresume_epoch\x18\x03 \x01(\tR\vresumeEpoch\x12'\n" +
 	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12-\n" +
-	"\x04held\x18\x05 \x03(\v2\x19.semaphore.v1.HeldClusterR\x04held\"?\n" +
+	"\x04held\x18\x05 \x03(\v2\x19.semaphore.v1.HeldClusterR\x04heldJ\x04\b\x02\x10\x03\"?\n" +
 	"\vHeldCluster\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +

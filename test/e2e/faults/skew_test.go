@@ -55,7 +55,6 @@ func TestF38_VersionSkew(t *testing.T) {
 		broker := l.on(t).broker(nil)
 		mirrored := converse(t, l, broker, func(h *semaphorev1.Hello, object *semaphorev1.Object) {
 			h.ProtocolVersion = 7
-			h.Features = append(h.Features, "telepathy")
 			h.Kinds = append(h.Kinds, semaphorev1.Kind(99))
 			unknown(h)
 			unknown(object)
@@ -66,7 +65,7 @@ func TestF38_VersionSkew(t *testing.T) {
 	for name, answer := range map[string]*semaphorev1.Welcome{
 		"an older broker": {Cluster: "hub", ProtocolVersion: 1},
 		"a newer broker": {
-			Cluster: "hub", ProtocolVersion: 1, Features: []string{"telepathy"},
+			Cluster: "hub", ProtocolVersion: 1,
 			Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind(99), Objects: 3, Digest: []byte("no such digest")}},
 		},
 	} {
