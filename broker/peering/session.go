@@ -36,10 +36,9 @@ const (
 //	received, err := s.Receive(m)   for each message of the agent; an error ends the stream
 //	frame, err := s.Next()          until it is nil, after each Receive and whenever changes() is closed
 type Session struct {
-	state   *State
-	cluster string
-	node    string
-	// configured are the remotes.
+	state      *State
+	cluster    string
+	node       string
 	configured map[string]bool
 	// network is the pod network of the node, nil if unknown; networkSent is the last one that was sent.
 	network, networkSent *semaphorev1.NodeNetwork
@@ -391,18 +390,11 @@ func (s *Session) attachedFrame() *Frame {
 	j := st.journal
 	s.changed = st.changed
 	s.position = s.hello.GetResumeRevision()
-	known := s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head()
-	resumed := known && s.position >= j.Oldest()
+	resumed := s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head() && s.position >= j.Oldest()
 	if resumed {
 		s.counts.Resumed = 1
 	} else {
-		var all []*entry
-		var revision uint64
-		if known {
-			all, revision = s.catchUp()
-		} else {
-			all, revision = j.Snapshot()
-		}
+		all, revision := j.Snapshot()
 		s.position = revision
 		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
 			held, t := s.held[cluster], st.remotes[cluster]
@@ -422,23 +414,6 @@ func (s *Session) attachedFrame() *Frame {
 			Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed,
 		}}},
 	}
-}
-
-// catchUp returns what an agent needs that returns so late that the journal has dropped deletions. For remotes whose
-// deletions are all remembered the agent continues from its position, so that one remote which removes many peers does
-// not cause others to be sent again. The caller must hold the state's lock.
-func (s *Session) catchUp() (rest []*entry, revision uint64) {
-	j := s.state.journal
-	continues := map[string]bool{}
-	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-		if t := s.state.remotes[cluster]; t != nil && t.digest != s.held[cluster] && !j.Misses(cluster, s.position) &&
-			t.hadDigest(s.position, s.held[cluster]) {
-			continues[cluster] = true
-			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: s.position})
-			delete(s.held, cluster)
-		}
-	}
-	return j.Rest(s.position, func(cluster string) bool { return continues[cluster] })
 }
 
 // readJournal returns the next entries to send, and the revision to continue from after them. known is set if there

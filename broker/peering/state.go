@@ -20,13 +20,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// tombstones is the number of removed peers that the journal keeps for agents that return. When it is full, the
-	// remote with the most removals loses its oldest one.
-	tombstones = 10_000
-	// maxHistory is how many updates of a remote are remembered, to recognize the state of agents that return.
-	maxHistory = 1_000
-)
+// tombstones is the number of removed peers that the journal keeps for agents that return. One that missed more gets
+// the remotes again whose digest has changed.
+const tombstones = 10_000
 
 // maxEntry is the limit of a peer in bytes. A peer with the maximal number of pod CIDRs is smaller, and several peers
 // fit into a message.
@@ -60,21 +56,6 @@ type remoteState struct {
 	digest streams.Digest
 	// first is the first update of the remote.
 	first span
-	// history are the last updates, in order.
-	history []span
-}
-
-// hadDigest reports whether a digest was that of the remote at a revision, as far as that is remembered.
-func (t *remoteState) hadDigest(revision uint64, d streams.Digest) bool {
-	i, found := slices.BinarySearchFunc(t.history, revision,
-		func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
-	if !found {
-		// Between two updates, and not within one.
-		if i--; i < 0 || i+1 < len(t.history) && t.history[i+1].after < revision {
-			return false
-		}
-	}
-	return t.history[i].digest == d
 }
 
 // span is one update in the journal: it has the revisions after < r ≤ upTo. digest is that of the remote after the
@@ -99,8 +80,7 @@ type Sizes struct {
 // NewStateOf makes an empty state with other sizes.
 func NewStateOf(sizes Sizes) *State {
 	return &State{
-		journal: streams.NewJournal[key,
-			*record](cmp.Or(sizes.Tombstones, tombstones)).By(func(k key) string { return k.cluster }),
+		journal:    streams.NewJournal[key, *record](cmp.Or(sizes.Tombstones, tombstones)),
 		maxChanges: cmp.Or(sizes.Batch, maxBatch),
 		remotes:    map[string]*remoteState{}, tooLarge: map[key]int{},
 		changed: make(chan struct{}),
@@ -156,9 +136,6 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 		slices.Sort(s.complete)
 	}
 	if s.journal.Head() != before {
-		if t.history = append(t.history, span{before, s.journal.Head(), t.digest}); len(t.history) > 2*maxHistory {
-			t.history = slices.Clone(t.history[maxHistory:])
-		}
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}

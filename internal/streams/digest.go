@@ -15,7 +15,6 @@ import (
 // It is no proof against a sender that chooses the objects, which could search for sets with one sum: a sender that
 // lies about its own objects gains nothing that it could not simply send.
 
-// digestSize of a digest in bytes.
 const digestSize = sha256.Size
 
 // Digest is the digest of a set of messages; the zero value is that of the empty set. Digests are compared with ==.
@@ -41,7 +40,6 @@ func ParseDigest(data []byte) (d Digest, ok bool) {
 	return Digest(data), true
 }
 
-// Bytes returns the digest for a message.
 func (d Digest) Bytes() []byte { return d[:] }
 
 // Add adds the members of other, which must not be in the set.

@@ -12,7 +12,6 @@ package streams
 // It has a lock and no I/O. It knows nothing of streams or Kubernetes.
 
 import (
-	"context"
 	"crypto/rand"
 	"slices"
 	"sort"
@@ -44,28 +43,16 @@ type Journal[K comparable, V any] struct {
 	// log is in the order of revisions. A slot whose entry was superseded or forgotten is
 	// nil; when half of the slots are, log is compacted.
 	log []slot[K, V]
-	// owner returns the owner of a key, and owners has the state of each.
-	owner    func(K) string
-	owners   map[string]*owner
-	live     int
-	dead     int
-	head     uint64
-	oldest   uint64 // a reader at this revision or later misses nothing
-	snapshot []*Entry[K, V]
+	// tombstones are the revisions of the remembered deletions, and of some superseded ones, in order.
+	tombstones []uint64
+	live, dead int
+	head       uint64
+	oldest     uint64 // a reader at this revision or later misses nothing
+	snapshot   []*Entry[K, V]
 	// snapshotAt is the revision of the cached snapshot.
 	snapshotAt uint64
 	// changed is closed and replaced at every change.
 	changed chan struct{}
-}
-
-// owner is the state of one owner of keys.
-type owner struct {
-	// tombstones are the revisions of the remembered ones, and of some superseded ones, in order; dead counts the
-	// remembered ones.
-	tombstones []uint64
-	dead       int
-	// oldest is the revision from which a reader misses nothing of the owner's.
-	oldest uint64
 }
 
 type slot[K comparable, V any] struct {
@@ -80,17 +67,8 @@ func NewJournal[K comparable, V any](maxTombstones int) *Journal[K, V] {
 		epoch:         rand.Text(),
 		maxTombstones: max(0, maxTombstones),
 		byKey:         make(map[K]*Entry[K, V]),
-		owner:         func(K) string { return "" },
-		owners:        make(map[string]*owner),
 		changed:       make(chan struct{}),
 	}
-}
-
-// By sets the function that returns a key's owner, before anything is recorded. The journal forgets the oldest
-// tombstones of the owner with the most, so that one owner's deletions do not make readers forget another's; see Rest.
-func (j *Journal[K, V]) By(owner func(K) string) *Journal[K, V] {
-	j.owner = owner
-	return j
 }
 
 // Epoch names the life of this journal: revisions of two epochs cannot be compared.
@@ -167,8 +145,7 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 	j.log = append(j.log, slot[K, V]{e.Revision, e})
 	j.snapshot = nil
 	if e.Deleted {
-		o := j.of(e.Key)
-		o.tombstones = append(o.tombstones, e.Revision)
+		j.tombstones = append(j.tombstones, e.Revision)
 	}
 	if j.dead > j.maxTombstones {
 		j.forgetOldest()
@@ -184,7 +161,6 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 func (j *Journal[K, V]) count(e *Entry[K, V], by int) {
 	if e.Deleted {
 		j.dead += by
-		j.of(e.Key).dead += by
 	} else {
 		j.live += by
 	}
@@ -195,41 +171,27 @@ func (j *Journal[K, V]) find(revision uint64) int {
 	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
 }
 
-// of returns the state of a key's owner.
-func (j *Journal[K, V]) of(key K) *owner {
-	name := j.owner(key)
-	o := j.owners[name]
-	if o == nil {
-		o = &owner{}
-		j.owners[name] = o
+// remembered returns the slot of a tombstone; nil if a later change superseded it.
+func (j *Journal[K, V]) remembered(tombstone uint64) *slot[K, V] {
+	at := j.find(tombstone)
+	if at == len(j.log) || j.log[at].revision != tombstone || j.log[at].entry == nil {
+		return nil
 	}
-	return o
+	return &j.log[at]
 }
 
-// forgetOldest drops the oldest tombstone of the owner with the most; of owners with as many, the oldest of all.
+// forgetOldest drops the oldest tombstone.
 func (j *Journal[K, V]) forgetOldest() {
-	var most *owner
-	for _, o := range j.owners {
-		if o.dead == 0 {
+	for {
+		s := j.remembered(j.tombstones[0])
+		j.tombstones = j.tombstones[1:]
+		if s == nil {
 			continue
 		}
-		if most == nil || o.dead > most.dead || o.dead == most.dead && o.tombstones[0] < most.tombstones[0] {
-			most = o
-		}
-	}
-	for {
-		revision := most.tombstones[0]
-		most.tombstones = most.tombstones[1:]
-		at := j.find(revision)
-		if at == len(j.log) || j.log[at].revision != revision || j.log[at].entry == nil {
-			continue // superseded
-		}
-		delete(j.byKey, j.log[at].entry.Key)
-		j.log[at].entry = nil
+		delete(j.byKey, s.entry.Key)
+		s.entry = nil
 		j.dead--
-		most.dead--
-		most.oldest = revision
-		j.oldest = max(j.oldest, revision)
+		j.oldest = s.revision
 		return
 	}
 }
@@ -243,14 +205,8 @@ func (j *Journal[K, V]) compact() {
 		}
 	}
 	j.log = kept
-	for _, o := range j.owners {
-		if len(o.tombstones) <= 2*o.dead+64 {
-			continue
-		}
-		o.tombstones = slices.DeleteFunc(o.tombstones, func(revision uint64) bool {
-			at := j.find(revision)
-			return at == len(j.log) || j.log[at].revision != revision
-		})
+	if len(j.tombstones) > 2*j.dead+64 {
+		j.tombstones = slices.DeleteFunc(j.tombstones, func(revision uint64) bool { return j.remembered(revision) == nil })
 	}
 }
 
@@ -292,32 +248,6 @@ func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V
 		changes = append(changes, s.entry)
 	}
 	return changes, j.head, true
-}
-
-// Misses reports whether deletions of an owner after revision are no longer remembered, or this journal never had that
-// revision.
-func (j *Journal[K, V]) Misses(owner string, revision uint64) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	o := j.owners[owner]
-	return revision > j.head || o != nil && revision < o.oldest
-}
-
-// Rest returns what a reader at revision needs if it continues with the objects of some owners, and starts again with
-// those of others: the changes of the former after revision, and every object of the latter, oldest first; and the
-// revision to continue from. No deletion of an owner to continue with may be forgotten.
-func (j *Journal[K, V]) Rest(revision uint64, goesOn func(owner string) bool) ([]*Entry[K, V], uint64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	var rest []*Entry[K, V]
-	for _, s := range j.log {
-		switch {
-		case s.entry == nil:
-		case goesOn(j.owner(s.entry.Key)) && s.revision > revision, !goesOn(j.owner(s.entry.Key)) && !s.entry.Deleted:
-			rest = append(rest, s.entry)
-		}
-	}
-	return rest, j.head
 }
 
 // Count returns the number of changes after revision that match. It examines at most limit of them; of those after
@@ -365,14 +295,4 @@ func (j *Journal[K, V]) Changed(revision uint64) <-chan struct{} {
 		return done
 	}
 	return j.changed
-}
-
-// Wait returns after a change after revision, or with the context's error.
-func (j *Journal[K, V]) Wait(ctx context.Context, revision uint64) error {
-	select {
-	case <-j.Changed(revision):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -1,10 +1,7 @@
 package streams
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-// at returns a time, identified by its seconds.
 func at(second int) time.Time { return time.Unix(int64(second), 0) }
 
 // text formats entries as "REVISION KEY=VALUE" or "REVISION KEY deleted (last VALUE)".
@@ -263,7 +259,7 @@ func checkBounds[K comparable, V any](t *testing.T, j *Journal[K, V]) {
 	}
 }
 
-func TestChangedAndWait(t *testing.T) {
+func TestChanged(t *testing.T) {
 	j := NewJournal[string, int](10)
 	changed := j.Changed(0)
 	select {
@@ -282,9 +278,6 @@ func TestChangedAndWait(t *testing.T) {
 	default:
 		t.Fatal("a change that has been is not reported at once")
 	}
-	if err := j.Wait(t.Context(), 0); err != nil {
-		t.Error(err)
-	}
 
 	// A deletion of a missing object wakes no reader.
 	changed = j.Changed(1)
@@ -293,14 +286,6 @@ func TestChangedAndWait(t *testing.T) {
 	case <-changed:
 		t.Error("a change that was none is reported")
 	default:
-	}
-
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- j.Wait(ctx, 1) }()
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Wait after the end of its context: %v", err)
 	}
 }
 
@@ -363,64 +348,5 @@ func TestLast(t *testing.T) {
 	do(t, j, "-b")
 	if e, ok := j.Last("a"); ok {
 		t.Errorf("a is forgotten, and its last is %v", e)
-	}
-}
-
-// TestOwners: deletions of one owner do not displace tombstones of another one, and a reader that missed some continues
-// with all other owners.
-func TestOwners(t *testing.T) {
-	j := NewJournal[string, int](3).By(func(key string) string {
-		if key[0] == 'b' || key[0] == 'd' {
-			return "b"
-		}
-		return "a"
-	})
-	do(t, j, "a=1", "c=2", "b=3", "d=4", "-b")
-	for i := range 20 {
-		key := fmt.Sprint("a", 100+i)
-		j.Put(key, i, time.Time{})
-		j.Delete(key, time.Time{})
-	}
-	if !j.Misses("a", 5) || j.Misses("b", 4) || j.Misses("none", 5) || !j.Misses("none", j.Head()+1) {
-		t.Error("what is missed")
-	}
-	if _, _, ok := j.Since(4, 10); ok {
-		t.Error("a reader continues that missed deletions")
-	}
-	rest, next := j.Rest(4, func(owner string) bool { return owner == "b" })
-	if diff := cmp.Diff([]string{"1 a=1", "2 c=2", "5 b deleted (last 3)"}, text(rest)); diff != "" || next != j.Head() {
-		t.Errorf("up to %d (-want +got):\n%s", next, diff)
-	}
-	// The journal remembers only as many as fit.
-	if n := len(j.byKey); n != 3+3 {
-		t.Errorf("%d entries", n)
-	}
-	if o := j.owners["a"]; len(o.tombstones) > 2*o.dead+64 {
-		t.Errorf("%d revisions of %d tombstones", len(o.tombstones), o.dead)
-	}
-}
-
-// TestOldestNeverDecreases: an owner whose older tombstone is forgotten later does not lower the limit.
-func TestOldestNeverDecreases(t *testing.T) {
-	j := NewJournal[string, int](2).By(func(key string) string { return strings.ToUpper(key)[:1] })
-	do(t, j, "a=1", "A=2", "b=3", "B=4", "-b", "-a", "-A")
-	if j.Oldest() != 6 {
-		t.Fatalf("oldest %d after the tombstone of revision 6 is forgotten", j.Oldest())
-	}
-	do(t, j, "-B")
-	if !j.Misses("B", 4) || j.Oldest() != 6 {
-		t.Errorf("oldest %d after that of revision 5 is forgotten too", j.Oldest())
-	}
-}
-
-// TestOwnersWithAsManyTombstones: of owners with equally many tombstones, the one with the oldest loses it: the choice
-// is deterministic.
-func TestOwnersWithAsManyTombstones(t *testing.T) {
-	for range 50 {
-		j := NewJournal[string, int](1).By(func(key string) string { return key })
-		do(t, j, "a=1", "b=2", "c=3", "-b", "-a")
-		if !j.Misses("b", 3) || j.Misses("a", 3) {
-			t.Fatal("the newer tombstone was forgotten")
-		}
 	}
 }

@@ -2,7 +2,6 @@ package streams
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -207,11 +206,11 @@ func TestModelConcurrent(t *testing.T) {
 				default:
 				}
 				// It waits like a stream: for a change, or for the end of the writers.
-				waiting, stop := context.WithTimeout(ctx, 10*time.Millisecond)
-				err := j.Wait(waiting, v.revision)
-				stop()
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					return err
+				select {
+				case <-j.Changed(v.revision):
+				case <-time.After(10 * time.Millisecond):
+				case <-ctx.Done():
+					return ctx.Err()
 				}
 			}
 		})
