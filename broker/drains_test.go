@@ -242,7 +242,7 @@ func TestDrainsFirst(t *testing.T) {
 		return rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}
 	}
 	kept := all("configmaps")
-	kept.ResourceNames = []string{keptIn}
+	kept.ResourceNames = []string{"semaphore-broker-remotes"}
 	grant("all-but-drains", all("services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
 		"globalnetworksets", "ippools", "remoteclusters", "remoteclusters/status", "customresourcedefinitions"), kept,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}})

@@ -6,42 +6,28 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// keptIn is the ConfigMap with the RemoteClusters in effect.
-const keptIn = "semaphore-broker-remotes"
-
 // following is a leader's state of the RemoteClusters.
 type following struct {
-	process  *process
-	follower *follow.Follower
-	store    *follow.Store
-	status   *follow.StatusWriter
+	*follow.InEffect
+	process *process
 
 	mu sync.Mutex
-	// decided is the leader's last decision; nil before it knows the objects.
-	decided *remotes.Decision
-	roots   string
-	before  remotes.Objects
-	// objects are those of the last decision: a decision on 100 remotes takes tens of milliseconds.
-	objects remotes.Objects
 	// removed are the remotes that are no longer in effect, since when.
 	removed map[string]time.Time
 }
@@ -49,13 +35,14 @@ type following struct {
 // seriesLinger is how long the series of a removed remote are deleted again: the removal of its objects still counts.
 const seriesLinger = 10 * time.Minute
 
-// leave records which remotes have come and gone. It is called with the lock held.
-func (f *following) leave(now time.Time, before, inEffect remotes.Objects) {
-	if f.removed == nil {
-		f.removed = map[string]time.Time{}
-	}
-	for name := range before {
-		f.removed[name] = now
+// leave records which remotes have come and gone.
+func (f *following) leave(now time.Time, before *remotes.Decision, inEffect remotes.Objects) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before != nil {
+		for name := range before.InEffect {
+			f.removed[name] = now
+		}
 	}
 	for name := range inEffect {
 		delete(f.removed, name)
@@ -75,25 +62,9 @@ func (f *following) forgetSeries(now time.Time, b *broker) {
 	}
 }
 
-func newFollowing(ctx context.Context, p *process) (*following, error) {
-	client, err := dynamic.NewForConfig(p.rest)
-	if err != nil {
-		return nil, fmt.Errorf("client for RemoteClusters: %w", err)
-	}
-	f := &following{process: p, status: follow.NewStatusWriter(client, "semaphore-broker", p.log)}
-	if f.store, err = p.kept(); err != nil {
-		return nil, err
-	}
-	if f.before, err = f.store.Load(ctx); err != nil {
-		return nil, err
-	}
-	f.follower = follow.New(client, f.before, p.log)
-	return f, nil
-}
-
 // unknown returns why no broker works yet, nil once the RemoteClusters are known.
 func (f *following) unknown() error {
-	if _, known := f.follower.Objects(); known {
+	if _, known := f.Objects(); known {
 		return nil
 	}
 	return errors.New("RemoteClusters are not known yet")
@@ -101,17 +72,12 @@ func (f *following) unknown() error {
 
 // findings returns what is wrong with the watch of the objects, and with the objects.
 func (f *following) findings() []finding.Finding {
-	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
-		finding.Lines(finding.RemotesUnwritten, "", append(f.store.Problems(), f.status.Problems()...)),
-		finding.Lines(finding.StoredRestored, "", f.store.Reports()))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.decided == nil {
+	found, decided := f.Findings(), f.Decided()
+	if decided == nil {
 		return found
 	}
-	found = append(found, finding.Line(finding.TrustBundle, "", f.roots)...)
-	for _, name := range sortedNames(f.decided.Verdicts) {
-		if v := f.decided.Verdicts[name]; !v.Accepted() {
+	for _, name := range sortedNames(decided.Verdicts) {
+		if v := decided.Verdicts[name]; !v.Accepted() {
 			found = append(found, finding.Line(finding.NotAccepted, name,
 				fmt.Sprintf("RemoteCluster %s is not accepted: %s (%s)", name, v.Message, v.Reason))...)
 		}
@@ -125,27 +91,15 @@ func (f *following) first(ctx context.Context) (*config.Broker, error) {
 		if d := f.decide(ctx); d != nil {
 			return d.Broker, nil
 		}
-		if err := f.wait(ctx); err != nil {
+		if err := f.Wait(ctx); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// wait returns when the objects may have changed.
-func (f *following) wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-f.follower.Changed():
-	}
-	return kube.Sleep(ctx, settle)
-}
-
 // follow passes the remotes in effect to the broker, and writes its state into the status of the objects, until ctx
 // ends.
 func (f *following) follow(ctx context.Context, b *broker) error {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
 	for {
 		if d := f.decide(ctx); d != nil && !sameRemotes(d.Broker, b.cfg) && b.follow(ctx, d.Broker) {
 			f.process.operators.Lead(b.leading.Load())
@@ -153,57 +107,32 @@ func (f *following) follow(ctx context.Context, b *broker) error {
 		}
 		f.report(ctx, b)
 		f.forgetSeries(time.Now(), b)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		case <-f.follower.Changed():
-			if err := kube.Sleep(ctx, settle); err != nil {
-				return err
-			}
+		if err := f.Wait(ctx); err != nil {
+			return err
 		}
 	}
 }
 
 // decide returns what is in effect now; nil while the objects are unknown.
 func (f *following) decide(ctx context.Context) *remotes.Decision {
-	objects, known := f.follower.Objects()
-	if !known {
+	before := f.Decided()
+	d, anew := f.Decide(f.process.cfg, func(before, objects remotes.Objects) map[string]uint16 {
+		return f.publishedPorts(ctx, before, objects)
+	})
+	if d == nil {
 		return nil
 	}
-	f.mu.Lock()
-	before, last := f.before, f.decided
-	same := last != nil && reflect.DeepEqual(objects, f.objects)
-	f.objects = objects
-	f.mu.Unlock()
-	if same {
-		last = f.learned(last)
-		_ = f.store.Save(ctx, last.InEffect) // it writes only a difference
-		return last
-	}
-	d := remotes.Decide(f.process.cfg, before, objects, f.publishedPorts(ctx, before, objects))
-	bundles := map[string]string{}
-	for name, o := range d.InEffect {
-		if o.Spec.TrustBundle != "" {
-			bundles[name] = o.Spec.TrustBundle
+	if anew {
+		stands := map[string]string{}
+		for name, o := range d.InEffect {
+			stands[name] = o.SourceID
 		}
+		f.process.federation.SetSources(stands)
+		f.leave(time.Now(), before, d.InEffect)
 	}
-	roots := ""
-	if err := f.process.source.SetRoots(bundles); err != nil {
-		roots = err.Error()
-	}
-	stands := map[string]string{}
-	for name, o := range d.InEffect {
-		stands[name] = o.SourceID
-	}
-	f.process.federation.SetSources(stands)
-	f.mu.Lock()
-	f.leave(time.Now(), before, d.InEffect)
-	f.decided, f.before, f.roots = &d, d.InEffect, roots
-	f.mu.Unlock()
-	decided := f.learned(&d)
-	_ = f.store.Save(ctx, decided.InEffect) // its problem is in the status
-	return decided
+	d = f.learned(d)
+	f.Save(ctx, d)
+	return d
 }
 
 // learned returns the decision with the clusters that stand for remotes since one connected first, so that the next
@@ -222,9 +151,6 @@ func (f *following) learned(d *remotes.Decision) *remotes.Decision {
 	if !changed {
 		return d
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.decided, f.before = &next, next.InEffect
 	return &next
 }
 
@@ -260,13 +186,11 @@ func sortedNames[T any](m map[string]T) []string { return slices.Sorted(maps.Key
 
 // report writes the status of each RemoteCluster that changed.
 func (f *following) report(ctx context.Context, b *broker) {
-	f.mu.Lock()
-	decided := f.decided
-	f.mu.Unlock()
+	decided := f.Decided()
 	if decided == nil {
 		return
 	}
-	objects, _ := f.follower.Objects()
+	objects, _ := f.Objects()
 	links := map[string]*semaphorev1.LinkStatus{}
 	all := b.federation.Links()
 	for _, link := range all {
@@ -276,12 +200,12 @@ func (f *following) report(ctx context.Context, b *broker) {
 	if b.peering != nil {
 		tunnels = b.peering.Tunnels()
 	}
-	f.status.Keep(objects)
+	f.Status.Keep(objects)
 	for _, name := range sortedNames(decided.Verdicts) {
 		if o, ok := objects[name]; ok {
 			s := report.StatusOf(o, decided.Verdicts[name], links[name])
 			s.Problem, s.MTU, s.SourceID = refused[name], int32(tunnels[name].MTU), decided.InEffect[name].SourceID
-			f.status.Report(ctx, o, s)
+			f.Status.Report(ctx, o, s)
 		}
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -65,7 +64,8 @@ type process struct {
 	// listening is set while the federation listener is up.
 	listening atomic.Bool
 	// leading is nil until the process leads and knows the remotes.
-	leading atomic.Pointer[broker]
+	leading  atomic.Pointer[broker]
+	inEffect *follow.InEffect
 	// following is nil on a standby.
 	following atomic.Pointer[following]
 }
@@ -90,6 +90,12 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 		return nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
 	if p.unlimited, err = unlimited(p.rest); err != nil {
+		return nil, err
+	}
+	if p.inEffect, err = follow.NewInEffect(follow.Options{
+		Rest: p.rest, Client: p.client, Namespace: cfg.LeaderElection.Namespace, Part: "semaphore-broker",
+		SetRoots: source.SetRoots, Log: p.log,
+	}); err != nil {
 		return nil, err
 	}
 	if err := p.refuse(ctx); err != nil {
@@ -131,24 +137,7 @@ func (p *process) refuse(ctx context.Context) error {
 			return err
 		}
 	}
-	client, err := dynamic.NewForConfig(p.rest)
-	if err != nil {
-		return fmt.Errorf("client for RemoteClusters: %w", err)
-	}
-	store, err := p.kept()
-	if err != nil {
-		return err
-	}
-	return follow.RefuseLosses(ctx, client, store, p.cfg)
-}
-
-// kept returns the store of the RemoteClusters in effect.
-func (p *process) kept() (*follow.Store, error) {
-	namespace, err := leader.Namespace(p.cfg.LeaderElection.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	return follow.NewStore(p.client, namespace, keptIn, p.log), nil
+	return p.inEffect.RefuseLosses(ctx, p.cfg)
 }
 
 // newFront returns the front that routes calls to this replica while it leads.
@@ -257,14 +246,14 @@ func (p *process) newDashboard() *dashboard.Server {
 
 // lead is the work of the process that leads, until ctx ends.
 func (p *process) lead(ctx context.Context) error {
-	f, err := newFollowing(ctx, p)
-	if err != nil {
+	if err := p.inEffect.Begin(ctx); err != nil {
 		return err
 	}
+	f := &following{InEffect: p.inEffect, process: p, removed: map[string]time.Time{}}
 	p.following.Store(f)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.front.Run(ctx) })
-	g.Go(func() error { return f.follower.Run(ctx) })
+	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error {
 		cfg, err := f.first(ctx)
 		if err != nil {
@@ -289,6 +278,3 @@ func (p *process) lead(ctx context.Context) error {
 
 // sameRemotes reports whether two configurations have the same remotes.
 func sameRemotes(a, b *config.Broker) bool { return reflect.DeepEqual(a.Remotes, b.Remotes) }
-
-// settle is the wait for more changes of RemoteClusters: several arrive together if they are applied from a directory.
-const settle = 300 * time.Millisecond

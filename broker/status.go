@@ -19,7 +19,7 @@ func (p *process) ready() (note string, err error) { return p.elector.Ready(p.wo
 func (p *process) working() error {
 	if f := p.following.Load(); f != nil {
 		if err := f.unknown(); err != nil {
-			return finding.Because(err, finding.Lines(finding.RemotesUnread, "", f.follower.Problems())...)
+			return finding.Because(err, finding.Lines(finding.RemotesUnread, "", f.Problems())...)
 		}
 	}
 	b := p.leading.Load()

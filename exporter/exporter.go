@@ -18,7 +18,6 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -54,7 +53,6 @@ var usual = intervals{
 	settle: report.SettlePeriod,
 }
 
-// Run runs the exporter until ctx ends.
 func Run(ctx context.Context, cfg *config.Exporter) error { return runAt(ctx, cfg, usual) }
 
 func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
@@ -77,8 +75,17 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	if err := refuse(ctx, cfg, restConfig, client); err != nil {
+	inEffect, err := follow.NewInEffect(follow.Options{
+		Rest: restConfig, Client: client, Namespace: cfg.LeaderElection.Namespace, Part: "semaphore-exporter",
+		SetRoots: source.SetRoots, Log: slog.Default(),
+	})
+	if err != nil {
 		return err
+	}
+	if !cfg.Foreign() {
+		if err := inEffect.RefuseLosses(ctx, bounds.Judge(cfg, volume.ReadFile, nil)); err != nil {
+			return err
+		}
 	}
 	rules, err := rulesOf(cfg)
 	if err != nil {
@@ -90,6 +97,7 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 		rest:     restConfig,
 		kube:     client,
 		elector:  elector,
+		inEffect: inEffect,
 		source:   source,
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
@@ -114,22 +122,6 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 	}
 	reg.MustRegister(e, debug.Findings(e.found))
 	return e.run(ctx, reg)
-}
-
-// refuse refuses a configuration that takes RemoteClusters out of effect.
-func refuse(ctx context.Context, cfg *config.Exporter, restConfig *rest.Config, client kubernetes.Interface) error {
-	if cfg.Foreign() {
-		return nil
-	}
-	objects, err := dynamic.NewForConfig(restConfig)
-	if err != nil {
-		return fmt.Errorf("client for RemoteClusters: %w", err)
-	}
-	store, err := kept(cfg, client)
-	if err != nil {
-		return err
-	}
-	return follow.RefuseLosses(ctx, objects, store, bounds.Judge(cfg, volume.ReadFile, nil))
 }
 
 func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
@@ -158,9 +150,11 @@ type exporter struct {
 	rest    *rest.Config
 	kube    kubernetes.Interface
 	elector *leader.Elector
-	source  *identity.Source
-	catalog *catalog.Catalog
-	watcher *publish.Watcher
+	// inEffect is unused for a foreign cluster.
+	inEffect *follow.InEffect
+	source   *identity.Source
+	catalog  *catalog.Catalog
+	watcher  *publish.Watcher
 	// mcs reads ServiceExports and writes their conditions; nil if the feature is off.
 	mcs        *mcs.Client
 	conditions *report.Conditions
@@ -214,7 +208,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 			return err
 		}
 		e.following.Store(f)
-		g.Go(func() error { return f.follower.Run(ctx) })
+		g.Go(func() error { return f.Run(ctx) })
 		g.Go(func() error { return f.run(ctx, sync.OnceFunc(func() { close(decided) })) })
 	} else {
 		close(decided)

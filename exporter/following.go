@@ -6,13 +6,10 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -27,13 +24,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// keptIn is the ConfigMap with the RemoteClusters in effect.
-const keptIn = "semaphore-exporter-remotes"
-
-// settle is how long a change of RemoteClusters waits for further changes: several arrive together if they are applied
-// from a directory.
-const settle = 300 * time.Millisecond
-
 // publishing runs the publishers of a leader, while brokers are added and removed.
 type publishing struct {
 	exporter *exporter
@@ -46,7 +36,6 @@ type publishing struct {
 	stops map[string]func()
 }
 
-// begin publishes to a broker until end.
 func (p *publishing) begin(broker config.ExporterBroker) {
 	e := p.exporter
 	options := publish.Options{Source: e.watcher, Heartbeat: e.at.heartbeat, Joins: true}
@@ -94,118 +83,62 @@ func (p *publishing) reportNow() {
 
 // following makes the leader publish to the brokers of RemoteClusters.
 type following struct {
+	*follow.InEffect
 	publishing *publishing
-	follower   *follow.Follower
-	store      *follow.Store
-	status     *follow.StatusWriter
 	bounds     *follow.Bounds
-
-	mu      sync.Mutex
-	decided *remotes.Decision
-	before  remotes.Objects
-	// objects are those of the last decision, and own is the configuration that they were judged with: a decision about
-	// 100 remotes takes tens of milliseconds.
-	objects remotes.Objects
-	own     *config.Broker
+	// own is the configuration that the objects were judged with.
+	own *config.Broker
 	// brokers are those that are published to, and offers are the rules of what they receive.
 	brokers map[string]config.ExporterBroker
 	offers  map[string]*v1alpha1.Export
-	roots   string
 }
 
 func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	e := p.exporter
-	client, err := dynamic.NewForConfig(e.rest)
-	if err != nil {
-		return nil, fmt.Errorf("client for RemoteClusters: %w", err)
-	}
 	namespace, err := leader.Namespace(e.cfg.LeaderElection.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	store, err := kept(e.cfg, e.kube)
-	if err != nil {
-		return nil, err
-	}
-	f := &following{
-		publishing: p, store: store,
-		bounds:  follow.NewBounds(e.kube, namespace, slog.Default()),
-		status:  follow.NewStatusWriter(client, "semaphore-exporter", slog.Default()),
-		brokers: map[string]config.ExporterBroker{},
-	}
-	if f.before, err = f.store.Load(ctx); err != nil {
+	f := &following{InEffect: e.inEffect, publishing: p, brokers: map[string]config.ExporterBroker{},
+		bounds: follow.NewBounds(e.kube, namespace, slog.Default())}
+	if err := f.Begin(ctx); err != nil {
 		return nil, err
 	}
 	f.bounds.Load(ctx)
-	f.follower = follow.New(client, f.before, slog.Default())
 	return f, nil
 }
 
 // findings returns what is wrong with the watch of the objects, and with what is stored of them.
 func (f *following) findings() []finding.Finding {
-	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
-		finding.Lines(finding.RemotesUnwritten, "",
-			slices.Concat(f.store.Problems(), f.status.Problems(), f.bounds.Problems())),
-		finding.Lines(finding.StoredRestored, "", slices.Concat(f.store.Reports(), f.bounds.Reports())))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return append(found, finding.Line(finding.TrustBundle, "", f.roots)...)
+	return slices.Concat(f.Findings(), finding.Lines(finding.RemotesUnwritten, "", f.bounds.Problems()),
+		finding.Lines(finding.StoredRestored, "", f.bounds.Reports()))
 }
 
 // run follows the objects until ctx ends. It calls decided after each decision.
 func (f *following) run(ctx context.Context, decided func()) error {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
 	for {
-		if objects, known := f.follower.Objects(); known {
-			if err := f.take(ctx, objects); err != nil {
-				return err
+		f.own = bounds.Judge(f.publishing.exporter.cfg, volume.ReadFile, f.own)
+		if d, anew := f.Decide(f.own, nil); d != nil {
+			objects, _ := f.Objects()
+			f.Save(ctx, d)
+			_ = f.bounds.Save(ctx, f.own, *d, objects, f.publishing.exporter.cfg.WireGuard) // its problem is in the status
+			if anew {
+				f.take(d)
 			}
 			decided()
-			f.report(ctx, objects)
+			f.report(ctx, d, objects)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		case <-f.follower.Changed():
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(settle):
-			}
+		if err := f.Wait(ctx); err != nil {
+			return err
 		}
 	}
 }
 
-// kept returns the store of the RemoteClusters in effect.
-func kept(cfg *config.Exporter, client kubernetes.Interface) (*follow.Store, error) {
-	namespace, err := leader.Namespace(cfg.LeaderElection.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	return follow.NewStore(client, namespace, keptIn, slog.Default()), nil
-}
-
-// take publishes as the objects now require.
-func (f *following) take(ctx context.Context, objects remotes.Objects) error {
+// take publishes as a decision requires.
+func (f *following) take(d *remotes.Decision) {
 	e := f.publishing.exporter
-	f.mu.Lock()
-	before, last := f.before, f.decided
-	f.mu.Unlock()
-	var d remotes.Decision
-	own := bounds.Judge(e.cfg, volume.ReadFile, f.own)
-	if last != nil && reflect.DeepEqual(objects, f.objects) && reflect.DeepEqual(own, f.own) {
-		d = *last
-	} else {
-		d = remotes.Decide(own, before, objects, nil)
-	}
-	f.objects, f.own = objects, own
-	bundles, brokers, offers := map[string]string{}, map[string]config.ExporterBroker{}, map[string]*v1alpha1.Export{}
+	brokers, offers := map[string]config.ExporterBroker{}, map[string]*v1alpha1.Export{}
 	for name, o := range d.InEffect {
-		if o.Spec.TrustBundle != "" {
-			bundles[name] = o.Spec.TrustBundle
-		}
 		if o.Spec.Broker != nil {
 			b := config.ExporterBroker{Cluster: name, Address: o.Spec.Broker.Address}
 			for _, a := range o.Spec.Broker.OtherAddresses {
@@ -215,16 +148,6 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 			offers[name] = o.Spec.Export
 		}
 	}
-	roots := ""
-	if err := e.source.SetRoots(bundles); err != nil {
-		roots = err.Error()
-	}
-	f.mu.Lock()
-	f.decided, f.before, f.roots = &d, d.InEffect, roots
-	f.mu.Unlock()
-	_ = f.store.Save(ctx, d.InEffect)                        // its problem is in the status
-	_ = f.bounds.Save(ctx, own, d, objects, e.cfg.WireGuard) // as is this one's
-
 	// Clusters that will receive less, or nothing, come before clusters that will receive more.
 	for cluster, was := range f.brokers {
 		if !reflect.DeepEqual(brokers[cluster], was) {
@@ -244,7 +167,6 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 			f.brokers[cluster] = broker
 		}
 	}
-	return nil
 }
 
 // clusters returns those with a broker: the own one, if the file has its address, and those of objects.
@@ -287,12 +209,12 @@ func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export)
 }
 
 // report writes the condition Exporting of each object if it changed.
-func (f *following) report(ctx context.Context, objects remotes.Objects) {
+func (f *following) report(ctx context.Context, d *remotes.Decision, objects remotes.Objects) {
 	links := map[string]*semaphorev1.LinkStatus{}
 	for _, link := range f.publishing.exporter.links() {
 		links[link.GetCluster()] = link
 	}
-	f.status.Keep(objects)
+	f.Status.Keep(objects)
 	for _, o := range objects.ByAge() {
 		c := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionFalse,
 			ObservedGeneration: o.Generation}
@@ -302,7 +224,7 @@ func (f *following) report(ctx context.Context, objects remotes.Objects) {
 		case o.Spec.Broker == nil:
 			reason, c.Message = finding.NothingExported, "spec.broker is absent: nothing is exported to the remote cluster"
 		case link == nil:
-			reason, c.Message = finding.NotInEffect, f.decided.Verdicts[o.Name].Message
+			reason, c.Message = finding.NotInEffect, d.Verdicts[o.Name].Message
 		case link.GetConnected():
 			c.Status, reason, c.Message = metav1.ConditionTrue, finding.Connected,
 				"the broker of the remote cluster takes what is exported"
@@ -314,6 +236,6 @@ func (f *following) report(ctx context.Context, objects remotes.Objects) {
 				link.GetLastError())
 		}
 		c.Reason = string(reason)
-		f.status.Report(ctx, o, v1alpha1.RemoteClusterStatus{Conditions: []metav1.Condition{c}})
+		f.Status.Report(ctx, o, v1alpha1.RemoteClusterStatus{Conditions: []metav1.Condition{c}})
 	}
 }

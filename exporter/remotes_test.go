@@ -207,7 +207,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		"it has no port":              {`{"status":{"listenPort":null}}`, "status"},
 	} {
 		patch("c2", wrong[0], wrong[1:]...)
-		time.Sleep(2 * settle) // the exporter takes changes together
+		time.Sleep(2 * 300 * time.Millisecond) // the exporter takes changes together
 		marker++
 		patch("c3", fmt.Sprintf(`{"spec":{"nodeSubnets":["192.0.2.0/24","198.51.100.%d/32"]}}`, marker))
 		within(t, what+": the exporter has seen it",

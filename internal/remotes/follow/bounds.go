@@ -28,7 +28,6 @@ type Bounds struct {
 	before []config.Remote
 }
 
-// NewBounds returns Bounds for the agents in a namespace.
 func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, options ...leader.KeptOption) *Bounds {
 	return &Bounds{config: leader.NewKept(client, namespace, boundsIn, managedBy, log, options...),
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}

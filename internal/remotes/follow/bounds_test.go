@@ -20,7 +20,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
-// inEffect returns an object in effect.
 func inEffect(name string, age int64, port uint16, subnets ...v1alpha1.Subnet) remotes.Object {
 	return remotes.Object{Name: name, Created: time.Unix(age, 0), Generation: 1, ListenPort: port,
 		Spec: v1alpha1.RemoteClusterSpec{PodSubnets: subnets, NodeSubnets: []v1alpha1.Subnet{"192.0.2.0/24"}}}

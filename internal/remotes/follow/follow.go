@@ -7,7 +7,6 @@ package follow
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -22,7 +21,6 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
@@ -247,36 +245,4 @@ func (f *Follower) note(problem string) {
 		f.log.Warn("cannot watch RemoteClusters; those in effect stay in effect", "error", problem)
 	}
 	f.problem = problem
-}
-
-// RefuseLosses returns an error if a part's configuration takes RemoteClusters out of effect that an earlier process of
-// the part had in effect: their Services, sets and tunnels would be removed. A part that ends with it is replaced like
-// one with an invalid configuration, that is, not at all: its earlier pods continue. It returns nil if it cannot read
-// what was in effect.
-func RefuseLosses(ctx context.Context, client dynamic.Interface, store *Store, own *config.Broker) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	before, err := store.Load(ctx)
-	if err != nil || len(before) == 0 {
-		return nil //nolint:nilerr // the leader waits for it, and reports it
-	}
-	objects := before
-	if list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{}); err == nil {
-		objects = remotes.Objects{}
-		for i := range list.Items {
-			if o, _, ok := object(&list.Items[i], "", before); ok {
-				objects[o.Name] = o
-			}
-		}
-	}
-	decision := remotes.Decide(own, before, objects, nil)
-	var lost []error
-	for _, o := range objects.ByAge() {
-		if _, had := before[o.Name]; had && decision.Verdicts[o.Name].InEffect == nil {
-			lost = append(lost, fmt.Errorf("RemoteCluster %s: with this configuration it is no longer in effect: %s: "+
-				"correct the object or the configuration first, or delete the object", o.Name,
-				decision.Verdicts[o.Name].Message))
-		}
-	}
-	return errors.Join(lost...)
 }

@@ -42,7 +42,6 @@ type written struct {
 	failed bool
 }
 
-// NewStatusWriter returns a writer with a field manager.
 func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger) *StatusWriter {
 	return &StatusWriter{client: client, manager: manager, problem: kube.NewProblem(log), written: map[types.UID]written{}}
 }

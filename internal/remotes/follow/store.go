@@ -25,13 +25,14 @@ const managedBy = "semaphore"
 type Store struct {
 	config  *leader.Kept
 	problem *kube.Problem
+	log     *slog.Logger
 }
 
 // NewStore returns the store in a ConfigMap.
 func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger,
 	options ...leader.KeptOption) *Store {
 	kept := leader.NewKept(client, namespace, name, managedBy, log, options...)
-	return &Store{config: kept, problem: kube.NewProblem(log)}
+	return &Store{config: kept, problem: kube.NewProblem(log), log: log}
 }
 
 // Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it
