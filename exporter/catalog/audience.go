@@ -16,7 +16,6 @@ const (
 	Everyone Audience = "*"
 )
 
-// For returns the audience of the given clusters.
 func For(clusters ...string) Audience {
 	if len(clusters) == 0 {
 		return Nobody
@@ -25,7 +24,6 @@ func For(clusters ...string) Audience {
 	return Audience(unique.Make("," + strings.Join(sorted, ",") + ",").Value())
 }
 
-// Has reports whether a cluster is in the audience.
 func (a Audience) Has(cluster string) bool {
 	switch a {
 	case Everyone:

@@ -36,7 +36,6 @@ type Key struct {
 	Namespace, Name string
 }
 
-// Proto returns the key as it is sent.
 func (k Key) Proto() *semaphorev1.ObjectKey {
 	return &semaphorev1.ObjectKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
 }
@@ -79,7 +78,6 @@ type Rules struct {
 	Tombstones int
 }
 
-// KindsFor returns the kinds that are exported to a cluster.
 func (r Rules) KindsFor(cluster string) []semaphorev1.Kind {
 	if cluster == r.Own {
 		return Rules{Features: config.Features{config.Services}}.Kinds()
@@ -124,7 +122,7 @@ type Catalog struct {
 	// locations of exported endpoints and pods.
 	locations locations
 	// slices of every Service, exported or not: a slice can arrive before its Service.
-	slices map[name]map[string]*semaphorev1.Object
+	slices map[name]map[string]*discoveryv1.EndpointSlice
 	// serviceOf is the Service that a slice belonged to in its last state.
 	serviceOf map[name]name
 	problems  map[problemKey]string
@@ -138,7 +136,6 @@ type Catalog struct {
 	objects map[semaphorev1.Kind]map[Audience]int
 }
 
-// name is the namespace and name of an object.
 type name struct{ namespace, name string }
 
 // New makes an empty catalog.
@@ -151,12 +148,11 @@ func New(rules Rules) *Catalog {
 		nodes:      map[string]*corev1.Node{},
 		prefixes:   podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
 		locations:  newLocations(),
-		slices:     map[name]map[string]*semaphorev1.Object{},
+		slices:     map[name]map[string]*discoveryv1.EndpointSlice{},
 		serviceOf:  map[name]name{},
 		problems:   map[problemKey]string{},
 		multi: multiCluster{
 			exports: map[name]*mcsv1beta1.ServiceExport{}, services: map[name]*corev1.Service{},
-			slices: map[name]map[string]*discoveryv1.EndpointSlice{}, serviceOf: map[name]name{},
 		},
 		offers:   map[name]*offered{},
 		exportTo: map[string]exportTo{},
@@ -166,7 +162,6 @@ func New(rules Rules) *Catalog {
 	return c
 }
 
-// setClusters sets the clusters that have a broker.
 func (c *Catalog) setClusters(clusters []string) {
 	c.clusters = slices.Sorted(slices.Values(clusters))
 	c.remotes, c.audienceOf, c.own = nil, map[string]Audience{}, Nobody
@@ -277,7 +272,6 @@ func (c *Catalog) count(kind semaphorev1.Kind, to Audience, by int) {
 	}
 }
 
-// PutPod updates a pod.
 func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,7 +295,6 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, to, now)
 }
 
-// DeletePod removes a pod.
 func (c *Catalog) DeletePod(namespace, name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

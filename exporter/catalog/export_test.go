@@ -49,7 +49,6 @@ type offering struct {
 	clusters []string
 }
 
-// offer sets the rules in a catalog.
 func offer(c *Catalog, rules []offering) *Catalog {
 	offers := map[string][]OfferRule{}
 	for _, cluster := range c.remotes {

@@ -20,8 +20,7 @@ import (
 )
 
 // This file holds the exports by ServiceExports (KEP-1645). A Service and its slices have no label of an export, so
-// the catalog is given all of a cluster, and remembers those that it does not export. It remembers slices always: those
-// that Kubernetes does not make have the labels of their author, and not of their Service.
+// the catalog is given all of a cluster, and remembers those that it does not export.
 
 // ServiceExport is a ServiceExport of the own cluster, with what is exported of its Service.
 type ServiceExport struct {
@@ -36,17 +35,12 @@ type ServiceExport struct {
 	Offer *Offer
 }
 
-// multiCluster is what the catalog remembers for exports, and the slices that it remembers.
+// multiCluster is what the catalog remembers for exports.
 type multiCluster struct {
 	exports  map[name]*mcsv1beta1.ServiceExport
 	services map[name]*corev1.Service
-	// slices of every Service, by their names, as far as the catalog is given them.
-	slices map[name]map[string]*discoveryv1.EndpointSlice
-	// serviceOf is the Service that a slice belonged to in its last state.
-	serviceOf map[name]name
 }
 
-// PutExport updates a ServiceExport.
 func (c *Catalog) PutExport(e *mcsv1beta1.ServiceExport, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,51 +60,38 @@ func (c *Catalog) DeleteExport(namespace, exportName string, now time.Time) {
 
 func (c *Catalog) setExport(at name, e *mcsv1beta1.ServiceExport, now time.Time) {
 	c.offersVersion++
-	had := c.multi.exports[at] != nil
 	if e == nil {
 		delete(c.multi.exports, at)
 	} else {
 		c.multi.exports[at] = e
 	}
-	if had != (e != nil) && e != nil {
-		c.putRememberedSlices(at, now) // the Service's audience decides who receives them
-	}
 	if s := c.multi.services[at]; s != nil {
 		c.putService(s, now)
-	}
-	if had && e == nil {
-		c.putRememberedSlices(at, now)
-	}
-}
-
-// putRememberedSlices puts the slices of a Service again, which may or may not be exported now.
-func (c *Catalog) putRememberedSlices(service name, now time.Time) {
-	for _, slice := range slices.Sorted(maps.Keys(c.multi.slices[service])) {
-		c.putSlice(c.multi.slices[service][slice], now)
+	} else {
+		c.putSlices(serviceKey(at.namespace, at.name), Nobody, now)
 	}
 }
 
-// rememberSlice remembers a slice; nil if it was deleted.
-func (c *Catalog) rememberSlice(at name, s *discoveryv1.EndpointSlice) {
-	if old, ok := c.multi.serviceOf[at]; ok {
-		delete(c.multi.slices[old], at.name)
-		if len(c.multi.slices[old]) == 0 {
-			delete(c.multi.slices, old)
+// rememberSlice remembers a slice, nil if it was deleted, and returns its Service. It remembers those that are not
+// exported, too: those that Kubernetes does not make have the labels of their author, and not of their Service.
+func (c *Catalog) rememberSlice(at name, s *discoveryv1.EndpointSlice) (service name) {
+	if old, ok := c.serviceOf[at]; ok {
+		delete(c.slices[old], at.name)
+		if len(c.slices[old]) == 0 {
+			delete(c.slices, old)
 		}
-		delete(c.multi.serviceOf, at)
+		delete(c.serviceOf, at)
 	}
-	if s == nil {
-		return
+	if s == nil || s.Labels[discoveryv1.LabelServiceName] == "" {
+		return service
 	}
-	service := name{at.namespace, s.Labels[discoveryv1.LabelServiceName]}
-	if service.name == "" {
-		return
+	service = name{at.namespace, s.Labels[discoveryv1.LabelServiceName]}
+	if c.slices[service] == nil {
+		c.slices[service] = map[string]*discoveryv1.EndpointSlice{}
 	}
-	if c.multi.slices[service] == nil {
-		c.multi.slices[service] = map[string]*discoveryv1.EndpointSlice{}
-	}
-	c.multi.slices[service][at.name] = s
-	c.multi.serviceOf[at] = service
+	c.slices[service][at.name] = s
+	c.serviceOf[at] = service
+	return service
 }
 
 // selects reports whether an EndpointSlice is looked at: its Service is offered. The EndpointSlice controller copies

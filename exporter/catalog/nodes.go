@@ -12,7 +12,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// PutNode updates a node.
 func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -24,7 +23,6 @@ func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
 	c.prefixesChanged(changed, now)
 }
 
-// DeleteNode removes a node.
 func (c *Catalog) DeleteNode(name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +41,6 @@ func (c *Catalog) DeleteNode(name string, now time.Time) {
 	c.prefixesChanged(changed, now)
 }
 
-// PutBlock updates a block affinity.
 func (c *Catalog) PutBlock(a *kube.BlockAffinity, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,6 @@ type Offer struct {
 	IgnoredSettings string
 }
 
-// Key returns the key of the exported Service.
 func (o *Offer) Key() Key { return serviceKey(o.Namespace, o.Name) }
 
 // offered is a Service that its owner offers.

@@ -8,7 +8,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Reasons are all reasons.
 var Reasons = finding.Of(finding.Exports)
 
 // problemKey identifies a problem of an object.

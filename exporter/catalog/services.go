@@ -25,14 +25,6 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 
 func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	key, at := serviceKey(s.Namespace, s.Name), name{s.Namespace, s.Name}
-	offered := c.offers[at] != nil
-	c.projectAndPut(key, at, s, now)
-	if offered != (c.offers[at] != nil) { // which selects slices that have labels of their own
-		c.putRememberedSlices(at, now)
-	}
-}
-
-func (c *Catalog) projectAndPut(key Key, at name, s *corev1.Service, now time.Time) {
 	service, problem, ignored := c.rules.projectService(s, c.multi.exports[at])
 	c.setProblem(key, finding.ServiceType, problem)
 	c.setProblem(key, finding.ServiceSettings, ignored)
@@ -78,13 +70,14 @@ func (c *Catalog) projectAndPut(key Key, at name, s *corev1.Service, now time.Ti
 	}
 }
 
+// putSlices puts the slices of a Service for an audience, in an order that does not vary.
 func (c *Catalog) putSlices(service Key, to Audience, now time.Time) {
-	for _, slice := range c.slicesOf(name{service.Namespace, service.Name}) {
-		c.put(sliceKey(slice.GetKey()), slice, to, now)
+	all := c.slices[name{service.Namespace, service.Name}]
+	for _, slice := range slices.Sorted(maps.Keys(all)) {
+		c.putSlice(all[slice], to, now)
 	}
 }
 
-// DeleteService removes a Service.
 func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +87,6 @@ func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 	delete(c.multi.services, name{namespace, serviceName})
 	c.offersVersion++ // its ServiceExport, if there is one, exports nothing
 	c.withdrawService(key, now)
-	c.putRememberedSlices(name{namespace, serviceName}, now)
 }
 
 // withdrawService withdraws the slices before their Service: no receiver has a slice without its Service.
@@ -104,43 +96,32 @@ func (c *Catalog) withdrawService(key Key, now time.Time) {
 	c.withdraw(key, now)
 }
 
-// PutSlice updates an EndpointSlice.
 func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rememberSlice(name{s.Namespace, s.Name}, s)
-	c.putSlice(s, now)
+	service := c.rememberSlice(name{s.Namespace, s.Name}, s)
+	// The audience is empty while the Service is not exported. The slice may have belonged to another Service before.
+	of, _ := c.journal.Get(serviceKey(service.namespace, service.name))
+	c.putSlice(s, of.To, now)
 }
 
-func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, now time.Time) {
+// putSlice exports a slice to an audience, if it is looked at.
+func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, to Audience, now time.Time) {
 	if !c.selects(s) {
-		c.deleteSlice(s.Namespace, s.Name, now)
+		c.withdrawSlice(s.Namespace, s.Name, now)
 		return
 	}
-	at := name{s.Namespace, s.Name}
-	service := name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
-	key := sliceKey(&semaphorev1.ObjectKey{Namespace: s.Namespace, Name: s.Name})
-	if old, ok := c.serviceOf[at]; ok && old != service {
-		c.forgetSlice(at)
-	}
+	key := sliceKey(s.Namespace, s.Name)
 	slice, located, outside := projectSlice(s, c.rules.PodSubnets)
 	c.setProblem(key, finding.OutsidePodSubnets, outside)
 	c.setLocation(key, located)
 	if slice == nil {
-		c.forgetSlice(at)
 		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
-	c.serviceOf[at] = service
-	if c.slices[service] == nil {
-		c.slices[service] = map[string]*semaphorev1.Object{}
-	}
-	object := &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}}
-	c.slices[service][s.Name] = object
-	// The audience is empty while the Service is not exported. The slice may have belonged to another Service before.
-	of, _ := c.journal.Get(serviceKey(service.namespace, service.name))
-	c.put(key, object, of.To, now)
+	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}}, to,
+		now)
 }
 
 // DeleteSlice removes an EndpointSlice.
@@ -148,44 +129,20 @@ func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rememberSlice(name{namespace, sliceName}, nil)
-	c.deleteSlice(namespace, sliceName, now)
+	c.withdrawSlice(namespace, sliceName, now)
 }
 
-func (c *Catalog) deleteSlice(namespace, sliceName string, now time.Time) {
-	key := sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName})
-	c.forgetSlice(name{namespace, sliceName})
+func (c *Catalog) withdrawSlice(namespace, sliceName string, now time.Time) {
+	key := sliceKey(namespace, sliceName)
 	c.forgetProblems(key)
 	c.setLocation(key, nil)
 	c.withdraw(key, now)
-}
-
-// slicesOf returns the slices of a Service sorted by name, so that the order of revisions is deterministic.
-func (c *Catalog) slicesOf(service name) []*semaphorev1.Object {
-	all := c.slices[service]
-	out := make([]*semaphorev1.Object, 0, len(all))
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		out = append(out, all[key])
-	}
-	return out
-}
-
-// forgetSlice removes a slice from its Service.
-func (c *Catalog) forgetSlice(at name) {
-	service, ok := c.serviceOf[at]
-	if !ok {
-		return
-	}
-	delete(c.serviceOf, at)
-	delete(c.slices[service], at.name)
-	if len(c.slices[service]) == 0 {
-		delete(c.slices, service)
-	}
 }
 
 func serviceKey(namespace, name string) Key {
 	return Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: name}
 }
 
-func sliceKey(k *semaphorev1.ObjectKey) Key {
-	return Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: k.GetNamespace(), Name: k.GetName()}
+func sliceKey(namespace, name string) Key {
+	return Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: namespace, Name: name}
 }
