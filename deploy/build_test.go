@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -185,8 +184,8 @@ func TestExampleFits(t *testing.T) {
 		"semaphore-subnets")
 	equal(t, "volume of the remotes", volume(t, pods["agent"], "subnets").Projected.Sources[1].ConfigMap.Name,
 		"semaphore-remotes")
-	subnets, err := bounds.ParseSubnets([]byte(file), agent.Cluster)
-	must(t, err)
+	subnets := subnetsOfAgents(file, agent.Cluster)
+	equal(t, "problems", fmt.Sprint(subnets.Problems), "[]")
 	equal(t, "local subnets", fmt.Sprint(subnets.Local), fmt.Sprint(broker.LocalPrefixes))
 	equal(t, "remotes", fmt.Sprint(len(subnets.Remotes)), fmt.Sprint(len(broker.Remotes)))
 	for _, r := range broker.Remotes {
@@ -197,9 +196,8 @@ func TestExampleFits(t *testing.T) {
 	}
 	// Without an overlay for it, the agents report that and do not run.
 	bare := find[*corev1.ConfigMap](t, build(t, "broker"), "semaphore-subnets").Data["broker.yaml"]
-	if _, err := bounds.ParseSubnets([]byte(bare), "c1"); err == nil ||
-		!strings.Contains(err.Error(), "localSubnets: none") {
-		t.Errorf("without an overlay the agents' subnets are taken: %v", err)
+	if s := subnetsOfAgents(bare, "c1"); s.Known || !strings.Contains(fmt.Sprint(s.Problems), "localSubnets: none") {
+		t.Errorf("without an overlay the agents' subnets are taken: %+v", s)
 	}
 
 	// Files, listeners and sockets.

@@ -35,10 +35,8 @@ type Subnets struct {
 	// Blocked are remotes that the file names in a form that cannot be used, and of which no earlier form is known. They
 	// have the PodPrefixes that conflict with nothing: no packet to them is sent in the clear, and none into a tunnel.
 	Blocked map[string]config.Remote
-	// Unnamed is true if no file lists remotes: the broker's has none, and there is no file beside it.
+	// Unnamed is true if no file lists remotes.
 	Unnamed bool
-	// Static is true if the remotes are in the broker's file.
-	Static bool
 	// Known is false until all of it was readable once. It is then not known what to guard.
 	Known bool
 	// Problems are what cannot be used of the files, and what is in use in its place.
@@ -57,12 +55,6 @@ func LoadSubnets(read func(path string) ([]byte, error), path, cluster string, b
 		s.Problems[i] = fmt.Sprintf("subnetsFile %s: %s", path, problem)
 	}
 	return s
-}
-
-// ParseSubnets is LoadSubnets for the content of a file, with no file of remotes beside it. Whatever cannot be used is
-// an error.
-func ParseSubnets(data []byte, cluster string) (*Subnets, error) {
-	return parseSubnets(data, nil, cluster)
 }
 
 // RemotesText returns the content of a RemotesFile. It has what agents read of a remote.
@@ -96,9 +88,6 @@ func ReadRemotes(text []byte) (all []config.Remote) {
 // which they read a RemotesFile. In place of a remote that they cannot use it returns its form in before, if there is
 // one. wrong says so, a line each.
 func JudgeRemotes(own *config.Broker, now, before []config.Remote) (use []config.Remote, wrong []string) {
-	if _, bad := own.WithRemotes(now); len(bad) == 0 {
-		return now, nil
-	}
 	earlier, used := map[string]config.Remote{}, map[string]config.Remote{}
 	if _, bad := own.WithRemotes(before); len(bad) == 0 {
 		for _, r := range before {
@@ -162,7 +151,6 @@ type subnetsText struct {
 
 func (t subnetsText) missing() bool { return errors.Is(t.err, fs.ErrNotExist) }
 
-// keys returns the values by key.
 func (t subnetsText) keys() (map[string]json.RawMessage, error) {
 	if t.err != nil {
 		return nil, t.err
@@ -194,65 +182,13 @@ func entryOf(r config.Remote) (e remoteEntry) {
 	return e
 }
 
-// subnetsFile is the part that an agent reads of the broker's file, or of the file with the remotes.
-type subnetsFile struct {
-	Features     config.Features   `json:"features,omitempty"`
-	Encryption   config.Strictness `json:"encryption,omitempty"`
-	LocalSubnets []string          `json:"localSubnets,omitempty"`
-	Remotes      []remoteEntry     `json:"remotes"`
-	// Static is Subnets.Static. Text writes it; it is in no file of an operator.
-	Static bool `json:"static,omitempty"`
-}
-
-func (f *subnetsFile) read(data []byte) error {
-	text, err := config.JSON(data)
-	if err != nil {
-		return err
-	}
-	if _, err := strictjson.UnmarshalStrict(text, f); err != nil {
-		return config.ExplainType(err)
-	}
-	return nil
-}
-
-// parseSubnets reads the broker's file and, if it names no remotes, the one beside it; nil for none.
-func parseSubnets(data, remotes []byte, cluster string) (*Subnets, error) {
-	var file subnetsFile
-	if err := file.read(data); err != nil {
-		return nil, err
-	}
-	s := &Subnets{Remotes: map[string]config.Remote{}, Blocked: map[string]config.Remote{}, Known: true,
-		Static: len(file.Remotes) > 0 || file.Static, Unnamed: len(file.Remotes) == 0 && remotes == nil}
-	if len(file.Remotes) == 0 && remotes != nil {
-		var beside subnetsFile
-		if err := beside.read(remotes); err != nil {
-			return nil, fmt.Errorf("%s: %w", RemotesFile, err)
-		}
-		if beside.Remotes == nil {
-			return nil, fmt.Errorf("%s: remotes: none: the file has no such key", RemotesFile)
-		}
-		file.Remotes = beside.Remotes
-	}
-	c := config.Broker{Cluster: cluster, Features: file.Features, Encryption: file.Encryption,
-		LocalSubnets: file.LocalSubnets}
-	for _, r := range file.Remotes {
-		c.Remotes = append(c.Remotes, r.remote())
-	}
-	if err := c.Complete(); err != nil {
-		return nil, err
-	}
-	s.Local = c.LocalPrefixes
-	if c.Features.Has(config.Encryption) {
-		for _, r := range c.Remotes {
-			s.Remotes[r.Name] = r
-		}
-	}
-	return s, nil
-}
-
-// Text returns the subnets in the form of a file, for ReadText of a later agent.
+// Text returns the subnets in the form of both files together, for ReadText of a later agent.
 func (s *Subnets) Text() string {
-	file := subnetsFile{Features: config.Features{config.Encryption}, Remotes: []remoteEntry{}, Static: s.Static}
+	file := struct {
+		Features     config.Features `json:"features"`
+		LocalSubnets []string        `json:"localSubnets,omitempty"`
+		Remotes      []remoteEntry   `json:"remotes,omitempty"`
+	}{Features: config.Features{config.Encryption}}
 	for _, p := range s.Local {
 		file.LocalSubnets = append(file.LocalSubnets, p.String())
 	}
@@ -271,27 +207,21 @@ func ReadText(text, cluster string) *Subnets {
 	if text == "" {
 		return nil
 	}
-	s := readSubnets(subnetsText{data: []byte(text)}, subnetsText{err: fs.ErrNotExist}, cluster, nil)
+	own, beside := subnetsText{data: []byte(text)}, subnetsText{err: fs.ErrNotExist}
+	if keys, _ := own.keys(); keys["remotes"] != nil {
+		beside = own
+	}
+	s := readSubnets(own, beside, cluster, nil)
 	if !s.Known {
 		return nil
 	}
 	return s
 }
 
-// readSubnets takes the files as they are if nothing is wrong with them as a whole, and otherwise element by element.
+// readSubnets reads the files element by element.
 func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subnets {
 	if before == nil {
 		before = &Subnets{}
-	}
-	if own.err == nil && (beside.err == nil || beside.missing()) {
-		var remotes []byte
-		if beside.err == nil {
-			remotes = append([]byte{}, beside.data...) // an empty file is not a missing one
-		}
-		// A lost ConfigMap is no operator's order.
-		if s, err := parseSubnets(own.data, remotes, cluster); err == nil && !(s.Unnamed && before.named()) {
-			return s
-		}
 	}
 	r := &subnetsReader{cluster: cluster, before: before,
 		out: &Subnets{Remotes: map[string]config.Remote{}, Blocked: map[string]config.Remote{}}}
@@ -302,7 +232,7 @@ func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subn
 // named reports whether a file listed remotes.
 func (s *Subnets) named() bool { return s.Known && !s.Unnamed }
 
-// subnetsReader reads files of which something cannot be used.
+// subnetsReader reads files, of which something may be unusable.
 type subnetsReader struct {
 	cluster string
 	before  *Subnets
@@ -334,18 +264,15 @@ func (r *subnetsReader) read(own, beside subnetsText) {
 	}
 	r.settings(keys, err == nil)
 	r.local(keys, err == nil)
-	list, unread := r.list(keys["remotes"], "")
-	out.Static = len(list) > 0
-	switch {
-	case unread || err != nil && before.Static:
-		unread, out.Static = true, before.Static
-	case len(list) > 0:
-	case beside.missing():
-		out.Unnamed = err == nil && !before.named()
-		if unread = !out.Unnamed; unread {
-			r.problem(fmt.Errorf("it names no remotes, and the file %s beside it is missing", RemotesFile))
+	var list []listed
+	unread := false
+	if beside.missing() {
+		// A lost ConfigMap is no operator's order.
+		if out.Unnamed = err == nil && !before.named(); !out.Unnamed {
+			unread = true
+			r.problem(fmt.Errorf("the file %s beside it is missing", RemotesFile))
 		}
-	default:
+	} else {
 		list, unread = r.beside(beside)
 	}
 	out.Known = before.Known || len(out.Local) > 0 && !unread
@@ -384,7 +311,6 @@ func (r *subnetsReader) settings(keys map[string]json.RawMessage, readable bool)
 	}
 }
 
-// local reads localSubnets, one by one.
 func (r *subnetsReader) local(keys map[string]json.RawMessage, readable bool) {
 	var list []json.RawMessage
 	var wrong []error
@@ -456,17 +382,14 @@ func (r *subnetsReader) beside(t subnetsText) (all []listed, unread bool) {
 		r.problem(fmt.Errorf("%s: %w", RemotesFile, err))
 		return nil, true
 	}
-	return r.list(keys["remotes"], RemotesFile+": ")
+	return r.list(keys["remotes"])
 }
 
 // list decodes a list of remotes, one by one. It omits those without a name.
-func (r *subnetsReader) list(raw json.RawMessage, file string) (all []listed, unread bool) {
-	if raw == nil {
-		return nil, false
-	}
+func (r *subnetsReader) list(raw json.RawMessage) (all []listed, unread bool) {
 	var list []json.RawMessage
 	if _, err := strictjson.UnmarshalStrict(raw, &list); err != nil {
-		r.problem(fmt.Errorf("%sremotes: no list", file))
+		r.problem(fmt.Errorf("%s: remotes: no list", RemotesFile))
 		return nil, true
 	}
 	seen := map[string]bool{}
@@ -477,7 +400,7 @@ func (r *subnetsReader) list(raw json.RawMessage, file string) (all []listed, un
 			err = fmt.Errorf("%q is listed twice, and the first one is used", e.Name)
 		}
 		if err != nil {
-			r.line("%sremotes[%d].name: %v; nothing of the element is used", file, i, err)
+			r.line("%s: remotes[%d].name: %v; nothing of the element is used", RemotesFile, i, err)
 			continue
 		}
 		seen[e.Name] = true
@@ -514,8 +437,9 @@ func decodeEntry(raw json.RawMessage) (e listed) {
 	return e
 }
 
-// judge decides which remotes are used. Who has something that works keeps it: remotes in their earlier form come
-// first, then each one that conflicts with none of them, until no more do, as one may make room for another.
+// judge decides which remotes are used: all as they are, if they fit. Else who has something that works keeps it:
+// remotes in their earlier form come first, then each one that conflicts with none of them, until no more do, as one may
+// make room for another.
 func (r *subnetsReader) judge(list []listed) {
 	own := &config.Broker{Cluster: r.cluster, Features: r.features, Encryption: r.encryption, LocalPrefixes: r.out.Local}
 	used := r.out.Remotes
@@ -547,8 +471,21 @@ func (r *subnetsReader) judge(list []listed) {
 	}
 }
 
-// settle adds to those that are used each other remote that fits beside them. It returns those that do not, and why.
+// settle takes all remotes of the list if they fit, and else adds to those that are used each other one that fits beside
+// them. It returns those that do not, and why.
 func settle(own *config.Broker, list []listed, used map[string]config.Remote) (left []listed, wrong map[string]error) {
+	var all []config.Remote
+	for _, e := range list {
+		if e.undecoded == nil {
+			all = append(all, e.remote())
+		}
+	}
+	if with, bad := own.WithRemotes(all); len(all) == len(list) && len(bad) == 0 {
+		for _, r := range with.Remotes {
+			used[r.Name] = r
+		}
+		return nil, nil
+	}
 	wrong, left = map[string]error{}, list
 	for progress := true; progress; {
 		progress = false

@@ -47,8 +47,7 @@ func TestOneBadElement(t *testing.T) {
 		before, fresh string
 		problem       string
 	}{
-		"nothing":     {local, both, all, all, ""},
-		"in one file": {local + both, "-", all, all, ""},
+		"nothing": {local, both, all, all, ""},
 		"overlaps the own cluster": {local, other("10.2.0.0/16", "10.1.2.0/24"), all,
 			"[10.1.0.0/16], " + in3 + ", no c2 [] strict", "remote c2: podSubnets: 10.1.2.0/24 overlaps"},
 		"part of it overlaps the own cluster": {local, other("10.2.0.0/16", "10.1.2.0/24, 10.9.0.0/16"), all,
@@ -57,6 +56,11 @@ func TestOneBadElement(t *testing.T) {
 			"[10.1.0.0/16], c2 [10.3.0.0/17] 1 strict, no c3 [] strict", "overlaps"},
 		"overlaps the nodes of the other": {local, other("10.2.0.0/16", "192.0.2.0/26"), all,
 			"[10.1.0.0/16], " + in3 + ", no c2 [] strict", "remote c2: nodeSubnets"},
+		"another's device": {local, other("name: c2", "name: cluster-42807") + "\n- " +
+			strings.NewReplacer("c3", "cluster-320514", "10.3", "10.4", "listenPort: 2", "listenPort: 3").Replace(c3),
+			"[10.1.0.0/16], " + in3 + ", cluster-42807 [10.2.0.0/16] 1 strict, no cluster-320514 [10.4.0.0/16] strict",
+			"[10.1.0.0/16], " + in3 + ", cluster-42807 [10.2.0.0/16] 1 strict, no cluster-320514 [10.4.0.0/16] strict",
+			"have devices of one name, wg.0c5526e1cb"},
 		"another's port": {local, other("listenPort: 1", "listenPort: 2"), all,
 			"[10.1.0.0/16], c2 [10.2.0.0/16] 2 strict, no c3 [10.3.0.0/16] strict", "listenPort"},
 		"no CIDR": {local, other("10.2.0.0/16", "10.2.0.0/166, 10.9.0.0/16"), all,

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent"
 	"github.com/kube-semaphore/semaphore/broker"
 	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
@@ -223,6 +224,8 @@ remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.pee
 	b, err := described.Broker(own)
 	must(w.t, err)
 	must(w.t, os.WriteFile(w.subnetsFile(), own, 0o644))
+	must(w.t, os.WriteFile(filepath.Join(filepath.Dir(w.subnetsFile()), bounds.RemotesFile), []byte("remotes: "+remotes),
+		0o644))
 	e, err := config.Parse[config.Exporter](fmt.Appendf(nil, `
 cluster: c2
 features: [encryption]
