@@ -42,8 +42,6 @@ const (
 	// leanAgents implement the minimum of HTTP/2 and gRPC. In production each agent has its own node. Here all share the
 	// machine with the broker, and the gRPC cost of an agent would count a thousand times.
 	leanAgents = "lean"
-	// plainAgents read the payload from a TLS connection, and answer a byte.
-	plainAgents = "plain"
 )
 
 // startAgents starts a process with agents of a kind. stop ends it.
@@ -77,8 +75,6 @@ func TestAgentsOfABenchmark(t *testing.T) {
 			switch kind {
 			case leanAgents:
 				err = leanStream(ctx, f, address, node)
-			case plainAgents:
-				err = plainStream(ctx, f, address)
 			default:
 				benchAgent(ctx, f, address, node, &semaphorev1.AgentHello{}, func(*semaphorev1.AttachResponse) {})
 			}
@@ -102,28 +98,6 @@ func dial(ctx context.Context, f files, address string, protocols ...string) (*t
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	return c.(*tls.Conn), func() { stop(); c.Close() }, nil
-}
-
-// plainStream reads payloads, each preceded by its size, and answers each with a byte.
-func plainStream(ctx context.Context, f files, address string) error {
-	c, stop, err := dial(ctx, f, address)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	var size [2]byte
-	if _, err := io.ReadFull(c, size[:]); err != nil {
-		return err
-	}
-	buf := make([]byte, binary.BigEndian.Uint16(size[:]))
-	for {
-		if _, err := io.ReadFull(c, buf); err != nil {
-			return err
-		}
-		if _, err := c.Write(buf[:1]); err != nil {
-			return err
-		}
-	}
 }
 
 // leanStream attaches as a node and acknowledges everything that it receives.
@@ -349,70 +323,6 @@ func startBare(b testing.TB, f files, payload []byte) *bareBroker {
 
 // change sends the payload to all and returns when all have answered.
 func (p *bareBroker) change() {
-	p.acks.Store(0)
-	for _, c := range p.changed {
-		c <- struct{}{}
-	}
-	<-p.acked
-}
-
-// plainBroker writes a payload to plain TLS connections and reads a byte from each.
-type plainBroker struct {
-	changed []chan struct{}
-	acks    atomic.Int64
-	acked   chan struct{}
-	stop    func()
-}
-
-func startPlain(b testing.TB, f files, payload []byte) *plainBroker {
-	b.Helper()
-	p := &plainBroker{acked: make(chan struct{}, 1)}
-	l := testkit.Value(tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS()))(b)
-	stopAgents := startAgents(b, plainAgents, l.Addr().String(), f.bundle)
-	var conns []net.Conn
-	var wg sync.WaitGroup
-	for range benchAgents {
-		c := testkit.Value(l.Accept())(b)
-		conns = append(conns, c)
-		changed := make(chan struct{}, 1)
-		p.changed = append(p.changed, changed)
-		wg.Go(func() {
-			if _, err := c.Write(binary.BigEndian.AppendUint16(nil, uint16(len(payload)))); err != nil {
-				b.Error(err)
-				return
-			}
-			for range changed {
-				if _, err := c.Write(payload); err != nil {
-					return
-				}
-			}
-		})
-		wg.Go(func() {
-			for buf := make([]byte, 1); ; {
-				if _, err := c.Read(buf); err != nil {
-					return
-				}
-				if p.acks.Add(1) == benchAgents {
-					p.acked <- struct{}{}
-				}
-			}
-		})
-	}
-	p.stop = sync.OnceFunc(func() {
-		stopAgents()
-		for i, c := range conns {
-			close(p.changed[i])
-			c.Close()
-		}
-		l.Close()
-		wg.Wait()
-	})
-	b.Cleanup(p.stop)
-	return p
-}
-
-// change writes the payload to all, and returns when all have answered.
-func (p *plainBroker) change() {
 	p.acks.Store(0)
 	for _, c := range p.changed {
 		c <- struct{}{}
