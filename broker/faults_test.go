@@ -156,7 +156,6 @@ func (w *world) changedByHand(t *testing.T) {
 	}
 }
 
-// anyHas reports whether one of the texts contains all words.
 func anyHas(texts []string, words ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
@@ -189,7 +188,6 @@ func (w *world) slicesOf(t *testing.T, service string) []discoveryv1.EndpointSli
 	return all.Items
 }
 
-// sliceOf returns the only slice of a service.
 func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice {
 	t.Helper()
 	all := w.slicesOf(t, service)

@@ -195,7 +195,6 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 	})
 }
 
-// processTime returns the CPU time of this process.
 func processTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage

@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
-// exportedService returns a Service that a ServiceExport exports.
 func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 	o := players.Service(ns, name, ports...)
 	o.GetService().Mirror = false

@@ -74,7 +74,6 @@ type server struct {
 	conns         *conns.Table
 }
 
-// table returns the table of a listener's connections.
 func (s servers) table(listener string, limits conns.Limits) *conns.Table {
 	refused := s.refused.WithLabelValues(listener)
 	return conns.New(limits, func(string) { refused.Inc() })

@@ -30,7 +30,6 @@ type dashboard struct {
 	}
 }
 
-// rule is an alerting rule.
 type rule struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string

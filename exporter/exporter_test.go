@@ -235,7 +235,6 @@ func checkDebugListener(t *testing.T, e *running, trust trust.Dir) {
 	})
 }
 
-// running is a running exporter.
 type running struct {
 	t           *testing.T
 	http, debug string

@@ -77,7 +77,6 @@ func (c *Checker) Check(o *semaphorev1.Object) (*semaphorev1.Object, []Refusal) 
 	return taken, t.refusals
 }
 
-// check is the check of one object.
 type check struct {
 	*Checker
 	refusals []Refusal

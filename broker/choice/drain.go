@@ -93,7 +93,6 @@ type Drain struct {
 	By string
 }
 
-// Ended reports whether the drain has ended.
 func (d Drain) Ended(now time.Time) bool { return !d.Until.IsZero() && !now.Before(d.Until) }
 
 // Validate returns what is wrong with the drain.
@@ -185,7 +184,6 @@ func (s Drains) Active(now time.Time) (left Drains, next time.Time) {
 	return NewDrains(all...), next
 }
 
-// Node reports whether a node of a cluster is drained.
 func (s Drains) Node(cluster, node string) bool {
 	return slices.ContainsFunc(s.all, func(d Drain) bool { return d.Node != "" && d.Cluster == cluster && d.Node == node })
 }
@@ -208,7 +206,6 @@ func (s Drains) With(known func(cluster, node string) []netip.Prefix) Drains {
 	return NewDrains(all...)
 }
 
-// Same reports whether two sets are equal.
 func (s Drains) Same(o Drains) bool { return slices.EqualFunc(s.all, o.all, Drain.Same) }
 
 // Covers returns the drain that covers an endpoint, if there is one. A drain of the cluster precedes one of the

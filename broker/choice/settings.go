@@ -35,7 +35,6 @@ func (s Settings) Annotate(annotations map[string]string) {
 	annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
 }
 
-// Complete returns the settings with defaults.
 func (s Settings) Complete() Settings {
 	s.MinReady, s.WhenGone = max(1, s.MinReady), cmp.Or(s.WhenGone, config.Demote)
 	return s

@@ -80,7 +80,6 @@ type state struct {
 	at   time.Time
 }
 
-// New returns a server of the sources' state.
 func New(sources Sources) *Server {
 	pages, err := fs.Sub(files, "page")
 	if err != nil {
@@ -159,7 +158,6 @@ var headers = map[string]string{
 	"Cache-Control":                "no-store",
 }
 
-// types of the files of the page.
 var types = map[string]string{"/": "text/html; charset=utf-8", "/page.css": "text/css; charset=utf-8",
 	"/page.js": "text/javascript; charset=utf-8"}
 

@@ -29,7 +29,6 @@ const (
 
 // Sources are the data of the page.
 type Sources struct {
-	// Status is the status that semaphorectl gets.
 	Status func() *semaphorev1.GetStatusResponse
 	// Watched is called with each state that is made for a reader; nil for nobody.
 	Watched func()
@@ -81,7 +80,6 @@ type Service struct {
 	Clusters  []ServiceCluster `json:"clusters"`
 }
 
-// ServiceCluster is a cluster with endpoints of a Service.
 type ServiceCluster struct {
 	Cluster   string `json:"cluster"`
 	Endpoints int    `json:"endpoints"`
@@ -91,7 +89,6 @@ type ServiceCluster struct {
 	Gone      bool   `json:"gone"`
 }
 
-// Set is a policy set.
 type Set struct {
 	Cluster   string `json:"cluster"`
 	Namespace string `json:"namespace"`

@@ -59,7 +59,6 @@ func (a *Services) remote(prefix string) (cluster string, ok bool) {
 	return cluster, ok
 }
 
-// Adopter returns the adopter of the Services of a namespace.
 func (a *Services) Adopter(kube kubernetes.Interface, namespace string) ServiceAdopter {
 	return ServiceAdopter{a, kube.CoreV1().Services(namespace)}
 }
@@ -152,7 +151,6 @@ func theirPrefix(s *corev1.Service) (prefix string, theirs bool) {
 	return "", false
 }
 
-// take makes a Service ours.
 func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1.Service, error) {
 	from, _ := a.source(have)
 	out := have.DeepCopy()

@@ -50,7 +50,6 @@ func (a *Sets) Follow(remotes []string) {
 	a.Remotes = remotes
 }
 
-// configured reports whether a cluster is a configured remote.
 func (a *Sets) configured(cluster string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

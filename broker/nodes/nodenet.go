@@ -31,7 +31,6 @@ import (
 //
 // It does not know who asks.
 
-// NetworksOptions of Networks.
 type NetworksOptions struct {
 	// From is the configured source of the nodes' prefixes, and Subnets are those of the own cluster.
 	From    config.AllowedIPs

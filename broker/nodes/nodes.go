@@ -86,7 +86,6 @@ func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
-// Follow replaces the families of New.
 func (n *Nodes) Follow(families map[string]config.Family) {
 	n.mu.Lock()
 	was, reported := n.families, slices.Collect(maps.Keys(n.reports))
@@ -146,12 +145,10 @@ func (n *Nodes) newest(name string) (*corev1.Node, bool) {
 // Node returns a node, reduced to the fields in use.
 func (n *Nodes) Node(name string) (*corev1.Node, bool) { return n.newest(name) }
 
-// Names returns the names of the nodes.
 func (n *Nodes) Names() []string {
 	return n.store.Keys()
 }
 
-// Synced reports whether the nodes are known.
 func (n *Nodes) Synced() bool { return n.synced.Load() }
 
 // Findings returns the nodes that cannot be annotated.

@@ -86,7 +86,6 @@ func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
 	return (t.Operator == "" || t.Operator == corev1.TolerationOpEqual) && t.Value == taint.Value
 }
 
-// matches reports whether a node matches any of the terms.
 func matches(node *corev1.Node, terms []corev1.NodeSelectorTerm) bool {
 	name := labels.Set{metav1.ObjectNameField: node.Name}
 	for _, term := range terms {

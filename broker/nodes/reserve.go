@@ -143,7 +143,6 @@ func (r *reservations) run(ctx context.Context) error {
 	}
 }
 
-// runPass makes one pass, and returns the problems.
 func (r *reservations) runPass(ctx context.Context) (problems []string) {
 	if r.ipam == nil {
 		ipam, err := kube.NewCalicoIPAM(r.cfg)

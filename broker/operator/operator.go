@@ -48,13 +48,11 @@ type Broker struct {
 	Networks *nodes.Networks
 }
 
-// New returns the server of a standby.
 func New(log *slog.Logger) *Server { return &Server{log: log} }
 
 // Lead makes calls reach a broker that leads from now on.
 func (c *Server) Lead(b *Broker) { c.leading.Store(b) }
 
-// Register registers the service.
 func (c *Server) Register(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) }
 
 // ReleaseBrake implements semaphorev1.ControlServiceServer.

@@ -40,7 +40,6 @@ import (
 // Its input is the broker's configuration and the RemoteClusters, its output a report. It knows objects by their labels
 // and names alone: no engine, stream or informer.
 
-// Options of Run.
 type Options struct {
 	// DryRun reports what would be removed, and removes nothing.
 	DryRun bool
@@ -272,7 +271,6 @@ func removeOwned[T kube.CalicoObject](c *cleaner, kind writes.ObjectKind,
 	}
 }
 
-// remoteClusters returns the names of the RemoteClusters.
 func (c *cleaner) remoteClusters(cfg *rest.Config) (names []string) {
 	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {

@@ -43,7 +43,6 @@ type Agent struct {
 
 // LiveNodes are the nodes of the own cluster.
 type LiveNodes interface {
-	// UID returns the UID of the node with a name.
 	UID(name string) (types.UID, bool)
 	// Synced reports whether the nodes are known.
 	Synced() bool

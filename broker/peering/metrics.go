@@ -2,14 +2,12 @@ package peering
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of agents.
 type Metrics struct {
 	reg           prometheus.Registerer
 	refusedTotal  *prometheus.CounterVec
 	renewalsTotal *prometheus.CounterVec
 }
 
-// NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{reg: reg, refusedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_broker_agents_refused_total",

@@ -397,7 +397,6 @@ func withToken(ctx context.Context, token string) context.Context {
 	return metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
 }
 
-// counted is what a counter has counted.
 func counted(t *testing.T, c prometheus.Counter) float64 {
 	t.Helper()
 	var m dto.Metric

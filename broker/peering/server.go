@@ -52,7 +52,6 @@ type Reports interface {
 	Guarded(node string, uid types.UID)
 }
 
-// Options of a Server.
 type Options struct {
 	// Cluster is the own cluster.
 	Cluster string
@@ -148,7 +147,6 @@ func (a *attachment) stop(why error) {
 	})
 }
 
-// New makes a server.
 func New(options Options) *Server {
 	if options.Network == nil {
 		options.Network = func(string) *semaphorev1.NodeNetwork { return nil }

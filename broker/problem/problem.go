@@ -15,7 +15,6 @@ import (
 // shown is the number of a remote's problems that are shown in full. The others are counted.
 const shown = 3
 
-// Problem is one problem of a remote.
 type Problem struct {
 	Cluster string
 	// Object names the object that has the problem, and orders the problems of a remote.
@@ -64,7 +63,6 @@ type remote struct {
 	keys    map[string]bool
 }
 
-// Replace sets the problems of a key.
 func (s *Set) Replace(key string, now []Problem) {
 	was := s.byKey[key]
 	if slices.Equal(was, now) {

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
-// Platform is an image for one platform.
 type Platform struct {
 	Image v1.Image
 	// sbom is the SBOM of the image, or nil.

@@ -90,7 +90,6 @@ func release(t *testing.T, arch string, args ...string) Release {
 	return r
 }
 
-// files returns the files of an image by path.
 func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 	t.Helper()
 	rc := mutate.Extract(image)

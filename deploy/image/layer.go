@@ -32,7 +32,6 @@ type Entry struct {
 // permission bits and fs.ModeSticky.
 func Dir(path string, mode fs.FileMode) Entry { return Entry{path: path, mode: fs.ModeDir | mode} }
 
-// File returns a file with this content.
 func File(path string, mode fs.FileMode, content string) Entry {
 	return Entry{path: path, mode: mode.Perm(), data: []byte(content)}
 }
@@ -42,7 +41,6 @@ func Copy(path string, mode fs.FileMode, source string) Entry {
 	return Entry{path: path, mode: mode.Perm(), source: source}
 }
 
-// Link returns a symlink.
 func Link(path, target string) Entry {
 	return Entry{path: path, mode: fs.ModeSymlink | 0o777, target: target}
 }

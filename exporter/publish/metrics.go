@@ -19,7 +19,6 @@ type Metrics struct {
 	client                *grpcprom.ClientMetrics
 }
 
-// NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{

@@ -31,7 +31,6 @@ var (
 // watch that ends immediately.
 func isBrokenWatch(events watch.Interface) bool { return reflect.TypeOf(events) == emptyWatch }
 
-// watched is one watch on the apiserver.
 type watched struct {
 	resource string
 	// description is text such as "services (mirror.semaphore.uw.io/mirror-service=true)".

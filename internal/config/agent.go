@@ -107,7 +107,6 @@ type Agent struct {
 // SemaphoreWireGuard is the tool whose devices an agent can adopt.
 const SemaphoreWireGuard = "semaphore-wireguard"
 
-// Adopts reports whether devices of the tool are adopted.
 func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
 // PartOfAgent returns, of a file that cannot be used, the keys by which an agent finds and sets the guard of an earlier

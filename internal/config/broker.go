@@ -24,11 +24,9 @@ type Broker struct {
 	// Omit node subnets that are shared with a remote.
 	LocalSubnets []string `json:"localSubnets"`
 	// WireGuard has the options that the devices of all remotes share.
-	WireGuard DevicePorts `json:"wireguard"`
-	// MirrorNamespace is the namespace of the mirrors.
-	MirrorNamespace string `json:"mirrorNamespace"`
-	// LabelDomain is the domain of the labels of sets.
-	LabelDomain string `json:"labelDomain"`
+	WireGuard       DevicePorts `json:"wireguard"`
+	MirrorNamespace string      `json:"mirrorNamespace"`
+	LabelDomain     string      `json:"labelDomain"`
 	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
 	// its set; a set has the labels of all domains.
 	LabelDomains []string `json:"labelDomains"`
@@ -94,7 +92,6 @@ type Pod struct {
 // the kernel assigns ephemeral ports (32768 and up).
 const defaultListenPort = 7775
 
-// Remote is one remote cluster.
 type Remote struct {
 	Name string `json:"name"`
 	// PodSubnets contain the IPs of all of the remote's pods; nothing outside of them is accepted from it.
@@ -172,7 +169,6 @@ type Agents struct {
 	Audience string `json:"audience"`
 }
 
-// Remote returns the remote of that name.
 func (c *Broker) Remote(name string) (*Remote, bool) {
 	for i := range c.Remotes {
 		if c.Remotes[i].Name == name {

@@ -157,7 +157,6 @@ func (p *problems) add(field, format string, args ...any) {
 // Feature is one of the three features of semaphore; each works without the others.
 type Feature string
 
-// The features.
 const (
 	Encryption Feature = "encryption"
 	Services   Feature = "services"
@@ -167,7 +166,6 @@ const (
 // Features is a set of features. A file that names none means all.
 type Features []Feature
 
-// Has reports whether f is on.
 func (fs Features) Has(f Feature) bool {
 	for _, x := range fs {
 		if x == f {
@@ -350,7 +348,6 @@ func (d *Duration) check(p *problems, field string) {
 	}
 }
 
-// MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
 // ClusterName returns what is wrong with a cluster's name, if anything.

@@ -73,7 +73,6 @@ func (c *Exporter) Foreign() bool { return c.LocalBroker.Cluster != c.Cluster }
 // AllowedIPs is the source of the IPs of a node's pods, and so of the allowed IPs that peers configure for the node.
 type AllowedIPs string
 
-// The sources.
 const (
 	// AutoAllowedIPs uses a node's blocks if it has any, otherwise its spec.podCIDRs.
 	AutoAllowedIPs AllowedIPs = "auto"
@@ -92,7 +91,6 @@ func (a *AllowedIPs) complete(p *problems, field string) {
 	}
 }
 
-// ExporterBroker is the broker of one cluster.
 type ExporterBroker struct {
 	// OtherAddresses lead to the same broker, and are tried in turn. Only a RemoteCluster has them.
 	OtherAddresses []string `json:"-"`

@@ -5,7 +5,6 @@ import "fmt"
 // Family is an address family, as EndpointSlices write it.
 type Family string
 
-// The families.
 const (
 	AnyFamily Family = ""
 	IPv4      Family = "IPv4"

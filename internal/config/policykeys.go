@@ -16,7 +16,6 @@ import (
 // Keys of the ConfigMap semaphore-subnets beside broker.yaml, which admission policies read: lists with commas. A
 // policy cannot parse YAML, and what it does not find it refuses.
 const (
-	// KeyLocalSubnets has localSubnets.
 	KeyLocalSubnets = "localSubnets"
 	// KeyPodSubnets has globalServices.podSubnets.
 	KeyPodSubnets = "podSubnets"

@@ -98,7 +98,6 @@ func (r *GlobalRule) Matches(namespace, name string) bool {
 		(len(r.Names) == 0 || slices.Contains(r.Names, name))
 }
 
-// Takes reports whether a cluster takes part.
 func (r *GlobalRule) Takes(cluster string) bool {
 	return len(r.Clusters) == 0 || slices.Contains(r.Clusters, cluster)
 }
@@ -106,7 +105,6 @@ func (r *GlobalRule) Takes(cluster string) bool {
 // WhenGone selects how a global service handles endpoints of a gone cluster.
 type WhenGone string
 
-// The values.
 const (
 	// Keep changes nothing.
 	Keep WhenGone = "keep"

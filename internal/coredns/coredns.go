@@ -54,7 +54,6 @@ func Of(remotes []Remote, mirrorNamespace, clusterDomain string, imports bool) [
 	return all
 }
 
-// Global returns the block of global services.
 func Global(mirrorNamespace, clusterDomain string) Block {
 	return Block{naming.GlobalCluster, naming.GlobalPrefix, mirrorNamespace, clusterDomain}
 }

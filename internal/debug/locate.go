@@ -19,7 +19,6 @@ const (
 	HopKernel = "kernel"
 )
 
-// Hops are all hops, in that order.
 var Hops = []string{HopSource, HopExport, HopStream, HopAccept, HopPlan, HopWrite, HopAgents, HopKernel}
 
 // The states of a Place, by the names that semaphorectl prints.

@@ -84,7 +84,6 @@ func (r *ring) from(position uint64, do func(recorded)) {
 	}
 }
 
-// NewRecorder returns the recorder of one part of a cluster, for an agent of one node.
 func NewRecorder(part, cluster, node string) *Recorder {
 	return &Recorder{part: part, cluster: cluster, node: node}
 }
@@ -99,7 +98,6 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
-// Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return

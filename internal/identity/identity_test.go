@@ -89,7 +89,6 @@ func echo(s *tls.Conn) error {
 	return err
 }
 
-// only accepts one ID.
 func only(want spiffeid.ID) func(spiffeid.ID) error {
 	return func(id spiffeid.ID) error {
 		if id != want {

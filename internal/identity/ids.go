@@ -13,13 +13,10 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Exporter returns the ID of a cluster's exporter.
 func Exporter(cluster string) spiffeid.ID { return id(cluster, "exporter") }
 
-// Broker returns the ID of a cluster's broker.
 func Broker(cluster string) spiffeid.ID { return id(cluster, "broker") }
 
-// Semaphorectl returns the ID of the operators of a cluster.
 func Semaphorectl(cluster string) spiffeid.ID { return id(cluster, "semaphorectl") }
 
 // id panics on a name that is no trust domain; configurations that passed config.Load have none.
@@ -27,7 +24,6 @@ func id(cluster, part string) spiffeid.ID {
 	return spiffeid.RequireFromPath(spiffeid.RequireTrustDomainFromString(cluster), "/"+part)
 }
 
-// ClusterOf returns the cluster that an ID belongs to.
 func ClusterOf(id spiffeid.ID) string { return id.TrustDomain().Name() }
 
 // PeerID returns the authenticated ID at the other end of a gRPC stream.

@@ -30,7 +30,6 @@ type Authority struct {
 	cluster string
 }
 
-// NewAuthority creates the authority of a cluster.
 func NewAuthority(cluster string, validity time.Duration, now time.Time) (*Authority, error) {
 	if err := config.ClusterName(cluster); err != nil {
 		return nil, err
@@ -76,7 +75,6 @@ func ParseRoot(text []byte) (*x509.Certificate, error) {
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// Cluster returns the authority's cluster.
 func (a *Authority) Cluster() string { return a.cluster }
 
 // Root returns the certificate that peers trust.

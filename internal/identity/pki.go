@@ -102,7 +102,6 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	return ca.writeNew(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile))
 }
 
-// IDOf returns the SPIFFE ID of one of Parts.
 func IDOf(cluster, part string) spiffeid.ID {
 	switch part {
 	case "exporter":
@@ -150,7 +149,6 @@ func roots(dir string) (cluster string, all []*x509.Certificate, err error) {
 	return cluster, all, nil
 }
 
-// clusterOf returns the cluster that a root is for.
 func clusterOf(root *x509.Certificate) (string, error) {
 	if len(root.URIs) != 1 {
 		return "", fmt.Errorf("names %d trust domains, not one", len(root.URIs))

@@ -26,7 +26,6 @@ const (
 	CutShort
 )
 
-// StageOf returns the stage of dir.
 func StageOf(dir string) (Stage, error) {
 	next, err := exists(filepath.Join(dir, filepath.Dir(nextCertFile)))
 	if err != nil {

@@ -132,7 +132,6 @@ func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 	return nil
 }
 
-// SecretName returns the name of the Secret with the certificate of a part.
 func SecretName(part string) string {
 	if part == "semaphorectl" {
 		return "semaphorectl-tls"

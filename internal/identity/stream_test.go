@@ -37,7 +37,6 @@ func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallS
 	}
 }
 
-// serveEcho serves an echoServer until the test ends.
 func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

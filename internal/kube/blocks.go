@@ -24,7 +24,6 @@ type BlockAffinity struct {
 	Spec              BlockAffinitySpec `json:"spec"`
 }
 
-// BlockAffinitySpec is the spec of a BlockAffinity.
 type BlockAffinitySpec struct {
 	// State is confirmed, pending (the block does not belong to the node yet) or pendingDeletion (the node is about to
 	// release it).
@@ -40,7 +39,6 @@ type BlockAffinitySpec struct {
 // Word is a field that is a string in one version of an API and a boolean in another; "true" for both.
 type Word string
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (w *Word) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {
@@ -50,21 +48,18 @@ func (w *Word) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// DeepCopyObject implements runtime.Object.
 func (b *BlockAffinity) DeepCopyObject() runtime.Object {
 	out := *b
 	b.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
 	return &out
 }
 
-// BlockAffinityList is a list of BlockAffinities.
 type BlockAffinityList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
 	Items           []BlockAffinity `json:"items"`
 }
 
-// DeepCopyObject implements runtime.Object.
 func (l *BlockAffinityList) DeepCopyObject() runtime.Object {
 	out := &BlockAffinityList{TypeMeta: l.TypeMeta, Items: make([]BlockAffinity, len(l.Items))}
 	l.ListMeta.DeepCopyInto(&out.ListMeta)

@@ -30,7 +30,6 @@ var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither pr
 
 // CalicoClient reads and writes Calico's types in the group that the cluster serves.
 type CalicoClient struct {
-	// GroupVersion is the group in use.
 	GroupVersion schema.GroupVersion
 	rest         rest.Interface
 	parameters   runtime.ParameterCodec
@@ -104,7 +103,6 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	return &CalicoClient{GroupVersion: gv, rest: client, parameters: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// GlobalNetworkSets returns the client for GlobalNetworkSets.
 func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetworkSet] {
 	return CalicoResource[*calicov3.GlobalNetworkSet]{
 		client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
@@ -122,7 +120,6 @@ func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.Ne
 	}
 }
 
-// IPPools returns the client for IPPools.
 func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	return CalicoResource[*calicov3.IPPool]{
 		client: c, resource: "ippools", kind: "IPPool",
@@ -131,7 +128,6 @@ func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	}
 }
 
-// IPReservations returns the client for IPReservations.
 func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] {
 	return CalicoResource[*calicov3.IPReservation]{
 		client: c, resource: "ipreservations", kind: "IPReservation",
@@ -171,7 +167,6 @@ func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
 	return r.separate(nil).ReadOne(r.of(r.client.rest.Get()).Name(name).Do(ctx))
 }
 
-// Create creates an object.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	return r.separate(nil).ReadOne(r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx))
 }

@@ -24,7 +24,6 @@ type IPAMBlock struct {
 	Spec              IPAMBlockSpec `json:"spec"`
 }
 
-// IPAMBlockSpec is the spec of an IPAMBlock.
 type IPAMBlockSpec struct {
 	CIDR string `json:"cidr"`
 	// Affinity is "host:" and the name of the node whose block it is.
@@ -37,7 +36,6 @@ type IPAMBlockSpec struct {
 	Deleted Word `json:"deleted,omitempty"`
 }
 
-// DeepCopyObject implements runtime.Object.
 func (b *IPAMBlock) DeepCopyObject() runtime.Object {
 	out := *b
 	b.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
@@ -117,14 +115,12 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 	return out, nil
 }
 
-// Block reads the block with a CIDR.
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
 	return Separate[*IPAMBlock]{Kind: "IPAMBlock", Empty: func() *IPAMBlock { return &IPAMBlock{} }}.ReadOne(
 		c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx))
 }
 
-// Reservations returns the client for IPReservations.
 func (c *CalicoIPAM) Reservations() CalicoResource[*calicov3.IPReservation] {
 	return c.reservations.IPReservations()
 }

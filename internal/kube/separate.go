@@ -39,7 +39,6 @@ type Unreadable struct {
 	Whole bool
 }
 
-// Error implements error.
 func (u *Unreadable) Error() string {
 	name := u.Name
 	if u.Namespace != "" {

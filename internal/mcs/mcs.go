@@ -50,7 +50,6 @@ type notServed struct{ missing string }
 
 func missing(format string, args ...any) error { return &notServed{fmt.Sprintf(format, args...)} }
 
-// Error implements error.
 func (e *notServed) Error() string { return ErrNotServed.Error() + ": " + e.missing }
 
 // Is implements the interface of errors.Is.
@@ -199,7 +198,6 @@ func (c *Client) connect(ctx context.Context) (*rest.RESTClient, error) {
 	return c.in(version)
 }
 
-// in returns the client for a version.
 func (c *Client) in(version string) (*rest.RESTClient, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,7 +262,6 @@ type Resource[T kube.Object] struct {
 	list         func() runtime.Object
 }
 
-// Exports returns the ServiceExports.
 func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
 	return Resource[*mcsv1beta1.ServiceExport]{
 		client: c, plural: mcsv1beta1.ServiceExportPluralName, kind: mcsv1beta1.ServiceExportKindName,
@@ -273,7 +270,6 @@ func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
 	}
 }
 
-// Imports returns the ServiceImports.
 func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
 	return Resource[*mcsv1beta1.ServiceImport]{
 		client: c, plural: mcsv1beta1.ServiceImportPluralName, kind: mcsv1beta1.ServiceImportKindName,

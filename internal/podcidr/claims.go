@@ -38,7 +38,6 @@ func (s since) compare(other since) int {
 	return cmp.Or(cmp.Compare(s.created, other.created), cmp.Compare(s.uid, other.uid))
 }
 
-// claim is the claim of a node.
 type claim struct {
 	node string
 	rank rank

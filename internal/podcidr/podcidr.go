@@ -116,7 +116,6 @@ func (t *Table) Strays(name string) int {
 	return stray
 }
 
-// Empty reports whether the table has no node.
 func (t *Table) Empty() bool {
 	return len(t.nodes)+len(t.claims)+len(t.blocks.all)+len(t.blocks.of) == 0
 }
@@ -151,7 +150,6 @@ func (t *Table) DeleteNode(name string) Changed {
 	return Changed{t.settle(slices.DeleteFunc(concerned, func(n string) bool { return n == name })), []string{name}}
 }
 
-// PutBlock records a block affinity.
 func (t *Table) PutBlock(a *kube.BlockAffinity) Changed {
 	before := t.blocks.all[a.Name].node
 	t.blocks.put(a.Name, projectBlock(a))

@@ -16,7 +16,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// step is one change of a table.
 type step func(*Table) Changed
 
 func putNode(name string, podCIDRs ...string) step {

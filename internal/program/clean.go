@@ -19,7 +19,6 @@ type Clean struct {
 	rest []byte
 }
 
-// NewClean returns the writer to a file.
 func NewClean(f *os.File) *Clean { return &Clean{raw: f} }
 
 // Raw is the file itself, for what is no text.

@@ -47,7 +47,6 @@ type place struct {
 	omitted int
 }
 
-// line is the text of a line, and what it is about.
 type line struct{ text, with, about string }
 
 // cut shortens a text that becomes part of a key.
@@ -85,7 +84,6 @@ func (h *limited) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// WithAttrs implements slog.Handler.
 func (h *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := h.with
 	if with == "" && len(attrs) > 0 {
@@ -94,7 +92,6 @@ func (h *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return &limited{Handler: h.Handler.WithAttrs(attrs), bounds: h.bounds, with: with}
 }
 
-// WithGroup implements slog.Handler.
 func (h *limited) WithGroup(name string) slog.Handler {
 	return &limited{Handler: h.Handler.WithGroup(name), bounds: h.bounds, with: h.with}
 }

@@ -167,7 +167,6 @@ func (d *decider) judge(o *Object, others Objects) (reason finding.Code, message
 	return finding.Accepted, ""
 }
 
-// imports reports whether anything is imported from a remote cluster.
 func imports(spec v1alpha1.RemoteClusterSpec) bool { return len(spec.PodSubnets) > 0 }
 
 // port assigns an object the port of its spec, else its present one, else the one that nodes publish for it, else a

@@ -33,7 +33,6 @@ type Object struct {
 	Definition types.UID `json:"definition,omitempty"`
 }
 
-// Of converts a RemoteCluster to an Object.
 func Of(r *v1alpha1.RemoteCluster, definition types.UID) Object {
 	o := Object{
 		Name: r.Name, UID: r.UID, Created: r.CreationTimestamp.UTC(), Generation: r.Generation, Spec: *r.Spec.DeepCopy(),
@@ -51,7 +50,6 @@ func older(a, b Object) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Co
 // sameSpec reports whether two specs mean the same.
 func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// Objects by name.
 type Objects map[string]Object
 
 // ReadObjects reads objects that a part stored as JSON, for its next start. With an error it returns those that it

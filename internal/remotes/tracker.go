@@ -50,7 +50,6 @@ func (t *Tracker) Listed(d Definition, list []Object) {
 	}
 }
 
-// Put records an object.
 func (t *Tracker) Put(o Object) {
 	t.objects[o.Name] = o
 	delete(t.lost, o.Name)

@@ -39,7 +39,6 @@ func Read(paths ...string) ([][]byte, error) {
 	return nil, fmt.Errorf("read %q: the volume was replaced %d times meanwhile", paths, maxReplaced)
 }
 
-// ReadFile is Read for one file.
 func ReadFile(path string) ([]byte, error) {
 	content, err := Read(path)
 	if err != nil {

@@ -54,8 +54,6 @@ func (w *Warnings) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// WithAttrs implements slog.Handler.
 func (w *Warnings) WithAttrs([]slog.Attr) slog.Handler { return w }
 
-// WithGroup implements slog.Handler.
 func (w *Warnings) WithGroup(string) slog.Handler { return w }

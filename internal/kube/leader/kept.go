@@ -49,7 +49,6 @@ type Kept struct {
 	restored time.Time
 }
 
-// KeptOption changes a Kept.
 type KeptOption func(*Kept)
 
 // LookEvery sets the interval at which the ConfigMap is read again.

@@ -32,7 +32,6 @@ func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 // Action is what happens to a definition.
 type Action string
 
-// The actions.
 const (
 	Create Action = "created"
 	Update Action = "updated"

@@ -13,7 +13,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BrokerWith starts a broker on a socket that returns sets, or an error.
 func BrokerWith(t *testing.T, sets debug.Sets) (socket string) {
 	t.Helper()
 	return ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), Well, debug.Answers{Sets: sets})
@@ -30,7 +29,6 @@ func WebSet() *semaphorev1.PolicySet {
 	}
 }
 
-// ServeControl starts a part with a ControlService on a socket.
 func ServeControl(t *testing.T, part string, c semaphorev1.ControlServiceServer) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), part+".sock")

@@ -65,7 +65,6 @@ func ListenAs(t *testing.T, dir string) (address string) {
 	return listener.Addr().String()
 }
 
-// Found returns the findings of check by code.
 func Found(t *testing.T, args ...string) (findings map[string]show.Finding, code int) {
 	t.Helper()
 	out, code, err := Run(t, append([]string{"check", "-o", "json", "--timeout", "2s"}, args...)...)

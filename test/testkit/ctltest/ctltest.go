@@ -37,7 +37,6 @@ func Main(m *testing.M, command func() *cobra.Command) {
 	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
-// Command returns semaphorectl.
 func Command() *cobra.Command { return root() }
 
 // Run calls semaphorectl, and returns its output and exit code.

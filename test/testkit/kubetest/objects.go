@@ -54,7 +54,6 @@ func UpdateStatus[T any](tb testing.TB, client interface {
 	return updated
 }
 
-// Namespace creates a namespace.
 func Namespace(tb testing.TB, client kubernetes.Interface, name string) {
 	tb.Helper()
 	Create(tb, client.CoreV1().Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
@@ -84,7 +83,6 @@ func CreateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstr
 	return created
 }
 
-// GetObject returns the object of a name.
 func GetObject(tb testing.TB, client dynamic.ResourceInterface, name string) *unstructured.Unstructured {
 	tb.Helper()
 	object, err := client.Get(tb.Context(), name, metav1.GetOptions{})
@@ -92,7 +90,6 @@ func GetObject(tb testing.TB, client dynamic.ResourceInterface, name string) *un
 	return object
 }
 
-// UpdateObject updates an object.
 func UpdateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstructured.Unstructured) (
 	updated *unstructured.Unstructured) {
 	tb.Helper()

@@ -9,7 +9,6 @@ import (
 // RoundTripper adapts a function to http.RoundTripper, for rest.Config.Wrap.
 type RoundTripper func(*http.Request) (*http.Response, error)
 
-// RoundTrip calls f.
 func (f RoundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Requests records the requests of clients as method and path, without watches. Its method Wrap is an argument for
@@ -19,7 +18,6 @@ type Requests struct {
 	all []string
 }
 
-// Wrap returns a RoundTripper that records the requests to next.
 func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper {
 	return RoundTripper(func(req *http.Request) (*http.Response, error) {
 		if !strings.Contains(req.URL.RawQuery, "watch=") {

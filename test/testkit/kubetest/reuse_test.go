@@ -95,7 +95,6 @@ func TestReuse(t *testing.T) {
 		test("changes", changes)
 	}
 	test("stores", func(t *testing.T, cfg *rest.Config) {
-		// A new one, to compare with.
 		other := &server{life: &lasting{TB: t}}
 		other.cfg, other.store = startWith(other.life, defaultRange)
 		t.Cleanup(other.life.end)

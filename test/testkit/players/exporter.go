@@ -31,7 +31,6 @@ func Publish(tb testing.TB, conn *grpc.ClientConn) *Exporter {
 	return &Exporter{testkit.Value(semaphorev1.NewFederationServiceClient(conn).Publish(ctx))(tb), cancel, tb}
 }
 
-// Send sends messages.
 func (e *Exporter) Send(all ...*semaphorev1.PublishRequest) {
 	e.tb.Helper()
 	for _, m := range all {
@@ -42,7 +41,6 @@ func (e *Exporter) Send(all ...*semaphorev1.PublishRequest) {
 	}
 }
 
-// Greet says hello, and returns the welcome.
 func (e *Exporter) Greet(hello *semaphorev1.PublishRequest) *semaphorev1.Welcome {
 	e.tb.Helper()
 	e.Send(hello)

@@ -46,7 +46,6 @@ func Beat(head, sent uint64) *semaphorev1.PublishRequest {
 		Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head, SentRevision: sent}}}
 }
 
-// Changes is a message of changes.
 func Changes(all ...*semaphorev1.Change) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{
 		Changes: &semaphorev1.Changes{Changes: all}}}
@@ -81,7 +80,6 @@ func Deletion(revision uint64, o *semaphorev1.Object) *semaphorev1.PublishReques
 // maxChanges and maxBytes bound a message of a snapshot, as exporters do.
 const maxChanges, maxBytes = 1000, 500_000
 
-// Snapshot is a whole snapshot of a kind at a revision.
 func Snapshot(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
 	out := []*semaphorev1.PublishRequest{Begin(kind, revision)}
 	first, size := 0, 0

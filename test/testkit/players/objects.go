@@ -34,7 +34,6 @@ func Service(ns, name string, ports ...int32) *semaphorev1.Object {
 	return ServiceOf(ns, name, s)
 }
 
-// ServiceOf is a Service with this spec.
 func ServiceOf(ns, name string, s *semaphorev1.Service) *semaphorev1.Object {
 	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name},
 		Spec: &semaphorev1.Object_Service{Service: s}}
@@ -50,7 +49,6 @@ func Slice(ns, name, service string, addresses ...string) *semaphorev1.Object {
 	return SliceOf(ns, name, s)
 }
 
-// SliceOf is an EndpointSlice with this spec.
 func SliceOf(ns, name string, s *semaphorev1.EndpointSlice) *semaphorev1.Object {
 	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns,
 		Name: name}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
@@ -76,7 +74,6 @@ func Web(s *semaphorev1.Service) *semaphorev1.Service {
 	return s
 }
 
-// Member is a pod of a set.
 func Member(ns, pod, uid, set string, ips ...string) *semaphorev1.Object {
 	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns,
 		Name: pod},

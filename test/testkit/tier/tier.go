@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// Variable is the environment variable that make test-all sets to "all".
 const Variable = "SEMAPHORE_TESTS"
 
 // All reports whether everything is to be tested.

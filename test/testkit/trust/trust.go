@@ -55,7 +55,6 @@ func (d Dir) Files(cluster, part string) config.TLS {
 		BundleDir: d.Bundles()}
 }
 
-// Source returns the identity of a part of a cluster.
 func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	tb.Helper()
 	s, err := identity.NewSource(d.Files(cluster, part))

@@ -32,7 +32,6 @@ type Decides interface {
 	ForgetEnded(slice string)
 }
 
-// Names are those of Services and of slices.
 type Names struct{ Services, Slices []string }
 
 // Cluster is what exists in the cluster of a plan.
