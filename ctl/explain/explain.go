@@ -301,7 +301,7 @@ func describeSource(say func(string, ...any), from source, sets *fleet.BrokerSet
 		say("%s is not connected since %s (%s): changes there since then are not known here", from.cluster,
 			show.Short(sets.Now.Sub(sets.Links[i].GetSince().AsTime())), sets.Links[i].GetLastError())
 	default:
-		say("%s exports no such pod. It exports only pods with the set label (<labelDomain>/name), while they have an "+
+		say("%s exports no such pod. It exports only pods with the set label (DOMAIN/name), while they have an "+
 			"IP of their own and have not ended, and no pods on the host network. "+
 			"Give its address to --from to have that judged.", from.cluster)
 	}

@@ -12,7 +12,6 @@ const PodConfig = "/etc/semaphore/config.yaml"
 type PartConfig struct {
 	Features        config.Features `json:"features"`
 	MirrorNamespace string          `json:"mirrorNamespace"`
-	LabelDomain     string          `json:"labelDomain"`
 	LabelDomains    []string        `json:"labelDomains"`
 	MirrorSelector  string          `json:"mirrorSelector"`
 	GlobalSelector  string          `json:"globalSelector"`
@@ -24,11 +23,8 @@ func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 ||
 
 // Domains of the sets' labels.
 func (p *PartConfig) Domains() []string {
-	switch {
-	case len(p.LabelDomains) > 0:
+	if len(p.LabelDomains) > 0 {
 		return p.LabelDomains
-	case p.LabelDomain != "":
-		return []string{p.LabelDomain}
 	}
 	return []string{naming.DefaultLabelDomain}
 }

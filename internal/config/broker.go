@@ -26,9 +26,7 @@ type Broker struct {
 	// WireGuard has the options that the devices of all remotes share.
 	WireGuard       DevicePorts `json:"wireguard"`
 	MirrorNamespace string      `json:"mirrorNamespace"`
-	LabelDomain     string      `json:"labelDomain"`
-	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
-	// its set; a set has the labels of all domains.
+	// LabelDomains are the domains of the labels of sets. A set has the labels of all.
 	LabelDomains []string `json:"labelDomains"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
@@ -197,7 +195,7 @@ func (c *Broker) complete(p *problems) {
 	}
 	c.Encryption.check(p, "encryption")
 	orDefault(&c.MirrorNamespace, "semaphore")
-	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
+	completeLabelDomains(p, &c.LabelDomains)
 	orDefault(&c.Agents.Namespace, "semaphore")
 	orDefault(&c.Agents.ServiceAccount, "semaphore-agent")
 	orDefault(&c.Agents.Audience, agentAudience(c.Cluster))

@@ -247,18 +247,14 @@ type Kube struct {
 	RemoteCAHash string `json:"remoteCAHash"`
 	// RemoteCAPath is a file with the root certificates of that apiserver, PEM, in place of RemoteCAURL.
 	RemoteCAPath string `json:"remoteCAPath"`
-	// QPS and Burst limit this client's requests per second. The default exceeds what an apiserver on a small machine
-	// handles from the few writers of a part, so that the writers are the limit. With client-go's defaults of 5 and 10,
-	// a thousand services would take a quarter of an hour. The apiserver's flow schemas divide its time among its
-	// clients.
-	QPS   float32 `json:"qps"`
-	Burst int     `json:"burst"`
+	// QPS limits this client's requests per second. The default exceeds what an apiserver on a small machine handles from
+	// the few writers of a part, so that the writers are the limit. With client-go's default of 5, a thousand services
+	// would take a quarter of an hour. The apiserver's flow schemas divide its time among its clients.
+	QPS float32 `json:"qps"`
 }
 
 // Own returns the configuration for the cluster in which the pod runs, whatever cluster k names.
-func (k Kube) Own() Kube {
-	return Kube{QPS: k.QPS, Burst: k.Burst}
-}
+func (k Kube) Own() Kube { return Kube{QPS: k.QPS} }
 
 func (k *Kube) checkRemote(p *problems, field string) {
 	isURL := func(name, value string, schemes ...string) {
@@ -308,11 +304,6 @@ func (k *Kube) complete(p *problems, field string) {
 	}
 	if k.QPS < 0 || k.QPS > maxQPS {
 		p.add(field+".qps", "%v: use a number of requests a second above 0, up to %d", k.QPS, maxQPS)
-	} else if k.Burst == 0 {
-		k.Burst = max(1, int(2*k.QPS))
-	}
-	if k.Burst < 0 {
-		p.add(field+".burst", "%d: use a number of requests above 0", k.Burst)
 	}
 }
 
@@ -429,34 +420,21 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 // maxLabelDomains bounds the watches of pods, one for each domain, and the labels of sets.
 const maxLabelDomains = 4
 
-// completeLabelDomains makes the two keys agree: one is the first element of all.
-func completeLabelDomains(p *problems, one *string, all *[]string) {
+func completeLabelDomains(p *problems, all *[]string) {
 	if len(*all) == 0 {
-		orDefault(one, naming.DefaultLabelDomain)
-		checkLabelDomain(p, "labelDomain", *one)
-		*all = []string{*one}
-		return
+		*all = []string{naming.DefaultLabelDomain}
 	}
-	if *one != "" && *one != (*all)[0] {
-		p.add("labelDomain", "%q: labelDomains is set too and begins with %q: name all domains there, and leave this out",
-			*one, (*all)[0])
-	}
-	*one = (*all)[0]
 	if len(*all) > maxLabelDomains {
 		p.add("labelDomains", "%d, and %d is the most", len(*all), maxLabelDomains)
 	}
 	for i, domain := range *all {
 		field := fmt.Sprintf("labelDomains[%d]", i)
-		checkLabelDomain(p, field, domain)
+		for _, e := range validation.IsDNS1123Subdomain(domain) {
+			p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
+		}
 		if slices.Contains((*all)[:i], domain) {
 			p.add(field, "%q is listed twice", domain)
 		}
-	}
-}
-
-func checkLabelDomain(p *problems, field, domain string) {
-	for _, e := range validation.IsDNS1123Subdomain(domain) {
-		p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
 	}
 }
 

@@ -28,10 +28,8 @@ type Exporter struct {
 	ServiceLabels LabelKeys `json:"serviceLabels"`
 	// MCS configures the export of Services by ServiceExports.
 	MCS ExporterMCS `json:"mcs"`
-	// LabelDomain is the domain of the label <labelDomain>/name, which puts a pod into a set.
-	LabelDomain string `json:"labelDomain"`
-	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
-	// its set; a set has the labels of all domains.
+	// LabelDomains are the domains of the label DOMAIN/name, which puts a pod into a set. The first one that a pod has a
+	// label of determines its set.
 	LabelDomains []string `json:"labelDomains"`
 	// Events makes the exporter write Events about the results of the export to offered Services.
 	Events bool `json:"events"`
@@ -111,7 +109,7 @@ func (c *Exporter) complete(p *problems) {
 	c.Features.complete(p, "features")
 	orDefault(&c.MirrorSelector, naming.DefaultMirrorSelector)
 	orDefault(&c.GlobalSelector, naming.DefaultGlobalSelector)
-	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
+	completeLabelDomains(p, &c.LabelDomains)
 	c.ServiceLabels.complete(p, "serviceLabels")
 	if c.MCS.Enabled && !c.Features.Has(Services) {
 		p.add("mcs.enabled", "needs the feature services: add it to features")

@@ -45,9 +45,9 @@ func fuzz[T any, P interface {
 func FuzzExporter(f *testing.F) {
 	fuzz[Exporter](f,
 		"cluster: c1\nlocalBroker: {address: 'b:1'}\n",
-		"cluster: c1\nfeatures: [policy]\nlocalBroker: {cluster: c2, address: '[::1]:1'}\nkube: {qps: 1, burst: 2, "+
+		"cluster: c1\nfeatures: [policy]\nlocalBroker: {cluster: c2, address: '[::1]:1'}\nkube: {qps: 1, "+
 			"kubeConfigPath: k}\nlisten: {http: ':1', debug: ':2', debugSocket: s}\nmirrorSelector: a=b\nglobalSelector: 'a "+
-			"in (b)'\nlabelDomain: d\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
+			"in (b)'\nlabelDomains: [d]\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
 }
 
 func FuzzBroker(f *testing.F) {

@@ -37,7 +37,7 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 			c.KubeConfigPath, c.RemoteAPIURL, err)
 	}
 	joinLogs()
-	cfg.QPS, cfg.Burst = c.QPS, c.Burst
+	cfg.QPS, cfg.Burst = c.QPS, max(1, int(2*c.QPS))
 	cfg.UserAgent = fmt.Sprintf("semaphore-%s/%s", part, program.Version)
 	return cfg, nil
 }

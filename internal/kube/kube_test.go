@@ -30,9 +30,9 @@ func TestConfigOutsideACluster(t *testing.T) {
 
 func TestConfigReachesApiserver(t *testing.T) {
 	path := kubetest.Kubeconfig(t, kubetest.Start(t))
-	cfg, err := Config(config.Kube{KubeConfigPath: path, QPS: 7, Burst: 11}, "broker")
+	cfg, err := Config(config.Kube{KubeConfigPath: path, QPS: 7}, "broker")
 	testkit.Must(t, err)
-	if cfg.QPS != 7 || cfg.Burst != 11 || !strings.HasPrefix(cfg.UserAgent, "semaphore-broker/") {
+	if cfg.QPS != 7 || cfg.Burst != 14 || !strings.HasPrefix(cfg.UserAgent, "semaphore-broker/") {
 		t.Errorf("QPS %v, burst %d, user agent %q", cfg.QPS, cfg.Burst, cfg.UserAgent)
 	}
 	protobuf := Protobuf(cfg)

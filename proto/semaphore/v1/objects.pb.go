@@ -1061,7 +1061,7 @@ type SetMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// UID of the pod: two pods of one name, one after the other, are two owners of IPs.
 	PodUid string `protobuf:"bytes,1,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
-	// Value of the set label (<labelDomain>/name). The set is that name in the pod's namespace.
+	// Value of the set label (DOMAIN/name). The set is that name in the pod's namespace.
 	SetName string `protobuf:"bytes,2,opt,name=set_name,json=setName,proto3" json:"set_name,omitempty"`
 	// IPs of the pod, without prefix length.
 	Ips           []string `protobuf:"bytes,3,rep,name=ips,proto3" json:"ips,omitempty"`
