@@ -38,7 +38,7 @@ type publishing struct {
 
 func (p *publishing) begin(broker config.ExporterBroker) {
 	e := p.exporter
-	options := publish.Options{Source: e.watcher, Heartbeat: e.at.heartbeat, Joins: true}
+	options := publish.Options{Source: e.watcher, Heartbeat: e.at.heartbeat}
 	if broker.Cluster == e.cfg.Cluster {
 		options.Deliveries, options.ReportNow = e.deliveries, p.lost
 	} else {

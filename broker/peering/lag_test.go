@@ -7,6 +7,7 @@ import (
 	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
@@ -62,9 +63,7 @@ func TestSessionCountsChangesAfterTheSnapshot(t *testing.T) {
 	applied := func(s *Session, revision uint64) []Propagated {
 		t.Helper()
 		r, err := s.Receive(players.Applied(revision))
-		if err != nil || !r.Applied {
-			t.Fatal(r, err)
-		}
+		testkit.Must(t, err)
 		return r.Propagated
 	}
 	state := NewState()

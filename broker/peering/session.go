@@ -97,8 +97,6 @@ type Received struct {
 	Report *Report
 	// Token is the agent's newest token, if it sent one. It must not be logged.
 	Token string
-	// Applied means that Session.Applied has grown.
-	Applied bool
 	// Propagated are the changes that the agent applied to its kernel.
 	Propagated []Propagated
 }
@@ -217,7 +215,7 @@ func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
 		}
 		// At most what was sent: a larger revision would hide that the agent falls behind.
 		s.applied = min(m.Applied.GetRevision(), s.position)
-		return Received{Applied: true, Propagated: s.lag.applied(s.applied)}, nil
+		return Received{Propagated: s.lag.applied(s.applied)}, nil
 	case *semaphorev1.AttachRequest_Token:
 		if token := m.Token.GetToken(); token == "" || len(token) > maxToken {
 			return Received{}, status.Errorf(codes.InvalidArgument, "token: %d bytes exceed the limit of %d",

@@ -55,7 +55,7 @@ func (c *checker) judgeRemotes() ([]Config, error) {
 	if c.broker == nil {
 		return nil, nil
 	}
-	objects, names, err := remotes.Propose(nil, c.remotes, time.Now())
+	objects, names, err := remotes.ReadDocuments(c.remotes, time.Now())
 	if err != nil {
 		return nil, fmt.Errorf("-f: %w", err)
 	}

@@ -77,7 +77,8 @@ type Publisher struct {
 	log          *slog.Logger
 	options      Options
 
-	// notBefore is the head of the journal when the broker was added.
+	// notBefore is the head of the journal when the broker was added: what it holds from an earlier time may lack what
+	// was not exported to it since.
 	notBefore uint64
 
 	mu sync.Mutex
@@ -133,9 +134,6 @@ type Options struct {
 	ReportNow  <-chan struct{}
 	// Disconnected is called when a stream that the broker accepted has ended.
 	Disconnected func()
-	// Joins is true if the broker is added while the catalog exists: what it holds from an earlier time may lack what was
-	// not exported to it since.
-	Joins bool
 }
 
 // New makes the publisher of cluster's catalog to one broker. term is the term of the exporter's Lease, 0 without
@@ -155,10 +153,7 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 		logs:    rate.NewLimiter(rate.Every(logEvery), maxLogged),
 		answers: rate.NewLimiter(answersPerSecond, answersBurst),
 		codes:   codes{},
-		options: o, requiredRevision: map[semaphorev1.Kind]uint64{},
-	}
-	if o.Joins {
-		p.notBefore = c.Journal().Head()
+		options: o, requiredRevision: map[semaphorev1.Kind]uint64{}, notBefore: c.Journal().Head(),
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p

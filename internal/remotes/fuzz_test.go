@@ -2,6 +2,7 @@ package remotes
 
 import (
 	"encoding/json"
+	"maps"
 	"testing"
 	"time"
 
@@ -44,7 +45,7 @@ func FuzzRemoteCluster(f *testing.F) {
 			return
 		}
 		before := Decide(broker, Objects{}, all(c2), nil).InEffect
-		objects, names, err := Propose(before, []string{string(document)}, time.Unix(2_000_000, 0))
+		objects, names, err := ReadDocuments([]string{string(document)}, time.Unix(2_000_000, 0))
 		if err != nil || len(names) == 0 {
 			return
 		}
@@ -56,6 +57,7 @@ func FuzzRemoteCluster(f *testing.F) {
 			t.Fatalf("%q is proposed, and cannot be read: %v", document, err)
 		}
 		objects[names[0]] = Of(&applied, "d1") // with its own age, generation and port
+		maps.Copy(objects, before)
 		d := Decide(broker, before, objects, map[string]uint16{names[0]: port})
 		v := d.Verdicts[names[0]]
 		_, in := d.InEffect[names[0]]

@@ -31,9 +31,7 @@ func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 var podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod.
-func Namespace(configured string) (string, error) { return ownNamespace(configured) }
-
-func ownNamespace(configured string) (string, error) {
+func Namespace(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}

@@ -17,7 +17,7 @@ func TestNamespace(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	expect := func(configured, want string) {
 		t.Helper()
-		if got, err := ownNamespace(configured); got != want || err != nil {
+		if got, err := Namespace(configured); got != want || err != nil {
 			t.Errorf("%q, %v; want %q", got, err, want)
 		}
 	}
@@ -31,7 +31,7 @@ func TestNamespace(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	must(t, os.Remove(file))
 	must(t, os.Mkdir(file, 0o700))
-	if got, err := ownNamespace(""); err == nil || !strings.Contains(err.Error(), "leaderElection.namespace") {
+	if got, err := Namespace(""); err == nil || !strings.Contains(err.Error(), "leaderElection.namespace") {
 		t.Errorf("%q, %v; want an error that names the key", got, err)
 	}
 }

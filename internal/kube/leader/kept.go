@@ -36,7 +36,8 @@ type Kept struct {
 	api         corev1client.ConfigMapInterface
 	name, owner string
 	log         *slog.Logger
-	every       time.Duration
+	// Every is the interval at which the ConfigMap is read again. Tests shorten it.
+	Every time.Duration
 
 	mu sync.Mutex
 	// text is what Hold wrote last, and wrote that it did.
@@ -49,19 +50,9 @@ type Kept struct {
 	restored time.Time
 }
 
-type KeptOption func(*Kept)
-
-// LookEvery sets the interval at which the ConfigMap is read again.
-func LookEvery(d time.Duration) KeptOption { return func(m *Kept) { m.every = d } }
-
 // NewKept returns the Kept of a name. owner is the value of its label managed-by.
-func NewKept(client kubernetes.Interface, namespace, name, owner string, log *slog.Logger,
-	options ...KeptOption) *Kept {
-	m := &Kept{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, every: Every}
-	for _, o := range options {
-		o(m)
-	}
-	return m
+func NewKept(client kubernetes.Interface, namespace, name, owner string, log *slog.Logger) *Kept {
+	return &Kept{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, Every: Every}
 }
 
 // Get reads the ConfigMap; nil if there is none.
@@ -93,7 +84,7 @@ func (m *Kept) named(err error) error { return fmt.Errorf("ConfigMap %s: %w", m.
 func (m *Kept) Due() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return time.Since(m.looked) >= m.every
+	return time.Since(m.looked) >= m.Every
 }
 
 // Hold makes a text the only content of the ConfigMap, under a key. It sends nothing if it wrote the same text, and has

@@ -72,7 +72,7 @@ type Elector struct {
 func New(options Options) (*Elector, error) {
 	e := &Elector{options: options}
 	if options.Config.Enabled {
-		namespace, err := ownNamespace(options.Config.Namespace)
+		namespace, err := Namespace(options.Config.Namespace)
 		if err != nil {
 			return nil, err
 		}

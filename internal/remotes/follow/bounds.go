@@ -28,8 +28,8 @@ type Bounds struct {
 	before []config.Remote
 }
 
-func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger, options ...leader.KeptOption) *Bounds {
-	return &Bounds{config: leader.NewKept(client, namespace, boundsIn, managedBy, log, options...),
+func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) *Bounds {
+	return &Bounds{config: leader.NewKept(client, namespace, boundsIn, managedBy, log),
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 

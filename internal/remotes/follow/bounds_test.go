@@ -13,7 +13,6 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
@@ -104,8 +103,9 @@ func TestStoredIsRestored(t *testing.T) {
 	own, ports := ownBroker(t), config.DevicePorts{First: 7775, Last: 7800}
 	all := remotes.Objects{"c2": inEffect("c2", 1, 7775, "10.2.0.0/16"), "c3": inEffect("c3", 2, 7776, "10.3.0.0/16")}
 	d := remotes.Decision{InEffect: all}
-	bounds := NewBounds(client, namespace, log, leader.LookEvery(0))
-	store := NewStore(client, namespace, "kept", log, leader.LookEvery(0))
+	bounds := NewBounds(client, namespace, log)
+	store := NewStore(client, namespace, "kept", log)
+	bounds.config.Every, store.config.Every = 0, 0
 	save := func() {
 		t.Helper()
 		must(bounds.Save(t.Context(), own, d, all, ports))

@@ -29,9 +29,8 @@ type Store struct {
 }
 
 // NewStore returns the store in a ConfigMap.
-func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger,
-	options ...leader.KeptOption) *Store {
-	kept := leader.NewKept(client, namespace, name, managedBy, log, options...)
+func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger) *Store {
+	kept := leader.NewKept(client, namespace, name, managedBy, log)
 	return &Store{config: kept, problem: kube.NewProblem(log), log: log}
 }
 
