@@ -12,8 +12,7 @@
 //	migrate        adoption of what earlier tools left
 //	peering        streams of agents
 //	traffic        bytes and connections of each Service, as agents count them
-//	operator       calls of operators
-//	dashboard      the page with the live state
+//	operator       calls of operators, the page with the live state, and the removal of all that was written
 //
 // This package builds the features and leads; an engine decides the desired state of each feature. It keeps no
 // database: its state is rebuilt from the streams, and the labels of its objects mark them as its own. One replica does
@@ -151,7 +150,7 @@ func (p *process) run(ctx context.Context) error {
 	g.Go(func() error { return toLeader.serve(ctx) })
 	if address := cfg.Listen.Dashboard; address != "" {
 		refused := p.servers.refused.WithLabelValues("dashboard")
-		g.Go(func() error { return p.newDashboard().Serve(ctx, address, refused.Inc) })
+		g.Go(func() error { return p.newPage().Serve(ctx, address, refused.Inc) })
 	}
 	g.Go(func() error {
 		return program.Pages{Metrics: p.registry, Ready: p.ready, Found: p.found}.Serve(ctx,

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/dashboard"
+	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -44,7 +44,7 @@ func TestPageOfABroker(t *testing.T) {
 		if !ok {
 			continue
 		}
-		var v dashboard.View
+		var v operator.View
 		testkit.Must(t, json.Unmarshal([]byte(data), &v))
 		if last = data; len(v.Mesh.Links) == 2 && v.Mesh.Clusters[0].Name == "c1" && len(v.Services) == 1 &&
 			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 {

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/broker/dashboard"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/operator"
@@ -206,9 +205,9 @@ func (p *process) leader() (*broker, error) {
 	return b, nil
 }
 
-// newDashboard returns the dashboard, which shows what semaphorectl gets.
-func (p *process) newDashboard() *dashboard.Server {
-	of := dashboard.Sources{
+// newPage returns the page, which shows what semaphorectl gets.
+func (p *process) newPage() *operator.Page {
+	of := operator.Sources{
 		Status: func() *semaphorev1.GetStatusResponse {
 			s, err := p.debugger.GetStatus(context.Background(), nil)
 			if err != nil {
@@ -241,7 +240,7 @@ func (p *process) newDashboard() *dashboard.Server {
 			return b.sets.Sets(&semaphorev1.ListSetsRequest{}, netip.Addr{})
 		}
 	}
-	return dashboard.New(of)
+	return operator.NewPage(of)
 }
 
 // lead is the work of the process that leads, until ctx ends.

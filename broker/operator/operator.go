@@ -1,8 +1,9 @@
 // Package operator answers the calls of operators and semaphorectl that change what the broker does: it releases
-// brakes, requests new keys, drains endpoints, and lists policy sets. It also removes from a cluster what the broker
-// wrote.
+// brakes, requests new keys, drains endpoints, and lists policy sets. It serves operators a page with the live state,
+// and removes from a cluster what the broker wrote.
 //
-// Its only state is the current broker. Inputs are calls; outputs are calls of the parts concerned.
+// Its only state is the current broker, and what the page shows. Inputs are calls; outputs are calls of the parts
+// concerned.
 package operator
 
 import (

@@ -1,4 +1,4 @@
-package dashboard
+package operator
 
 import (
 	"bufio"
@@ -75,7 +75,7 @@ func serveUntil(t *testing.T, sources Sources) (address string, stop func()) {
 	address = loopback.Address(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- New(sources).Serve(ctx, address, func() {}) }()
+	go func() { ended <- NewPage(sources).Serve(ctx, address, func() {}) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -399,7 +399,7 @@ func TestBounds(t *testing.T) {
 	for i := range events {
 		events[i] = &semaphorev1.Event{Object: hostile, Detail: hostile, Source: hostile, Action: hostile}
 	}
-	s := New(Sources{Status: func() *semaphorev1.GetStatusResponse { return judged(status) },
+	s := NewPage(Sources{Status: func() *semaphorev1.GetStatusResponse { return judged(status) },
 		Services: func() []mirror.Described { return services }, Sets: func() []*semaphorev1.PolicySet { return sets },
 		Recent: func(int) []*semaphorev1.Event { return events }})
 	links := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{judged(broker(remotes...))}}}).Links

@@ -1,5 +1,7 @@
-// Package dashboard serves a page with the live state of the mesh as this broker knows it, for a person behind a
-// port-forward. It shows what semaphorectl status shows of this broker (internal/diagnose/mesh), and judges nothing.
+package operator
+
+// A Page shows the live state of the mesh as this broker knows it, for a person behind a port-forward. It shows what
+// semaphorectl status shows of this broker (internal/diagnose/mesh), and judges nothing.
 //
 // It only reads. It has no method that changes anything, and shows no credential and no secret. The listener is on
 // loopback (listen.dashboard), and refuses host names other than loopback's, because the name of another site could
@@ -7,7 +9,6 @@
 //
 // Its cost is bounded: the state is read once for all readers, with a tenth of one core at most, and only while there
 // is a reader, except for the lag every ten seconds. A slow reader loses states, and delays no other.
-package dashboard
 
 import (
 	"bytes"
@@ -53,8 +54,8 @@ const (
 //go:embed page
 var files embed.FS
 
-// Server serves the page and its state.
-type Server struct {
+// Page serves the page and its state.
+type Page struct {
 	sources Sources
 	pages   fs.FS
 
@@ -80,16 +81,16 @@ type state struct {
 	at   time.Time
 }
 
-func New(sources Sources) *Server {
+func NewPage(sources Sources) *Page {
 	pages, err := fs.Sub(files, "page")
 	if err != nil {
 		panic(err) // the name is constant
 	}
-	return &Server{sources: sources, pages: pages, woken: make(chan struct{}, 1), changed: make(chan struct{})}
+	return &Page{sources: sources, pages: pages, woken: make(chan struct{}, 1), changed: make(chan struct{})}
 }
 
 // Serve listens on an address of loopback until ctx ends.
-func (s *Server) Serve(ctx context.Context, address string, refused func()) error {
+func (s *Page) Serve(ctx context.Context, address string, refused func()) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("dashboard listener: %w", err)
@@ -114,7 +115,7 @@ func (s *Server) Serve(ctx context.Context, address string, refused func()) erro
 }
 
 // run reads the state while there are readers, and samples the lag always.
-func (s *Server) run(ctx context.Context) {
+func (s *Page) run(ctx context.Context) {
 	sample := time.NewTicker(sampleEvery)
 	defer sample.Stop()
 	wait := time.NewTimer(0)
@@ -140,7 +141,7 @@ func (s *Server) run(ctx context.Context) {
 	}
 }
 
-func (s *Server) watched() bool {
+func (s *Page) watched() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.readers > 0
@@ -158,11 +159,11 @@ var headers = map[string]string{
 	"Cache-Control":                "no-store",
 }
 
-var types = map[string]string{"/": "text/html; charset=utf-8", "/page.css": "text/css; charset=utf-8",
+var contentTypes = map[string]string{"/": "text/html; charset=utf-8", "/page.css": "text/css; charset=utf-8",
 	"/page.js": "text/javascript; charset=utf-8"}
 
 // ServeHTTP implements http.Handler.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for key, value := range headers {
 		w.Header().Set(key, value)
 	}
@@ -186,7 +187,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		w.Header().Set("Content-Type", types[r.URL.Path])
+		w.Header().Set("Content-Type", contentTypes[r.URL.Path])
 		_, _ = w.Write(data) // the reader may have disconnected
 	case "/mesh.svg":
 		s.picture(w, r)
@@ -220,7 +221,7 @@ func refusal(r *http.Request) string {
 }
 
 // enter counts a reader, and returns the function that ends it; false if there are too many.
-func (s *Server) enter() (leave func(), ok bool) {
+func (s *Page) enter() (leave func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.readers >= maxReaders {
@@ -239,7 +240,7 @@ func (s *Server) enter() (leave func(), ok bool) {
 }
 
 // next waits for a state that is newer than last; nil when ctx ends, or at a beat.
-func (s *Server) next(ctx context.Context, last *state, beat <-chan time.Time) *state {
+func (s *Page) next(ctx context.Context, last *state, beat <-chan time.Time) *state {
 	for {
 		s.mu.Lock()
 		now, changed := s.current, s.changed
@@ -260,7 +261,7 @@ func (s *Server) next(ctx context.Context, last *state, beat <-chan time.Time) *
 // stream sends each state as a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html). A
 // reader may miss states between two writes. While there is no new state, because reading one takes long, beats show
 // that the broker works: a page that receives neither may report that the broker does not answer.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
+func (s *Page) stream(w http.ResponseWriter, r *http.Request) {
 	leave, ok := s.enter()
 	if !ok {
 		w.Header().Set("Retry-After", "30")
@@ -305,7 +306,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
+func (s *Page) picture(w http.ResponseWriter, r *http.Request) {
 	leave, ok := s.enter()
 	if !ok {
 		http.Error(w, "too many readers", http.StatusServiceUnavailable)

@@ -1,4 +1,4 @@
-package dashboard
+package operator
 
 import (
 	"cmp"
@@ -53,7 +53,7 @@ func (h *history) series() (out []Series, more int) {
 }
 
 // sample adds a sample of the current lag.
-func (s *Server) sample() {
+func (s *Page) sample() {
 	status := s.sources.Status()
 	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})
 	s.mu.Lock()

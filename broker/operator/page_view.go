@@ -1,4 +1,4 @@
-package dashboard
+package operator
 
 import (
 	"cmp"
@@ -108,7 +108,7 @@ type Event struct {
 }
 
 // refresh reads the state and gives it to the readers.
-func (s *Server) refresh(now time.Time) {
+func (s *Page) refresh(now time.Time) {
 	if s.sources.Watched != nil {
 		s.sources.Watched()
 	}
