@@ -3,9 +3,15 @@ package publish
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -120,5 +126,27 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 		if _, err := s.Receive(welcome); (err != nil) != lags {
 			t.Errorf("having sent up to %d itself: %v", sent, err)
 		}
+	}
+}
+
+// TestAnotherClusterStands: an exporter whose broker knows another cluster by its name says so until it is accepted,
+// with the broker's words, which name the command that changes it. TestASecondCluster (broker) has the broker's part.
+func TestAnotherClusterStands(t *testing.T) {
+	b := newBench(t, "c2")
+	p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics,
+		Options{Source: readTo(1)})
+	const why = "another cluster stands for c1: kubectl patch remotecluster c1 --type merge"
+	p.streamEnded(status.Error(grpccodes.AlreadyExists, why))
+	if l := p.Status(); l.GetConnected() || l.GetRefusedSourceId() != readTo(1).ID() ||
+		!strings.Contains(l.GetLastError(), why) {
+		t.Errorf("the link is %v", l)
+	}
+	if found := fmt.Sprint(p.Findings()); !strings.Contains(found, string(finding.SourceRefused)) ||
+		!strings.Contains(found, why) {
+		t.Errorf("it finds %v", found)
+	}
+	p.streamStarted(NewSession("c1", "c2", "test", 0, "uid", kinds, b.catalog.Journal()))
+	if l, found := p.Status(), p.Findings(); !l.GetConnected() || l.GetRefusedSourceId() != "" || len(found) > 0 {
+		t.Errorf("once it is accepted: %v, %v", l, found)
 	}
 }

@@ -325,7 +325,7 @@ func releaseBlocks(ctx context.Context, c *testbed.Cluster, node string) error {
 // Case 8: a cluster that was restored from a backup beside c2 has its certificate, and an exporter that reads it. c1's
 // mirrors and nodes do not change, no request is lost, and the status of both names it.
 func TestCopyOfACluster(t *testing.T) {
-	tier.OnlyAll(t, "TestASecondCluster (broker), TestTwoExportersOfOneName (exporter)")
+	tier.OnlyAll(t, "TestASecondCluster (broker), TestAnotherClusterStands (exporter/publish)")
 	b := onBed(t)
 	from := b.asker(t, b.c1, "n1")
 	b.applied(t, b.c2, echo("web", "n1", 2)+webService(mirrored))
