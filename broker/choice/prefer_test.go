@@ -271,13 +271,3 @@ func TestNoFlapping(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkInUse(b *testing.B) {
-	chooser := NewChooser(settle)
-	s := Settings{Prefer: []string{"c1", "c2"}, MinReady: 2, WhenGone: config.Demote}
-	all := offers("c1:1 c2:3 c3:5 c4:5")
-	b.ReportAllocs()
-	for b.Loop() {
-		chooser.InUse("s", s, all, noon)
-	}
-}

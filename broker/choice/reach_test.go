@@ -3,7 +3,6 @@ package choice
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,28 +97,4 @@ func TestGate(t *testing.T) {
 	if all := (*Reachable)(nil); !all.Has(netip.MustParseAddr("192.0.2.1")) {
 		t.Error("without knowledge, nothing is left out")
 	}
-}
-
-// BenchmarkGate is one change of 5,000 peers, and 100,000 endpoints looked up after it.
-func BenchmarkGate(b *testing.B) {
-	var peers []Peer
-	for i := range 5000 {
-		peers = append(peers, Peer{fmt.Sprint("n", i), []string{fmt.Sprintf("10.%d.%d.0/24", i/250+2, i%250)}, uint64(i)})
-	}
-	applied := slices.Repeat([]uint64{5000}, 5000)
-	var g Gate
-	g.Update(peers, applied, reachNoon)
-	b.Run("update", func(b *testing.B) {
-		for b.Loop() {
-			g.Update(peers, applied, reachNoon)
-		}
-	})
-	set, _, _ := g.Update(peers, applied, reachNoon)
-	b.Run("endpoints", func(b *testing.B) {
-		for b.Loop() {
-			for i := range 100_000 {
-				set.Has(netip.AddrFrom4([4]byte{10, byte(i/12500 + 2), byte(i / 50 % 250), byte(i % 50)}))
-			}
-		}
-	})
 }

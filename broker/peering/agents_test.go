@@ -24,25 +24,18 @@ type agent struct {
 	session *Session
 	// node has the lines of what is programmed.
 	node map[string]bool
-	// old agents know nothing of digests.
-	old bool
 	// touched counts what was programmed.
 	touched int
 }
 
-func newAgent(old bool) *agent {
-	return &agent{state: agentstream.NewState(), node: map[string]bool{}, old: old}
-}
+func newAgent() *agent { return &agent{state: agentstream.NewState(), node: map[string]bool{}} }
 
 // connect begins a stream.
 func (a *agent) connect(t *testing.T, s *State) {
 	t.Helper()
 	a.state.Begin()
-	h := &semaphorev1.AgentHello{}
+	h := &semaphorev1.AgentHello{Held: a.state.Held()}
 	h.ResumeEpoch, h.ResumeRevision = a.state.Resume()
-	if !a.old {
-		h.Held = a.state.Held()
-	}
 	a.session = open(t, s, h)
 }
 
@@ -108,7 +101,7 @@ func TestAgentsFollow(t *testing.T) {
 		}
 		sizes := Sizes{Tombstones: []int{0, 1, 3}[seed%3]}
 		s, known := NewStateOf(sizes), map[string]bool{}
-		agents := []*agent{newAgent(false), newAgent(false), newAgent(true)}
+		agents := []*agent{newAgent(), newAgent(), newAgent()}
 		all := func(do func(*agent)) {
 			for _, a := range agents {
 				do(a)
@@ -194,7 +187,7 @@ func TestAgentsFollow(t *testing.T) {
 		settle()
 		all(func(a *agent) {
 			c := a.session.Counts()
-			if a.touched > 0 || !a.old && (c.Changes > 0 || c.Unchanged != 2) || a.old && c.Changes == 0 {
+			if a.touched > 0 || c.Changes > 0 || c.Unchanged != 2 {
 				t.Fatalf("seed %d: after a restart with nothing changed: %+v, %d touched", seed, c, a.touched)
 			}
 		})
@@ -208,7 +201,7 @@ func TestAgentsFollow(t *testing.T) {
 // that has not changed the agent receives nothing.
 func TestRemovalsOfAnotherRemote(t *testing.T) {
 	const peers = 500
-	s, a := NewState(), newAgent(false)
+	s, a := NewState(), newAgent()
 	follow := func() (of map[string]int) {
 		of = map[string]int{}
 		for {

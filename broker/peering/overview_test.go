@@ -45,18 +45,7 @@ func crowd(tb testing.TB, nodes, remotes int) (s *Server, names []string) {
 	return s, append(names, "none")
 }
 
-// BenchmarkStatus is the part of a status that 5,000 agents of 100 remotes have, as a person gets it.
-func BenchmarkStatus(b *testing.B) {
-	s, names := crowd(b, 5000, 100)
-	b.ReportAllocs()
-	for b.Loop() {
-		out := &semaphorev1.GetStatusResponse{Nodes: s.Status(names, expected)}
-		s.TunnelStatus(out)
-		s.Findings()
-	}
-}
-
-// BenchmarkOverview is the same for a scrape: nothing for each remote of a node.
+// BenchmarkOverview is the part of a scrape that 5,000 agents of 100 remotes have: nothing for each remote of a node.
 func BenchmarkOverview(b *testing.B) {
 	s, names := crowd(b, 5000, 100)
 	b.ReportAllocs()

@@ -332,28 +332,6 @@ func testOverlaps(t *testing.T, from config.AllowedIPs) {
 	}
 }
 
-// BenchmarkBlocks: one block more, of a node that has many among many.
-func BenchmarkBlocks(b *testing.B) {
-	for _, per := range []int{4, 300} {
-		b.Run(fmt.Sprintf("blocks=%d", per), func(b *testing.B) {
-			const nodes = 20
-			c := withRules(b, func(r *Rules) { r.AllowedIPs = config.CalicoBlocks })
-			place := func(node, i int) string { return fmt.Sprintf("10.%d.%d.%d/26", node, i/4, i%4*64) }
-			for n := range nodes {
-				c.PutNode(newNode(fmt.Sprint("n", n), nil, nil), time.Now())
-				for i := range per {
-					c.PutBlock(affinity(fmt.Sprint("n", n), place(n, i), "confirmed", n*per+i+1), time.Now())
-				}
-			}
-			b.ResetTimer()
-			for i := range b.N {
-				state := []string{"confirmed", "pending"}[i%2]
-				c.PutBlock(affinity("n7", place(7, per), state, nodes*per+i+1), time.Now())
-			}
-		})
-	}
-}
-
 // TestOutsideNode: IPs of endpoints and pods that no remote cluster reaches, as they are not in what is published of
 // their node, come and go with either.
 func TestOutsideNode(t *testing.T) {

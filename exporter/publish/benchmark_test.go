@@ -6,13 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -120,31 +118,6 @@ func BenchmarkWelcome(b *testing.B) {
 			for b.Loop() {
 				if !begin(held).snapshots[0].unchanged {
 					b.Fatal("a snapshot is sent")
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkStatus is the status of all publishers, whose brokers have acknowledged everything, or have stalled.
-func BenchmarkStatus(b *testing.B) {
-	c := largeCatalog("")
-	var publishers []*Publisher
-	metrics, recorder := NewMetrics(prometheus.NewRegistry()), debug.NewRecorder("exporter", "c1", "")
-	for _, cluster := range manyClusters() {
-		p := New("c1", 0, config.ExporterBroker{Cluster: cluster, Address: "192.0.2.1:1"}, nil, c, recorder, metrics,
-			Options{})
-		p.session = NewSession("c1", cluster, "test", 0, "", c.Rules().Kinds(), c.Journal())
-		publishers = append(publishers, p)
-	}
-	for name, acked := range map[string]uint64{"current": c.Journal().Head(), "stalled": 0} {
-		for _, p := range publishers {
-			p.session.acked = acked
-		}
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				for _, p := range publishers {
-					p.Status()
 				}
 			}
 		})

@@ -58,32 +58,6 @@ func sent(t *testing.T, s *Session) (types []string, objects int) {
 	}
 }
 
-// A broker from before digests and sources holds nothing that it could name: it gets snapshots, which it knows.
-func TestF38OlderBroker(t *testing.T) {
-	s := versionSession()
-	_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}))
-	must(t, err)
-	types, objects := sent(t, s)
-	want := map[string]int{"snapshot_begin": len(kinds), "snapshot_end": len(kinds), "changes": 1}
-	for _, name := range types {
-		want[name]--
-	}
-	for name, n := range want {
-		if n != 0 {
-			t.Errorf("%d of %s too few, of %v", n, name, types)
-		}
-	}
-	if objects != 2 {
-		t.Errorf("%d objects sent", objects)
-	}
-	r, err := s.Receive(
-		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}},
-	)
-	if err != nil || r.Ack.GetRevision() != 2 {
-		t.Errorf("%+v %v", r, err)
-	}
-}
-
 // A broker of the next version says things that nobody here knows; what is known of them is followed.
 func TestF38NewerBroker(t *testing.T) {
 	s := versionSession()

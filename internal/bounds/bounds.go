@@ -438,8 +438,8 @@ func decodeEntry(raw json.RawMessage) (e listed) {
 }
 
 // judge decides which remotes are used: all as they are, if they fit. Else who has something that works keeps it:
-// remotes in their earlier form come first, then each one that conflicts with none of them, until no more do, as one may
-// make room for another.
+// remotes in their earlier form come first, then each one that conflicts with none of them, until no more do, as one
+// may make room for another.
 func (r *subnetsReader) judge(list []listed) {
 	own := &config.Broker{Cluster: r.cluster, Features: r.features, Encryption: r.encryption, LocalPrefixes: r.out.Local}
 	used := r.out.Remotes
@@ -471,8 +471,8 @@ func (r *subnetsReader) judge(list []listed) {
 	}
 }
 
-// settle takes all remotes of the list if they fit, and else adds to those that are used each other one that fits beside
-// them. It returns those that do not, and why.
+// settle takes all remotes of the list if they fit, and else adds to those that are used each other one that fits
+// beside them. It returns those that do not, and why.
 func settle(own *config.Broker, list []listed, used map[string]config.Remote) (left []listed, wrong map[string]error) {
 	var all []config.Remote
 	for _, e := range list {

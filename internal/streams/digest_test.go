@@ -55,10 +55,3 @@ func TestAnEmptySetIsZeroAgain(t *testing.T) {
 		t.Error("five bytes are a digest")
 	}
 }
-
-func BenchmarkOf(b *testing.B) {
-	o := object("echo-6b9f8c7d5-x2x2z")
-	for b.Loop() {
-		streams.DigestOf(o)
-	}
-}
