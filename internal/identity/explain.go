@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
@@ -86,58 +85,13 @@ func (s *Source) Refused(err error) error {
 		now.UTC().Format(time.RFC3339), err)
 }
 
-// refusals logs whom a listener refused, the same reason from the same host once a minute, so that clients cannot fill
-// the log.
-type refusals struct {
-	mu sync.Mutex
-	// last is the time of the last log message, by host and reason.
-	last       map[string]time.Time
-	suppressed int
-}
-
-const (
-	refusalAgain = time.Minute
-	// refusalsMost bounds the remembered entries; further refusals of a minute are only counted.
-	refusalsMost = 256
-)
-
-func (r *refusals) log(from net.Addr, raw [][]byte, err error, now time.Time) {
+// logRefused logs whom a listener refused, and why. The bounds of a part's log hold for each host.
+func logRefused(from net.Addr, raw [][]byte, err error) {
 	host, _, splitErr := net.SplitHostPort(from.String())
 	if splitErr != nil {
 		host = from.String()
 	}
-	// The text has times, which differ each time; the certificate's name does not.
-	key := host + " " + kindOf(err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if at, ok := r.last[key]; ok && now.Sub(at) < refusalAgain {
-		r.suppressed++
-		return
-	}
-	if r.last == nil {
-		r.last = map[string]time.Time{}
-	}
-	for k, at := range r.last {
-		if now.Sub(at) >= refusalAgain {
-			delete(r.last, k)
-		}
-	}
-	if len(r.last) >= refusalsMost {
-		r.suppressed++
-		return
-	}
-	r.last[key] = now
-	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "suppressed",
-		r.suppressed)
-	r.suppressed = 0
-}
-
-func kindOf(err error) string {
-	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Cert != nil {
-		return fmt.Sprintf("%d %s", invalid.Reason, nameOf(invalid.Cert))
-	}
-	return err.Error()
+	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err)
 }
 
 // claimed returns whom an unproven certificate names, for the log.

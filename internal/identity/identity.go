@@ -34,7 +34,6 @@ import (
 // on, and existing streams stay. It is safe for concurrent use.
 type Source struct {
 	backend
-	refusals refusals
 
 	mu sync.Mutex
 	// logged is the invalid certificate that the log names.
@@ -146,7 +145,7 @@ func (s *Source) ServerTLS(authorize func(spiffeid.ID) error) *tls.Config {
 				return nil
 			}
 			err = explained(err, time.Now())
-			s.refusals.log(hello.Conn.RemoteAddr(), raw, err, time.Now())
+			logRefused(hello.Conn.RemoteAddr(), raw, err)
 			return err
 		}
 		return one, nil

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +82,6 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker, exporter := newPart(t, ca2, "spiffe://c2/broker", all), newPart(t, ca1, "spiffe://c1/exporter", all)
 	client := exporter.source(t)
-	// Each case has a listener of its own, because the log has the same message once a minute.
 	refused := func(t *testing.T, client *Source) error {
 		t.Helper()
 		_, err := dialEcho(t, serveEcho(t, broker.source(t).ServerTLS(only(Exporter("c1")))), client.ClientTLS(Broker("c2")))
@@ -159,41 +157,6 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 		}
 	})
 }
-
-// TestRefusalsAreLoggedOnceAMinute: a peer that is refused repeatedly does not fill the log.
-func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
-	ca1, ca2, stranger := newCA(t), newCA(t), newCA(t)
-	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
-	server := newPart(t, ca2, "spiffe://c2/broker", all).source(t).ServerTLS(anyone)
-	forged := newPart(t, stranger, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
-	log := testkit.CaptureLog(t)
-	for range 5 {
-		mustFail(t, "forged", server, forged, "unknown authority", "remote error: tls:")
-	}
-	if n := strings.Count(log.String(), "is refused"); n != 1 {
-		t.Errorf("%d lines; want 1:\n%s", n, log)
-	}
-
-	var r refusals
-	now := time.Now()
-	for i := range 3 * refusalsMost {
-		r.log(address(fmt.Sprintf("192.0.2.%d:1", i%250)), nil, fmt.Errorf("reason %d", i), now)
-	}
-	if len(r.last) != refusalsMost || r.suppressed != 2*refusalsMost {
-		t.Errorf("%d remembered, %d suppressed", len(r.last), r.suppressed)
-	}
-	before := strings.Count(log.String(), "\n")
-	r.log(address("192.0.2.1:1"), nil, fmt.Errorf("later"), now.Add(refusalAgain))
-	if len(r.last) != 1 || r.suppressed != 0 || strings.Count(log.String(), "\n") != before+1 ||
-		!strings.Contains(log.String(), fmt.Sprintf("suppressed=%d", 2*refusalsMost)) {
-		t.Errorf("a minute later: %d remembered, %d suppressed", len(r.last), r.suppressed)
-	}
-}
-
-type address string
-
-func (a address) Network() string { return "tcp" }
-func (a address) String() string  { return string(a) }
 
 // TestOwnID: a part that starts with another part's certificate reports that. One that receives such a certificate
 // later keeps its own.
