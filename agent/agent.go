@@ -41,7 +41,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 		return err
 	}
 	defer host.Close()
-	a := newAgent(cfg, node{host}, guarding)
+	a := newAgent(cfg, host, guarding)
 	reg := program.NewRegistry()
 	a.register(reg)
 	a.start(earlier, unread)
@@ -72,6 +72,14 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 // tableOf returns the routing table of a configuration.
 func tableOf(cfg *config.Agent) kernel.RoutingTable {
 	return kernel.RoutingTable{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
+}
+
+// nodeKernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
+type nodeKernel interface {
+	devices.Kernel
+	guard.Kernel
+	paths.Kernel
+	paths.Router
 }
 
 // agent has the owners of the node's state. Its only state of its own is the queue of the next round.

@@ -18,7 +18,7 @@ func idle(t *testing.T) *agent {
 	t.Cleanup(func() { host.Close() })
 	cfg := &config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}
 	cfg.Routing.Table, cfg.Routing.RulePriority = kernel.DefaultTableID, kernel.DefaultRulePriority
-	return newAgent(cfg, node{host}, guard.New(false, tableOf(cfg)))
+	return newAgent(cfg, host, guard.New(false, tableOf(cfg)))
 }
 
 func receive(t *testing.T, a *agent, all ...*semaphorev1.AttachResponse) {

@@ -2,11 +2,12 @@ package device
 
 import (
 	"encoding/binary"
-	"maps"
 	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/plan"
 )
 
 const (
@@ -21,13 +22,16 @@ const (
 )
 
 // Schedule decides when the keys of a node must be replaced, by remote cluster. It is not safe for concurrent use.
-type Schedule struct {
-	asked map[string]time.Time
-	// forced are those of asked that ignore what prevents a rotation.
-	forced map[string]bool
-	aged   map[string]aged
-	// notBefore delays those that have just failed.
-	notBefore map[string]time.Time
+type Schedule map[string]*turn
+
+type turn struct {
+	// asked is when somebody wants a new key; zero for never. forced ignores what prevents a rotation.
+	asked  time.Time
+	forced bool
+	// aged is zero for a key of any age.
+	aged aged
+	// notBefore delays one that has just failed.
+	notBefore time.Time
 }
 
 type aged struct {
@@ -38,57 +42,49 @@ type aged struct {
 	since time.Time
 }
 
-// NewSchedule returns a schedule in which nothing is due.
-func NewSchedule() *Schedule {
-	return &Schedule{asked: map[string]time.Time{}, forced: map[string]bool{}, aged: map[string]aged{},
-		notBefore: map[string]time.Time{}}
+func (s Schedule) turn(cluster string) *turn {
+	if s[cluster] == nil {
+		s[cluster] = &turn{}
+	}
+	return s[cluster]
 }
 
 // Ask schedules the replacement of a cluster's key, or moves it to an earlier time.
-func (s *Schedule) Ask(cluster string, at time.Time) {
-	if was, ok := s.asked[cluster]; !ok || at.Before(was) {
-		s.asked[cluster] = at
-	}
+func (s Schedule) Ask(cluster string, at time.Time) {
+	t := s.turn(cluster)
+	t.asked = plan.Earlier(t.asked, at)
 }
 
 // Force makes a requested replacement ignore what prevents it.
-func (s *Schedule) Force(cluster string) { s.forced[cluster] = true }
+func (s Schedule) Force(cluster string) { s.turn(cluster).forced = true }
 
 // Forced reports whether the replacement of a cluster's key was forced.
-func (s *Schedule) Forced(cluster string) bool { return s.forced[cluster] }
+func (s Schedule) Forced(cluster string) bool { return s[cluster] != nil && s[cluster].forced }
 
 // Know records the current key of a cluster by its public key, with its maximal age; 0 for any.
-func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
-	if maxAge <= 0 {
-		delete(s.aged, cluster)
+func (s Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
+	t := s.turn(cluster)
+	switch {
+	case maxAge <= 0:
+		t.aged = aged{}
 		return
+	case t.aged.maxAge == maxAge:
+		now = t.aged.since
 	}
-	since := now
-	if was, ok := s.aged[cluster]; ok && was.maxAge == maxAge {
-		since = was.since
-	}
-	s.aged[cluster] = aged{public, created, maxAge, since}
+	t.aged = aged{public, created, maxAge, now}
 }
 
-// Forget discards the state of a cluster.
-func (s *Schedule) Forget(cluster string) {
-	delete(s.asked, cluster)
-	delete(s.forced, cluster)
-	delete(s.aged, cluster)
-	delete(s.notBefore, cluster)
-}
-
-// Replaced records that a key was replaced, for any reason. Know records the new one.
-func (s *Schedule) Replaced(cluster string) { s.Forget(cluster) }
+// Forget discards the state of a cluster. Know records a new key.
+func (s Schedule) Forget(cluster string) { delete(s, cluster) }
 
 // Failed delays the next attempt for a cluster.
-func (s *Schedule) Failed(cluster string, now time.Time) { s.notBefore[cluster] = now.Add(retry) }
+func (s Schedule) Failed(cluster string, now time.Time) { s.turn(cluster).notBefore = now.Add(retry) }
 
 // Due returns the clusters whose key must be replaced by now, sorted.
-func (s *Schedule) Due(now time.Time) []string {
+func (s Schedule) Due(now time.Time) []string {
 	var due []string
-	for cluster, at := range s.all() {
-		if !now.Before(at) {
+	for cluster, t := range s {
+		if at := t.due(); !at.IsZero() && !now.Before(at) {
 			due = append(due, cluster)
 		}
 	}
@@ -97,30 +93,23 @@ func (s *Schedule) Due(now time.Time) []string {
 }
 
 // Next returns when the first key is due of those that can be replaced then; zero for never.
-func (s *Schedule) Next(can func(cluster string) bool) time.Time {
-	var next time.Time
-	for cluster, at := range s.all() {
-		if !can(cluster) {
-			continue
-		}
-		if next.IsZero() || at.Before(next) {
-			next = at
+func (s Schedule) Next(can func(cluster string) bool) (next time.Time) {
+	for cluster, t := range s {
+		if can(cluster) {
+			next = plan.Earlier(next, t.due())
 		}
 	}
 	return next
 }
 
-func (s *Schedule) all() map[string]time.Time {
-	at := maps.Clone(s.asked)
-	for cluster, a := range s.aged {
-		if due := a.due(); at[cluster].IsZero() || due.Before(at[cluster]) {
-			at[cluster] = due
-		}
+// due returns when the key is due; zero for never.
+func (t *turn) due() (at time.Time) {
+	at = t.asked
+	if t.aged.maxAge > 0 {
+		at = plan.Earlier(at, t.aged.due())
 	}
-	for cluster, earliest := range s.notBefore {
-		if t, ok := at[cluster]; ok && t.Before(earliest) {
-			at[cluster] = earliest
-		}
+	if !at.IsZero() && at.Before(t.notBefore) {
+		return t.notBefore
 	}
 	return at
 }

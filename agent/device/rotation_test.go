@@ -46,7 +46,7 @@ func TestAge(t *testing.T) {
 		{"too old for long, of a short time", 1, start.Add(-50 * day), time.Hour, start.Add(12 * time.Minute)},
 		{"from the future", 0, start.Add(100 * day), 10 * day, start.Add(10 * day)},
 	} {
-		s := NewSchedule()
+		s := Schedule{}
 		s.Know("c2", key(c.share), c.created, c.maxAge, start)
 		about(t, c.name, s.Next(always), c.want)
 		if at := s.Next(always); len(s.Due(at.Add(-1))) != 0 || !slices.Equal(s.Due(at), []string{"c2"}) {
@@ -63,7 +63,7 @@ func TestAge(t *testing.T) {
 }
 
 func TestRotationOnOrder(t *testing.T) {
-	s := NewSchedule()
+	s := Schedule{}
 	if !s.Next(always).IsZero() || s.Due(start) != nil {
 		t.Error("something is due in a new schedule")
 	}
@@ -75,7 +75,7 @@ func TestRotationOnOrder(t *testing.T) {
 		t.Errorf("due %v, next at %s", s.Due(start), s.Next(always))
 	}
 	s.Know("c2", key(0), start.Add(-20*day), 10*day, start)
-	s.Replaced("c2")
+	s.Forget("c2")
 	if s.Due(start) != nil {
 		t.Errorf("replaced, and still due: %v", s.Due(start))
 	}
@@ -103,7 +103,7 @@ func TestRotationsAreSpread(t *testing.T) {
 		for range nodes {
 			private, err := wgtypes.GeneratePrivateKey()
 			testkit.Must(t, err)
-			s := NewSchedule()
+			s := Schedule{}
 			s.Know("c2", private.PublicKey(), created, 30*day, start)
 			if at := s.Next(always); at.Before(start) || at.After(start.Add(30*day)) {
 				t.Fatalf("due at %s", at)
@@ -122,7 +122,7 @@ func always(string) bool { return true }
 
 // TestBlockedRotationIsNotScheduled: a rotation that is blocked has no due time. The part that unblocks it asks again.
 func TestBlockedRotationIsNotScheduled(t *testing.T) {
-	s := NewSchedule()
+	s := Schedule{}
 	now := time.Now()
 	s.Ask("c2", now)
 	s.Ask("c3", now.Add(time.Hour))
@@ -132,7 +132,7 @@ func TestBlockedRotationIsNotScheduled(t *testing.T) {
 	if s.Force("c2"); !s.Forced("c2") || s.Forced("c3") {
 		t.Error("what is forced is not, or what is not is")
 	}
-	if s.Replaced("c2"); s.Forced("c2") {
+	if s.Forget("c2"); s.Forced("c2") {
 		t.Error("done, and forced again")
 	}
 }

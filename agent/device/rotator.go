@@ -43,7 +43,7 @@ type Rotator struct {
 	// keys are the keys as they were last read, and failed why a due one was not replaced, by cluster.
 	keys     map[string]kernel.StoredKey
 	failed   map[string]string
-	schedule *Schedule
+	schedule Schedule
 	// undelivered are the remotes that would not get a new key, and why; heard means that the broker of this stream has
 	// named them. waiting are the clusters whose due key waits for that.
 	undelivered map[string]string
@@ -72,7 +72,7 @@ type KeyResult struct {
 func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
 		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
-		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: NewSchedule(),
+		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: Schedule{},
 		undelivered: map[string]string{}, waiting: map[string]string{},
 		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_key_rotations_total",
@@ -316,7 +316,7 @@ func (r *Rotator) Replace(cluster string) (kernel.StoredKey, error) {
 		return key, err
 	}
 	delete(r.failed, cluster)
-	r.schedule.Replaced(cluster)
+	r.schedule.Forget(cluster)
 	r.mu.Unlock()
 	return key, nil
 }

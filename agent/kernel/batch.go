@@ -31,7 +31,7 @@ func DeleteAddress(link int, addr netip.Addr, routes []Route) error {
 	return together(requests, names)
 }
 
-// request returns the netlink request of Replace.
+// request returns the netlink request that adds an IPv4 route, or replaces the existing one.
 func (r Route) request() *nl.NetlinkRequest {
 	m := nl.NewRtMsg()
 	m.Family, m.Dst_len = unix.AF_INET, uint8(r.Prefix.Bits())

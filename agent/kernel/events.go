@@ -163,17 +163,12 @@ func (r *reader) routeEvent(data []byte) Event {
 	return e
 }
 
-// attribute returns the value of the first attribute of a kind; nil for none.
-func attribute(data []byte, kind uint16) []byte {
-	for len(data) >= unix.SizeofRtAttr {
-		length := int(binary.NativeEndian.Uint16(data))
-		if length < unix.SizeofRtAttr || length > len(data) {
-			return nil
+// attribute returns the value of an attribute; nil for none.
+func attribute(data []byte, kind uint16) (found []byte) {
+	_ = eachAttribute(data, func(is uint16, value []byte) {
+		if is == kind {
+			found = value
 		}
-		if binary.NativeEndian.Uint16(data[2:]) == kind {
-			return data[unix.SizeofRtAttr:length]
-		}
-		data = data[min((length+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(data)):]
-	}
-	return nil
+	})
+	return found
 }

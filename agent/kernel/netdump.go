@@ -47,10 +47,6 @@ func dump(r dumpRequest, f func(message []byte)) error {
 	return err
 }
 
-func uint32Attribute(kind int, value uint32) *nl.RtAttr {
-	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value))
-}
-
 // eachAttribute calls f with each attribute in data. A malformed one ends it with an error.
 func eachAttribute(data []byte, f func(kind uint16, value []byte)) error {
 	for len(data) >= unix.SizeofRtAttr {

@@ -50,10 +50,10 @@ func (t RoutingTable) each(family int, filter RouteFilter, f func(Route)) error 
 		Type: uint8(filter.Type)}}
 	request := dumpRequest{Type: unix.RTM_GETROUTE, Answer: unix.RTM_NEWROUTE, Header: header}
 	if t.ID != 0 {
-		request.Attributes = append(request.Attributes, uint32Attribute(unix.RTA_TABLE, uint32(t.ID)))
+		request.Attributes = append(request.Attributes, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(t.ID))))
 	}
 	if filter.Link != 0 {
-		request.Attributes = append(request.Attributes, uint32Attribute(unix.RTA_OIF, uint32(filter.Link)))
+		request.Attributes = append(request.Attributes, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(filter.Link))))
 	}
 	var damaged error
 	err := dump(request, func(message []byte) {
@@ -122,25 +122,6 @@ func parse(m []byte) (r Route, ok bool, err error) {
 	})
 	r.Prefix = netip.PrefixFrom(to, bits)
 	return r, r.Prefix.IsValid(), err
-}
-
-// Replace adds the route, or replaces the existing one. The route leads into an interface.
-func (r Route) Replace() error {
-	route := &netlink.Route{
-		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
-		LinkIndex: r.Link,
-		Scope:     netlink.SCOPE_LINK, Src: r.Source.AsSlice(),
-	}
-	if r.Gateway.IsValid() {
-		route.Gw, route.Scope = r.Gateway.AsSlice(), netlink.SCOPE_UNIVERSE
-	}
-	if r.Prefix.Addr().Is6() {
-		route.Scope = netlink.SCOPE_UNIVERSE
-	}
-	if err := netlink.RouteReplace(route); err != nil {
-		return fmt.Errorf("%s: %w", r.Name(), err)
-	}
-	return nil
 }
 
 // Delete deletes the route; a route that does not exist is not an error.

@@ -146,6 +146,9 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	return strays, err
 }
 
+// DeleteStray deletes one of them.
+func (*Host) DeleteStray(r Route) error { return r.Delete() }
+
 // Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not
 // in it.
 func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {

@@ -35,8 +35,8 @@ const (
 	reverseFilter = "ipv4/conf/all/rp_filter"
 )
 
-// ReadSettings reads the settings that Problems needs.
-func ReadSettings(networks []RoutedDevice) (Settings, error) {
+// Settings reads the settings that SettingProblems needs.
+func (*Host) Settings(networks []RoutedDevice) (Settings, error) {
 	names := []string{forward4, forward6, reverseFilter}
 	for _, n := range networks {
 		names = append(names, deviceSetting(n.Device, "forwarding"), deviceSetting(n.Device, "rp_filter"))
@@ -107,12 +107,12 @@ func SettingProblems(v Settings, networks []RoutedDevice) []string {
 
 // StrictFilters returns those of the interfaces on which rp_filter drops IPv4 packets unless the route to their source
 // uses the same interface.
-func StrictFilters(links []string) ([]string, error) {
+func (h *Host) StrictFilters(links []string) ([]string, error) {
 	var networks []RoutedDevice
 	for _, l := range links {
 		networks = append(networks, RoutedDevice{Device: l})
 	}
-	v, err := ReadSettings(networks)
+	v, err := h.Settings(networks)
 	if err != nil {
 		return nil, err
 	}

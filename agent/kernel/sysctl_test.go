@@ -72,7 +72,7 @@ func TestReadSettings(t *testing.T) {
 		}
 		set("ipv4/ip_forward", "1")
 		set("ipv4/conf/lo/rp_filter", "2")
-		got, err := ReadSettings([]RoutedDevice{{Device: "lo"}, {Device: "wireguard.c2"}})
+		got, err := new(Host).Settings([]RoutedDevice{{Device: "lo"}, {Device: "wireguard.c2"}})
 		must(t, err)
 		if got[forward4] != 1 || got["ipv4/conf/lo/rp_filter"] != 2 {
 			t.Errorf("%v", got)
@@ -81,7 +81,7 @@ func TestReadSettings(t *testing.T) {
 			t.Errorf("a device that is not there has %v", got)
 		}
 		set("ipv4/ip_forward", "0")
-		if got, err = ReadSettings(nil); err != nil || got[forward4] != 0 {
+		if got, err = new(Host).Settings(nil); err != nil || got[forward4] != 0 {
 			t.Errorf("%v, %v", got, err)
 		}
 	})
