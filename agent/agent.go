@@ -11,6 +11,7 @@ package agent
 import (
 	"context"
 	"io"
+	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -35,7 +36,11 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	table := tableOf(cfg)
 	guarding := guard.New(cfg.GuardInbound, table)
 	earlier, unread := stream.LoadState(cfg.StateFile, cfg.Cluster)
-	guardEarlier(guarding, earlier)
+	if earlier != nil {
+		if err := guardEarlier(io.Discard, guarding, earlier); err != nil {
+			slog.Warn("cannot set the whole guard of an earlier agent; the agent tries again", "error", err)
+		}
+	}
 	host, err := kernel.NewHost(cfg.Backend, kernel.WithLauncher(cfg.UserspaceSocket), kernel.WithRoutingTable(table))
 	if err != nil {
 		return err

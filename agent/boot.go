@@ -14,7 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // BootGuard configures GuardAtBoot.
@@ -35,23 +34,41 @@ func GuardAtBoot(out io.Writer, options BootGuard) error {
 		fmt.Fprintf(out, "no state of an agent in %s: nothing to guard\n", options.StateFile)
 		return nil
 	}
-	failed := []error{unread}
 	if c == nil {
 		return unread
 	}
-	g := guard.New(options.Inbound, options.Table)
-	for _, r := range earlierRemotes(c) {
-		failed = append(failed, r.err)
-		if r.guard.Device == "" {
+	return errors.Join(unread, guardEarlier(out, guard.New(options.Inbound, options.Table), c))
+}
+
+// guardEarlier sets the guard that an earlier agent had before the node booted, prints it, and returns what of it
+// cannot be used. It needs nothing but the state file, so that whatever the agent reads and does next, no packet leaves
+// in the clear. It leaves rules that are there: they have more than the file.
+func guardEarlier(out io.Writer, g guard.Rules, c *stream.StateFile) error {
+	var failed []error
+	for _, r := range c.Guarded() {
+		cluster, how := r.GetCluster(), "guarded"
+		if err := plan.Cluster(cluster); err != nil {
+			failed = append(failed, err)
 			continue
 		}
-		_, err := g.Set(r.cluster, r.guard)
+		if len(g.Subnets(cluster)) > 0 {
+			continue
+		}
+		remote := guard.Remote{Permissive: r.GetPermissive()}
+		for _, text := range r.GetPodSubnets() {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", cluster, err))
+				continue
+			}
+			remote.Subnets = append(remote.Subnets, prefix)
+		}
+		_, err := g.Set(cluster, remote)
 		failed = append(failed, err)
-		how := "guarded"
-		if r.guard.Permissive {
+		if remote.Permissive {
 			how = "permissive, counted"
 		}
-		fmt.Fprintf(out, "%s: %s %s\n", r.cluster, strings.Trim(fmt.Sprint(r.guard.Subnets), "[]"), how)
+		fmt.Fprintf(out, "%s: %s %s\n", cluster, strings.Trim(fmt.Sprint(remote.Subnets), "[]"), how)
 	}
 	return errors.Join(failed...)
 }
@@ -70,33 +87,8 @@ func LoadConfig(path string) (*config.Agent, error) {
 	if unread != nil && !errors.Is(unread, fs.ErrNotExist) {
 		err = fmt.Errorf("%w (and no guard of an earlier agent is known: %w)", err, unread)
 	}
-	guardEarlier(guard.New(some.GuardInbound, tableOf(some)), c)
-	return nil, err
-}
-
-// earlierRemote is a remote that an earlier agent guarded. Without a device its name cannot be used.
-type earlierRemote struct {
-	cluster string
-	guard   guard.Remote
-	err     error
-}
-
-// earlierRemotes returns what an earlier agent guarded, without what cannot be used.
-func earlierRemotes(c *stream.StateFile) (all []earlierRemote) {
-	for _, r := range c.Guarded() {
-		is := earlierRemote{cluster: r.GetCluster()}
-		if is.err = plan.Cluster(is.cluster); is.err == nil {
-			is.guard = guard.Remote{Device: naming.Device(is.cluster), Permissive: r.GetPermissive()}
-		}
-		for _, text := range r.GetPodSubnets() {
-			prefix, err := netip.ParsePrefix(text)
-			if err != nil {
-				is.err = errors.Join(is.err, fmt.Errorf("%s: %w", is.cluster, err))
-				continue
-			}
-			is.guard.Subnets = append(is.guard.Subnets, prefix)
-		}
-		all = append(all, is)
+	if c != nil {
+		err = errors.Join(err, guardEarlier(io.Discard, guard.New(some.GuardInbound, tableOf(some)), c))
 	}
-	return all
+	return nil, err
 }

@@ -236,8 +236,7 @@ func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		g := guard.New(true, kernel.DefaultRoutingTable())
-		_, err := g.Set("c9", guard.Remote{Device: "wireguard.c9",
-			Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
+		_, err := g.Set("c9", guard.Remote{Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 		must(t, err)
 		run(t, cfg)
 		eventually(t, "it is reported", func() bool { return b.reportOf("c9").GetProblem() == onlyGuard })

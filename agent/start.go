@@ -13,23 +13,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// guardEarlier sets the guard that an earlier agent had before the node booted. It needs nothing but the state file,
-// so that whatever the agent reads and does next, no packet leaves in the clear. It leaves rules that are there: they
-// have more than the file.
-func guardEarlier(g guard.Rules, c *stream.StateFile) {
-	if c == nil {
-		return
-	}
-	for _, r := range earlierRemotes(c) {
-		if r.guard.Device == "" || len(g.Subnets(r.cluster)) > 0 {
-			continue
-		}
-		if _, err := g.Set(r.cluster, r.guard); err != nil {
-			slog.Warn("cannot set the guard of an earlier agent; the agent tries again", "remote", r.cluster, "error", err)
-		}
-	}
-}
-
 // start does what precedes the first round, in this order: the guard of all remotes of the subnets file; orphans, which
 // the first report needs; the state c of an earlier agent. Nothing that others wrote ends the agent.
 func (a *agent) start(c *stream.StateFile, err error) {

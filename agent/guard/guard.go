@@ -255,11 +255,11 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	counts := make(map[string]status.GuardCount, len(g.remotes))
 	for cluster, r := range g.remotes {
 		counts[cluster] = status.GuardCount{
-			Out: existing.counters[counterOf(out, r.Device)], In: existing.counters[counterOf(in, r.Device)],
-			Tunnel: r.tunnel(), Sent: existing.counters[counterOf(sending, r.Device)],
-			Arrived:    existing.counters[counterOf(arriving, r.Device)],
-			Permissive: r.Permissive, PassedOut: existing.counters[passedOf(out, r.Device)],
-			PassedIn: existing.counters[passedOf(in, r.Device)],
+			Out: existing.counters[counterOf(out, cluster)], In: existing.counters[counterOf(in, cluster)],
+			Tunnel: r.tunnel(), Sent: existing.counters[counterOf(sending, cluster)],
+			Arrived:    existing.counters[counterOf(arriving, cluster)],
+			Permissive: r.Permissive, PassedOut: existing.counters[passedOf(out, cluster)],
+			PassedIn: existing.counters[passedOf(in, cluster)],
 		}
 	}
 	return counts, nil

@@ -24,7 +24,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/status"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
@@ -38,6 +37,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	testkit.Eventually(t, nodetest.Patience(time.Minute), what, testkit.True(ok))
 }
+
+// good is the device to c2.
+const good = "wireguard.c2"
 
 // wires is a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The
 // default routes leave by bad.
@@ -55,8 +57,8 @@ func newWires(t *testing.T) *wires {
 	must(t, err)
 	defer handle.Close()
 	for name, addresses := range map[string][2][]string{
-		"good": {{"192.0.2.1/30", "2001:db8::1/64"}, {"192.0.2.2/30", "2001:db8::2/64"}},
-		"bad":  {{"192.0.2.5/30", "2001:db8:0:1::1/64"}, {"192.0.2.6/30", "2001:db8:0:1::2/64"}},
+		good:  {{"192.0.2.1/30", "2001:db8::1/64"}, {"192.0.2.2/30", "2001:db8::2/64"}},
+		"bad": {{"192.0.2.5/30", "2001:db8:0:1::1/64"}, {"192.0.2.6/30", "2001:db8:0:1::2/64"}},
 	} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
@@ -172,7 +174,7 @@ func TestTunnels(t *testing.T) {
 		}()
 		// Packets between two addresses of this node pass the same chains as those of others.
 		ip := func(address string) {
-			link, err := netlink.LinkByName("good")
+			link, err := netlink.LinkByName(good)
 			must(t, err)
 			a, err := netlink.ParseAddr(address)
 			must(t, err)
@@ -207,10 +209,10 @@ func TestTunnels(t *testing.T) {
 				t.Fatalf("without a guard no packet arrives from %s", from)
 			}
 		}
-		set(t)(g.Set("c2", Remote{Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Port: 7775,
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16"), Port: 7775,
 			Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
 		// the nodes of this remote may have any address
-		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16"), Port: 7776}))
+		set(t)(g.Set("c3", Remote{Subnets: prefixes("10.3.0.0/16"), Port: 7776}))
 		for _, c := range []struct {
 			at, here string
 			want     bool
@@ -233,7 +235,7 @@ func TestTunnels(t *testing.T) {
 		}
 		// A later agent reads them before its broker sends them, and they survive changes of another remote.
 		later := New(true, kernel.DefaultRoutingTable())
-		set(t)(later.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
+		set(t)(later.Set("c3", Remote{Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
 		if arrives("203.0.113.1", "192.0.2.1") {
 			t.Error("a later agent has let a stranger's packet in")
 		}
@@ -280,7 +282,7 @@ func TestGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 
 		// Without a route into the device the packet is refused, and never reaches the rules.
 		for _, to := range []string{"10.2.1.1", "fd00:2::1"} {
@@ -308,11 +310,11 @@ func TestGuard(t *testing.T) {
 		if n := leaked(); n != 0 {
 			t.Errorf("%d packets have left past the device", n)
 		}
-		route(t, "10.2.2.0/24", "good")
-		neighbour(t, "good", "10.2.2.1")
-		before := sent(t, "good")
+		route(t, "10.2.2.0/24", good)
+		neighbour(t, good, "10.2.2.1")
+		before := sent(t, good)
 		must(t, send("10.2.2.1"))
-		if sent(t, "good") == before {
+		if sent(t, good) == before {
 			t.Error("a packet that leaves by the device is dropped")
 		}
 		if got := counts(t, g, "c2"); got != (status.GuardCount{Out: 2}) {
@@ -320,7 +322,7 @@ func TestGuard(t *testing.T) {
 		}
 
 		// A second remote is added, whose device does not exist; the first one keeps its counter.
-		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "fd00:3::/48")}))
+		set(t)(g.Set("c3", Remote{Subnets: prefixes("10.3.0.0/16", "fd00:3::/48")}))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route")
 		}
@@ -391,9 +393,8 @@ func TestLongName(t *testing.T) {
 		newWires(t)
 		long := strings.Repeat("c", 55) + ".example"
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set(long, Remote{Device: naming.Device(long),
-			Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
-			Port:    65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
+		set(t)(g.Set(long, Remote{Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
+			Port: 65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
 		stands, err := readRuleset()
 		must(t, err)
 		if n := len(stands.comments[out]); n != 3 {
@@ -410,7 +411,7 @@ func TestLongName(t *testing.T) {
 		if diff := cmp.Diff([]string{long}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
 		}
-		if r := g.remotes[long]; r.Device != naming.Device(long) || r.Port != 65535 || len(r.Nodes) != 1 {
+		if r := g.remotes[long]; r.Port != 65535 || len(r.Nodes) != 1 {
 			t.Errorf("remembered %+v", r)
 		}
 		set(t)(g.Remove(long))
@@ -481,12 +482,12 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 			})
 		}
 		// Without a route back, the kernel's reverse path filter drops the packets.
-		route(t, "10.2.1.0/24", "good")
+		route(t, "10.2.1.0/24", good)
 		const byGood, byBad = "192.0.2.1", "192.0.2.5"
 		enters(byGood, "unguarded, by the device")
 		enters(byBad, "unguarded, by another")
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
 		eventually(t, "a packet that came in by another interface is counted",
 			func() bool { return counts(t, g, "c2") == status.GuardCount{In: 1} })
@@ -510,14 +511,14 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		w := newWires(t)
 		leaked := w.watch(t)
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
-		route(t, "10.2.2.0/24", "good")
+		route(t, "10.2.2.0/24", good)
 		neighbour(t, "bad", "10.2.1.1")
-		neighbour(t, "good", "10.2.2.1")
+		neighbour(t, good, "10.2.2.1")
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		var tries atomic.Uint64
-		beforeGood := sent(t, "good")
+		beforeGood := sent(t, good)
 		var lost atomic.Uint64
 		go func() {
 			defer close(stopped)
@@ -544,7 +545,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		}()
 		for i := range 10 {
 			cluster := []string{"c3", "c4"}[i%2]
-			set(t)(g.Set(cluster, Remote{Device: "wireguard." + cluster, Subnets: prefixes("10.3.0.0/16")}))
+			set(t)(g.Set(cluster, Remote{Subnets: prefixes("10.3.0.0/16")}))
 			set(t)(g.Remove(cluster))
 		}
 		close(stop)
@@ -557,7 +558,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		if n := leaked(); n != 0 {
 			t.Errorf("%d packets have left past the device", n)
 		}
-		if by := sent(t, "good") - beforeGood; lost.Load() > 0 || by < tried {
+		if by := sent(t, good) - beforeGood; lost.Load() > 0 || by < tried {
 			t.Errorf("%d of %d packets left by the device, %d were refused", by, tried, lost.Load())
 		}
 		_, err := RemoveAll()
@@ -571,7 +572,7 @@ func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
 		var notified atomic.Int64
@@ -585,7 +586,7 @@ func TestChangesOfOthers(t *testing.T) {
 			rules, err := conn.GetRules(table, base[d])
 			must(t, err)
 			for _, r := range rules {
-				if comment, _ := userdata.GetString(r.UserData, userdata.TypeComment); comment == "c2 good 10.2.0.0/16 "+verdict {
+				if comment, _ := userdata.GetString(r.UserData, userdata.TypeComment); comment == "c2 10.2.0.0/16 "+verdict {
 					r.Table, r.Chain = table, base[d]
 					return r
 				}
@@ -601,7 +602,7 @@ func TestChangesOfOthers(t *testing.T) {
 			},
 			"a rule of another prefix": func() {
 				r := ours(in, "pass")
-				r.Exprs = rule{"c2", "good", netip.MustParsePrefix("10.9.0.0/16"), 0, pass}.expressions(in)
+				r.Exprs = rule{"c2", netip.MustParsePrefix("10.9.0.0/16"), 0, pass}.expressions(in)
 				conn.ReplaceRule(r)
 			},
 			"a table that sleeps": func() { sleep(t) },
@@ -609,7 +610,7 @@ func TestChangesOfOthers(t *testing.T) {
 				r := ours(out, "drop")
 				r.Exprs = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
 				conn.ReplaceRule(r)
-				conn.DeleteObject(&nftables.CounterObj{Table: table, Name: counterOf(out, "good")})
+				conn.DeleteObject(&nftables.CounterObj{Table: table, Name: counterOf(out, "c2")})
 			},
 		} {
 			before := notified.Load()
@@ -664,12 +665,12 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		earlier := New(true, kernel.DefaultRoutingTable())
-		set(t)(earlier.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
-		set(t)(earlier.Set("c4", Remote{Device: "wireguard.c4", Subnets: prefixes("10.4.0.0/16")}))
+		set(t)(earlier.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(earlier.Set("c4", Remote{Subnets: prefixes("10.4.0.0/16")}))
 		g := New(true, kernel.DefaultRoutingTable())
 		busy := errors.New("busy")
 		g.read = func() (ruleset, error) { return ruleset{}, busy }
-		if changed, err := g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}); !changed ||
+		if changed, err := g.Set("c3", Remote{Subnets: prefixes("10.3.0.0/16")}); !changed ||
 			!errors.Is(err, busy) {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
@@ -705,7 +706,7 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 			must(t, netlink.RouteAdd(r))
 		}
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 		have, strays, err := g.unreachableRoutes()
 		must(t, err)
 		if len(have) != 2 || len(strays) != 0 {
@@ -728,7 +729,7 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		g := New(true, kernel.DefaultRoutingTable())
-		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
 		conn, err := nftables.New()
 		must(t, err)
 		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyINet} {
@@ -756,7 +757,7 @@ func TestWatch(t *testing.T) {
 		set(t)(g.Restore())
 		stands, err := readRuleset()
 		must(t, err)
-		if !slices.Contains(stands.comments[out], "c2 good 10.2.0.0/16 drop") {
+		if !slices.Contains(stands.comments[out], "c2 10.2.0.0/16 drop") {
 			t.Errorf("%v", stands.comments)
 		}
 		// Without damage, nothing is written.

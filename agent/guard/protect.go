@@ -182,7 +182,7 @@ func (m *Monitor) Protect(cluster string, want *plan.Desired, bounds plan.Bounds
 	if bounds.Existing == nil {
 		bounds.Existing = m.RoutedSubnets(cluster, nil)
 	}
-	r := Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
+	r := Remote{Permissive: want.Device.GetPermissive(), Closed: closed}
 	if own := bounds.Remote; own != nil {
 		want = &plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
 		r.Nodes, r.Port = own.Nodes, own.Port

@@ -3,6 +3,7 @@ package guard
 import (
 	"cmp"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -15,10 +16,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Remote is a remote cluster to guard: its addresses, and the only interface that leads to them.
+// Remote is a remote cluster to guard. The only interface that leads to its addresses is the device to the cluster,
+// which need not exist.
 type Remote struct {
-	// Device is the name of the interface, at most 15 bytes; it need not exist.
-	Device string
 	// Subnets are the remote's pod subnets, canonical.
 	Subnets []netip.Prefix
 	// Port is the UDP port of the device on this node, and Nodes are the subnets of the remote's nodes. Packets
@@ -59,9 +59,9 @@ func (d direction) tunnel() bool { return d == sending || d == arriving }
 
 // counterOf returns the name of the counter of dropped packets, and passedOf that of packets that bypassed a device
 // and were accepted.
-func counterOf(d direction, device string) string { return string(d) + "." + device }
+func counterOf(d direction, cluster string) string { return string(d) + "." + naming.Device(cluster) }
 
-func passedOf(d direction, device string) string { return counterOf(d, device) + ".passed" }
+func passedOf(d direction, cluster string) string { return counterOf(d, cluster) + ".passed" }
 
 // verdict is the action for packets that match a rule.
 type verdict string
@@ -77,44 +77,24 @@ const (
 // rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where nothing leaves or
 // enters the node. Port is the port of a tunnel's packets; then an invalid Prefix means all addresses.
 type rule struct {
-	Cluster, Device string
-	Prefix          netip.Prefix
-	Port            int
-	Verdict         verdict
+	Cluster string
+	Prefix  netip.Prefix
+	Port    int
+	Verdict verdict
 }
 
-// A comment has at most 128 bytes (nft's NFTNL_UDATA_COMMENT_MAXLEN). For clusters with longer names than longCluster,
-// derived stands for the device whose name follows from the cluster's.
-const (
-	longCluster = 32
-	derived     = "-"
-)
-
-// deviceOf returns the device that a comment names.
-func deviceOf(cluster, device string) string {
-	if device == derived {
-		return naming.Device(cluster)
-	}
-	return device
-}
-
-// comment returns the text that the kernel stores with a rule: the agent, also a later one, recognizes the rule by it.
+// comment returns the text that the kernel stores with a rule, of at most 128 bytes (nft's NFTNL_UDATA_COMMENT_MAXLEN):
+// the agent, also a later one, recognizes the rule by it.
 func (r rule) comment() string {
-	if r.Cluster == "" {
+	switch {
+	case r.Cluster == "":
 		return "loopback pass"
+	case r.Port == 0:
+		return fmt.Sprintf("%s %s %s", r.Cluster, r.Prefix, r.Verdict)
+	case !r.Prefix.IsValid():
+		return fmt.Sprintf("%s elsewhere %s %d", r.Cluster, r.Verdict, r.Port)
 	}
-	device := r.Device
-	if len(r.Cluster) > longCluster && device == naming.Device(r.Cluster) {
-		device = derived
-	}
-	if r.Port != 0 {
-		where := "elsewhere"
-		if r.Prefix.IsValid() {
-			where = r.Prefix.String()
-		}
-		return strings.Join([]string{r.Cluster, device, where, string(r.Verdict), strconv.Itoa(r.Port)}, " ")
-	}
-	return strings.Join([]string{r.Cluster, device, r.Prefix.String(), string(r.Verdict)}, " ")
+	return fmt.Sprintf("%s %s %s %d", r.Cluster, r.Prefix, r.Verdict, r.Port)
 }
 
 // rules returns the rules of a chain, in order. The longest prefix comes first, as in routing, so that a remote whose
@@ -127,7 +107,7 @@ func (all remotes) rules() []rule {
 			last = count
 		}
 		for _, prefix := range r.Subnets {
-			each = append(each, rule{cluster, r.Device, prefix, 0, last})
+			each = append(each, rule{cluster, prefix, 0, last})
 		}
 	}
 	slices.SortFunc(each, func(a, b rule) int {
@@ -137,7 +117,7 @@ func (all remotes) rules() []rule {
 	rules = append(rules, rule{})
 	for i, r := range each {
 		if !all[r.Cluster].Closed {
-			rules = append(rules, rule{r.Cluster, r.Device, r.Prefix, 0, pass})
+			rules = append(rules, rule{r.Cluster, r.Prefix, 0, pass})
 		}
 		if i+1 == len(each) || each[i+1].Prefix != r.Prefix {
 			rules = append(rules, r)
@@ -155,9 +135,9 @@ func (all remotes) tunnels() []rule {
 			continue
 		}
 		for _, prefix := range r.Nodes {
-			rules = append(rules, rule{cluster, r.Device, prefix, r.Port, pass})
+			rules = append(rules, rule{cluster, prefix, r.Port, pass})
 		}
-		rules = append(rules, rule{cluster, r.Device, netip.Prefix{}, r.Port, drop})
+		rules = append(rules, rule{cluster, netip.Prefix{}, r.Port, drop})
 	}
 	return rules
 }
@@ -177,16 +157,16 @@ func (all remotes) of(d direction, inbound bool) []rule {
 func parseTunnelComments(all remotes, comments []string) {
 	for _, c := range comments {
 		fields := strings.Fields(c)
-		if len(fields) != 5 {
+		if len(fields) != 4 {
 			continue
 		}
 		r, there := all[fields[0]]
-		port, err := strconv.Atoi(fields[4])
+		port, err := strconv.Atoi(fields[3])
 		if !there || err != nil {
 			continue
 		}
 		r.Port = port
-		if prefix, err := netip.ParsePrefix(fields[2]); err == nil {
+		if prefix, err := netip.ParsePrefix(fields[1]); err == nil {
 			r.Nodes = append(r.Nodes, prefix)
 		}
 		all[fields[0]] = r
@@ -199,15 +179,15 @@ func parseComments(comments []string) remotes {
 	passes := map[string]bool{}
 	for _, c := range comments {
 		fields := strings.Fields(c)
-		if len(fields) != 4 {
+		if len(fields) != 3 {
 			continue
 		}
-		prefix, err := netip.ParsePrefix(fields[2])
+		prefix, err := netip.ParsePrefix(fields[1])
 		if err != nil {
 			continue
 		}
 		r := all[fields[0]]
-		switch verdict(fields[3]) {
+		switch verdict(fields[2]) {
 		case pass:
 			passes[fields[0]] = true
 		case drop:
@@ -216,7 +196,6 @@ func parseComments(comments []string) remotes {
 		default:
 			continue
 		}
-		r.Device = deviceOf(fields[0], fields[1])
 		r.Subnets = append(r.Subnets, prefix)
 		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
 		r.Subnets = slices.Compact(r.Subnets)
@@ -232,13 +211,13 @@ func parseComments(comments []string) remotes {
 // counters returns the names of the counters of the rules.
 func (all remotes) counters() map[string]bool {
 	names := map[string]bool{}
-	for _, r := range all {
-		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true
+	for cluster, r := range all {
+		names[counterOf(out, cluster)], names[counterOf(in, cluster)] = true, true
 		if r.tunnel() {
-			names[counterOf(sending, r.Device)], names[counterOf(arriving, r.Device)] = true, true
+			names[counterOf(sending, cluster)], names[counterOf(arriving, cluster)] = true, true
 		}
 		if r.Permissive {
-			names[passedOf(out, r.Device)], names[passedOf(in, r.Device)] = true, true
+			names[passedOf(out, cluster)], names[passedOf(in, cluster)] = true, true
 		}
 	}
 	return names
@@ -266,15 +245,15 @@ func (r rule) expressions(d direction) []expr.Any {
 	switch r.Verdict {
 	case drop:
 		return append(exprs,
-			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Device)},
+			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Cluster)},
 			&expr.Verdict{Kind: expr.VerdictDrop})
 	case count:
 		return append(exprs,
-			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: passedOf(d, r.Device)},
+			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: passedOf(d, r.Cluster)},
 			&expr.Verdict{Kind: expr.VerdictAccept})
 	}
 	// "Accept" applies to this table only: other chains are still evaluated.
-	return append(append(exprs, by(r.Device)...), &expr.Verdict{Kind: expr.VerdictAccept})
+	return append(append(exprs, by(naming.Device(r.Cluster))...), &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
 // tunnelExpressions match UDP to the port, or from it.
@@ -293,7 +272,7 @@ func (r rule) tunnelExpressions(d direction) []expr.Any {
 		return append(append(exprs, r.addresses(d)...), &expr.Verdict{Kind: expr.VerdictAccept})
 	}
 	return append(exprs,
-		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Device)},
+		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Cluster)},
 		&expr.Verdict{Kind: expr.VerdictDrop})
 }
 

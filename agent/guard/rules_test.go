@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -24,42 +23,38 @@ func TestRules(t *testing.T) {
 	}{
 		"none": {remotes{}, []string{"loopback pass"}},
 		"one, of both families": {
-			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}},
+			remotes{"c2": {Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}},
 			[]string{
-				"loopback pass", "c2 wireguard.c2 fd00:2::/48 pass", "c2 wireguard.c2 fd00:2::/48 drop",
-				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
+				"loopback pass", "c2 fd00:2::/48 pass", "c2 fd00:2::/48 drop",
+				"c2 10.2.0.0/16 pass", "c2 10.2.0.0/16 drop",
 			},
 		},
 		"a subnet inside another's comes first": {
-			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
-				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.7.0/24")}},
+			remotes{"c2": {Subnets: prefixes("10.2.0.0/16")},
+				"c3": {Subnets: prefixes("10.2.7.0/24")}},
 			[]string{
-				"loopback pass", "c3 wireguard.c3 10.2.7.0/24 pass", "c3 wireguard.c3 10.2.7.0/24 drop",
-				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
+				"loopback pass", "c3 10.2.7.0/24 pass", "c3 10.2.7.0/24 drop",
+				"c2 10.2.0.0/16 pass", "c2 10.2.0.0/16 drop",
 			},
 		},
 		"an interface that is someone else's is passed by nothing": {
-			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Closed: true}},
-			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 drop"},
+			remotes{"c2": {Subnets: prefixes("10.2.0.0/16"), Closed: true}},
+			[]string{"loopback pass", "c2 10.2.0.0/16 drop"},
 		},
 		"a permissive remote is counted": {
-			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
-			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 count"},
+			remotes{"c2": {Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
+			[]string{"loopback pass", "c2 10.2.0.0/16 pass", "c2 10.2.0.0/16 count"},
 		},
 		"a cluster with a long name": {
-			remotes{long: {Device: naming.Device(long), Subnets: prefixes(longSubnet)}},
-			[]string{"loopback pass", long + " - " + longSubnet + " pass", long + " - " + longSubnet + " drop"},
-		},
-		"a cluster with a long name, whose device has another": {
-			remotes{long: {Device: "elsewhere", Subnets: prefixes("10.2.0.0/16")}},
-			[]string{"loopback pass", long + " elsewhere 10.2.0.0/16 pass", long + " elsewhere 10.2.0.0/16 drop"},
+			remotes{long: {Subnets: prefixes(longSubnet)}},
+			[]string{"loopback pass", long + " " + longSubnet + " pass", long + " " + longSubnet + " drop"},
 		},
 		"a subnet of two passes both devices": {
-			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
-				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
+			remotes{"c2": {Subnets: prefixes("10.2.0.0/16")},
+				"c3": {Subnets: prefixes("10.2.0.0/16")}},
 			[]string{
-				"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c3 wireguard.c3 10.2.0.0/16 pass",
-				"c3 wireguard.c3 10.2.0.0/16 drop",
+				"loopback pass", "c2 10.2.0.0/16 pass", "c3 10.2.0.0/16 pass",
+				"c3 10.2.0.0/16 drop",
 			},
 		},
 	} {
@@ -82,8 +77,8 @@ func TestRules(t *testing.T) {
 }
 
 func TestRemember(t *testing.T) {
-	if got := parseComments([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 log",
-		"c2 wireguard.c2 10.2.0.0 pass"}); len(got) != 0 {
+	if got := parseComments([]string{"", "somebody's own", "c2 10.2.0.0/16 log",
+		"c2 10.2.0.0 pass"}); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }
