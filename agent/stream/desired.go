@@ -7,6 +7,7 @@ package stream
 // again is removed only when an end mark names the cluster as complete.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -143,11 +144,17 @@ func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 		if err := s.check(m.Changes.GetChanges()); err != nil {
 			return d, err
 		}
-		for _, c := range m.Changes.GetChanges() {
-			s.received[clusterOf(c)] = true
-			if s.staging != nil {
+		for _, message := range m.Changes.GetChanges() {
+			c := changeOf(message)
+			s.received[c.cluster] = true
+			if s.staging == nil {
+				s.revision = message.GetRevision()
+			}
+			switch {
+			case c.kind == unknown:
+			case s.staging != nil:
 				record(s.staging, c)
-			} else {
+			default:
 				s.applyChange(c, d)
 			}
 		}
@@ -217,92 +224,89 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 		t := s.awaitingSync[cluster]
 		return s.networks[cluster] != nil || t != nil && t.device != nil
 	}
-	for _, c := range changes {
-		switch change := c.GetChange().(type) {
-		case *semaphorev1.PeeringChange_Device:
-			have[change.Device.GetCluster()] = true
-		case *semaphorev1.PeeringChange_DeleteDevice:
-			have[change.DeleteDevice] = false
-		case *semaphorev1.PeeringChange_Peer:
-			if key := change.Peer.GetKey(); !known(key.GetCluster()) {
-				return fmt.Errorf("the broker sends peer %q of %q before the device", key.GetNode(), key.GetCluster())
-			}
+	for _, message := range changes {
+		switch c := changeOf(message); {
+		case c.kind == aDevice:
+			have[c.cluster] = c.device != nil
+		case c.peer != nil && !known(c.cluster):
+			return fmt.Errorf("the broker sends peer %q of %q before the device", c.node, c.cluster)
 		}
 	}
 	return nil
 }
 
-func clusterOf(c *semaphorev1.PeeringChange) string {
-	switch change := c.GetChange().(type) {
+// change is what a message says of a device, or of a peer: nil for a deleted one.
+type change struct {
+	kind          changeKind
+	cluster, node string
+	device        *semaphorev1.Device
+	peer          *semaphorev1.Peer
+}
+
+type changeKind int
+
+const (
+	unknown changeKind = iota // of a later protocol version
+	aDevice
+	aPeer
+)
+
+func changeOf(m *semaphorev1.PeeringChange) change {
+	switch m := m.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
-		return change.Device.GetCluster()
+		return change{kind: aDevice, cluster: m.Device.GetCluster(), device: m.Device}
 	case *semaphorev1.PeeringChange_DeleteDevice:
-		return change.DeleteDevice
+		return change{kind: aDevice, cluster: m.DeleteDevice}
 	case *semaphorev1.PeeringChange_Peer:
-		return change.Peer.GetKey().GetCluster()
+		// A message without content is one of a peer without a name.
+		peer := cmp.Or(m.Peer, &semaphorev1.Peer{})
+		return change{kind: aPeer, cluster: peer.GetKey().GetCluster(), node: peer.GetKey().GetNode(), peer: peer}
 	case *semaphorev1.PeeringChange_DeletePeer:
-		return change.DeletePeer.GetCluster()
+		return change{kind: aPeer, cluster: m.DeletePeer.GetCluster(), node: m.DeletePeer.GetNode()}
 	}
-	return ""
+	return change{}
 }
 
 // record adds a change to what was received.
-func record(in map[string]*staged, c *semaphorev1.PeeringChange) {
-	of := func(cluster string) *staged {
-		if in[cluster] == nil {
-			in[cluster] = newStaged()
-		}
-		return in[cluster]
+func record(in map[string]*staged, c change) {
+	deleted := c.kind == aDevice && c.device == nil
+	if in[c.cluster] == nil || deleted {
+		in[c.cluster] = newStaged()
+		in[c.cluster].removed = deleted
 	}
-	switch change := c.GetChange().(type) {
-	case *semaphorev1.PeeringChange_Device:
-		of(change.Device.GetCluster()).device = change.Device
-	case *semaphorev1.PeeringChange_DeleteDevice:
-		in[change.DeleteDevice] = newStaged()
-		in[change.DeleteDevice].removed = true
-	case *semaphorev1.PeeringChange_Peer:
-		of(change.Peer.GetKey().GetCluster()).peers[change.Peer.GetKey().GetNode()] = change.Peer
-	case *semaphorev1.PeeringChange_DeletePeer:
-		of(change.DeletePeer.GetCluster()).peers[change.DeletePeer.GetNode()] = nil
+	switch {
+	case c.kind == aPeer:
+		in[c.cluster].peers[c.node] = c.peer
+	case !deleted:
+		in[c.cluster].device = c.device
 	}
 }
 
-func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
-	s.revision = c.GetRevision()
-	switch change := c.GetChange().(type) {
-	case *semaphorev1.PeeringChange_Device:
-		cluster := change.Device.GetCluster()
-		if s.networks[cluster] == nil && !s.named[cluster] {
-			// More of it may follow in other messages, so it is applied at the end mark.
-			if s.awaitingSync[cluster] == nil {
-				s.awaitingSync[cluster] = newStaged()
-			}
-			record(s.awaitingSync, c)
-			return
-		}
-		s.setDevice(cluster, change.Device, d)
-		s.recordAwaiting(cluster, c)
-	case *semaphorev1.PeeringChange_DeleteDevice:
+func (s *State) applyChange(c change, d Dirty) {
+	n := s.networks[c.cluster]
+	switch {
+	case c.kind == aDevice && c.device == nil:
 		// This also applies to an unknown cluster: its device may exist from an earlier agent.
-		delete(s.networks, change.DeleteDevice)
-		delete(s.awaitingSync, change.DeleteDevice)
-		d.Networks[change.DeleteDevice] = true
-	case *semaphorev1.PeeringChange_Peer:
-		key := change.Peer.GetKey()
-		if n := s.networks[key.GetCluster()]; n != nil {
-			if !proto.Equal(n.Peers[key.GetNode()], change.Peer) {
-				d.peer(key)
-			}
-			n.Peers[key.GetNode()] = change.Peer
-		}
-		s.recordAwaiting(key.GetCluster(), c)
-	case *semaphorev1.PeeringChange_DeletePeer:
-		if n := s.networks[change.DeletePeer.GetCluster()]; n != nil && n.Peers[change.DeletePeer.GetNode()] != nil {
-			delete(n.Peers, change.DeletePeer.GetNode())
-			d.peer(change.DeletePeer)
-		}
-		s.recordAwaiting(change.DeletePeer.GetCluster(), c)
+		s.forget(c.cluster, d)
+		return
+	case c.kind == aDevice && n == nil && !s.named[c.cluster]:
+		record(s.awaitingSync, c) // more of it may follow in other messages, so it is applied at the end mark
+		return
+	case c.kind == aDevice:
+		s.setDevice(c.cluster, c.device, d)
+	case n != nil:
+		setPeer(n, c.cluster, c.node, c.peer, d)
 	}
+	if s.awaitingSync[c.cluster] != nil {
+		record(s.awaitingSync, c)
+	}
+}
+
+// forget discards a cluster that has no device.
+func (s *State) forget(cluster string, d Dirty) {
+	delete(s.networks, cluster)
+	delete(s.awaitingSync, cluster)
+	d.Networks[cluster] = true
 }
 
 // setDevice sets the device of a cluster, which is reconciled as a whole only if it differs, and returns the network.
@@ -319,18 +323,17 @@ func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *
 	return n
 }
 
-// recordAwaiting records what was received of a cluster that is not complete.
-func (s *State) recordAwaiting(cluster string, c *semaphorev1.PeeringChange) {
-	if s.awaitingSync[cluster] != nil {
-		record(s.awaitingSync, c)
+// setPeer sets the peer of a node; nil for none.
+func setPeer(n *plan.Desired, cluster, node string, peer *semaphorev1.Peer, d Dirty) {
+	if !proto.Equal(n.Peers[node], peer) {
+		if d.Peers[cluster] == nil {
+			d.Peers[cluster] = map[string]bool{}
+		}
+		d.Peers[cluster][node] = true
 	}
-}
-
-func (d Dirty) peer(key *semaphorev1.PeerKey) {
-	if d.Peers[key.GetCluster()] == nil {
-		d.Peers[key.GetCluster()] = map[string]bool{}
+	if n.Peers[node] = peer; peer == nil {
+		delete(n.Peers, node)
 	}
-	d.Peers[key.GetCluster()][key.GetNode()] = true
 }
 
 // applySynced applies a staged state, and removes what complete clusters had and did not send again. A cluster that
@@ -338,8 +341,7 @@ func (d Dirty) peer(key *semaphorev1.PeerKey) {
 func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
 	s.revision, s.synced, s.current = m.GetRevision(), true, true
 	if s.staging != nil {
-		s.epoch, s.awaitingSync = s.stagingEpoch, s.staging
-		s.staging = nil
+		s.epoch, s.awaitingSync, s.staging = s.stagingEpoch, s.staging, nil
 		clear(s.named)
 		for cluster := range s.networks {
 			if s.awaitingSync[cluster] == nil {
@@ -347,70 +349,38 @@ func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
 			}
 		}
 		for cluster, t := range s.awaitingSync {
-			s.merge(cluster, t, d)
-			if t.device != nil {
-				s.confirm(cluster, d)
-			}
+			s.apply(cluster, t, t.removed, d)
 		}
 	}
 	for _, cluster := range m.GetClusters() {
 		s.named[cluster] = true
 		if t := s.awaitingSync[cluster]; t != nil {
-			if s.networks[cluster] == nil {
-				s.merge(cluster, t, d)
-			}
-			s.prune(cluster, t, d)
-			s.confirm(cluster, d)
+			s.apply(cluster, t, true, d)
 			delete(s.awaitingSync, cluster)
 		}
 	}
 }
 
-// merge adds what was staged for a cluster to what it has.
-func (s *State) merge(cluster string, t *staged, d Dirty) {
-	if t.removed && t.device == nil {
-		delete(s.networks, cluster)
-		delete(s.awaitingSync, cluster)
-		d.Networks[cluster] = true
-		return
-	}
+// apply adds what was staged of a cluster to what it has, or replaces that. Restored networks are applied to the node
+// only in part, so that a device which the broker has sent must be reconciled.
+func (s *State) apply(cluster string, t *staged, replace bool, d Dirty) {
 	if t.device == nil {
+		if replace && (t.removed || s.networks[cluster] != nil) {
+			s.forget(cluster, d)
+		}
 		return
 	}
 	n := s.setDevice(cluster, t.device, d)
 	for node, peer := range t.peers {
-		if !proto.Equal(n.Peers[node], peer) {
-			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
-		}
-		if peer == nil {
-			delete(n.Peers, node)
-		} else {
-			n.Peers[node] = peer
-		}
+		setPeer(n, cluster, node, peer, d)
 	}
-	if t.removed {
-		s.dropUnlisted(cluster, t, d)
-	}
-}
-
-// prune reduces what a cluster has to what was received of it.
-func (s *State) prune(cluster string, t *staged, d Dirty) {
-	switch {
-	case s.networks[cluster] == nil:
-	case t.device == nil:
-		delete(s.networks, cluster)
-		d.Networks[cluster] = true
-	default:
-		s.dropUnlisted(cluster, t, d)
-	}
-}
-
-func (s *State) dropUnlisted(cluster string, t *staged, d Dirty) {
-	n := s.networks[cluster]
 	for node := range n.Peers {
-		if t.peers[node] == nil {
-			delete(n.Peers, node)
-			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
+		if replace && t.peers[node] == nil {
+			setPeer(n, cluster, node, nil, d)
 		}
+	}
+	if n.Restored {
+		n.Restored = false
+		d.Networks[cluster] = true
 	}
 }

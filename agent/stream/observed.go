@@ -24,15 +24,8 @@ func (o Observed) Add(cluster, node string, at time.Time) {
 // existed for a long time.
 func (o Observed) changes(all []*semaphorev1.PeeringChange, d Dirty) {
 	for _, c := range all {
-		if !c.GetObservedAt().IsValid() {
-			continue
-		}
-		key := c.GetPeer().GetKey()
-		if key == nil {
-			key = c.GetDeletePeer()
-		}
-		if key != nil && d.Peers[key.GetCluster()][key.GetNode()] {
-			o.Add(key.GetCluster(), key.GetNode(), c.GetObservedAt().AsTime())
+		if of := changeOf(c); c.GetObservedAt().IsValid() && d.Peers[of.cluster][of.node] {
+			o.Add(of.cluster, of.node, c.GetObservedAt().AsTime())
 		}
 	}
 }

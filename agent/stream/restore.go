@@ -21,15 +21,6 @@ func (s *State) Restore(networks map[string]*plan.Desired) Dirty {
 	return d
 }
 
-// confirm records that the broker has sent the desired state of a cluster. Restored networks are applied only in part,
-// so the device must be reconciled.
-func (s *State) confirm(cluster string, d Dirty) {
-	if n := s.networks[cluster]; n != nil && n.Restored {
-		n.Restored = false
-		d.Networks[cluster] = true
-	}
-}
-
 // Snapshot returns the whole desired state, to be saved for a later agent; false before a whole state was received.
 // Messages are immutable.
 func (s *State) Snapshot() (map[string]*plan.Desired, bool) {

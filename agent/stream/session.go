@@ -133,21 +133,17 @@ func (s *Session) record(m *semaphorev1.AttachResponse) {
 	}
 }
 
-func eventOf(change *semaphorev1.PeeringChange) events.Event {
-	e := events.Event{Action: "receive"}
-	switch c := change.GetChange().(type) {
-	case *semaphorev1.PeeringChange_Device:
-		e = events.Device(c.Device.GetCluster(), "receive", "")
-	case *semaphorev1.PeeringChange_DeleteDevice:
-		e = events.Device(c.DeleteDevice, "delete", "")
-	case *semaphorev1.PeeringChange_Peer:
-		k := c.Peer.GetKey()
-		e = events.Peer(k.GetCluster(), k.GetNode(), "receive", c.Peer.GetWireguard().GetAddress())
-	case *semaphorev1.PeeringChange_DeletePeer:
-		e = events.Peer(c.DeletePeer.GetCluster(), c.DeletePeer.GetNode(), "delete", "")
+func eventOf(m *semaphorev1.PeeringChange) events.Event {
+	c, action := changeOf(m), "receive"
+	if c.device == nil && c.peer == nil {
+		action = "delete"
 	}
-	if change.GetObservedAt().IsValid() {
-		e.ObservedAt = change.GetObservedAt().AsTime()
+	e := events.Device(c.cluster, action, "")
+	if c.kind == aPeer {
+		e = events.Peer(c.cluster, c.node, action, c.peer.GetWireguard().GetAddress())
+	}
+	if m.GetObservedAt().IsValid() {
+		e.ObservedAt = m.GetObservedAt().AsTime()
 	}
 	return e
 }
