@@ -6,8 +6,6 @@ import (
 	"maps"
 	"time"
 
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -44,8 +42,7 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *kernel.Device)
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
 	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
 	if d.applied.Device.GetPermissive() {
-		node := func(key wgtypes.Key) (string, bool) { node, _, ok := d.peers.Endpoint(key); return node, ok }
-		if !maps.Equal(r.nodesHeard(d, d.applied, is.Peers, node), d.applied.Heard) {
+		if !maps.Equal(r.nodesHeard(d, d.applied, is.Peers, d.peers.Endpoint), d.applied.Heard) {
 			return false, is
 		}
 	}

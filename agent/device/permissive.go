@@ -48,7 +48,7 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 // nodesHeard decides to which nodes of a permissive remote packets go through the tunnel: to none while the remote is
 // clear; nil for a strict one. peers are those of the device, and nodes names the node of a key.
 func (r *Reconciler) nodesHeard(
-	d *device, want *plan.Desired, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
+	d *device, want *plan.Desired, peers []wgtypes.Peer, nodes plan.Wanted,
 ) map[string]bool {
 	if !want.Device.GetPermissive() {
 		d.permissive = nil

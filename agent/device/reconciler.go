@@ -12,9 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -254,7 +252,7 @@ func (r *Reconciler) plan(
 	if existing != nil {
 		peers = existing.Peers
 	}
-	want.Heard = r.nodesHeard(d, want, peers, nodesByKey(want))
+	want.Heard = r.nodesHeard(d, want, peers, plan.Endpoints(want))
 	steps := plan.Network(d.cluster, want, bounds, key, existing)
 	steps.SetSources(sources, existing, acceptsBeforeRoutes(want.Device))
 	if existing != nil {
@@ -337,15 +335,3 @@ func (r *Reconciler) Programmed(observed stream.Observed) {
 
 // endpoints returns the endpoints of the first peers, by name: the link rarely differs by peer.
 func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return plan.Addresses(peers, 64) }
-
-// nodesByKey maps the public keys of a network's peers to their nodes.
-func nodesByKey(want *plan.Desired) func(wgtypes.Key) (string, bool) {
-	names := make(map[string]string, len(want.Peers))
-	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first
-		names[string(want.Peers[node].GetWireguard().GetPublicKey())] = node
-	}
-	return func(key wgtypes.Key) (string, bool) {
-		node, ok := names[string(key[:])]
-		return node, ok
-	}
-}

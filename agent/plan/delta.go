@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -118,10 +117,8 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 		was, there := before[key]
 		switch {
 		case there && was.endpoint == is.endpoint && slices.Equal(was.prefixes, is.prefixes):
-		case there && slices.Equal(was.prefixes, is.prefixes): // replacing allowed IPs would drop packets meanwhile
-			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true,
-				Endpoint:                    net.UDPAddrFromAddrPort(is.endpoint),
-				PersistentKeepaliveInterval: &p.keepalive})
+		case there && slices.Equal(was.prefixes, is.prefixes):
+			cfg.Peers = append(cfg.Peers, is.update(p.keepalive))
 		default:
 			cfg.Peers = append(cfg.Peers, is.config(p.keepalive))
 		}
@@ -158,6 +155,15 @@ func (p *AppliedPeers) effectivePeer(node string) (is peer, ok bool) {
 		is.prefixes = slices.DeleteFunc(slices.Clone(is.prefixes), anothers)
 	}
 	return is, true
+}
+
+// withKey returns the peer with a public key; ok is false if there is none.
+func (p *AppliedPeers) withKey(key wgtypes.Key) (is peer, ok bool) {
+	node, ok := p.keys.first[key]
+	if !ok {
+		return peer{}, false
+	}
+	return p.effectivePeer(node)
 }
 
 // add adds a node that is not present.
@@ -257,16 +263,6 @@ func (p *AppliedPeers) Peers() int { return len(p.keys.first) }
 
 func (p *AppliedPeers) RefusedCount() int { return len(p.refused) }
 
-// configs returns the complete configurations of all peers, by public key.
-func (p *AppliedPeers) configs() map[wgtypes.Key]wgtypes.PeerConfig {
-	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(p.keys.first))
-	for key, node := range p.keys.first {
-		is, _ := p.effectivePeer(node)
-		out[key] = is.config(p.keepalive)
-	}
-	return out
-}
-
 // Matches reports whether a device is as it was programmed, except for routes that failed; if not, Network plans the
 // steps. Periodic checks call it, which nearly always find no difference, so it allocates nothing except for peers
 // that contradict each other. device is the recorded one.
@@ -277,11 +273,8 @@ func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, faile
 		return false
 	}
 	for i := range existing.Peers {
-		node, ok := p.keys.first[existing.Peers[i].PublicKey]
-		if !ok {
-			return false
-		}
-		if is, ok := p.effectivePeer(node); !ok || !is.matches(&existing.Peers[i], p.keepalive) {
+		is, ok := p.withKey(existing.Peers[i].PublicKey)
+		if !ok || !is.matches(&existing.Peers[i], p.keepalive) {
 			return false
 		}
 	}
@@ -295,20 +288,4 @@ func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
 	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok
-}
-
-// matches reports whether a peer is as desired.
-func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
-	if is.Endpoint == nil || unmap(is.Endpoint) != p.endpoint || is.PersistentKeepaliveInterval != keepalive ||
-		len(is.AllowedIPs) != len(p.prefixes) {
-		return false
-	}
-	for _, ip := range is.AllowedIPs {
-		addr, _ := netip.AddrFromSlice(ip.IP)
-		bits, _ := ip.Mask.Size()
-		if !slices.Contains(p.prefixes, netip.PrefixFrom(addr.Unmap(), bits)) {
-			return false
-		}
-	}
-	return true
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net"
 	"slices"
 	"time"
 
@@ -70,7 +71,7 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 	}
 	var peers []wgtypes.PeerConfig
 	for _, p := range cfg.Peers {
-		takes := slices.ContainsFunc(sorted(p.AllowedIPs), func(prefix string) bool { return had[prefix] })
+		takes := slices.ContainsFunc(p.AllowedIPs, func(ip net.IPNet) bool { return had[ip.String()] })
 		live = live || takes && !p.Remove
 		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil &&
 			*p.PersistentKeepaliveInterval > 0 {

@@ -31,13 +31,13 @@ type heardNode struct {
 // remain heard. A node with a new key remains heard: packets wait in WireGuard for the handshake, as with a strict
 // remote.
 func (h *Heard) Update(now time.Time, peers []wgtypes.Peer, wanted map[string]*semaphorev1.Peer,
-	nodeOf func(wgtypes.Key) (string, bool), silent func(wgtypes.Key) bool, hold bool) map[string]bool {
+	nodeOf Wanted, silent func(wgtypes.Key) bool, hold bool) map[string]bool {
 	if h.nodes == nil {
 		h.nodes = map[string]*heardNode{}
 	}
 	for i := range peers {
 		p := &peers[i]
-		node, ok := nodeOf(p.PublicKey)
+		node, _, ok := nodeOf(p.PublicKey)
 		if !ok {
 			continue
 		}

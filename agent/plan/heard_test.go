@@ -2,6 +2,7 @@ package plan
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -17,10 +18,10 @@ func TestHeard(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	const keepalive = 25 * time.Second
 	key := func(node string) wgtypes.Key { return wgtypes.Key([]byte(node + strings.Repeat(".", 32-len(node)))) }
-	node := func(k wgtypes.Key) (string, bool) {
+	node := func(k wgtypes.Key) (string, netip.AddrPort, bool) {
 		name := strings.TrimRight(string(k[:]), ".")
 		name, _, _ = strings.Cut(name, "'") // n1' is n1 with another key
-		return name, name != "stranger"
+		return name, netip.AddrPort{}, name != "stranger"
 	}
 	peer := func(node string, handshake time.Time, every time.Duration) wgtypes.Peer {
 		return wgtypes.Peer{PublicKey: key(node), LastHandshakeTime: handshake, PersistentKeepaliveInterval: every}
@@ -76,14 +77,14 @@ func TestHeard(t *testing.T) {
 				at := now.Add(time.Duration(i) * time.Millisecond)
 				wanted := map[string]*semaphorev1.Peer{}
 				for _, p := range l.peers {
-					name, _ := node(p.PublicKey)
+					name, _, _ := node(p.PublicKey)
 					wanted[name] = &semaphorev1.Peer{}
 				}
 				if l.replaced {
 					l.peers = nil
 				}
 				got := h.Update(at, l.peers, wanted, node,
-					func(k wgtypes.Key) bool { n, _ := node(k); return n == l.silent }, l.hold)
+					func(k wgtypes.Key) bool { n, _, _ := node(k); return n == l.silent }, l.hold)
 				if s := strings.Join(slices.Sorted(maps.Keys(got)), " "); s != l.want {
 					t.Errorf("look %d: %q, want %q", i, s, l.want)
 				}

@@ -111,12 +111,18 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 	} else if existing.ListenPort != port {
 		cfg.ListenPort = &port
 	}
-	if cfg.PrivateKey != nil || cfg.ListenPort != nil {
-		s.Config = &cfg
-	}
+	s.Config = notEmpty(cfg)
 	s.subnets = subnets
 	s.routes(subnets, existing)
 	return s, existing
+}
+
+// notEmpty returns nil for a configuration that changes nothing.
+func notEmpty(cfg wgtypes.Config) *wgtypes.Config {
+	if cfg.PrivateKey == nil && cfg.ListenPort == nil && len(cfg.Peers) == 0 {
+		return nil
+	}
+	return &cfg
 }
 
 // Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
@@ -132,19 +138,23 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 	if s.Config != nil {
 		cfg = *s.Config
 	}
-	peers := s.Applied.configs()
-	present := map[wgtypes.Key]bool{}
-	for _, p := range existing.Peers {
+	present, keepalive := map[wgtypes.Key]bool{}, s.Applied.keepalive
+	for i := range existing.Peers {
+		p := &existing.Peers[i]
 		present[p.PublicKey] = true
-		if wanted, ok := peers[p.PublicKey]; !ok {
+		switch is, ok := s.Applied.withKey(p.PublicKey); {
+		case !ok:
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
-		} else if !matchesConfig(p, wanted) {
-			cfg.Peers = append(cfg.Peers, changedConfig(p, wanted))
+		case is.matches(p, keepalive):
+		case is.hasPrefixes(p):
+			cfg.Peers = append(cfg.Peers, is.update(keepalive))
+		default:
+			cfg.Peers = append(cfg.Peers, is.config(keepalive))
 		}
 	}
-	for k, p := range peers {
-		if !present[k] {
-			cfg.Peers = append(cfg.Peers, p)
+	for key := range s.Applied.keys.first {
+		if is, ok := s.Applied.withKey(key); ok && !present[key] {
+			cfg.Peers = append(cfg.Peers, is.config(keepalive))
 		}
 	}
 	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a
@@ -158,9 +168,7 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 		}
 		return bytes.Compare(a.PublicKey[:], b.PublicKey[:])
 	})
-	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
-		s.Config = &cfg
-	}
+	s.Config = notEmpty(cfg)
 	if want.Restored && !s.Create {
 		s.restoring(existing)
 	}
@@ -266,33 +274,33 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 	return c
 }
 
-// matchesConfig reports whether an existing peer is as desired.
-func matchesConfig(existing wgtypes.Peer, want wgtypes.PeerConfig) bool {
-	return existing.Endpoint != nil && unmap(existing.Endpoint) == unmap(want.Endpoint) &&
-		existing.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
-		slices.Equal(sorted(existing.AllowedIPs), sorted(want.AllowedIPs))
+// update returns the configuration of a peer that has its allowed IPs: packets would be dropped while they are replaced.
+func (p peer) update(keepalive time.Duration) wgtypes.PeerConfig {
+	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(p.endpoint),
+		PersistentKeepaliveInterval: &keepalive}
 }
 
-// changedConfig returns the configuration that makes an existing peer the desired one. It does not set unchanged
-// allowed IPs again, as packets would be dropped while they are replaced.
-func changedConfig(existing wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
-	if slices.Equal(sorted(existing.AllowedIPs), sorted(want.AllowedIPs)) {
-		want.UpdateOnly, want.ReplaceAllowedIPs, want.AllowedIPs = true, false, nil
+// matches reports whether a peer is as desired.
+func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
+	return is.Endpoint != nil && unmap(is.Endpoint) == p.endpoint && is.PersistentKeepaliveInterval == keepalive &&
+		p.hasPrefixes(is)
+}
+
+// hasPrefixes reports whether a peer has the desired allowed IPs.
+func (p peer) hasPrefixes(is *wgtypes.Peer) bool {
+	if len(is.AllowedIPs) != len(p.prefixes) {
+		return false
 	}
-	return want
+	for i := range is.AllowedIPs {
+		if prefix, _ := kernel.PrefixOf(&is.AllowedIPs[i]); !slices.Contains(p.prefixes, prefix) {
+			return false
+		}
+	}
+	return true
 }
 
 // unmap normalizes IPv4 addresses, of which net.UDPAddr has two forms.
 func unmap(a *net.UDPAddr) netip.AddrPort {
 	at := a.AddrPort()
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
-}
-
-func sorted(ips []net.IPNet) []string {
-	out := make([]string, len(ips))
-	for i := range ips {
-		out[i] = ips[i].String()
-	}
-	slices.Sort(out)
-	return out
 }

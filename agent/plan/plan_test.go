@@ -123,7 +123,11 @@ func configure(d *kernel.Device, cfg wgtypes.Config) {
 func lines(d *kernel.Device) []string {
 	var out []string
 	for _, p := range d.Peers {
-		ips := sorted(p.AllowedIPs)
+		var ips []string
+		for _, ip := range p.AllowedIPs {
+			ips = append(ips, ip.String())
+		}
+		slices.Sort(ips)
 		out = append(out, strings.TrimSpace(fmt.Sprintf("%c %s %s", p.PublicKey[0], p.Endpoint, strings.Join(ips, " "))))
 	}
 	for _, r := range d.Routes {

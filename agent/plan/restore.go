@@ -18,7 +18,6 @@ func (s *Steps) restoring(existing *kernel.Device) {
 		return
 	}
 	had := *s.Config
-	s.Config = nil
 	var cfg wgtypes.Config
 	if existing.PrivateKey == (wgtypes.Key{}) {
 		cfg.PrivateKey = had.PrivateKey
@@ -45,7 +44,5 @@ func (s *Steps) restoring(existing *kernel.Device) {
 			cfg.Peers = append(cfg.Peers, p)
 		}
 	}
-	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
-		s.Config = &cfg
-	}
+	s.Config = notEmpty(cfg)
 }

@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -49,14 +51,15 @@ type Roamed struct {
 // Wanted returns the node of a peer and its desired endpoint; ok is false for an undesired one.
 type Wanted func(wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool)
 
-// Endpoints returns the desired endpoints of a network, for Roaming.
+// Endpoints returns the desired peers of a network with their endpoints.
 func Endpoints(want *Desired) Wanted {
 	type place struct {
 		node     string
 		endpoint netip.AddrPort
 	}
 	places := make(map[wgtypes.Key]place, len(want.Peers))
-	for node, p := range want.Peers {
+	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first
+		p := want.Peers[node]
 		key, err := wgtypes.NewKey(p.GetWireguard().GetPublicKey())
 		if err != nil {
 			continue
