@@ -74,7 +74,6 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	return g.Wait()
 }
 
-// tableOf returns the routing table of a configuration.
 func tableOf(cfg *config.Agent) kernel.RoutingTable {
 	return kernel.RoutingTable{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// BootGuard configures GuardAtBoot.
 type BootGuard struct {
 	// StateFile is the state file of the agent that ran before the boot.
 	StateFile string

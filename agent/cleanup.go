@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// CleanupOptions state what Cleanup removes.
 type CleanupOptions struct {
 	// Keys also removes the private keys.
 	Keys bool

@@ -116,7 +116,6 @@ func (a *agent) watchClock() {
 	a.queue.poke()
 }
 
-// clockProblem returns what a clock that was set back still prevents; empty for nothing.
 func (a *agent) clockProblem() string {
 	var created []time.Time
 	for _, cluster := range a.session.Clusters() {

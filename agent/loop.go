@@ -33,7 +33,6 @@ type queue struct {
 
 func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: plan.NewWork()} }
 
-// poke starts a round.
 func (q *queue) poke() {
 	select {
 	case q.wake <- struct{}{}:
@@ -41,7 +40,6 @@ func (q *queue) poke() {
 	}
 }
 
-// set starts a round that sets the device to a cluster.
 func (q *queue) set(cluster string) {
 	q.mu.Lock()
 	q.work.Devices[cluster] = true
@@ -151,7 +149,6 @@ func (a *agent) take(full bool) (stream.Changes, plan.Round, guard.Work) {
 	return changes, a.schedule.Take(now, work, full, a.session.Clusters()), a.node.Take(now, full)
 }
 
-// next returns when something is due next; zero for never.
 func (a *agent) next() time.Time {
 	now := time.Now()
 	next := plan.Earlier(a.schedule.Next(now), a.node.Next())
@@ -183,7 +180,6 @@ func (a *agent) rotate(ctx context.Context, at stream.Position) {
 	}
 }
 
-// answer executes an operator's order.
 func (a *agent) answer(ctx context.Context, r devices.KeyRequest, listens bool) (out devices.KeyResult) {
 	if !listens && !r.Force {
 		return devices.KeyResult{Err: status.Errorf(codes.FailedPrecondition,

@@ -30,7 +30,6 @@ type scrapes struct {
 	reads    singleflight.Group
 }
 
-// register registers all metrics except those of the devices.
 func (a *agent) register(reg prometheus.Registerer) { reg.MustRegister(a.collectors()...) }
 
 func (a *agent) collectors() []prometheus.Collector {
@@ -59,17 +58,14 @@ func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 	}
 }
 
-// ready returns nil when the node is as desired; see status.Ready.
 func (a *agent) ready() error { return status.Ready(a.board.Get(), a.session.View(time.Now())) }
 
-// status returns the agent's status for DebugService.
 func (a *agent) status() *semaphorev1.GetStatusResponse {
 	s := a.describe()
 	finding.Judge(s, append(status.AddKernel(s, a.kernel.Device), a.findings()...)...)
 	return s
 }
 
-// describe returns the status without what the kernel has, and without findings.
 func (a *agent) describe() *semaphorev1.GetStatusResponse {
 	stream := a.session.View(time.Now())
 	s := status.Status(a.board.Get(), stream, a.peers.Status)
@@ -116,7 +112,6 @@ func (a *agent) lookup() *paths.Lookup {
 	}
 }
 
-// Gather implements prometheus.Gatherer.
 func (s *scrapes) Gather() ([]*dto.MetricFamily, error) {
 	families, err := s.registry.Gather()
 	devices, _, _ := s.reads.Do("", func() (any, error) { return s.agent.readDevices(), nil })

@@ -14,7 +14,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Begin implements stream.Handler.
 func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	a.node.StreamBegins()
 	a.keys.StreamBegins()
@@ -71,7 +70,6 @@ func (a *agent) judgeHeld() {
 	}
 }
 
-// Ended implements stream.Handler.
 func (a *agent) Ended(err error) { a.session.Ended(err) }
 
 // operator serves operators on the agent's debug socket.
@@ -80,7 +78,6 @@ type operator struct {
 	*agent
 }
 
-// RotateKey implements semaphorev1.ControlServiceServer.
 func (o operator) RotateKey(ctx context.Context,
 	req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
 	node := o.session.View(time.Now()).Node

@@ -115,7 +115,6 @@ func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Pr
 	return later, waitForPackets(ctx)
 }
 
-// waitForPackets waits for drainTime, or until ctx ends.
 func waitForPackets(ctx context.Context) error {
 	select {
 	case <-time.After(drainTime):

@@ -82,7 +82,6 @@ func (m *metrics) synced(cluster, device, what string, err error, started time.T
 	m.applySeconds.WithLabelValues(what).Observe(time.Since(started).Seconds())
 }
 
-// forget deletes the series of a device that was removed.
 func (m *metrics) forget(cluster, device string) {
 	m.propagation.DeleteLabelValues(cluster)
 	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues} {

@@ -10,7 +10,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// onlyGuard is the problem of an orphan that has a guard and no device.
 const onlyGuard = "the broker sent nothing about this cluster and the device is missing, so the guard drops packets " +
 	"to it"
 

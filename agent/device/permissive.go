@@ -25,7 +25,6 @@ const (
 	filterInterval = 5 * time.Second
 )
 
-// permissive is the state of one permissive remote.
 type permissive struct {
 	heard plan.Heard
 	// hold is why packets to no further node enter the tunnel, as of heldAt; empty for no reason.

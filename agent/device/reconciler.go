@@ -32,7 +32,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Kernel is what the Reconciler reads and changes of the node.
 type Kernel interface {
 	Device(name string) (*kernel.Device, error)
 	Links() ([]kernel.Link, error)
@@ -106,7 +105,6 @@ type device struct {
 	adopted    bool
 }
 
-// New returns the Reconciler of a node of which nothing is known.
 func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
 	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), devices: map[string]*device{}}
 }
@@ -122,7 +120,6 @@ func (r *Reconciler) device(cluster string) *device {
 	return d
 }
 
-// publish puts the view of a device on the board.
 func (r *Reconciler) publish(d *device) {
 	view := status.Device{Report: d.report, Problem: d.problem, Findings: d.findings, Failure: d.failure,
 		Roamed: d.roamed}
@@ -162,7 +159,6 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *kernel.Devic
 	r.record(d, want, done, err)
 }
 
-// outcome is the result of the steps for a device.
 type outcome struct {
 	plan.Steps
 	// replacesLive: the configuration replaces peers with a session.
@@ -240,7 +236,6 @@ func (r *Reconciler) apply(
 	return done, err
 }
 
-// plan decides the steps for a device, which may not exist.
 func (r *Reconciler) plan(
 	d *device, want *plan.Desired, bounds plan.Bounds, sources plan.Sources, existing *kernel.Device,
 ) (plan.Steps, error) {

@@ -60,7 +60,6 @@ func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found
 	return found
 }
 
-// record records what was done, and what was observed of the device.
 func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err error) {
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)

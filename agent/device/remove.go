@@ -45,7 +45,6 @@ func (r *Reconciler) remove(d *device) {
 	}
 }
 
-// delete deletes a device of this agent, and reports whether it existed.
 func (r *Reconciler) delete(d *device) (existed bool, err error) {
 	if plan.Cluster(d.cluster) != nil {
 		return false, nil // no such cluster has ever had a device

@@ -55,10 +55,8 @@ func (s Schedule) Ask(cluster string, at time.Time) {
 	t.asked = plan.Earlier(t.asked, at)
 }
 
-// Force makes a requested replacement ignore what prevents it.
 func (s Schedule) Force(cluster string) { s.turn(cluster).forced = true }
 
-// Forced reports whether the replacement of a cluster's key was forced.
 func (s Schedule) Forced(cluster string) bool { return s[cluster] != nil && s[cluster].forced }
 
 // Know records the current key of a cluster by its public key, with its maximal age; 0 for any.
@@ -102,7 +100,6 @@ func (s Schedule) Next(can func(cluster string) bool) (next time.Time) {
 	return next
 }
 
-// due returns when the key is due; zero for never.
 func (t *turn) due() (at time.Time) {
 	at = t.asked
 	if t.aged.maxAge > 0 {

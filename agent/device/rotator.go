@@ -68,7 +68,6 @@ type KeyResult struct {
 	Err  error
 }
 
-// NewRotator returns the Rotator of an agent whose keys are in dir.
 func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
 		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
@@ -139,7 +138,6 @@ func (r *Rotator) Stored(cluster string) (kernel.StoredKey, bool) {
 	return key, ok
 }
 
-// Problem returns what is wrong with the key of a cluster; nil for nothing.
 func (r *Rotator) Problem(cluster string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,7 +238,6 @@ func (r *Rotator) Ask(request KeyRequest) {
 	r.requests = append(r.requests, request)
 }
 
-// Asked returns the requests since the last call.
 func (r *Rotator) Asked() []KeyRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -33,23 +33,19 @@ type Event struct {
 	args    []any
 }
 
-// Device returns an event of the device to a cluster.
 func Device(cluster, action, detail string) Event {
 	return Event{Cluster: cluster, Object: "device " + naming.Device(cluster), Action: action, Detail: detail}
 }
 
-// Peer returns an event of one peer: a node of a remote cluster.
 func Peer(cluster, node, action, detail string) Event {
 	return Event{Cluster: cluster, Object: "peer " + cluster + "/" + node, Action: action, Detail: detail}
 }
 
-// Log adds a log line to the event.
 func (e Event) Log(level slog.Level, message string, args ...any) Event {
 	e.level, e.message, e.args = level, message, args
 	return e
 }
 
-// Info adds a log line for a change of state.
 func (e Event) Info(message string, args ...any) Event {
 	return e.Log(slog.LevelInfo, message, args...)
 }
@@ -64,10 +60,8 @@ type Sink struct{ recorder *debug.Recorder }
 
 func New(cluster string) *Sink { return &Sink{recorder: debug.NewRecorder("agent", cluster, "")} }
 
-// Recorder returns what the debug socket serves.
 func (s *Sink) Recorder() *debug.Recorder { return s.recorder }
 
-// SetNode sets the node of all later records.
 func (s *Sink) SetNode(node string) { s.recorder.SetNode(node) }
 
 func (s *Sink) Emit(e Event) {

@@ -34,7 +34,6 @@ func JoinProblems(lists ...[]string) string {
 	return TruncateProblem(strings.Join(lines, "; "))
 }
 
-// AddProblem adds a problem to a text of problems; nil for none.
 func AddProblem(problem string, err error) string {
 	if err == nil {
 		return problem

@@ -43,7 +43,6 @@ func (d *declared) problems() []string {
 	return d.subnets.Problems
 }
 
-// known reports whether it is known which remotes to guard.
 func (d *declared) known() bool { return d.subnets == nil || d.subnets.Known }
 
 // LoadSubnets reads the subnets file at start. before is Declared of an earlier agent: what cannot be used of the file
@@ -117,14 +116,12 @@ func (m *Monitor) declare(s *bounds.Subnets) {
 	m.work.Remotes = true
 }
 
-// declares reports whether there is a subnets file.
 func (m *Monitor) declares() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.declared.subnets != nil
 }
 
-// Within adds the bounds of one remote to the bounds of all.
 func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

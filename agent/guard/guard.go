@@ -187,7 +187,6 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 	return changed, errors.Join(failed...)
 }
 
-// rules writes the table if it is not as desired.
 func (g *Guard) rules(remotes remotes) (bool, error) {
 	existing, err := g.read()
 	if err != nil {

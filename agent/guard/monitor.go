@@ -33,7 +33,6 @@ const (
 	maxAddressAge = 10 * time.Minute
 )
 
-// Kernel is what the Monitor reads of the node.
 type Kernel interface {
 	Addresses() ([]kernel.Address, error)
 	Device(name string) (*kernel.Device, error)
@@ -58,7 +57,6 @@ type Rules interface {
 // the guard.
 type Work struct{ Remotes, Routes, Settings, Guard bool }
 
-// checks reports whether Check has something to do.
 func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
 
 // Monitor monitors the node. One goroutine calls the methods that call the kernel; the rest is safe for concurrent use.
@@ -128,7 +126,6 @@ func (m *Monitor) checkAll() {
 	m.work.Routes, m.work.Settings, m.work.Guard = true, true, true
 }
 
-// CheckAtStart makes the next Take return the guard and the settings.
 func (m *Monitor) CheckAtStart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,7 +140,6 @@ func (m *Monitor) Missed() {
 	m.checkAll()
 }
 
-// GuardChanged makes the next Take return the guard, which another program may have changed.
 func (m *Monitor) GuardChanged() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -191,7 +187,6 @@ func (m *Monitor) Take(now time.Time, full bool) Work {
 	return due
 }
 
-// Next returns when something is due next; zero for never.
 func (m *Monitor) Next() (next time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -256,7 +251,6 @@ func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
 	return plan.Bounds{Allowed: m.cfg.AllowedPrefixes, Local: local, Own: addresses}, m.sources(addresses), err
 }
 
-// sources chooses the sources of routes from the node's addresses.
 func (m *Monitor) sources(addresses []kernel.Address) plan.Sources {
 	clusters := slices.AppendSeq(m.session.Clusters(), maps.Keys(m.board.Get().Orphans))
 	m.mu.Lock()

@@ -53,7 +53,6 @@ var base = map[direction]*nftables.Chain{
 	},
 }
 
-// ruleset is the existing table.
 type ruleset struct {
 	// comments of the rules in order, and their expressions as the kernel encodes them; none for a chain that is
 	// missing or hooked elsewhere.
@@ -155,7 +154,6 @@ func marshal(exprs []expr.Any) []byte {
 	return all
 }
 
-// matches reports whether the table is the desired one of remotes.
 func (s *ruleset) matches(remotes remotes, inbound bool) bool {
 	if s.misplaced || s.dormant {
 		return false
@@ -179,7 +177,6 @@ func (s *ruleset) matches(remotes remotes, inbound bool) bool {
 	return true
 }
 
-// commentsOf returns the comments of the rules of a chain.
 func commentsOf(rules []rule) []string {
 	comments := make([]string, len(rules))
 	for i, r := range rules {

@@ -251,7 +251,6 @@ func (m *Monitor) Removed(cluster string) {
 // Forget discards what an earlier agent guarded for a cluster whose device was removed.
 func (m *Monitor) Forget(cluster string) { delete(m.kept, cluster) }
 
-// unprotect removes the guard of a remote that was removed permanently.
 func (m *Monitor) unprotect(cluster string) {
 	_, err := m.guard.Remove(cluster)
 	m.mu.Lock()
@@ -274,7 +273,6 @@ func (m *Monitor) guarded(err error) {
 	}
 }
 
-// checkGuard restores the guard if another program changed it.
 func (m *Monitor) checkGuard() error {
 	known := m.session.Current() && len(m.board.Get().Orphans) == 0
 	changed, err := m.guard.Restore()

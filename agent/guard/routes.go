@@ -29,7 +29,6 @@ func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []kernel.Ro
 	return prefixes, strays, err
 }
 
-// allUnreachableRoutes returns the agent's unreachable routes of every table.
 func allUnreachableRoutes() (all []kernel.Route, err error) {
 	err = kernel.RoutingTable{}.Each(kernel.RouteFilter{Protocol: kernel.RouteProtocol, Type: unix.RTN_UNREACHABLE},
 		func(r kernel.Route) {
@@ -63,7 +62,6 @@ func (g *Guard) unreachableRoute(prefix netip.Prefix) *netlink.Route {
 	}
 }
 
-// missing returns the elements of want that are not in have.
 func missing(want, have []netip.Prefix) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool { return slices.Contains(have, p) })
 }

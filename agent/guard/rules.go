@@ -39,7 +39,6 @@ type Remote struct {
 // tunnel reports whether the addresses of the remote's nodes are known.
 func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
 
-// remotes by the name of their cluster.
 type remotes map[string]Remote
 
 // direction is one of the two ways in which packets can bypass a device, or one of the two directions of its tunnels'
@@ -54,7 +53,6 @@ const (
 	arriving direction = "arriving"
 )
 
-// tunnel reports whether a direction is that of a device's own packets.
 func (d direction) tunnel() bool { return d == sending || d == arriving }
 
 // counterOf returns the name of the counter of dropped packets, and passedOf that of packets that bypassed a device
@@ -63,7 +61,6 @@ func counterOf(d direction, cluster string) string { return string(d) + "." + na
 
 func passedOf(d direction, cluster string) string { return counterOf(d, cluster) + ".passed" }
 
-// verdict is the action for packets that match a rule.
 type verdict string
 
 const (
@@ -142,7 +139,6 @@ func (all remotes) tunnels() []rule {
 	return rules
 }
 
-// of returns the rules of a chain.
 func (all remotes) of(d direction, inbound bool) []rule {
 	switch {
 	case d.tunnel():
@@ -208,7 +204,6 @@ func parseComments(comments []string) remotes {
 	return all
 }
 
-// counters returns the names of the counters of the rules.
 func (all remotes) counters() map[string]bool {
 	names := map[string]bool{}
 	for cluster, r := range all {
@@ -256,7 +251,6 @@ func (r rule) expressions(d direction) []expr.Any {
 	return append(append(exprs, by(naming.Device(r.Cluster))...), &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
-// tunnelExpressions match UDP to the port, or from it.
 func (r rule) tunnelExpressions(d direction) []expr.Any {
 	offset := uint32(0) // of the source port, RFC 768
 	if d == arriving {
@@ -276,7 +270,6 @@ func (r rule) tunnelExpressions(d direction) []expr.Any {
 		&expr.Verdict{Kind: expr.VerdictDrop})
 }
 
-// addresses matches packets to the prefix, or from it.
 func (r rule) addresses(d direction) []expr.Any {
 	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination, RFC 791
 	from := d == in || d == arriving

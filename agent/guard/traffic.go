@@ -20,7 +20,6 @@ const (
 // trafficSample is what the kernel has counted of each ClusterIP.
 type trafficSample map[netip.Addr]*trafficCounts
 
-// trafficCounts are bytes to remote endpoints and from them, and connections.
 type trafficCounts struct{ sent, received, connections uint64 }
 
 // TrafficCounter counts what passes the WireGuard devices of a node by ClusterIP: bytes to remote endpoints, bytes from

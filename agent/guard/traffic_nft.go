@@ -27,7 +27,6 @@ const (
 	statusConfirmed, statusDNAT = 1 << 3, 1 << 5 // IPS_CONFIRMED, IPS_DST_NAT
 )
 
-// trafficFamily is a table.
 type trafficFamily struct {
 	*nftables.Table
 	key nftables.SetDatatype
@@ -38,7 +37,6 @@ var trafficFamilies = []trafficFamily{
 	{&nftables.Table{Name: TrafficTable, Family: nftables.TableFamilyIPv6}, nftables.TypeIP6Addr},
 }
 
-// The sets, by what they count.
 const (
 	ofSent     = "sent"
 	ofReceived = "received"

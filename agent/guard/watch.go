@@ -30,7 +30,6 @@ func Watch(ctx context.Context, changed func()) error {
 	}, changed)
 }
 
-// tableOf returns the name of the table that a message concerns.
 func tableOf(m syscall.NetlinkMessage) string {
 	if len(m.Data) < nl.SizeofNfgenmsg {
 		return ""

@@ -103,7 +103,6 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 // host: neither routes nor MASQUERADE select it as a source, and several devices may have it.
 var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
-// AddAddress adds an address to a device, alone in its subnet.
 func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	err := h.address(name, addr, netlink.AddrAdd)
 	if errors.Is(err, unix.EEXIST) {

@@ -79,7 +79,6 @@ func noPodRoutes() []bpf.Instruction {
 	}
 }
 
-// reader parses messages.
 type reader struct {
 	table RoutingTable
 	// names of interfaces that have or had addresses, by index.

@@ -30,7 +30,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// The backends of a device.
 const (
 	InKernel    = "kernel"
 	InUserspace = "userspace"
@@ -49,14 +48,12 @@ type Host struct {
 	table    RoutingTable
 }
 
-// HostOption changes how a Host programs the node.
 type HostOption func(*Host)
 
 // WithLauncher has another process, which serves a socket with ServeUserspace, start the processes of userspace
 // devices, so that they do not end with this container. An empty socket is this process itself.
 func WithLauncher(socket string) HostOption { return func(h *Host) { h.launcher = socket } }
 
-// WithRoutingTable has routes in a table other than the default.
 func WithRoutingTable(t RoutingTable) HostOption { return func(h *Host) { h.table = t } }
 
 // NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard if it has it, else
@@ -74,7 +71,6 @@ func NewHost(backend string, options ...HostOption) (*Host, error) {
 	return h, nil
 }
 
-// Close closes the connections and leaves the node unchanged.
 func (h *Host) Close() error { return h.wg.Load().Close() }
 
 // reopenForKernel opens a new client if the kernel's module was loaded after this Host was made: a client looks for it
@@ -213,7 +209,6 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 	return h.SetLink(name, alias, mtu, false)
 }
 
-// SetLink sets what ip-link(8) would set.
 func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	link, err := existingLink(name)
 	if err != nil {
@@ -285,7 +280,6 @@ func (h *Host) Delete(name string) error {
 
 type Link struct{ Name, Alias string }
 
-// Links returns all interfaces of the node.
 func (*Host) Links() ([]Link, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

@@ -87,7 +87,6 @@ const (
 	damaged   = "damaged-"
 )
 
-// maxKeyFile is larger than any key file, in bytes.
 const maxKeyFile = 4096
 
 func (k *Keys) path(device string) string { return filepath.Join(k.dir, device+keySuffix) }
@@ -216,7 +215,6 @@ func (k *Keys) removeUnfinished(device string) error {
 	return err
 }
 
-// damagedFiles returns an error that names damaged files which were set aside; nil for none.
 func (k *Keys) damagedFiles(device string) error {
 	found, err := k.filesBeside(device, func(tail string) bool { return strings.HasPrefix(tail, damaged) })
 	if err != nil || len(found) == 0 {

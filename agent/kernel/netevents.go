@@ -78,7 +78,6 @@ var (
 	DropEvent = bpf.RetConstant{Val: 0}
 )
 
-// attachFilter attaches a filter to a netlink socket.
 func attachFilter(socket int, filter []bpf.Instruction) error {
 	raw, err := bpf.Assemble(filter)
 	if err != nil {

@@ -95,7 +95,6 @@ func MetricOf(prefix netip.Prefix) int {
 	return 0
 }
 
-// DeleteRoute deletes the agent's route to prefix.
 func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
 	err := h.route(name, prefix, netip.Addr{}, netlink.RouteDel)
 	if errors.Is(err, unix.ESRCH) {
@@ -146,7 +145,6 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	return strays, err
 }
 
-// DeleteStray deletes one of them.
 func (*Host) DeleteStray(r Route) error { return r.Delete() }
 
 // Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not

@@ -11,14 +11,12 @@ import (
 	"strings"
 )
 
-// settingsRoot is the directory of the network namespace's settings.
 const settingsRoot = "/proc/sys/net"
 
 // Settings are settings by name as in sysctl(8), with slashes, without "net/": a device's name may contain dots. A
 // setting that the kernel does not have is missing.
 type Settings map[string]int
 
-// RoutedDevice is what is routed into one device.
 type RoutedDevice struct {
 	Device  string
 	Subnets []netip.Prefix
@@ -28,14 +26,12 @@ type RoutedDevice struct {
 
 func deviceSetting(device, setting string) string { return "ipv4/conf/" + device + "/" + setting }
 
-// The settings that do not belong to a device.
 const (
 	forward4      = "ipv4/ip_forward"
 	forward6      = "ipv6/conf/all/forwarding"
 	reverseFilter = "ipv4/conf/all/rp_filter"
 )
 
-// Settings reads the settings that SettingProblems needs.
 func (*Host) Settings(networks []RoutedDevice) (Settings, error) {
 	names := []string{forward4, forward6, reverseFilter}
 	for _, n := range networks {

@@ -30,7 +30,6 @@ func DefaultRoutingTable() RoutingTable { return RoutingTable{DefaultTableID, De
 // families are all families, in the order in which they are handled.
 var families = []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
 
-// Family returns the family of a prefix, FAMILY_V4 or FAMILY_V6 of netlink.
 func Family(prefix netip.Prefix) int {
 	if prefix.Addr().Is6() {
 		return netlink.FAMILY_V6
@@ -50,7 +49,6 @@ func (t RoutingTable) leadsTo(r *netlink.Rule) bool {
 	return r.Priority == t.Priority && r.Table == t.ID && matchesAll(r)
 }
 
-// matchesAll reports whether a rule matches all packets.
 func matchesAll(r *netlink.Rule) bool {
 	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
 		r.Tos == 0 &&
@@ -69,7 +67,6 @@ func rules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
-// Ruled reports whether a rule makes packets of a family be looked up in the table.
 func (t RoutingTable) Ruled(family int) (bool, error) {
 	all, err := rules(family)
 	for i := range all {
@@ -173,7 +170,6 @@ func RemoveRouting() (gone []string, failed error) {
 	return gone, failed
 }
 
-// IPNet converts a prefix to the type of netlink and wgctrl.
 func IPNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }

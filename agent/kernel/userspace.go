@@ -152,7 +152,6 @@ func RemoveDeadSocket(device string) (bool, error) {
 	return err == nil, err
 }
 
-// Sockets returns the devices that have a socket file.
 func Sockets() ([]string, error) {
 	entries, err := os.ReadDir(socketDir)
 	if errors.Is(err, fs.ErrNotExist) {

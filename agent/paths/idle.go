@@ -22,7 +22,6 @@ const (
 	probeEnds = 25 * time.Second
 )
 
-// probes are the probes of a device's peers.
 type probes struct {
 	// since is when the order began, until when it ends.
 	since, until time.Time
@@ -40,7 +39,6 @@ type probed struct {
 	sent int64
 }
 
-// OrderProbes has peers probed until a time.
 func (d *Liveness) OrderProbes(now, until time.Time) {
 	p := &d.probes
 	if !now.Before(p.until) {
@@ -50,7 +48,6 @@ func (d *Liveness) OrderProbes(now, until time.Time) {
 	p.until = until
 }
 
-// Probing reports whether peers are to be probed.
 func (d *Liveness) Probing(now time.Time) bool { return now.Before(d.probes.until) }
 
 // Unanswered returns how many peers were probed and did not answer, since the order began or any peer answered. Of few

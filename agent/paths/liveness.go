@@ -38,7 +38,6 @@ const (
 	suspectTries = 2
 )
 
-// PeerSample has the counters of one peer.
 type PeerSample struct {
 	Key plan.PeerKey
 	// Endpoint is where the device sends to; invalid if it has none.
@@ -49,7 +48,6 @@ type PeerSample struct {
 	Sent, Received int64
 }
 
-// PeerState is whether a peer answers.
 type PeerState int
 
 const (
@@ -63,10 +61,8 @@ const (
 
 func (s PeerState) String() string { return [...]string{"idle", "talking", "silent"}[s] }
 
-// PeerCounts of peers by state.
 type PeerCounts struct{ Talking, Silent, Idle int }
 
-// SilentPeer is a peer that does not answer.
 type SilentPeer struct {
 	Key      plan.PeerKey
 	Endpoint netip.AddrPort
@@ -260,17 +256,14 @@ func (p *trackedPeer) suspect(now time.Time, passed time.Duration, answered, tri
 	return p.prompt >= promptTimes && p.tries >= suspectTries && !p.since.IsZero() && now.Sub(p.since) >= suspectAfter
 }
 
-// Counts returns the number of peers by state in the last round.
 func (d *Liveness) Counts() PeerCounts { return d.counts }
 
 // Traffic returns the bytes that were sent to and received from peers since the device was first observed, those of
 // peers that were removed too.
 func (d *Liveness) Traffic() (sent, received int64) { return d.sent, d.received }
 
-// Newest returns the newest handshake of any peer; zero for none.
 func (d *Liveness) Newest() time.Time { return d.newest }
 
-// At returns the time of the last round; zero for never.
 func (d *Liveness) At() time.Time { return d.at }
 
 // Silent returns at most so many silent peers, the longest silent first.
@@ -309,8 +302,6 @@ func (d *Liveness) Talking(yield func(plan.PeerKey, netip.AddrPort) bool) {
 	}
 }
 
-// Known reports whether an address is the endpoint of any peer.
 func (d *Liveness) Known(at netip.Addr) bool { return d.endpoints[at] > 0 }
 
-// Has reports whether the device had a peer in the last round.
 func (d *Liveness) Has(key plan.PeerKey) bool { return d.peers[key] != nil }

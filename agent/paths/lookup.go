@@ -36,19 +36,16 @@ const kubeProxy = "http://127.0.0.1:10256/healthz"
 // proxyWithin is how long kube-proxy may take to answer.
 const proxyWithin = 2 * time.Second
 
-// Router is what a Lookup reads of the node.
 type Router interface {
 	Device(name string) (*kernel.Device, error)
 	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
-// Networks is what the broker desires of this node.
 type Networks interface {
 	Clusters() []string
 	Network(cluster string) *plan.Desired
 }
 
-// Lookup looks paths up on one node.
 type Lookup struct {
 	Kernel  Router
 	Desired Networks
@@ -132,7 +129,6 @@ func (n *Lookup) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*sem
 	return &out.LocateResponse, nil
 }
 
-// kernelOf is how the kernel has a peer that is desired.
 func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Place {
 	place := debug.Place{Hop: debug.HopKernel, Object: "peer " + cluster + "/" + node, Cluster: cluster,
 		State: debug.PlaceWaiting, Confirmed: time.Now()}
@@ -186,7 +182,6 @@ func (n *Lookup) remoteOf(to netip.Addr) (string, *plan.Desired) {
 	return "", nil
 }
 
-// longest returns the longest prefix that contains an address.
 func longest(prefixes []string, to netip.Addr) (best netip.Prefix, found bool) {
 	for _, text := range prefixes {
 		p, err := netip.ParsePrefix(text)
@@ -237,7 +232,6 @@ func nodeOf(want *plan.Desired, key wgtypes.Key) string {
 	return ""
 }
 
-// session returns the state of the session with a peer, as of now.
 func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
@@ -250,7 +244,6 @@ func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
 	return out
 }
 
-// measure measures the path to a peer's node now.
 func measure(ctx context.Context, want *plan.Desired, peer *wgtypes.Peer,
 	needed int) *semaphorev1.PathMeasurement {
 	out := &semaphorev1.PathMeasurement{Needed: uint32(needed)}

@@ -46,7 +46,6 @@ const (
 	listenRetry = time.Minute
 )
 
-// Kernel is what the Monitor reads of the node.
 type Kernel interface {
 	Device(name string) (*kernel.Device, error)
 	EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error)
@@ -62,7 +61,6 @@ type Desired interface {
 	Nodes(cluster string, keys []wgtypes.Key) []string
 }
 
-// Monitor monitors the peers of all devices of a node.
 type Monitor struct {
 	kernel  Kernel
 	desired Desired
@@ -92,7 +90,6 @@ type Monitor struct {
 	measurements *prometheus.CounterVec
 }
 
-// device is the state of the peers of one device.
 type device struct {
 	liveness Liveness
 	// changed means that the silent peers differ from those in the log.
@@ -130,7 +127,6 @@ func (m *Monitor) device(cluster string) *device {
 	return d
 }
 
-// Forget discards the state of a removed device.
 func (m *Monitor) Forget(cluster string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,7 +146,6 @@ func (m *Monitor) known(at netip.Addr) bool {
 	return false
 }
 
-// Silent returns a predicate for the silent peers of a device, as of now.
 func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -220,7 +215,6 @@ func (m *Monitor) WithMTU(want *plan.Desired) *semaphorev1.Device {
 	return out
 }
 
-// endpoints returns the addresses of the first peers, by name.
 func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
 	return plan.Addresses(peers, maxEgress)
 }
@@ -238,7 +232,6 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	return plan.MTUFromLinks(links)
 }
 
-// WatchClosely has the peers watched closely for a time from now on.
 func (m *Monitor) WatchClosely(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -286,7 +279,6 @@ func (m *Monitor) Closely() bool {
 	return m.isClose(time.Now())
 }
 
-// isClose is Closely with mu held.
 func (m *Monitor) isClose(now time.Time) bool { return now.Before(m.closely) }
 
 // Again receives a value when Sample must be called before SampleEvery has passed.
@@ -462,7 +454,6 @@ func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 	}
 }
 
-// setProblem sets the problem, and reports whether it changed.
 func (m *Monitor) setProblem(problem string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

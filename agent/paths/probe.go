@@ -38,7 +38,6 @@ func encodeProbe(b []byte, kind byte, id uint64) {
 	binary.BigEndian.PutUint64(b[8:], id)
 }
 
-// decodeProbe reads a message of one kind.
 func decodeProbe(b []byte, kind byte) (id uint64, err error) {
 	if len(b) < headerSize || string(b[:4]) != probeMagic || b[4] != probeVersion || b[5] != kind {
 		return 0, errNotOurs
@@ -46,7 +45,6 @@ func decodeProbe(b []byte, kind byte) (id uint64, err error) {
 	return binary.BigEndian.Uint64(b[8:]), nil
 }
 
-// probeAnswer writes the answer to a datagram into b, and returns its length; 0 for none.
 func probeAnswer(b, datagram []byte) int {
 	id, err := decodeProbe(datagram, kindProbe)
 	if err != nil || len(datagram) < smallest {

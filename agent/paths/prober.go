@@ -86,7 +86,6 @@ type prober struct {
 	roundTrip time.Duration
 }
 
-// datagram is one that was sent.
 type datagram struct {
 	size int
 	at   time.Time

@@ -26,7 +26,6 @@ const (
 	minCountInterval  = 30 * time.Second
 )
 
-// silence is the event of a change of a device's silent peers.
 func silence(cluster string, silent []SilentPeer, names []string, counts PeerCounts, note string) events.Event {
 	device := naming.Device(cluster)
 	if counts.Silent == 0 {
@@ -91,7 +90,6 @@ type sent struct {
 	bytes, rates traffic
 }
 
-// traffic is bytes, or bytes per second.
 type traffic struct{ sent, received int64 }
 
 // leastRate is the traffic in bytes per second below which a change of the rate causes no report: an idle device has
@@ -135,7 +133,6 @@ func (d *device) reportDue(now time.Time, closely bool) bool {
 		!slices.EqualFunc(d.sent.silent, d.liveness.Silent(maxSilent), sameQuiet)
 }
 
-// takeReport records what a report of now contains.
 func (d *device) takeReport(now time.Time) {
 	rates := d.ratesSince(now)
 	if passed := now.Sub(d.sent.at); passed < minCountInterval && !d.sent.at.IsZero() {

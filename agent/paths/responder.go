@@ -45,7 +45,6 @@ type probeSender struct {
 	at    time.Time
 }
 
-// allow reports whether a sender gets an answer now.
 func (r *Responder) allow(from netip.Addr, now time.Time) bool {
 	if !r.known(from) {
 		return false

@@ -19,7 +19,6 @@ type Claims struct {
 	retaken map[netip.Prefix][]time.Time
 }
 
-// Record records desired routes that exist now.
 func (c *Claims) Record(routes []netip.Prefix) {
 	if c.held == nil {
 		c.held, c.retaken = map[netip.Prefix]bool{}, map[netip.Prefix][]time.Time{}
@@ -48,7 +47,6 @@ func (c *Claims) MayRetake(prefix netip.Prefix, now time.Time) bool {
 	return true
 }
 
-// RecordRetake records that a route replaced another one.
 func (c *Claims) RecordRetake(prefix netip.Prefix, now time.Time) {
 	c.retaken[prefix] = append(c.retaken[prefix], now)
 	if n := len(c.retaken[prefix]); n > maxRetakes {
@@ -56,7 +54,6 @@ func (c *Claims) RecordRetake(prefix netip.Prefix, now time.Time) {
 	}
 }
 
-// Forget drops the claims to routes that are no longer desired.
 func (c *Claims) Forget(routes []netip.Prefix) {
 	for _, r := range routes {
 		delete(c.held, r)

@@ -47,10 +47,8 @@ func (c claims[K]) remove(k K, node string) {
 	}
 }
 
-// has reports whether the node gets k.
 func (c claims[K]) has(k K, node string) bool { return c.first[k] == node }
 
-// each calls f with every node that claims k.
 func (c claims[K]) each(k K, f func(node string)) {
 	if first, taken := c.first[k]; taken {
 		f(first)

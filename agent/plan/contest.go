@@ -37,7 +37,6 @@ func (c *contest) pause(now time.Time) time.Duration {
 	return min(shortPause<<min(c.heals-freeHeals, 10), longPause)
 }
 
-// problem describes a current contest; nil for none.
 func (c *contest) problem(now time.Time) error {
 	pause := c.pause(now)
 	if pause == 0 {

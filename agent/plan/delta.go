@@ -133,7 +133,6 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 
 func compareKeys(a, b wgtypes.Key) int { return slices.Compare(a[:], b[:]) }
 
-// effectivePeers returns the peers of some nodes, by key.
 func (p *AppliedPeers) effectivePeers(nodes map[string]bool) map[wgtypes.Key]peer {
 	out := map[wgtypes.Key]peer{}
 	for node := range nodes {
@@ -144,7 +143,6 @@ func (p *AppliedPeers) effectivePeers(nodes map[string]bool) map[wgtypes.Key]pee
 	return out
 }
 
-// effectivePeer returns the peer of a node; ok is false if it has none.
 func (p *AppliedPeers) effectivePeer(node string) (is peer, ok bool) {
 	is, ok = p.byNode[node]
 	if !ok || !p.keys.has(is.key, node) {
@@ -157,7 +155,6 @@ func (p *AppliedPeers) effectivePeer(node string) (is peer, ok bool) {
 	return is, true
 }
 
-// withKey returns the peer with a public key; ok is false if there is none.
 func (p *AppliedPeers) withKey(key wgtypes.Key) (is peer, ok bool) {
 	node, ok := p.keys.first[key]
 	if !ok {
@@ -166,7 +163,6 @@ func (p *AppliedPeers) withKey(key wgtypes.Key) (is peer, ok bool) {
 	return p.effectivePeer(node)
 }
 
-// add adds a node that is not present.
 func (p *AppliedPeers) add(node string, becomes *semaphorev1.Peer) {
 	is, err := parsePeer(becomes, p.bounds, p.subnets)
 	if err != nil {
@@ -228,12 +224,10 @@ func (p *AppliedPeers) Problems() []string {
 	return p.problems
 }
 
-// hasContradictions reports whether two nodes claim the same.
 func (p *AppliedPeers) hasContradictions() bool {
 	return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0
 }
 
-// refusals returns the refused nodes with the reasons, a line each.
 func (p *AppliedPeers) refusals() []string {
 	var lines []string
 	for _, node := range slices.Sorted(maps.Keys(p.refused)) {
@@ -242,7 +236,6 @@ func (p *AppliedPeers) refusals() []string {
 	return lines
 }
 
-// contradictions returns the contradictions with their outcome, a line each.
 func (p *AppliedPeers) contradictions() []string {
 	var lines []string
 	for key, rest := range p.keys.rest {
@@ -284,7 +277,6 @@ func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, faile
 // Bounds returns the bounds that it was programmed with.
 func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 
-// endpoint implements Wanted.
 func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
 	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok

@@ -27,7 +27,6 @@ func (n *Desired) Equal(other *Desired) bool {
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
 }
 
-// Addresses returns the addresses of the first peers, by node name.
 func Addresses(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
 	for _, node := range slices.Sorted(maps.Keys(peers)) {
 		if len(to) == most {

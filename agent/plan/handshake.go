@@ -15,7 +15,6 @@ const SessionLifetime = 180 * time.Second
 // anyKeepalive triggers a handshake: WireGuard sends a packet immediately when a keepalive is enabled.
 const anyKeepalive = 25 * time.Second
 
-// Live reports whether packets may be in flight to or from a peer.
 func Live(p wgtypes.Peer, now time.Time) bool {
 	return now.Sub(p.LastHandshakeTime) < SessionLifetime
 }

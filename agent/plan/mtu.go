@@ -39,7 +39,6 @@ func tunnelOverhead(endpoint netip.Addr) int {
 	return 80
 }
 
-// Link is the link by which the node reaches an endpoint.
 type Link struct {
 	Endpoint netip.Addr
 	// Name is the interface, and MTU what it, or the route, carries.
@@ -59,7 +58,6 @@ func MTUFromLinks(links []Link) (int, string) {
 	return max(LeastMTU, min(fits, mostMTU)), fmt.Sprintf("the way through %s carries %d", narrowest.Name, narrowest.MTU)
 }
 
-// PeerKey is a peer's public key.
 type PeerKey = [32]byte
 
 // MTUTarget is a path to measure.
@@ -70,7 +68,6 @@ type MTUTarget struct {
 	links int
 }
 
-// MTUResult is the result of a measurement.
 type MTUResult struct {
 	// Answered means that the peer's node answered a probe.
 	Answered bool

@@ -13,7 +13,6 @@ import (
 // Owner is the owner of an existing interface with the name of the device for a cluster.
 type Owner int
 
-// The owners.
 const (
 	// Ours has the agent's alias, or routes with its protocol number if the alias was removed. A device without a key
 	// that was just created is ours, too.

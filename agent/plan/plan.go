@@ -52,7 +52,6 @@ type Steps struct {
 	Applied *AppliedPeers
 }
 
-// Empty reports whether everything is as desired.
 func (s Steps) Empty() bool {
 	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 &&
 		s.sourcesMatch()
@@ -62,10 +61,8 @@ func (s Steps) sourcesMatch() bool {
 	return len(s.ChangeRoutes) == 0 && len(s.AddAddresses) == 0 && len(s.DeleteAddresses) == 0
 }
 
-// Routed returns the subnets that are routed after the steps.
 func (s Steps) Routed() []netip.Prefix { return s.subnets }
 
-// Without returns the steps without adding and changing some routes.
 func (s Steps) Without(routes []netip.Prefix) Steps {
 	if len(routes) > 0 {
 		among := func(r netip.Prefix) bool { return slices.Contains(routes, r) }
@@ -274,7 +271,7 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 	return c
 }
 
-// update returns the configuration of a peer that has its allowed IPs: packets would be dropped while they are replaced.
+// update returns the configuration of a peer that has its allowed IPs, as packets would be dropped while these change.
 func (p peer) update(keepalive time.Duration) wgtypes.PeerConfig {
 	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(p.endpoint),
 		PersistentKeepaliveInterval: &keepalive}
@@ -286,7 +283,6 @@ func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
 		p.hasPrefixes(is)
 }
 
-// hasPrefixes reports whether a peer has the desired allowed IPs.
 func (p peer) hasPrefixes(is *wgtypes.Peer) bool {
 	if len(is.AllowedIPs) != len(p.prefixes) {
 		return false

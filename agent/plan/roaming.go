@@ -121,7 +121,6 @@ func (r *Roaming) Unproven() bool {
 	return false
 }
 
-// leave reports whether a peer is to be left where it was seen before.
 func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 	switch {
 	case p.ReceiveBytes > s.received:

@@ -83,7 +83,6 @@ type scheduled struct {
 	retryAt  time.Time
 }
 
-// NewScheduler returns the Scheduler of a node without devices.
 func NewScheduler() *Scheduler {
 	return &Scheduler{
 		devices: map[string]*scheduled{}, deferred: NewWork(),
@@ -100,7 +99,6 @@ func (s *Scheduler) device(cluster string) *scheduled {
 	return d
 }
 
-// Checked records that a device was set or checked.
 func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).checked = now }
 
 // Report records that a device is known, and its number of peers. set means that it was set as desired: then it is
@@ -110,7 +108,6 @@ func (s *Scheduler) Report(cluster string, peers int, set bool) {
 	d.reported, d.peers, d.set = true, peers, set
 }
 
-// CheckWithin limits the time until the next check of a device; 0 for no limit.
 func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
 	s.device(cluster).within = limit
 }
@@ -131,10 +128,8 @@ func (s *Scheduler) Vanished(cluster string, now time.Time) {
 	}
 }
 
-// Succeeded ends the failures of a device.
 func (s *Scheduler) Succeeded(cluster string) { s.device(cluster).failures = 0 }
 
-// Broken reports whether a device could not be set at all.
 func (s *Scheduler) Broken(cluster string) bool {
 	d := s.devices[cluster]
 	return d != nil && d.failures > 0 && !d.partial
@@ -150,13 +145,11 @@ func (s *Scheduler) Failing(cluster string) bool {
 	return d != nil && d.failures > 0
 }
 
-// Set reports whether a device is as desired, as far as is known.
 func (s *Scheduler) Set(cluster string) bool {
 	d := s.devices[cluster]
 	return d != nil && d.reported && d.set && !s.Broken(cluster)
 }
 
-// Healed records that another program had changed a device.
 func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
 
 // Contest returns the problem that another program keeps changing a device; nil for none.
@@ -164,7 +157,6 @@ func (s *Scheduler) Contest(cluster string, now time.Time) error {
 	return s.device(cluster).contest.problem(now)
 }
 
-// Forget discards a removed device.
 func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
 
 // earliestRecheck returns when a device may be checked because of an event that the agent itself may have caused, or
@@ -260,10 +252,8 @@ func (s *Scheduler) add(work Work) {
 	}
 }
 
-// Deferred reports whether devices wait to be set.
 func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
 
-// Next returns when something is due next; zero for never.
 func (s *Scheduler) Next(now time.Time) time.Time {
 	var next time.Time
 	for cluster := range s.deferred.Heal {

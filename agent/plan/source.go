@@ -18,7 +18,6 @@ type Sources struct {
 	V4, V6 netip.Addr
 }
 
-// of returns the source of a route.
 func (s Sources) of(prefix netip.Prefix) netip.Addr {
 	if prefix.Addr().Is6() {
 		return s.V6
@@ -138,10 +137,8 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 	s.AddAddresses, s.DeleteAddresses = missing(wanted, has), missing(has, wanted)
 }
 
-// SourceOf returns the source of a route of the steps; the zero Addr for none.
 func (s *Steps) SourceOf(prefix netip.Prefix) netip.Addr { return s.Sources.of(prefix) }
 
-// OnlySources reports whether nothing else differs.
 func (s *Steps) OnlySources() bool {
 	rest := *s
 	rest.ChangeRoutes, rest.AddAddresses, rest.DeleteAddresses = nil, nil, nil

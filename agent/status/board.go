@@ -17,7 +17,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Device is the state of one device of the agent.
 type Device struct {
 	// Report is its part of the report to the broker; nil for a device of which only a failure is known.
 	Report *semaphorev1.DeviceReport
@@ -40,7 +39,6 @@ type Failure struct {
 	Partial bool
 }
 
-// Clear is the state of a permissive remote.
 type Clear struct {
 	// Peers is how many peers packets do not reach through the tunnel.
 	Peers int
@@ -48,7 +46,6 @@ type Clear struct {
 	Hold string
 }
 
-// Node is the state of the node around the devices.
 type Node struct {
 	// Findings are what is wrong with it.
 	Findings     []finding.Finding
@@ -74,7 +71,6 @@ type GuardCount struct {
 	PassedOut, PassedIn uint64
 }
 
-// shownProblems is how many problems of a node are listed.
 const shownProblems = 20
 
 // Problems returns the lines of the findings: the first ones, and how many more there are.
@@ -111,7 +107,6 @@ func (b *Board) Get() View {
 	return b.view
 }
 
-// PutDevice replaces the state of a device.
 func (b *Board) PutDevice(cluster string, d Device) {
 	b.update(func(v *View) {
 		v.Devices = maps.Clone(v.Devices)
@@ -122,7 +117,6 @@ func (b *Board) PutDevice(cluster string, d Device) {
 	})
 }
 
-// DeleteDevice removes a device.
 func (b *Board) DeleteDevice(cluster string) {
 	b.update(func(v *View) {
 		v.Devices, v.Orphans = maps.Clone(v.Devices), maps.Clone(v.Orphans)
@@ -131,20 +125,16 @@ func (b *Board) DeleteDevice(cluster string) {
 	})
 }
 
-// PutOrphans replaces the orphans.
 func (b *Board) PutOrphans(orphans map[string]*semaphorev1.DeviceReport) {
 	b.update(func(v *View) { v.Orphans = orphans })
 }
 
-// PutNode replaces the state of the node.
 func (b *Board) PutNode(n Node) { b.update(func(v *View) { v.Node = n }) }
 
-// PutTraffic replaces what was counted by ClusterIP.
 func (b *Board) PutTraffic(all []*semaphorev1.ServiceTraffic) {
 	b.update(func(v *View) { v.Traffic = all })
 }
 
-// PutProgrammed records that everything a broker sent was programmed.
 func (b *Board) PutProgrammed() { b.update(func(v *View) { v.Programmed = true }) }
 
 // PutRestored records that everything restored was programmed.

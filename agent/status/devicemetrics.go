@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// DeviceMetric is the fixed description of a metric.
 type DeviceMetric struct {
 	Name, Help string
 	Type       dto.MetricType
@@ -32,7 +31,6 @@ const (
 	metricCount
 )
 
-// Names of labels, for pointers to them.
 var (
 	labelAllowed, labelBackend, labelCluster = "allowed_ips", "backend", "cluster"
 	labelDevice, labelEndpoint, labelKey     = "device", "endpoint", "public_key"
@@ -57,7 +55,6 @@ var DeviceMetrics = [metricCount]DeviceMetric{
 		[]string{labelCluster, labelDevice, labelKey}},
 }
 
-// families are the series of each metric.
 type families [metricCount][]*dto.Metric
 
 // DeviceFamilies returns the metrics of devices, with those of their peers if peers is set. They are not constant

@@ -53,7 +53,6 @@ var (
 	)
 )
 
-// Metrics is the collector of the Board and of the session.
 type Metrics struct {
 	Board   *Board
 	Session *stream.Session
@@ -70,7 +69,6 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	now := time.Now()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -120,7 +118,6 @@ func (m *Metrics) collectGuard(ch chan<- prometheus.Metric) {
 	}
 }
 
-// AppliedRevision returns the gauge of the revision up to which everything is programmed.
 func AppliedRevision() prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "semaphore_agent_applied_revision",

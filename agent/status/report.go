@@ -69,7 +69,6 @@ func Report(
 	return r
 }
 
-// maxFindings is how many findings a report has.
 const maxFindings = 16
 
 // findings returns what is wrong with the node and its devices, except what follows from the fields of a status.
@@ -90,7 +89,6 @@ func (v View) findings(stream stream.View) []finding.Finding {
 	return found
 }
 
-// found returns what is wrong with a device.
 func (d Device) found(cluster string) []finding.Finding {
 	if len(d.Findings) == 0 && d.Problem != "" {
 		return []finding.Finding{finding.New(finding.DeviceFailed, cluster, 1, d.Problem)}
@@ -98,7 +96,6 @@ func (d Device) found(cluster string) []finding.Finding {
 	return d.Findings
 }
 
-// failed returns the findings because of which a device could not be set.
 func (d Device) failed(cluster string) (found []finding.Finding) {
 	for _, f := range d.found(cluster) {
 		if f.Code == finding.DeviceFailed || f.Code == finding.KeyFile {
@@ -117,7 +114,6 @@ func (v View) Found(stream stream.View) []finding.Finding {
 	return found
 }
 
-// addClear adds the packets in the clear to the report of the device to a permissive remote.
 func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.DeviceReport {
 	r = proto.CloneOf(r)
 	counts := v.Node.Counts[r.GetCluster()]
@@ -193,7 +189,6 @@ func Remarks(v View, stream stream.View, now time.Time) string {
 	return strings.Join(remarks, "; ")
 }
 
-// Devices returns the names of the desired devices and of the orphans.
 func Devices(v View, stream stream.View) []string {
 	names := map[string]bool{}
 	for _, r := range stream.Remotes {
@@ -285,7 +280,6 @@ func addDevice(d *semaphorev1.DeviceStatus, is *kernel.Device) {
 	}
 }
 
-// NewestHandshake returns the newest handshake of any peer; nil for none.
 func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 	var newest time.Time
 	for _, p := range peers {
@@ -296,7 +290,6 @@ func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 	return semaphorev1.Time(newest)
 }
 
-// Link returns the status of the stream to the broker of a cluster.
 func Link(stream stream.View, cluster, address string) *semaphorev1.LinkStatus {
 	link := &semaphorev1.LinkStatus{
 		Cluster: cluster, Address: address, Connected: stream.Attached,

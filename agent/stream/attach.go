@@ -23,7 +23,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// window is the flow-control window of the stream in bytes.
 const window = 1 << 20
 
 // Handler receives the events of a stream, one at a time. It must not block on the stream.
@@ -36,7 +35,6 @@ type Handler interface {
 	Ended(error)
 }
 
-// Stream is the agent's stream to its broker.
 type Stream struct {
 	cfg     *config.Agent
 	handler Handler
@@ -50,7 +48,6 @@ type Stream struct {
 	more            chan struct{}
 }
 
-// New returns a stream. Run dials it.
 func New(cfg *config.Agent, handler Handler) *Stream {
 	return &Stream{cfg: cfg, handler: handler, token: &tokenFile{path: cfg.Broker.TokenFile}, tokenEvery: tokenEvery,
 		more: make(chan struct{}, 1)}

@@ -20,7 +20,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Dirty is what may have changed.
 type Dirty struct {
 	// Networks are clusters whose device must be reconciled completely.
 	Networks map[string]bool
@@ -28,12 +27,10 @@ type Dirty struct {
 	Peers map[string]map[string]bool
 }
 
-// NewDirty returns an empty Dirty.
 func NewDirty() Dirty {
 	return Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
 }
 
-// Add adds the content of another Dirty.
 func (d Dirty) Add(other Dirty) {
 	maps.Copy(d.Networks, other.Networks)
 	for cluster, nodes := range other.Peers {
@@ -44,7 +41,6 @@ func (d Dirty) Add(other Dirty) {
 	}
 }
 
-// Empty reports whether nothing changed.
 func (d Dirty) Empty() bool { return len(d.Networks) == 0 && len(d.Peers) == 0 }
 
 // State is the state that the broker desires.
@@ -71,7 +67,6 @@ type State struct {
 	received map[string]bool
 }
 
-// staged is what a stream has sent of one cluster.
 type staged struct {
 	// device is nil if none was sent.
 	device *semaphorev1.Device
@@ -83,13 +78,11 @@ type staged struct {
 
 func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}} }
 
-// NewState returns a state in which nothing is known.
 func NewState() *State {
 	return &State{networks: map[string]*plan.Desired{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
 		received: map[string]bool{}}
 }
 
-// Resume returns the position to send to the broker; zero for none.
 func (s *State) Resume() (epoch string, revision uint64) {
 	if !s.synced {
 		return "", 0
@@ -119,10 +112,8 @@ func (s *State) Revision() uint64 { return s.revision }
 // then revisions may be sent to the broker.
 func (s *State) Current() bool { return s.current }
 
-// Network returns the desired network of a cluster; nil if it is unknown.
 func (s *State) Network(cluster string) *plan.Desired { return s.networks[cluster] }
 
-// Clusters returns the clusters with a desired device, sorted.
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
 
 // Begin takes the begin of a stream: what the one before left unfinished does not count.
@@ -267,7 +258,6 @@ func changeOf(m *semaphorev1.PeeringChange) change {
 	return change{}
 }
 
-// record adds a change to what was received.
 func record(in map[string]*staged, c change) {
 	deleted := c.kind == aDevice && c.device == nil
 	if in[c.cluster] == nil || deleted {
@@ -302,7 +292,6 @@ func (s *State) applyChange(c change, d Dirty) {
 	}
 }
 
-// forget discards a cluster that has no device.
 func (s *State) forget(cluster string, d Dirty) {
 	delete(s.networks, cluster)
 	delete(s.awaitingSync, cluster)
@@ -323,7 +312,6 @@ func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *
 	return n
 }
 
-// setPeer sets the peer of a node; nil for none.
 func setPeer(n *plan.Desired, cluster, node string, peer *semaphorev1.Peer, d Dirty) {
 	if !proto.Equal(n.Peers[node], peer) {
 		if d.Peers[cluster] == nil {

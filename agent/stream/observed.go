@@ -10,7 +10,6 @@ import (
 // and node. For a peer that changes again before it is programmed the first time counts.
 type Observed map[string]map[string]time.Time
 
-// Add records a change of a peer.
 func (o Observed) Add(cluster, node string, at time.Time) {
 	if o[cluster] == nil {
 		o[cluster] = map[string]time.Time{}

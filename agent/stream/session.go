@@ -44,7 +44,6 @@ type Session struct {
 	applied *uint64
 }
 
-// Position is the position up to which the desired state was taken.
 type Position struct {
 	Stream   int
 	Revision uint64
@@ -113,7 +112,6 @@ func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err erro
 	return !dirty.Empty() || m.GetSynced() != nil, nil
 }
 
-// record reports a message as an event.
 func (s *Session) record(m *semaphorev1.AttachResponse) {
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
@@ -232,7 +230,6 @@ func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) 
 	return true
 }
 
-// Device returns the desired device to a cluster; nil for none.
 func (s *Session) Device(cluster string) *semaphorev1.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +266,6 @@ func (s *Session) Peers(cluster string, nodes map[string]bool) map[string]*semap
 	return out
 }
 
-// Endpoints implements paths.Desired.
 func (s *Session) Endpoints(cluster string, most int) []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +275,6 @@ func (s *Session) Endpoints(cluster string, most int) []netip.Addr {
 	return nil
 }
 
-// Nodes implements paths.Desired.
 func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
 	names := make([]string, len(keys))
 	at := make(map[string]int, len(keys))
@@ -298,7 +293,6 @@ func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
 	return names
 }
 
-// Clusters returns the clusters with a desired device, sorted.
 func (s *Session) Clusters() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -344,7 +338,6 @@ func (s *Session) Forget(cluster string) {
 	delete(s.confirmedAt, cluster)
 }
 
-// View is the state of the session at one time.
 type View struct {
 	Attached, Current bool
 	Node              string
@@ -353,7 +346,6 @@ type View struct {
 	Remotes           []Remote // by name
 }
 
-// Remote summarizes the desired state of one remote cluster.
 type Remote struct {
 	Cluster string
 	Peers   int
@@ -384,7 +376,6 @@ func (s *Session) View(now time.Time) View {
 	return v
 }
 
-// Remote returns the desired state for a cluster.
 func (v View) Remote(cluster string) (Remote, bool) {
 	for _, r := range v.Remotes {
 		if r.Cluster == cluster {

@@ -218,7 +218,6 @@ func replace(path string, data []byte, modified time.Time) error {
 	return volume.Rename(beside(path), path)
 }
 
-// RemoveState removes the file and its temporary file, and returns the paths that existed.
 func RemoveState(path string) (removed []string, err error) {
 	for _, file := range []string{path, beside(path)} {
 		switch rm := os.Remove(file); {

@@ -22,7 +22,6 @@ const (
 	everyConfirm = time.Minute
 )
 
-// StateWriter writes the state file of one agent.
 type StateWriter struct {
 	path, cluster string
 	snapshot      StateSnapshot
@@ -62,7 +61,6 @@ func NewStateWriter(path, cluster string, snapshot StateSnapshot) *StateWriter {
 	return w
 }
 
-// Collectors returns the writer's metrics.
 func (w *StateWriter) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.writes, w.bytes}
 }
