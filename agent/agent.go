@@ -133,9 +133,6 @@ func newAgent(cfg *config.Agent, k nodeKernel, g guard.Rules) *agent {
 	a.devices = devices.New(cfg, k, devices.Parts{
 		Session: a.session, Node: a.node, Keys: a.keys, Peers: a.peers, Schedule: a.schedule,
 		Board: a.board, Events: a.events,
-		RemoveKey: func(out io.Writer, device string) error {
-			return removeKeys(out, cfg.WGKeyPath, func(of string) bool { return of == device })
-		},
 	})
 	return a
 }

@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -72,29 +69,25 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 		}
 		fmt.Fprintf(out, "removed device %s\n", l.Name)
 	}
-	guarded, err := guard.RemoveAll()
-	failed = append(failed, err)
-	for _, g := range guarded {
-		fmt.Fprintf(out, "removed %s\n", g)
+	removed := func(what string) func([]string, error) {
+		return func(all []string, err error) {
+			failed = append(failed, err)
+			for _, one := range all {
+				fmt.Fprintf(out, "removed %s%s\n", what, one)
+			}
+		}
 	}
-	counting, err := guard.RemoveTraffic()
-	failed = append(failed, err)
-	if counting {
-		fmt.Fprintf(out, "removed nftables tables ip and ip6 %s\n", guard.TrafficTable)
-	}
-	// Routes into a removed device are removed with it.
-	routes, err := kernel.RemoveRouting()
-	failed = append(failed, err)
-	for _, r := range routes {
-		fmt.Fprintf(out, "removed %s\n", r)
-	}
-	for _, name := range released { // after the routes whose source they are
+	removed("")(guard.RemoveAll())
+	removed("nftables table ")(guard.RemoveTraffic())
+	removed("")(kernel.RemoveRouting()) // routes into a removed device are removed with it
+	for _, name := range released {     // after the routes whose source they are
 		failed = append(failed, host.Unmark(name))
 	}
-	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
+	removed("socket of ")(kernel.RemoveDeadSockets(canBeOurs))
+	removed("state file ")(stream.RemoveState(cfg.StateFile))
 	if options.Keys {
 		which := func(device string) bool { return canBeOurs(device) && !foreign[device] }
-		failed = append(failed, removeKeys(out, cfg.WGKeyPath, which))
+		removed("private key ")(kernel.RemoveKeys(cfg.WGKeyPath, which))
 	}
 	return errors.Join(failed...)
 }
@@ -116,60 +109,10 @@ func isOurs(host *kernel.Host, l kernel.Link) (bool, error) {
 	return plan.OwnerOf(cluster, existing) == plan.Ours, nil
 }
 
-func removeState(out io.Writer, path string) error {
-	removed, err := stream.RemoveState(path)
-	for _, file := range removed {
-		fmt.Fprintf(out, "removed state file %s\n", file)
-	}
-	return err
-}
-
 // shortened matches the name of a device whose cluster's name is too long for a network interface.
 var shortened = regexp.MustCompile(`^wg\.[0-9a-f]{10}$`)
 
 // canBeOurs reports whether a key file can be an agent's by its name: its device may not exist.
 func canBeOurs(device string) bool {
 	return naming.IsDevice(device, "") || shortened.MatchString(device)
-}
-
-// removeSockets removes the sockets of wireguard-go processes that were killed.
-func removeSockets(out io.Writer) error {
-	devices, err := kernel.Sockets()
-	failed := []error{err}
-	for _, device := range devices {
-		if !canBeOurs(device) {
-			continue
-		}
-		removed, err := kernel.RemoveDeadSocket(device)
-		failed = append(failed, err)
-		if removed {
-			fmt.Fprintf(out, "removed socket of %s\n", device)
-		}
-	}
-	return errors.Join(failed...)
-}
-
-// removeKeys removes the keys of the devices that which selects, with partly written ones, and nothing else in the
-// directory.
-func removeKeys(out io.Writer, dir string, which func(device string) bool) error {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("private keys: %w", err)
-	}
-	var failed []error
-	for _, e := range entries {
-		device, ok := kernel.KeyFileOf(e.Name())
-		if !ok || !which(device) {
-			continue
-		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		fmt.Fprintf(out, "removed private key %s\n", e.Name())
-	}
-	return errors.Join(failed...)
 }

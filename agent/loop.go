@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -104,14 +105,14 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 	for _, cluster := range due.Devices {
 		a.devices.Set(ctx, cluster)
 	}
-	for _, cluster := range sorted(due.Peers) {
+	for _, cluster := range slices.Sorted(maps.Keys(due.Peers)) {
 		a.devices.SetPeers(ctx, cluster, due.Peers[cluster])
 	}
 	for _, cluster := range due.Checks {
 		a.devices.Check(ctx, cluster)
 	}
 	begin := a.peers.Begin()
-	for _, cluster := range sorted(begin) {
+	for _, cluster := range slices.Sorted(maps.Keys(begin)) {
 		a.devices.BeginHandshakes(cluster, begin[cluster])
 	}
 	a.devices.Programmed(changes.Observed)
@@ -125,15 +126,6 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 	a.rotate(ctx, changes.Position)
 	a.report(changes.Position)
 	return a.next()
-}
-
-func sorted[V any](m map[string]V) []string {
-	out := make([]string, 0, len(m))
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
 }
 
 // take takes what is due. It takes the position together with the broker's changes: the position never covers a change
@@ -289,7 +281,7 @@ func (a *agent) countTraffic(ctx context.Context) error {
 // known returns the clusters of the devices that the agent has set, or tried to.
 func (a *agent) known() []string {
 	devices := a.board.Get().Devices
-	return slices.DeleteFunc(sorted(devices), func(cluster string) bool { return devices[cluster].Report == nil })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(devices)), func(cluster string) bool { return devices[cluster].Report == nil })
 }
 
 // reloadSubnets sets all devices if the subnets file changed, because it bounds them.
@@ -315,7 +307,7 @@ func (a *agent) kernelChanged(e kernel.Event) {
 
 // guardChanged handles the event that another program changed nftables rules.
 func (a *agent) guardChanged() {
-	a.node.GuardChanged()
+	a.node.Want(guard.Work{Guard: true}, false)
 	a.queue.poke()
 }
 
@@ -324,6 +316,6 @@ func (a *agent) eventsLost() {
 	clusters := a.session.Clusters()
 	a.devices.EventsLost(clusters)
 	a.queue.heal(clusters)
-	a.node.Missed()
+	a.node.Want(guard.Work{Routes: true, Settings: true, Guard: true}, true)
 	a.queue.poke()
 }

@@ -157,7 +157,8 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 
 		// The reboot loses the key: the agent creates a new one, and reports it to the broker.
 		kept(t, a, cfg)
-		must(t, removeKeys(new(bytes.Buffer), cfg.WGKeyPath, func(string) bool { return true }))
+		_, err := kernel.RemoveKeys(cfg.WGKeyPath, func(string) bool { return true })
+		must(t, err)
 		must(t, h.Delete(device))
 		b.stop()
 		a = run(t, cfg)

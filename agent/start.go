@@ -28,7 +28,7 @@ func (a *agent) start(c *stream.StateFile, err error) {
 	a.node.RestoreGuard(c)
 	a.devices.FindOrphans()
 	a.restore(c, err)
-	a.node.CheckAtStart()
+	a.node.Want(guard.Work{Settings: true, Guard: true}, false)
 	if a.traffic == nil { // an earlier agent may have counted
 		if _, err := guard.RemoveTraffic(); err != nil {
 			slog.Warn("cannot remove the tables that counted traffic by Service; the agent retries when it restarts",

@@ -95,7 +95,7 @@ func (r *Reconciler) strictFilters(cluster string, want *plan.Desired) string {
 	if !acceptsBeforeRoutes(want.Device) {
 		return "" // the kernel has no such filter for IPv6
 	}
-	egress, err := r.kernel.EgressLinks(endpoints(want.Peers))
+	egress, err := r.kernel.EgressLinks(plan.Addresses(want.Peers, plan.FewPeers))
 	if err != nil {
 		return err.Error()
 	}

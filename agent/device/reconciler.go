@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"time"
 
@@ -60,8 +59,6 @@ type Parts struct {
 	Schedule *plan.Scheduler
 	Board    *status.Board
 	Events   *events.Sink
-	// RemoveKey removes the key file of a removed device, and prints what it removed.
-	RemoveKey func(out io.Writer, device string) error
 }
 
 // Reconciler sets the devices of a node as desired. One goroutine uses it.
@@ -327,6 +324,3 @@ func (r *Reconciler) Programmed(observed stream.Observed) {
 		}
 	}
 }
-
-// endpoints returns the endpoints of the first peers, by name: the link rarely differs by peer.
-func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return plan.Addresses(peers, 64) }

@@ -2,12 +2,12 @@ package device
 
 import (
 	"log/slog"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 )
 
@@ -64,16 +64,11 @@ func (r *Reconciler) delete(d *device) (existed bool, err error) {
 	r.Node.Removed(d.cluster)
 	d.claims = plan.Claims{}
 	if r.cfg.RemoveKeys {
-		err = r.removeKey(d.name)
+		var removed []string
+		removed, err = kernel.RemoveKeys(r.cfg.WGKeyPath, func(device string) bool { return device == d.name })
+		if len(removed) > 0 {
+			slog.Info("removed the private key", "device", d.name)
+		}
 	}
 	return existing != nil, err
-}
-
-func (r *Reconciler) removeKey(device string) error {
-	var removed strings.Builder
-	err := r.RemoveKey(&removed, device)
-	if removed.Len() > 0 {
-		slog.Info("removed the private key", "device", device)
-	}
-	return err
 }

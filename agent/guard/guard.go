@@ -118,20 +118,24 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
-	return g.apply(cluster, func(all remotes) { all[cluster] = r })
+	return g.apply(cluster, false, func(all remotes) { all[cluster] = r })
 }
 
 // Remove removes the guard of a cluster, for a remote that was removed permanently.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
-	return g.apply(cluster, func(all remotes) { delete(all, cluster) })
+	return g.apply(cluster, false, func(all remotes) { delete(all, cluster) })
 }
 
-// Restore repairs rules and routes that somebody else may have changed.
-func (g *Guard) Restore() (changed bool, err error) { return g.apply("", func(remotes) {}) }
+// Restore repairs rules and routes that somebody else may have changed. whole means that everything desired is known:
+// then it also deletes unreachable routes that belong to no guarded remote, those of an agent without nftables, which
+// records their clusters.
+func (g *Guard) Restore(whole bool) (changed bool, err error) {
+	return g.apply("", whole, func(remotes) {})
+}
 
 // apply changes the guard of a cluster, and applies it to the node. If the rules of an earlier Guard cannot be read,
 // the rules remain unchanged for now, which is safe, and the routes are applied anyway.
-func (g *Guard) apply(cluster string, change func(remotes)) (bool, error) {
+func (g *Guard) apply(cluster string, whole bool, change func(remotes)) (bool, error) {
 	g.mu.Lock()
 	unread := g.load()
 	before := subnets(g.remotes)
@@ -142,7 +146,7 @@ func (g *Guard) apply(cluster string, change func(remotes)) (bool, error) {
 	}
 	g.remotes = now
 	g.mu.Unlock()
-	routes, err1 := g.routes(now, missing(before, subnets(now)))
+	routes, err1 := g.routes(now, missing(before, subnets(now)), whole && unread == nil)
 	if unread != nil {
 		return routes, errors.Join(err1, unread)
 	}
@@ -151,14 +155,18 @@ func (g *Guard) apply(cluster string, change func(remotes)) (bool, error) {
 }
 
 // routes adds missing unreachable routes with the rules that lead packets to them, and deletes those that are no
-// longer desired. Routes of another table, of an agent with another configuration, are deleted once the new ones exist.
-func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
+// longer desired; whole means all but the desired ones. Routes of another table, of an agent with another
+// configuration, are deleted once the new ones exist.
+func (g *Guard) routes(remotes remotes, gone []netip.Prefix, whole bool) (bool, error) {
 	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return false, err
 	}
 	wanted := subnets(remotes)
 	lacking := missing(wanted, have)
+	if whole {
+		gone = missing(have, wanted)
+	}
 	changed := len(lacking)+len(gone) > 0
 	var failed []error
 	for _, p := range lacking {
@@ -211,35 +219,6 @@ func subnets(remotes remotes) []netip.Prefix {
 	}
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
-}
-
-// Sweep deletes unreachable routes that belong to no guarded remote: those of an agent without nftables, which records
-// their clusters. It must be called once everything desired is known.
-func (g *Guard) Sweep() error {
-	have, strays, err := g.unreachableRoutes()
-	if err != nil {
-		return err
-	}
-	g.mu.Lock()
-	err = g.load()
-	wanted := subnets(g.remotes)
-	g.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	var failed []error
-	gone := missing(have, wanted)
-	for _, p := range gone {
-		failed = append(failed, g.deleteUnreachable(p))
-	}
-	for _, r := range strays {
-		failed = append(failed, r.Delete())
-	}
-	if len(gone)+len(strays) > 0 {
-		_, err := kernel.DeleteUnusedRules()
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
 }
 
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node

@@ -336,7 +336,7 @@ func TestGuard(t *testing.T) {
 		conn.FlushRuleset()
 		must(t, conn.Flush())
 		must(t, g.deleteUnreachable(netip.MustParsePrefix("10.3.0.0/16")))
-		set(t)(g.Restore())
+		set(t)(g.Restore(false))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
 		}
@@ -497,7 +497,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 		}
 		// Without guardInbound they pass.
 		g = New(false, kernel.DefaultRoutingTable())
-		set(t)(g.Restore())
+		set(t)(g.Restore(false))
 		enters(byBad, "by another, which was not forbidden")
 		_, err = RemoveAll()
 		must(t, err)
@@ -617,10 +617,10 @@ func TestChangesOfOthers(t *testing.T) {
 			harm()
 			must(t, conn.Flush())
 			eventually(t, name+" is noticed", func() bool { return notified.Load() > before })
-			if changed, err := g.Restore(); !changed || err != nil {
+			if changed, err := g.Restore(false); !changed || err != nil {
 				t.Errorf("%s: changed: %v, %v", name, changed, err)
 			}
-			if changed, err := g.Restore(); changed || err != nil {
+			if changed, err := g.Restore(false); changed || err != nil {
 				t.Errorf("%s: a second look changes: %v, %v", name, changed, err)
 			}
 			was := counts(t, g, "c2").Out
@@ -681,13 +681,13 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 			t.Error(err)
 		}
 		g.read = readRuleset
-		if changed, err := g.Restore(); !changed || err != nil {
+		if changed, err := g.Restore(false); !changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
 			t.Errorf("guarded (-want +got):\n%s", diff)
 		}
-		must(t, g.Sweep())
+		set(t)(g.Restore(true))
 		if err := send("10.2.1.1"); err == nil {
 			t.Error("a packet to 10.2.1.1 follows the default route")
 		}
@@ -749,12 +749,12 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%d callbacks for another program's table", n)
 		}
 		eventually(t, "all was deleted, and that is noticed", func() bool { // repeatedly: the watch may begin late
-			set(t)(g.Restore())
+			set(t)(g.Restore(false))
 			conn.FlushRuleset()
 			must(t, conn.Flush())
 			return notified.Load() > 0
 		})
-		set(t)(g.Restore())
+		set(t)(g.Restore(false))
 		stands, err := readRuleset()
 		must(t, err)
 		if !slices.Contains(stands.comments[out], "c2 10.2.0.0/16 drop") {
@@ -763,7 +763,7 @@ func TestWatch(t *testing.T) {
 		// Without damage, nothing is written.
 		time.Sleep(100 * time.Millisecond)
 		before := notified.Load()
-		if changed, err := g.Restore(); changed || err != nil {
+		if changed, err := g.Restore(false); changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		time.Sleep(100 * time.Millisecond)

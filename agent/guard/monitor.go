@@ -46,11 +46,10 @@ type Kernel interface {
 type Rules interface {
 	Clusters() []string
 	Counts() (map[string]status.GuardCount, error)
-	Restore() (changed bool, err error)
+	Restore(whole bool) (changed bool, err error)
 	Remove(cluster string) (changed bool, err error)
 	Set(cluster string, r Remote) (changed bool, err error)
 	Subnets(cluster string) []netip.Prefix
-	Sweep() error
 }
 
 // Work is what to check on the node: the guard of all remotes, routes, settings, and whether another program changed
@@ -119,31 +118,18 @@ func NewMonitor(
 	}
 }
 
-// checkAll makes the next Take return everything.
-func (m *Monitor) checkAll() {
+// Want makes the next Take return more. stale means that the node's addresses may have changed, too.
+func (m *Monitor) Want(w Work, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.work.Routes, m.work.Settings, m.work.Guard = true, true, true
+	m.want(w)
+	m.stale = m.stale || stale
 }
 
-func (m *Monitor) CheckAtStart() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.work.Settings, m.work.Guard = true, true
-}
-
-// Missed makes the next Take return everything, because events of the kernel were lost.
-func (m *Monitor) Missed() {
-	m.mu.Lock()
-	m.stale = true
-	m.mu.Unlock()
-	m.checkAll()
-}
-
-func (m *Monitor) GuardChanged() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.work.Guard = true
+// want is Want with mu held.
+func (m *Monitor) want(w Work) {
+	m.work = Work{m.work.Remotes || w.Remotes, m.work.Routes || w.Routes, m.work.Settings || w.Settings,
+		m.work.Guard || w.Guard}
 }
 
 // Changed handles an event of the kernel, which the agent itself may have caused. It returns the clusters whose device
@@ -163,8 +149,7 @@ func (m *Monitor) Changed(e kernel.Event) (heal []string, any bool) {
 		m.work.Routes = m.work.Routes || route
 	}
 	guard := e.Rules || e.Route.IsValid() && e.Interface == "" // an unreachable route has no interface
-	m.work.Guard = m.work.Guard || guard
-	m.work.Settings = m.work.Settings || e.Settings
+	m.want(Work{Guard: guard, Settings: e.Settings})
 	return heal, len(heal) > 0 || guard || e.Settings
 }
 

@@ -274,13 +274,9 @@ func (m *Monitor) guarded(err error) {
 }
 
 func (m *Monitor) checkGuard() error {
-	known := m.session.Current() && len(m.board.Get().Orphans) == 0
-	changed, err := m.guard.Restore()
+	changed, err := m.guard.Restore(m.session.Current() && len(m.board.Get().Orphans) == 0)
 	if changed {
-		slog.Warn("another program changed the guard, and the agent restored it")
-	}
-	if known {
-		err = errors.Join(err, m.guard.Sweep())
+		slog.Warn("restored the guard, which another program changed or an earlier agent left")
 	}
 	return err
 }

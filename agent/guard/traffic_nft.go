@@ -183,16 +183,16 @@ func connStatus(bit uint32, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// RemoveTraffic deletes the tables, and reports whether there were any. Without nftables there are none.
-func RemoveTraffic() (removed bool, err error) {
+// RemoveTraffic deletes the tables, and returns their names. Without nftables there are none.
+func RemoveTraffic() (removed []string, err error) {
 	if CheckNFTables() != nil {
-		return false, nil
+		return nil, nil
 	}
 	conn, err := nftables.New()
 	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	for _, f := range trafficFamilies {
+	for i, f := range trafficFamilies {
 		there, err := f.exists(conn)
 		if err != nil {
 			return removed, err
@@ -204,7 +204,7 @@ func RemoveTraffic() (removed bool, err error) {
 		if err := conn.Flush(); err != nil {
 			return removed, fmt.Errorf("nftables: deleting table %s: %w", TrafficTable, err)
 		}
-		removed = true
+		removed = append(removed, []string{"ip ", "ip6 "}[i]+TrafficTable)
 	}
 	return removed, nil
 }

@@ -107,6 +107,16 @@ type Device struct {
 	Addresses []netip.Addr
 }
 
+// EndpointOf returns where a device sends to for a peer; invalid for nowhere. wgctrl has IPv4 addresses of userspace
+// devices as IPv4-mapped ones.
+func EndpointOf(p *wgtypes.Peer) netip.AddrPort {
+	if p.Endpoint == nil {
+		return netip.AddrPort{}
+	}
+	at := p.Endpoint.AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}
+
 // Device reads a device. It returns nil without an error if it does not exist.
 func (h *Host) Device(name string) (*Device, error) {
 	link, err := findLink(name)

@@ -285,9 +285,33 @@ func (k *Keys) sync() error {
 	return nil
 }
 
-// KeyFileOf returns the device whose private key a file of this name contains, or would contain if its writer had
+// RemoveKeys removes the keys of the devices that which selects, with partly written ones, and nothing else in the
+// directory. It returns the names of the files.
+func RemoveKeys(dir string, which func(device string) bool) (removed []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("private keys: %w", err)
+	}
+	for _, e := range entries {
+		device, ok := keyFileOf(e.Name())
+		if !ok || !which(device) {
+			continue
+		}
+		if gone := os.Remove(filepath.Join(dir, e.Name())); gone != nil {
+			err = errors.Join(err, gone)
+			continue
+		}
+		removed = append(removed, e.Name())
+	}
+	return removed, err
+}
+
+// keyFileOf returns the device whose private key a file of this name contains, or would contain if its writer had
 // finished.
-func KeyFileOf(name string) (device string, ok bool) {
+func keyFileOf(name string) (device string, ok bool) {
 	if device, ok = strings.CutSuffix(name, keySuffix); ok {
 		return device, true
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -320,14 +321,27 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-func TestKeyFileOf(t *testing.T) {
-	for name, want := range map[string]string{
-		"wireguard.c2.key": "wireguard.c2", "wg.0123456789.key": "wg.0123456789", "wireguard.c2.key.123456": "wireguard.c2",
-		"wireguard.c2.key.damaged-20260102T150405.000000001Z": "wireguard.c2",
-		"wireguard.c2": "", "notes.txt": "", "keys": "",
-	} {
-		if got, ok := KeyFileOf(name); got != want || ok != (want != "") {
-			t.Errorf("%s: %q, %v", name, got, ok)
+// TestRemoveKeys: the keys of the selected devices go, with partly written and damaged ones, and nothing else.
+func TestRemoveKeys(t *testing.T) {
+	dir := t.TempDir()
+	theirs := []string{"wireguard.c2.key", "wireguard.c2.key.123456",
+		"wireguard.c2.key.damaged-20260102T150405.000000001Z"}
+	others := []string{"keys", "notes.txt", "wg.0123456789.key", "wireguard.c2"}
+	for _, name := range slices.Concat(theirs, others) {
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	removed, err := RemoveKeys(dir, func(device string) bool { return device == "wireguard.c2" })
+	if err != nil || !slices.Equal(removed, theirs) {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	left, err := os.ReadDir(dir)
+	must(t, err)
+	for i, e := range left {
+		if e.Name() != others[i] {
+			t.Errorf("left is %s; want %s", e.Name(), others[i])
 		}
+	}
+	if removed, err := RemoveKeys(filepath.Join(dir, "none"), nil); err != nil || removed != nil {
+		t.Errorf("without a directory: %q, %v", removed, err)
 	}
 }

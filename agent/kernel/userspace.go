@@ -152,7 +152,8 @@ func RemoveDeadSocket(device string) (bool, error) {
 	return err == nil, err
 }
 
-func Sockets() ([]string, error) {
+// RemoveDeadSockets is RemoveDeadSocket for the devices that which selects, and returns those that had one.
+func RemoveDeadSockets(which func(device string) bool) (devices []string, err error) {
 	entries, err := os.ReadDir(socketDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -160,13 +161,17 @@ func Sockets() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sockets of userspace devices: %w", err)
 	}
-	var devices []string
 	for _, e := range entries {
-		if device, ok := strings.CutSuffix(e.Name(), ".sock"); ok {
+		device, ok := strings.CutSuffix(e.Name(), ".sock")
+		if !ok || !which(device) {
+			continue
+		}
+		removed, failed := RemoveDeadSocket(device)
+		if err = errors.Join(err, failed); removed {
 			devices = append(devices, device)
 		}
 	}
-	return devices, nil
+	return devices, err
 }
 
 // plain converts the number in an error of wireguard-go, which its client returns as text ("errno=-98"), to an error

@@ -209,12 +209,7 @@ func wanted(want *plan.Desired, to netip.Addr) *semaphorev1.PathPeer {
 func holderOf(d *kernel.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
 	for i := range d.Peers {
 		for _, n := range d.Peers[i].AllowedIPs {
-			at, ok := netip.AddrFromSlice(n.IP)
-			ones, _ := n.Mask.Size()
-			if !ok {
-				continue
-			}
-			p := netip.PrefixFrom(at.Unmap(), ones)
+			p, _ := kernel.PrefixOf(&n)
 			if p.Contains(to) && (holder == nil || p.Bits() > by.Bits()) {
 				holder, by = &d.Peers[i], p
 			}
@@ -255,8 +250,7 @@ func measure(ctx context.Context, want *plan.Desired, peer *wgtypes.Peer,
 		out.Problem = "the peer has no endpoint"
 		return out
 	}
-	at := peer.Endpoint.AddrPort()
-	r, err := MeasurePath(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
+	r, err := MeasurePath(ctx, netip.AddrPortFrom(kernel.EndpointOf(peer).Addr(), uint16(want.Device.GetProbePort())),
 		min(plan.LeastMTU, needed), needed)
 	if err != nil {
 		out.Problem = err.Error()

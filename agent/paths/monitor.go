@@ -40,8 +40,6 @@ const (
 	probeBurst    = 16
 	// maxProbes is how many probes of all devices run at a time.
 	maxProbes = 8
-	// maxEgress is for how many peers the node looks up the egress link: it rarely differs by peer.
-	maxEgress = 64
 	// listenRetry is how long after a failure the responder tries to listen again.
 	listenRetry = time.Minute
 )
@@ -169,10 +167,7 @@ func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtyp
 		if w.LastHandshakeTime.Unix() > 0 {
 			s.Handshake = w.LastHandshakeTime
 		}
-		if w.Endpoint != nil {
-			at := w.Endpoint.AddrPort()
-			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
-		}
+		s.Endpoint = kernel.EndpointOf(w)
 		m.samples = append(m.samples, s)
 	}
 	d, now := m.device(cluster), time.Now()
@@ -195,12 +190,12 @@ func (m *Monitor) WithMTU(want *plan.Desired) *semaphorev1.Device {
 	m.mu.Unlock()
 	var current, base int
 	var why string
-	if unknown { // without the lock: it reads up to maxEgress routes from the kernel
+	if unknown { // without the lock: it reads up to plan.FewPeers routes from the kernel
 		var err error
 		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
 			slog.Warn("cannot read the MTU of the device; the agent derives it again", "error", err)
 		}
-		base, why = m.linksTo(cluster, endpoints(want.Peers))
+		base, why = m.linksTo(cluster, plan.Addresses(want.Peers, plan.FewPeers))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -213,10 +208,6 @@ func (m *Monitor) WithMTU(want *plan.Desired) *semaphorev1.Device {
 	out := proto.CloneOf(want.Device)
 	out.Mtu = uint32(d.verdict.MTU)
 	return out
-}
-
-func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
-	return plan.Addresses(peers, maxEgress)
 }
 
 // linksTo returns the MTU that fits the links to some peers of a cluster, and why.
@@ -320,7 +311,7 @@ func (m *Monitor) sample(cluster string) []probePath {
 	var base int
 	var why string
 	if want.GetMtu() == 0 {
-		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, maxEgress))
+		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, plan.FewPeers))
 	}
 
 	now := time.Now()

@@ -27,6 +27,9 @@ func (n *Desired) Equal(other *Desired) bool {
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
 }
 
+// FewPeers is how many peers represent all where these rarely differ, as in their links.
+const FewPeers = 64
+
 func Addresses(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
 	for _, node := range slices.Sorted(maps.Keys(peers)) {
 		if len(to) == most {

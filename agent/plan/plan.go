@@ -279,7 +279,7 @@ func (p peer) update(keepalive time.Duration) wgtypes.PeerConfig {
 
 // matches reports whether a peer is as desired.
 func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
-	return is.Endpoint != nil && unmap(is.Endpoint) == p.endpoint && is.PersistentKeepaliveInterval == keepalive &&
+	return kernel.EndpointOf(is) == p.endpoint && is.PersistentKeepaliveInterval == keepalive &&
 		p.hasPrefixes(is)
 }
 
@@ -293,10 +293,4 @@ func (p peer) hasPrefixes(is *wgtypes.Peer) bool {
 		}
 	}
 	return true
-}
-
-// unmap normalizes IPv4 addresses, of which net.UDPAddr has two forms.
-func unmap(a *net.UDPAddr) netip.AddrPort {
-	at := a.AddrPort()
-	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }

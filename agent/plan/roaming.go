@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // WireGuard sends to the source of a peer's last authentic packet: a peer behind source NAT moves its endpoint without
@@ -85,16 +87,17 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 	for i := range peers {
 		p := &peers[i]
 		node, endpoint, ok := wanted(p.PublicKey)
-		if !ok || p.Endpoint == nil || unmap(p.Endpoint) == endpoint || bounds.endpoint(unmap(p.Endpoint)) != nil {
+		at := kernel.EndpointOf(p)
+		if !ok || p.Endpoint == nil || at == endpoint || bounds.endpoint(at) != nil {
 			continue
 		}
 		s, known := r.seen[p.PublicKey]
-		if !known || s.at != unmap(p.Endpoint) || p.ReceiveBytes < s.received {
+		if !known || s.at != at || p.ReceiveBytes < s.received {
 			if !Live(*p, now) {
 				continue
 			}
 			known = false
-			s = &sighting{at: unmap(p.Endpoint), since: now, received: p.ReceiveBytes, sent: p.TransmitBytes}
+			s = &sighting{at: at, since: now, received: p.ReceiveBytes, sent: p.TransmitBytes}
 		}
 		if seen == nil {
 			seen = map[wgtypes.Key]*sighting{}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // TestRoamingStaysInside: a peer keeps an endpoint at which it is heard only if a node of the remote can be there. A
@@ -85,7 +87,7 @@ func TestRoaming(t *testing.T) {
 				switch {
 				case len(left) == 0:
 					got += "-"
-					if unmap(peers[0].Endpoint) != at(endpoint) {
+					if kernel.EndpointOf(&peers[0]) != at(endpoint) {
 						t.Errorf("look %q: shown to the plan at %s", look, peers[0].Endpoint)
 					}
 					continue
@@ -95,7 +97,7 @@ func TestRoaming(t *testing.T) {
 					got += "."
 				}
 				if left[0].Node != "n1" || left[0].At != at(endpoint) || left[0].Wanted != at(2) ||
-					unmap(peers[0].Endpoint) != at(2) {
+					kernel.EndpointOf(&peers[0]) != at(2) {
 					t.Errorf("look %q: %+v, shown to the plan at %s", look, left[0], peers[0].Endpoint)
 				}
 			}

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"net/netip"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -105,9 +104,7 @@ func (f *families) peer(cluster, name *dto.LabelPair, p *wgtypes.Peer) {
 	}
 	endpoint := ""
 	if p.Endpoint != nil {
-		// wgctrl has IPv4 addresses of userspace devices as IPv4-mapped ones.
-		at := p.Endpoint.AddrPort()
-		endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String()
+		endpoint = kernel.EndpointOf(p).String()
 	}
 	f.add(metricPeer, 1, cluster, name, pair(&labelEndpoint, endpoint), key)
 	f.add(metricHandshake, float64(max(0, p.LastHandshakeTime.Unix())), cluster, name, key)

@@ -344,10 +344,7 @@ func (g *Guard) Remove(cluster string) (changed bool, err error) {
 }
 
 // Restore implements hostnet.Guard: no other program changes this guard.
-func (g *Guard) Restore() (changed bool, err error) { return false, nil }
-
-// Sweep implements hostnet.Guard.
-func (g *Guard) Sweep() error { return nil }
+func (g *Guard) Restore(bool) (changed bool, err error) { return false, nil }
 
 // Counts implements hostnet.Guard: no packet is ever counted.
 func (g *Guard) Counts() (map[string]status.GuardCount, error) { return nil, nil }
