@@ -43,7 +43,7 @@ func (q *queue) poke() {
 
 func (q *queue) set(cluster string) {
 	q.mu.Lock()
-	q.work.Devices[cluster] = true
+	q.work.Networks[cluster] = true
 	q.mu.Unlock()
 	q.poke()
 }
@@ -68,7 +68,7 @@ func (q *queue) take() plan.Work {
 func (q *queue) devices() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.work.Devices) > 0
+	return len(q.work.Networks) > 0
 }
 
 // loop sets the node as desired, in rounds, until ctx ends. Only its goroutine changes the node.
@@ -133,10 +133,7 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 func (a *agent) take(full bool) (stream.Changes, plan.Round, guard.Work) {
 	work := a.queue.take()
 	changes := a.session.Take()
-	for cluster := range changes.Networks {
-		work.Devices[cluster] = true
-	}
-	work.Peers = changes.Peers
+	work.Add(changes.Dirty)
 	now := time.Now()
 	return changes, a.schedule.Take(now, work, full, a.session.Clusters()), a.node.Take(now, full)
 }

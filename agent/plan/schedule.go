@@ -36,17 +36,43 @@ func checkInterval(devices, peers int) time.Duration {
 	return min(few+time.Duration(max(0, peers-fewPeers))*checkPerPeer, FullCheck)
 }
 
-// Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of
-// the kernel, which the agent itself may have caused.
-type Work struct {
-	Devices map[string]bool
-	Peers   map[string]map[string]bool
-	Heal    map[string]bool
+// Changes are what may differ from what is desired: devices, by cluster, and single peers, by cluster and node.
+type Changes struct {
+	Networks map[string]bool
+	Peers    map[string]map[string]bool
 }
 
-func NewWork() Work {
-	return Work{Devices: map[string]bool{}, Peers: map[string]map[string]bool{}, Heal: map[string]bool{}}
+func NewChanges() Changes {
+	return Changes{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
 }
+
+// Peer adds a peer.
+func (c Changes) Peer(cluster, node string) {
+	if c.Peers[cluster] == nil {
+		c.Peers[cluster] = map[string]bool{}
+	}
+	c.Peers[cluster][node] = true
+}
+
+func (c Changes) Add(other Changes) {
+	maps.Copy(c.Networks, other.Networks)
+	for cluster, nodes := range other.Peers {
+		for node := range nodes {
+			c.Peer(cluster, node)
+		}
+	}
+}
+
+func (c Changes) Empty() bool { return len(c.Networks) == 0 && len(c.Peers) == 0 }
+
+// Work is what waits: changes, and the devices to heal because of an event of the kernel, which the agent itself may
+// have caused.
+type Work struct {
+	Changes
+	Heal map[string]bool
+}
+
+func NewWork() Work { return Work{NewChanges(), map[string]bool{}} }
 
 // Round is what is due now, by cluster: devices to set, peers to set on other devices, and further devices to check.
 type Round struct {
@@ -189,14 +215,15 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 
 // Take returns what is due, and keeps the rest. In a full check all these clusters are due, and all failed devices.
 func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
-	s.add(work)
+	s.deferred.Add(work.Changes)
+	maps.Copy(s.deferred.Heal, work.Heal)
 	waiting := s.deferred
 	s.deferred = NewWork()
 	due, peers := map[string]bool{}, map[string]map[string]bool{}
 	early := func(cluster string) bool { return now.Before(s.earliestRecheck(cluster, now)) }
-	for cluster := range waiting.Devices {
+	for cluster := range waiting.Networks {
 		if s.Broken(cluster) && early(cluster) {
-			s.deferred.Devices[cluster] = true
+			s.deferred.Networks[cluster] = true
 		} else {
 			due[cluster] = true
 		}
@@ -241,18 +268,7 @@ func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string)
 	return round
 }
 
-func (s *Scheduler) add(work Work) {
-	maps.Copy(s.deferred.Devices, work.Devices)
-	maps.Copy(s.deferred.Heal, work.Heal)
-	for cluster, nodes := range work.Peers {
-		if s.deferred.Peers[cluster] == nil {
-			s.deferred.Peers[cluster] = map[string]bool{}
-		}
-		maps.Copy(s.deferred.Peers[cluster], nodes)
-	}
-}
-
-func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
+func (s *Scheduler) Deferred() bool { return len(s.deferred.Networks) > 0 }
 
 func (s *Scheduler) Next(now time.Time) time.Time {
 	var next time.Time
@@ -265,7 +281,7 @@ func (s *Scheduler) Next(now time.Time) time.Time {
 			continue
 		}
 		next = Earlier(next, d.retryAt)
-		if s.deferred.Devices[cluster] || s.deferred.Peers[cluster] != nil {
+		if s.deferred.Networks[cluster] || s.deferred.Peers[cluster] != nil {
 			next = Earlier(next, s.earliestRecheck(cluster, now))
 		}
 	}

@@ -62,7 +62,7 @@ var start = time.Unix(1_000_000, 0)
 func work(devices ...string) Work {
 	w := NewWork()
 	for _, cluster := range devices {
-		w.Devices[cluster] = true
+		w.Networks[cluster] = true
 	}
 	return w
 }

@@ -20,28 +20,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-type Dirty struct {
-	// Networks are clusters whose device must be reconciled completely.
-	Networks map[string]bool
-	// Peers are single peers that changed, by cluster and node.
-	Peers map[string]map[string]bool
-}
-
-func NewDirty() Dirty {
-	return Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
-}
-
-func (d Dirty) Add(other Dirty) {
-	maps.Copy(d.Networks, other.Networks)
-	for cluster, nodes := range other.Peers {
-		if d.Peers[cluster] == nil {
-			d.Peers[cluster] = map[string]bool{}
-		}
-		maps.Copy(d.Peers[cluster], nodes)
-	}
-}
-
-func (d Dirty) Empty() bool { return len(d.Networks) == 0 && len(d.Peers) == 0 }
+// Dirty is what may have changed.
+type Dirty = plan.Changes
 
 // State is the state that the broker desires.
 type State struct {
@@ -124,7 +104,7 @@ func (s *State) Begin() {
 
 // Receive handles one message. An error ends the stream, and the state is as before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
-	d := NewDirty()
+	d := plan.NewChanges()
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
 		return d, s.handleAttached(m.Attached)
@@ -314,10 +294,7 @@ func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *
 
 func setPeer(n *plan.Desired, cluster, node string, peer *semaphorev1.Peer, d Dirty) {
 	if !proto.Equal(n.Peers[node], peer) {
-		if d.Peers[cluster] == nil {
-			d.Peers[cluster] = map[string]bool{}
-		}
-		d.Peers[cluster][node] = true
+		d.Peer(cluster, node)
 	}
 	if n.Peers[node] = peer; peer == nil {
 		delete(n.Peers, node)

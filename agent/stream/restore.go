@@ -10,7 +10,7 @@ import (
 // Restore loads the state that an earlier agent saved, before the first stream begins. No broker can resume it: it
 // sends the desired state again, for which it receives the digests of what is held. Everything restored is dirty.
 func (s *State) Restore(networks map[string]*plan.Desired) Dirty {
-	d := NewDirty()
+	d := plan.NewChanges()
 	for cluster, n := range networks {
 		s.networks[cluster] = &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: true}
 		if n.Peers == nil {

@@ -62,7 +62,7 @@ type Changes struct {
 func NewSession(cluster, broker string, sink *events.Sink, send func(*semaphorev1.AttachRequest)) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, events: sink, send: send,
-		state: NewState(), changed: NewDirty(), observed: Observed{},
+		state: NewState(), changed: plan.NewChanges(), observed: Observed{},
 		confirmedAt: map[string]time.Time{}, since: time.Now(),
 	}
 }
@@ -174,7 +174,7 @@ func (s *Session) Take() Changes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Changes{s.changed, s.observed, Position{s.stream, s.state.Revision(), s.state.Current()}}
-	s.changed, s.observed = NewDirty(), Observed{}
+	s.changed, s.observed = plan.NewChanges(), Observed{}
 	return out
 }
 
