@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -106,59 +105,6 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 			t.Errorf("%d peers", len(d.Peers))
 		}
 		tr.noneLost(t, "")
-	})
-}
-
-// TestF27DeletedDeviceIsRestored: the agent restores a deleted device completely, and packets pass.
-func TestF27DeletedDeviceIsRestored(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, _, _, _ := connect(t)
-		b.program(t, withoutKeepalive())
-		h := newHost(t)
-		before := deviceOn(t, h, device)
-		for range 3 {
-			time.Sleep(300 * time.Millisecond)
-			ip(t, "link del "+device)
-			// The processes of both ends carry the packets, which does not count for the second.
-			withinASecond(t, "the device is there again", func() bool {
-				d, err := h.Device(device)
-				return err == nil && d != nil && d.Up && len(d.Peers) == len(before.Peers) && len(d.Routes) == len(before.Routes)
-			})
-			eventually(t, "packets pass again", reachable)
-			after := deviceOn(t, h, device)
-			before.Index = after.Index
-			same(t, before, after)
-		}
-	})
-}
-
-// TestF28RouteAndRuleAreRestored: the agent restores a route of its table that was deleted or replaced, and the rule
-// that leads to the table. Then packets pass.
-func TestF28RouteAndRuleAreRestored(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		connect(t)
-		h := newHost(t)
-		before := deviceOn(t, h, device)
-		routes, rules := ip(t, "route show table 7394"), ip(t, "rule show")
-		for what, harm := range map[string]string{
-			"a deleted route":  "route del 10.2.0.0/16 table 7394 dev " + device,
-			"a replaced route": "route replace 10.2.0.0/16 via 192.0.2.2 table 7394",
-			"a deleted rule":   "rule del pref 94",
-		} {
-			time.Sleep(300 * time.Millisecond) // so that each is a heal of its own
-			ip(t, harm)
-			withinASecond(t, what+" is restored", func() bool {
-				d, err := h.Device(device)
-				return err == nil && d != nil && slices.Equal(d.Routes, before.Routes) && !d.UnruledV4
-			})
-			eventually(t, what+": packets pass", reachable)
-			if now := ip(t, "route show table 7394"); now != routes {
-				t.Errorf("%s: routes\n%s\nbefore\n%s", what, now, routes)
-			}
-			if now := ip(t, "rule show"); now != rules {
-				t.Errorf("%s: rules\n%s\nbefore\n%s", what, now, rules)
-			}
-		}
 	})
 }
 

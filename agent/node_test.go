@@ -614,14 +614,16 @@ func same(t *testing.T, before, after *kernel.Device) {
 	}
 }
 
-// TestHealing: the agent restores what another program removes. If the program keeps removing it, the agent does not
-// spin.
+// TestHealing (F27 and F28): the agent restores completely what another program removes or replaces, and packets pass.
+// If the program keeps removing it, the agent does not spin.
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
+		b.program(t, withoutKeepalive())
 		time.Sleep(plan.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		h := newHost(t)
+		before, routes, rules := deviceOn(t, h, device), ip(t, "route show table 7394"), ip(t, "rule show")
 		stands := func(ok func(*kernel.Device) bool) func() bool {
 			return func() bool {
 				d, err := h.Device(device)
@@ -629,7 +631,6 @@ func TestHealing(t *testing.T) {
 					(ok == nil || ok(d))
 			}
 		}
-		key := deviceOn(t, h, device).PublicKey
 		does := func(args string) func() { return func() { ip(t, args) } }
 		harms := []struct {
 			name string
@@ -640,17 +641,24 @@ func TestHealing(t *testing.T) {
 			{"the rule for its route", does("rule del pref 94"), nil},
 			{"it is set down", does("link set wireguard.c2 down"), nil},
 			{"its MTU", does("link set wireguard.c2 mtu 1300"), func(d *kernel.Device) bool { return d.MTU == 1380 }},
-			{"the device", does("link del wireguard.c2"), func(d *kernel.Device) bool { return d.PublicKey == key }},
+			{"a route in the place of its own", does("route replace 10.2.0.0/16 via 192.0.2.2 table 7394"), nil},
+			{"the device", does("link del wireguard.c2"), nil},
+			{"its process", func() { killProcessOf(t, device) }, nil},
 		}
-		if deviceOn(t, h, device).Backend == kernel.InUserspace {
-			harms = append(harms, harms[4])
-			harms[5].name, harms[5].harm = "its process", func() { killProcessOf(t, device) }
+		if before.Backend != kernel.InUserspace {
+			harms = harms[:len(harms)-1]
 		}
 		for _, c := range harms {
 			time.Sleep(50 * time.Millisecond)
 			c.harm()
 			withinASecond(t, c.name+" is healed", stands(c.ok))
 			eventually(t, c.name+": the remote pod can be reached", reachable)
+			after := deviceOn(t, h, device)
+			before.Index = after.Index
+			same(t, before, after)
+			if r, l := ip(t, "route show table 7394"), ip(t, "rule show"); r != routes || l != rules {
+				t.Errorf("%s: routes\n%s\nand rules\n%s\nbefore\n%s\nand\n%s", c.name, r, l, routes, rules)
+			}
 		}
 		// The rule belongs to the device and to the guard. Whichever checks first heals it, and perhaps counts it. A
 		// heal is counted when it is complete, which may be after the device exists.

@@ -204,84 +204,6 @@ func TestPolicySet(t *testing.T) {
 	})
 }
 
-// TestPolicyRetry: a device that fails is retried after a second, then after twice as long, and at each full check,
-// every 30 s. No revision is reported meanwhile.
-func TestPolicyRetry(t *testing.T) {
-	policy(t, func(t *testing.T, s *scripted) {
-		s.kernel.Fail("Create", errors.New("no such module"))
-		s.attach(t, remoteC2("n1")...)
-		var at []time.Duration
-		failed := time.Now()
-		for len(at) < 8 {
-			s.after(time.Millisecond)
-			if calls(s, "Create") > 0 {
-				at = append(at, time.Since(failed))
-				failed = time.Now()
-			}
-		}
-		for i, want := range []time.Duration{0, 1, 2, 4, 8, 30, 30, 30} {
-			least, most := want*time.Second/2, want*time.Second+2*time.Millisecond
-			if i > 4 {
-				least = 0 // a full check can be due
-			}
-			if at[i] < least || at[i] > most {
-				t.Errorf("attempt %d comes after %s; want %s to %s", i, at[i], least, most)
-			}
-		}
-		if err := s.ready(); s.done() != 0 || err == nil || !strings.Contains(err.Error(), "no such module") {
-			t.Errorf("reported revision %d, ready: %v", s.done(), err)
-		}
-		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "no such module") {
-			t.Errorf("the agent reports %q", got)
-		}
-		s.kernel.Fail("Create", nil)
-		s.after(31 * time.Second)
-		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetProblem() != "" {
-			t.Errorf("repaired: reported revision %d, ready: %v, problem %q", s.done(), s.ready(), s.reported("c2").GetProblem())
-		}
-	})
-}
-
-// TestPolicyBrokerChangesRetryAFailingDevice: a change from the broker makes the agent retry a failing device
-// immediately, but not more often than every 250 ms.
-func TestPolicyBrokerChangesRetryAFailingDevice(t *testing.T) {
-	policy(t, func(t *testing.T, s *scripted) {
-		s.kernel.Fail("Create", errors.New("no such module"))
-		s.attach(t, remoteC2("n1")...)
-		s.after(20 * time.Second)
-		s.kernel.Calls()
-		for i := range 100 {
-			s.change(t, peerOf("c2", "n2", publicKey(i+2), "192.0.2.3:51820", "10.2.1.0/24"))
-			s.after(10 * time.Millisecond)
-		}
-		if n := calls(s, "Create"); n < 3 || n > 6 {
-			t.Errorf("%d attempts in a second of news; want one every 250 ms", n)
-		}
-	})
-}
-
-// TestPolicyPartialFailure: a route that cannot be created delays nothing else: the revision is reported, the node is
-// ready, and the route is retried.
-func TestPolicyPartialFailure(t *testing.T) {
-	policy(t, func(t *testing.T, s *scripted) {
-		s.kernel.Fail("AddRoute", errors.New("no IPv6 here"))
-		s.attach(t, remoteC2("n1")...)
-		if s.done() != 2 || s.ready() != nil || !strings.Contains(s.reported("c2").GetProblem(), "no IPv6 here") {
-			t.Errorf("reported revision %d and %q; ready: %v", s.done(), s.reported("c2").GetProblem(), s.ready())
-		}
-		s.kernel.Calls()
-		s.after(time.Second)
-		if n := calls(s, "AddRoute"); n != 1 {
-			t.Errorf("%d attempts in the first second; want 1", n)
-		}
-		s.kernel.Fail("AddRoute", nil)
-		s.after(31 * time.Second)
-		if d, _ := s.kernel.Device(device); len(d.Routes) != 1 || s.reported("c2").GetProblem() != "" {
-			t.Errorf("repaired: routes %v, problem %q", d.Routes, s.reported("c2").GetProblem())
-		}
-	})
-}
-
 // TestPolicyHeal: the agent heals changes of others: at the kernel's event, and without one within 300 ms, because
 // WireGuard reports no change of a peer.
 func TestPolicyHeal(t *testing.T) {
@@ -306,31 +228,6 @@ func TestPolicyHeal(t *testing.T) {
 		s.after(time.Minute)
 		if did := changes(s); len(did) > 0 {
 			t.Errorf("nobody has changed anything, and the agent does %q", did)
-		}
-	})
-}
-
-// TestPolicyContest: changes that another program repeats are healed less and less often, and reported.
-func TestPolicyContest(t *testing.T) {
-	policy(t, func(t *testing.T, s *scripted) {
-		s.attach(t, remoteC2("n1")...)
-		s.after(time.Second)
-		s.kernel.Calls()
-		heals := func(d time.Duration) (n int) {
-			for end := time.Now().Add(d); time.Now().Before(end); s.after(10 * time.Millisecond) {
-				s.kernel.Change(device, func(d *kernel.Device) { d.Peers = nil })
-			}
-			return calls(s, "Configure")
-		}
-		if n := heals(3 * time.Second); n < 9 {
-			t.Errorf("%d heals in the first 3 s; want one every 300 ms", n)
-		}
-		heals(time.Minute)
-		if n := heals(time.Minute); n > 3 {
-			t.Errorf("%d heals in the third minute; want one every 30 s", n)
-		}
-		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "another program keeps changing the device") {
-			t.Errorf("the agent reports %q", got)
 		}
 	})
 }

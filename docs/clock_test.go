@@ -28,8 +28,6 @@ var clock = map[string]compares{
 	"agent/permissive_test.go lost":                                       {1, answered},
 	"agent/permissive_test.go mayBeMore":                                  {1, answered},
 	"agent/permissive_test.go unanswered":                                 {1, answered},
-	"agent/policy_test.go TestPolicyContest":                              {1, inBubble},
-	"agent/policy_test.go TestPolicyRetry":                                {3, inBubble},
 	"agent/policy_test.go TestPolicyTakenRoute":                           {1, inBubble},
 	"agent/paths/path_test.go TestNarrowPath":                             {1, givesUp},
 	"agent/paths/probe_test.go TestRoundTrip":                             {1, inProduct},

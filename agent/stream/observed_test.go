@@ -17,9 +17,9 @@ func TestObserved(t *testing.T) {
 	o := Observed{}
 	d := Dirty{Peers: map[string]map[string]bool{"c2": {"n1": true, "n2": true, "n3": true}}}
 	o.changes([]*semaphorev1.PeeringChange{
-		peerOfC2("n3"), // the time of observation is unknown
-		at(peerOfC2("n1"), 20), at(noPeerOfC2("n2"), 30),
-		at(peerOfC2("n9"), 1), // n9 did not change
+		peer(0, "c2", "n3", ""), // the time of observation is unknown
+		at(peer(0, "c2", "n1", ""), 20), at(noPeer(0, "c2", "n2"), 30),
+		at(peer(0, "c2", "n9", ""), 1), // n9 did not change
 	}, d)
 	o.Add("c2", "n1", time.Unix(10, 0))
 	o.Add("c2", "n2", time.Unix(40, 0))
@@ -28,16 +28,4 @@ func TestObserved(t *testing.T) {
 		o["c3"]["n1"].Unix() != 50 {
 		t.Errorf("%v", o)
 	}
-}
-
-func peerOfC2(node string) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{
-		Peer: &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: "c2", Node: node}},
-	}}
-}
-
-func noPeerOfC2(node string) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{
-		DeletePeer: &semaphorev1.PeerKey{Cluster: "c2", Node: node},
-	}}
 }

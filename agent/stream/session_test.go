@@ -21,37 +21,12 @@ func sessionStream(t *testing.T, restored map[string]*plan.Desired, at time.Time
 		s.Restore(restored, at)
 	}
 	s.Begin(&semaphorev1.AgentReport{})
-	receive(
-		t,
-		s,
-		&semaphorev1.AttachResponse{
-			Message: &semaphorev1.AttachResponse_Attached{
-				Attached: &semaphorev1.Attached{Node: "n1", Cluster: "c1", Epoch: "e"},
-			},
-		},
-	)
+	receive(t, s, attached("e", false))
 	if s.Listens() {
 		t.Error("a broker listens that has not sent all")
 	}
-	receive(
-		t,
-		s,
-		&semaphorev1.AttachResponse{
-			Message: &semaphorev1.AttachResponse_Changes{
-				Changes: &semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
-					{Revision: 1, Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{Cluster: "c2",
-						ListenPort: 51820}}},
-				}},
-			},
-		},
-	)
-	receive(
-		t,
-		s,
-		&semaphorev1.AttachResponse{
-			Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 1, Clusters: []string{"c2"}}},
-		},
-	)
+	receive(t, s, changes(device(1, "c2", 51820)))
+	receive(t, s, synced(1, "c2"))
 	return s
 }
 
@@ -102,10 +77,8 @@ func TestReportIsOfItsStream(t *testing.T) {
 		t.Error("a stream that ends without a reason is given none")
 	}
 	s.Begin(&semaphorev1.AgentReport{})
-	receive(t, s, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{
-		Attached: &semaphorev1.Attached{Node: "n1", Cluster: "c1", Epoch: "f"}}})
-	receive(t, s, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
-		Synced: &semaphorev1.Synced{Revision: 1}}})
+	receive(t, s, attached("f", false))
+	receive(t, s, synced(1))
 	if s.Send(at, report, true) || sent != 2 {
 		t.Error("what is of the stream before is sent on this one")
 	}
@@ -126,7 +99,7 @@ func TestAgeOfASnapshot(t *testing.T) {
 // TestTimeOfAnEvent: an event has the time at which its change was observed, if that is known.
 func TestTimeOfAnEvent(t *testing.T) {
 	at := time.Unix(1_000_000, 0).UTC()
-	change := peerOfC2("n1")
+	change := peer(1, "c2", "n1", "10.2.1.0/24")
 	if e := eventOf(change); !e.ObservedAt.IsZero() {
 		t.Errorf("observed at %s, which nobody knows", e.ObservedAt)
 	}
