@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/paths"
@@ -30,6 +29,8 @@ type queue struct {
 
 	mu   sync.Mutex
 	work plan.Work
+	// orders of operators are executed at the end of a round, with whether a broker receives the report.
+	orders []func(ctx context.Context, listens bool)
 }
 
 func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: plan.NewWork()} }
@@ -55,6 +56,22 @@ func (q *queue) heal(clusters []string) {
 	for _, cluster := range clusters {
 		q.work.Heal[cluster] = true
 	}
+}
+
+// order starts a round that executes an operator's order.
+func (q *queue) order(do func(ctx context.Context, listens bool)) {
+	q.mu.Lock()
+	q.orders = append(q.orders, do)
+	q.mu.Unlock()
+	q.poke()
+}
+
+func (q *queue) takeOrders() []func(ctx context.Context, listens bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	orders := q.orders
+	q.orders = nil
+	return orders
 }
 
 func (q *queue) take() plan.Work {
@@ -164,40 +181,42 @@ func (a *agent) rotate(ctx context.Context, at stream.Position) {
 			_, _ = a.devices.Rotate(ctx, cluster) // it reports a failure itself, and the schedule retries
 		}
 	}
-	for _, r := range a.keys.Asked() {
-		r.Done <- a.answer(ctx, r, listens)
+	for _, order := range a.queue.takeOrders() {
+		order(ctx, listens)
 	}
 }
 
-func (a *agent) answer(ctx context.Context, r devices.KeyRequest, listens bool) (out devices.KeyResult) {
-	if !listens && !r.Force {
-		return devices.KeyResult{Err: status.Errorf(codes.FailedPrecondition,
+// replaceKeys executes an operator's order for new keys.
+func (a *agent) replaceKeys(ctx context.Context, order *semaphorev1.RotateKeyRequest, listens bool,
+) (keys []*semaphorev1.RotatedKey, err error) {
+	if !listens && !order.GetForce() {
+		return nil, status.Errorf(codes.FailedPrecondition,
 			"not attached to the broker: no peer would get the new key, and traffic would end: %s",
-			a.session.View(time.Now()).LastError)}
+			a.session.View(time.Now()).LastError)
 	}
 	all := a.session.Clusters()
 	clusters := all
-	if r.Cluster != "" {
-		clusters = []string{r.Cluster}
+	if order.GetCluster() != "" {
+		clusters = []string{order.GetCluster()}
 	}
-	if cluster, why := a.keys.Undelivered(clusters...); why != "" && !r.Force {
-		return devices.KeyResult{Err: status.Errorf(codes.FailedPrecondition,
-			"the nodes of %s would not get the new key, and traffic would end: %s", cluster, why)}
+	if cluster, why := a.keys.Undelivered(clusters...); why != "" && !order.GetForce() {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"the nodes of %s would not get the new key, and traffic would end: %s", cluster, why)
 	}
-	if r.Cluster != "" && !slices.Contains(all, r.Cluster) {
-		return devices.KeyResult{Err: status.Errorf(codes.NotFound, "the broker desires no device to cluster %q on this node",
-			r.Cluster)}
+	if order.GetCluster() != "" && !slices.Contains(all, order.GetCluster()) {
+		return nil, status.Errorf(codes.NotFound, "the broker desires no device to cluster %q on this node",
+			order.GetCluster())
 	}
 	for _, cluster := range clusters {
 		key, err := a.devices.Rotate(ctx, cluster)
 		if err != nil {
-			return devices.KeyResult{Err: status.Error(codes.Internal, err.Error())}
+			return nil, status.Error(codes.Internal, err.Error())
 		}
-		out.Keys = append(out.Keys, &semaphorev1.RotatedKey{
+		keys = append(keys, &semaphorev1.RotatedKey{
 			Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:],
 		})
 	}
-	return out
+	return keys, nil
 }
 
 // report sends what a round changed, and the position up to which the node is as desired.

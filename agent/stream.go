@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	devices "github.com/kube-semaphore/semaphore/agent/device"
 	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -86,17 +85,19 @@ func (o operator) RotateKey(ctx context.Context,
 		return nil, status.Errorf(codes.InvalidArgument,
 			"nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
 	}
-	done := make(chan devices.KeyResult, 1)
-	o.keys.Ask(devices.KeyRequest{Cluster: req.GetCluster(), Force: req.GetForce(), Done: done})
-	o.queue.poke()
+	rotation, done := &semaphorev1.NodeRotation{Node: node, Accepted: true}, make(chan error, 1)
+	o.queue.order(func(ctx context.Context, listens bool) {
+		var err error
+		rotation.Keys, err = o.replaceKeys(ctx, req, listens)
+		done <- err
+	})
 	select {
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
-	case r := <-done:
-		if r.Err != nil {
-			return nil, r.Err
+	case err := <-done:
+		if err != nil {
+			return nil, err
 		}
-		rotation := &semaphorev1.NodeRotation{Node: node, Accepted: true, Keys: r.Keys}
 		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{rotation}}, nil
 	}
 }

@@ -2,9 +2,9 @@ package device
 
 // A Rotator decides when the node's private keys are replaced, and replaces them in their files.
 //
-// The Rotator owns the key files, the Schedule, and the orders of brokers and operators, under a lock that it never
-// holds during a call to another package. In: orders (Order, Ask, SetUndelivered). Out: keys (Key, Replace) and
-// decisions (Due, Asked). It touches no device: the Reconciler sets a key on its device.
+// The Rotator owns the key files, the Schedule, and the orders of brokers, under a lock that it never
+// holds during a call to another package. In: orders (Order, Renew, SetUndelivered). Out: keys (Key, Replace) and
+// decisions (Due). It touches no device: the Reconciler sets a key on its device.
 //
 // The Schedule decides when a key is due: because an operator requested it, or because of its age. It has no clock, no
 // file and no device, and never waits: if a due key cannot be replaced yet, its caller asks again later.
@@ -49,23 +49,9 @@ type Rotator struct {
 	undelivered map[string]string
 	heard       bool
 	waiting     map[string]string
-	requests    []KeyRequest
 
 	rotations            *prometheus.CounterVec
 	keyCreated, problems *prometheus.GaugeVec
-}
-
-// KeyRequest is an operator's request at the debug socket. Cluster is empty for all.
-type KeyRequest struct {
-	Cluster string
-	Force   bool
-	// Done has room for the result.
-	Done chan<- KeyResult
-}
-
-type KeyResult struct {
-	Keys []*semaphorev1.RotatedKey
-	Err  error
 }
 
 func NewRotator(own, dir string, sink *events.Sink) *Rotator {
@@ -229,21 +215,6 @@ func (r *Rotator) ask(clusters []string, within time.Duration, force bool) (at t
 		}
 	}
 	return at
-}
-
-// Ask queues an operator's request for Asked.
-func (r *Rotator) Ask(request KeyRequest) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.requests = append(r.requests, request)
-}
-
-func (r *Rotator) Asked() []KeyRequest {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	requests := r.requests
-	r.requests = nil
-	return requests
 }
 
 // Due returns the clusters whose key must be replaced now: its device is set, and the remote would get the key. changed

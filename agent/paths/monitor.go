@@ -412,7 +412,7 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	m.mu.Lock()
 	m.probes--
 	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
-		d.mtu.Measured(time.Now(), path.target, plan.MTUResult{Answered: r.Answered, Carries: r.Carries})
+		d.mtu.Measured(time.Now(), path.target, r.MTUResult)
 	}
 	m.mu.Unlock()
 	select {

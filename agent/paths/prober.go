@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/plan"
 )
 
 const (
@@ -22,12 +24,9 @@ const (
 	patience = 500 * time.Millisecond
 )
 
+// Measurement is the result for a path: of packets inside a tunnel, those whose encrypted packet arrives.
 type Measurement struct {
-	// Answered means that a responder answered.
-	Answered bool
-	// Carries is the largest packet inside a tunnel whose encrypted packet arrives, between least and most; 0 for less
-	// than least.
-	Carries int
+	plan.MTUResult
 	// RoundTrip is the shortest time between a datagram and its answer.
 	RoundTrip time.Duration
 }
@@ -70,10 +69,11 @@ func MeasurePath(ctx context.Context, to netip.AddrPort, least, most int) (Measu
 			return Measurement{}, p.explain(ctx, err)
 		}
 	}
-	if s.through < least {
-		return Measurement{Answered: true, RoundTrip: p.roundTrip}, nil
+	m := Measurement{RoundTrip: p.roundTrip}
+	if m.Answered = true; s.through >= least {
+		m.Carries = s.through
 	}
-	return Measurement{Answered: true, Carries: s.through, RoundTrip: p.roundTrip}, nil
+	return m, nil
 }
 
 type prober struct {
