@@ -28,7 +28,7 @@ type BootGuard struct {
 // the boot until the agent's pod runs, and needs neither a configuration nor a broker. On a node that never had an
 // agent it does nothing.
 func GuardAtBoot(out io.Writer, options BootGuard) error {
-	c, unread := stream.LoadAnyState(options.StateFile)
+	c, unread := stream.LoadState(options.StateFile, "")
 	if errors.Is(unread, fs.ErrNotExist) {
 		fmt.Fprintf(out, "no state of an agent in %s: nothing to guard\n", options.StateFile)
 		return nil
@@ -82,7 +82,7 @@ func LoadConfig(path string) (*config.Agent, error) {
 	}
 	data, _ := os.ReadFile(path)
 	some := config.PartOfAgent(data)
-	c, unread := stream.LoadAnyState(some.StateFile)
+	c, unread := stream.LoadState(some.StateFile, "")
 	if unread != nil && !errors.Is(unread, fs.ErrNotExist) {
 		err = fmt.Errorf("%w (and no guard of an earlier agent is known: %w)", err, unread)
 	}

@@ -54,28 +54,15 @@ func (c *StateFile) Guarded() []*semaphorev1.GuardedRemote {
 	return out
 }
 
-// LoadState reads the state file of an agent of cluster. The error is fs.ErrNotExist if there is no file; any other
-// error states why the file cannot be used. If only the networks cannot be used, Load returns the rest, too: they must
-// not cost the guard.
+// LoadState reads the state file of an agent of cluster; "" for the file's own. The error is fs.ErrNotExist if there is
+// no file; any other error states why the file cannot be used. If only the networks cannot be used, LoadState returns
+// the rest, too: they must not cost the guard.
 func LoadState(path, cluster string) (*StateFile, error) {
-	return load(path, func(string) string { return cluster })
-}
-
-// LoadAnyState is Load for callers that do not know the file's cluster.
-func LoadAnyState(path string) (*StateFile, error) {
-	return load(path, func(named string) string { return named })
-}
-
-func load(path string, of func(named string) string) (*StateFile, error) {
 	data, info, err := read(path)
-	if err != nil {
-		return nil, fmt.Errorf("state file %s: %w", path, err)
+	var body []byte
+	if err == nil {
+		body, err = open(data, cluster)
 	}
-	var v int
-	var cluster string
-	_, _ = fmt.Sscanf(string(data[:min(len(data), 200)]), "semaphore-agent state %d %s", &v, &cluster)
-	cluster = of(cluster)
-	body, err := open(data, cluster)
 	if err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
@@ -116,17 +103,18 @@ func open(data []byte, cluster string) ([]byte, error) {
 	head, body, _ := bytes.Cut(data, []byte("\n"))
 	var v int
 	var of, sum string
-	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d", &v); err != nil {
+	n, _ := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of, &sum)
+	if cluster == "" {
+		cluster = of
+	}
+	switch {
+	case n == 0:
 		return nil, errors.New("its first line is not that of a state file")
-	}
-	if v != stateVersion {
+	case v != stateVersion:
 		return nil, fmt.Errorf("it has version %d, and this agent reads version %d", v, stateVersion)
-	}
-	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of,
-		&sum); err != nil {
+	case n < 3:
 		return nil, errors.New("its first line is damaged")
-	}
-	if of != cluster {
+	case of != cluster:
 		return nil, fmt.Errorf("it belongs to cluster %q", of)
 	}
 	if sum != checksum(cluster, body) {
