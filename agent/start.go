@@ -76,7 +76,7 @@ func (a *agent) snapshot() (stream.StateFile, bool) {
 			if !slices.ContainsFunc(guarded, func(g *semaphorev1.GuardedRemote) bool {
 				return g.GetCluster() == r.GetCluster()
 			}) {
-				guarded = append(guarded, r) // its guard stays until a broker has spoken
+				guarded = append(guarded, r) // its guard is retained until a broker has spoken
 			}
 		}
 	}

@@ -50,7 +50,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.keys.Order(m.RotateKey, a.session.Clusters())
 	}
 	if m.GetSynced() != nil || m.GetGuard() != nil {
-		a.judgeHeld()
+		a.judgeRetained()
 	}
 	if changed {
 		a.cache.Changed()
@@ -59,10 +59,10 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	return nil
 }
 
-// judgeHeld checks the guard of remotes that are guarded although the subnets file does not name them: the broker has
+// judgeRetained checks the guard of remotes that are guarded although the subnets file does not name them: the broker has
 // just sent what it desires. A remote with a device is guarded with it.
-func (a *agent) judgeHeld() {
-	for _, cluster := range a.node.Held() {
+func (a *agent) judgeRetained() {
+	for _, cluster := range a.node.Retained() {
 		if a.session.Device(cluster) != nil {
 			a.queue.set(cluster)
 		}

@@ -225,7 +225,7 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	now := time.Now()
 	waiting := map[string]string{}
 	for _, cluster := range r.schedule.Due(now) {
-		if r.held(cluster) {
+		if r.waits(cluster) {
 			waiting[cluster] = r.undelivered[cluster]
 		} else if isSet(cluster) {
 			due = append(due, cluster)
@@ -245,8 +245,8 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	return due, changed
 }
 
-// held reports whether the remote would not get a new key, and no operator forced one. It must be called with mu held.
-func (r *Rotator) held(cluster string) bool {
+// waits reports whether the remote would not get a new key, and no operator forced one. It must be called with mu held.
+func (r *Rotator) waits(cluster string) bool {
 	return r.undelivered[cluster] != "" && !r.schedule.Forced(cluster)
 }
 
@@ -254,7 +254,7 @@ func (r *Rotator) held(cluster string) bool {
 func (r *Rotator) Next(isSet func(cluster string) bool) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.schedule.Next(func(cluster string) bool { return !r.held(cluster) && isSet(cluster) })
+	return r.schedule.Next(func(cluster string) bool { return !r.waits(cluster) && isSet(cluster) })
 }
 
 // Undelivered returns the first of these remotes that would not get a new key, and why; empty if all would.

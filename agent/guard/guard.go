@@ -141,8 +141,8 @@ func (g *Guard) apply(cluster string, whole bool, change func(remotes)) (bool, e
 	before := subnets(g.remotes)
 	now := maps.Clone(g.remotes)
 	change(now)
-	if _, stays := now[cluster]; unread != nil && cluster != "" {
-		g.removed[cluster] = !stays
+	if _, there := now[cluster]; unread != nil && cluster != "" {
+		g.removed[cluster] = !there
 	}
 	g.remotes = now
 	g.mu.Unlock()

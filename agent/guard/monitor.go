@@ -69,8 +69,8 @@ type Monitor struct {
 	// changed requests a write of the state file.
 	changed func()
 
-	// kept are the subnets that an earlier agent guarded, by cluster, until this one guards them.
-	kept map[string][]netip.Prefix
+	// earlier are the subnets that an earlier agent guarded, by cluster, until this one guards them.
+	earlier map[string][]netip.Prefix
 
 	mu   sync.Mutex
 	work Work
@@ -100,11 +100,11 @@ type Monitor struct {
 }
 
 // problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
-// held what is guarded of each remote and not in the subnets file.
+// retained what is guarded of each remote and not in the subnets file.
 type problems struct {
 	guard, source, settings, check []string
 	shadows                        map[string][]string
-	held                           map[string]string
+	retained                       map[string]string
 }
 
 // NewMonitor returns the Monitor of a node. changed must not block.
@@ -113,8 +113,8 @@ func NewMonitor(
 ) *Monitor {
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
-		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
-		node: status.Node{LastClear: map[string]time.Time{}},
+		earlier: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
+		problems: problems{retained: map[string]string{}}, node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
 
@@ -350,8 +350,8 @@ func (m *Monitor) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.SubnetsFile, "", m.declared.problems()),
 		finding.Lines(finding.Unguarded, "", p.guard), finding.Lines(finding.RouteSource, "", p.source),
 		finding.Lines(finding.NodeSettings, "", p.settings), finding.Lines(finding.NodeUnread, "", p.check))
-	for _, cluster := range slices.Sorted(maps.Keys(p.held)) {
-		found = append(found, finding.Lines(finding.SubnetsFile, cluster, []string{p.held[cluster]})...)
+	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
+		found = append(found, finding.Lines(finding.SubnetsFile, cluster, []string{p.retained[cluster]})...)
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(p.shadows)) {
 		found = append(found, finding.Lines(finding.ShadowRoute, cluster, p.shadows[cluster])...)

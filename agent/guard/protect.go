@@ -30,7 +30,7 @@ func (m *Monitor) RestoreGuard(c *stream.StateFile) {
 		}
 		m.mu.Unlock()
 	}
-	m.restoreHeld(c)
+	m.restoreRetained(c)
 	m.GuardRemotes()
 }
 
@@ -165,7 +165,7 @@ func (m *Monitor) UnconfiguredGuards() []string {
 // RoutedSubnets returns the subnets of a remote that are routed or guarded, or were before this node booted: its device
 // may no longer exist.
 func (m *Monitor) RoutedSubnets(cluster string, existing *kernel.Device) []netip.Prefix {
-	subnets := slices.Concat(m.guard.Subnets(cluster), m.kept[cluster])
+	subnets := slices.Concat(m.guard.Subnets(cluster), m.earlier[cluster])
 	if existing != nil {
 		subnets = append(subnets, existing.Routes...)
 	}
@@ -188,7 +188,7 @@ func (m *Monitor) Protect(cluster string, want *plan.Desired, bounds plan.Bounds
 		r.Nodes, r.Port = own.Nodes, own.Port
 	}
 	subnets, _, _ := plan.Subnets(want, bounds)
-	subnets = m.withHeld(cluster, subnets, bounds)
+	subnets = m.withRetained(cluster, subnets, bounds)
 	if subnets == nil {
 		subnets = []netip.Prefix{} // known, and nothing to guard
 	}
@@ -201,7 +201,7 @@ func (m *Monitor) Protect(cluster string, want *plan.Desired, bounds plan.Bounds
 	if changed {
 		slog.Info("set the guard", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)
 	}
-	delete(m.kept, cluster) // the desired part of it is guarded now
+	delete(m.earlier, cluster) // the desired part of it is guarded now
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.permissive[cluster] = r.Permissive
@@ -227,7 +227,7 @@ func texts(prefixes []netip.Prefix) []string {
 // Removed must be called when the broker removed the device to a cluster. While the subnets file names the remote, its
 // guard remains: a broker that an attacker controls must not make packets leave in the clear.
 func (m *Monitor) Removed(cluster string) {
-	stays := m.stays(cluster)
+	retained := m.retained(cluster)
 	m.mu.Lock()
 	declares := m.declared.subnets != nil
 	_, named := m.declared.remote(cluster)
@@ -242,14 +242,14 @@ func (m *Monitor) Removed(cluster string) {
 			"remote", cluster)
 		return
 	}
-	if len(stays) > 0 {
+	if len(retained) > 0 {
 		return // the broker's list of remotes still names it, or is not complete: guardUndeclared decides
 	}
 	m.unprotect(cluster)
 }
 
 // Forget discards what an earlier agent guarded for a cluster whose device was removed.
-func (m *Monitor) Forget(cluster string) { delete(m.kept, cluster) }
+func (m *Monitor) Forget(cluster string) { delete(m.earlier, cluster) }
 
 func (m *Monitor) unprotect(cluster string) {
 	_, err := m.guard.Remove(cluster)

@@ -14,18 +14,18 @@ import (
 )
 
 // Where remotes are RemoteClusters, the exporter writes the subnets file's part of them. So the file alone ends no
-// guard, and neither does the broker alone: a subnet that this node guards is held until neither names it.
+// guard, and neither does the broker alone: a subnet that this node guards is retained until neither names it.
 
-// restoreHeld loads what an earlier agent guarded from its state file, or from the rules if the file has no list of
+// restoreRetained loads what an earlier agent guarded from its state file, or from the rules if the file has no list of
 // guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone.
-func (m *Monitor) restoreHeld(c *stream.StateFile) {
+func (m *Monitor) restoreRetained(c *stream.StateFile) {
 	m.listed = map[string]*semaphorev1.GuardedRemote{}
 	if c != nil {
 		for _, r := range c.Guarded() {
 			m.listed[r.GetCluster()] = r
 		}
 		for _, r := range c.Guard { // a file without a list does not have what the bounds refused either
-			m.kept[r.GetCluster()] = append(m.kept[r.GetCluster()], parsed(r.GetPodSubnets())...)
+			m.earlier[r.GetCluster()] = append(m.earlier[r.GetCluster()], parsed(r.GetPodSubnets())...)
 		}
 		if len(c.Guard) > 0 {
 			return
@@ -35,27 +35,27 @@ func (m *Monitor) restoreHeld(c *stream.StateFile) {
 		return
 	}
 	for _, cluster := range m.guard.Clusters() {
-		m.kept[cluster] = m.guard.Subnets(cluster)
+		m.earlier[cluster] = m.guard.Subnets(cluster)
 	}
 }
 
-// stays returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that the
+// retained returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that the
 // broker desires, and all guarded ones while the broker has not sent what it desires. The broker adds none.
-func (m *Monitor) stays(cluster string) []netip.Prefix {
+func (m *Monitor) retained(cluster string) []netip.Prefix {
 	guarded, listens := m.guard.Subnets(cluster), m.session.Listens()
 	device := m.session.Device(cluster)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.declared.subnets == nil || m.subnets[cluster] == nil && m.kept[cluster] == nil {
+	if m.declared.subnets == nil || m.subnets[cluster] == nil && m.earlier[cluster] == nil {
 		return nil
 	}
-	held := slices.Concat(guarded, m.kept[cluster])
+	all := slices.Concat(guarded, m.earlier[cluster])
 	if !listens || !m.spoken {
-		return widest(held)
+		return widest(all)
 	}
 	wanted := parsed(slices.Concat(device.GetPodSubnets(), m.listed[cluster].GetPodSubnets()))
 	var both []netip.Prefix
-	for _, h := range held {
+	for _, h := range all {
 		for _, w := range wanted {
 			switch {
 			case plan.Inside(h, []netip.Prefix{w}):
@@ -68,15 +68,15 @@ func (m *Monitor) stays(cluster string) []netip.Prefix {
 	return widest(both)
 }
 
-// withHeld adds the held subnets of a remote to those of the subnets file, and reports them. bounds are those of the
-// remote.
-func (m *Monitor) withHeld(cluster string, subnets []netip.Prefix, bounds plan.Bounds) []netip.Prefix {
+// withRetained adds the retained subnets of a remote to those of the subnets file, and reports them. bounds are those of
+// the remote.
+func (m *Monitor) withRetained(cluster string, subnets []netip.Prefix, bounds plan.Bounds) []netip.Prefix {
 	var more []netip.Prefix
 	if own := bounds.Remote; own != nil {
-		stays := slices.DeleteFunc(m.stays(cluster), func(p netip.Prefix) bool { return plan.Inside(p, own.Pods) })
+		rest := slices.DeleteFunc(m.retained(cluster), func(p netip.Prefix) bool { return plan.Inside(p, own.Pods) })
 		bounds.Remote = nil
-		more, _, _ = plan.Subnets(&plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(stays)}}, bounds)
-		m.reportHeld(cluster, more, true)
+		more, _, _ = plan.Subnets(&plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(rest)}}, bounds)
+		m.reportRetained(cluster, more, true)
 	}
 	if len(more) == 0 {
 		return subnets
@@ -84,15 +84,15 @@ func (m *Monitor) withHeld(cluster string, subnets []netip.Prefix, bounds plan.B
 	return widest(append(more, subnets...))
 }
 
-// guardUndeclared keeps the guard of remotes that the subnets file does not name. It removes the guard of those that
+// guardUndeclared retains the guard of remotes that the subnets file does not name. It removes the guard of those that
 // the broker does not name either and that have no device.
 func (m *Monitor) guardUndeclared(bounds plan.Bounds) (failed []error) {
 	for _, cluster := range m.undeclared() {
-		if stays := m.stays(cluster); len(stays) > 0 {
-			failed = append(failed, m.hold(cluster, stays, bounds))
+		if retained := m.retained(cluster); len(retained) > 0 {
+			failed = append(failed, m.retain(cluster, retained, bounds))
 			continue
 		}
-		m.reportHeld(cluster, nil, false)
+		m.reportRetained(cluster, nil, false)
 		if m.session.Device(cluster) != nil {
 			continue
 		}
@@ -111,7 +111,7 @@ func (m *Monitor) guardUndeclared(bounds plan.Bounds) (failed []error) {
 // undeclared returns the clusters that are or were guarded and that the subnets file does not name; none without a
 // file.
 func (m *Monitor) undeclared() []string {
-	clusters := slices.Concat(m.guard.Clusters(), slices.Collect(maps.Keys(m.kept)))
+	clusters := slices.Concat(m.guard.Clusters(), slices.Collect(maps.Keys(m.earlier)))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.declared.subnets == nil {
@@ -125,12 +125,12 @@ func (m *Monitor) undeclared() []string {
 	})
 }
 
-// hold guards a remote that the subnets file does not name. A correct guard remains unchanged: its rules also bound the
-// device's own packets, with addresses that only the file had.
-func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds) error {
-	m.reportHeld(cluster, stays, false)
-	if have := m.guard.Subnets(cluster); len(have) > 0 && slices.Equal(widest(have), stays) {
-		delete(m.kept, cluster)
+// retain guards a remote that the subnets file does not name. A correct guard remains unchanged: its rules also bound
+// the device's own packets, with addresses that only the file had.
+func (m *Monitor) retain(cluster string, subnets []netip.Prefix, bounds plan.Bounds) error {
+	m.reportRetained(cluster, subnets, false)
+	if have := m.guard.Subnets(cluster); len(have) > 0 && slices.Equal(widest(have), subnets) {
+		delete(m.earlier, cluster)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.subnets[cluster] == nil {
@@ -143,7 +143,7 @@ func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds)
 	if err != nil {
 		return err
 	}
-	want := &semaphorev1.Device{Cluster: cluster, PodSubnets: texts(stays)}
+	want := &semaphorev1.Device{Cluster: cluster, PodSubnets: texts(subnets)}
 	return m.Protect(cluster, &plan.Desired{Device: want}, bounds, !ours)
 }
 
@@ -167,7 +167,7 @@ func (m *Monitor) mayPassInTheClear(r *semaphorev1.GuardedRemote) bool {
 	case m.node.Heard: // the broker named its remotes, and not this one
 		return false
 	}
-	return m.permissive[cluster] || !guarded && m.kept[cluster] == nil // no broker yet: stop nothing that flows
+	return m.permissive[cluster] || !guarded && m.earlier[cluster] == nil // no broker yet: stop nothing that flows
 }
 
 // Spoken takes that the session has the whole of a broker's state: it decides about remotes that the file does not
@@ -176,19 +176,19 @@ func (m *Monitor) Spoken() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.spoken = true
-	m.work.Remotes = m.work.Remotes || len(m.problems.held) > 0
+	m.work.Remotes = m.work.Remotes || len(m.problems.retained) > 0
 }
 
-// Held returns the clusters of which more is guarded than the subnets file names.
-func (m *Monitor) Held() []string {
+// Retained returns the clusters of which more is guarded than the subnets file names.
+func (m *Monitor) Retained() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.problems.held))
+	return slices.Sorted(maps.Keys(m.problems.retained))
 }
 
-// reportHeld reports which guarded subnets the subnets file does not name; none ends the report. named means that the
+// reportRetained reports which guarded subnets the subnets file does not name; none ends the report. named means that the
 // file names the remote.
-func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool) {
+func (m *Monitor) reportRetained(cluster string, subnets []netip.Prefix, named bool) {
 	line := ""
 	if len(subnets) > 0 {
 		what := "does not name remote " + cluster
@@ -202,17 +202,12 @@ func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.problems.held[cluster] == line {
+	if m.problems.retained[cluster] == line {
 		return
 	}
-	held := maps.Clone(m.problems.held)
-	if held == nil {
-		held = map[string]string{}
+	if m.problems.retained[cluster] = line; line == "" {
+		delete(m.problems.retained, cluster)
 	}
-	if held[cluster] = line; line == "" {
-		delete(held, cluster)
-	}
-	m.problems.held = held
 	m.publish()
 }
 
