@@ -16,34 +16,18 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// declared is what the node's own configuration states about the own cluster and the remotes: what bounds the broker
-// does not come from the broker.
-type declared struct {
-	// subnets is nil if the configuration names no such file.
-	subnets *bounds.Subnets
-}
-
-// remote returns what the file states about a remote. named is false if the file exists and does not name the remote;
-// without a file the broker alone names remotes.
-func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
-	if d.subnets == nil {
+// remote returns what the subnets file states about a remote. named is false if the file exists and does not name the
+// remote; without a file the broker alone names remotes. It must be called with mu held.
+func (m *Monitor) remote(cluster string) (r *plan.Remote, named bool) {
+	if m.declared == nil {
 		return nil, true
 	}
-	s, named := d.subnets.Remotes[cluster]
+	s, named := m.declared.Remotes[cluster]
 	if !named {
-		s, named = d.subnets.Blocked[cluster]
+		s, named = m.declared.Blocked[cluster]
 	}
 	return &plan.Remote{Pods: s.PodPrefixes, Nodes: s.NodePrefixes, Port: int(s.WireGuard.ListenPort)}, named
 }
-
-func (d *declared) problems() []string {
-	if d.subnets == nil {
-		return nil
-	}
-	return d.subnets.Problems
-}
-
-func (d *declared) known() bool { return d.subnets == nil || d.subnets.Known }
 
 // LoadSubnets reads the subnets file at start. before is Declared of an earlier agent: what cannot be used of the file
 // has its form from there. No file ends the agent, which would leave the node without a guard.
@@ -66,7 +50,7 @@ func (m *Monitor) readSubnets(before *bounds.Subnets) *bounds.Subnets {
 func (m *Monitor) Declared() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.declared.subnets; s != nil && s.Known {
+	if s := m.declared; s != nil && s.Known {
 		return s.Text()
 	}
 	return ""
@@ -79,7 +63,7 @@ func (m *Monitor) ReloadSubnets() bool {
 		return false
 	}
 	m.mu.Lock()
-	before := m.declared.subnets // only this goroutine sets it
+	before := m.declared // only this goroutine sets it
 	m.mu.Unlock()
 	s := m.readSubnets(before)
 	m.mu.Lock()
@@ -87,7 +71,7 @@ func (m *Monitor) ReloadSubnets() bool {
 	had := *before
 	had.Problems = s.Problems
 	if same := reflect.DeepEqual(s, &had); same {
-		m.declared.subnets = s
+		m.declared = s
 		if !slices.Equal(s.Problems, before.Problems) {
 			m.publish()
 		}
@@ -102,7 +86,7 @@ func (m *Monitor) ReloadSubnets() bool {
 
 // declare makes the remotes of the file guarded. It must be called with mu held.
 func (m *Monitor) declare(s *bounds.Subnets) {
-	m.declared.subnets = s
+	m.declared = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for _, of := range []map[string]config.Remote{s.Blocked, s.Remotes} {
 		for name, r := range of {
@@ -119,14 +103,14 @@ func (m *Monitor) declare(s *bounds.Subnets) {
 func (m *Monitor) declares() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.declared.subnets != nil
+	return m.declared != nil
 }
 
 func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var named bool
-	if bounds.Remote, named = m.declared.remote(cluster); !named {
+	if bounds.Remote, named = m.remote(cluster); !named {
 		return bounds, errors.New("the subnets file names no such remote, and the broker alone cannot add one: " +
 			m.cfg.SubnetsFile)
 	}
@@ -137,7 +121,7 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 func (m *Monitor) Blocked(cluster string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.declared.subnets; s != nil {
+	if s := m.declared; s != nil {
 		if _, blocked := s.Blocked[cluster]; blocked {
 			return errors.New("the subnets file names the remote in a form that cannot be used: " + m.cfg.SubnetsFile)
 		}
@@ -149,7 +133,7 @@ func (m *Monitor) Blocked(cluster string) error {
 func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.declared.subnets
+	s := m.declared
 	if s == nil || !d.GetPermissive() || s.Remotes[d.GetCluster()].Encryption.Passes() {
 		return d
 	}

@@ -109,12 +109,7 @@ func (g *Guard) Clusters() []string {
 // Set guards a remote cluster, and replaces its earlier guard. It reports whether anything had to be changed on the
 // node.
 func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
-	r.Subnets = slices.Clone(r.Subnets)
-	slices.SortFunc(r.Subnets, netip.Prefix.Compare)
-	r.Subnets = slices.Compact(r.Subnets)
-	r.Nodes = slices.Clone(r.Nodes)
-	slices.SortFunc(r.Nodes, netip.Prefix.Compare)
-	r.Nodes = slices.Compact(r.Nodes)
+	r.Subnets, r.Nodes = canonical(r.Subnets), canonical(r.Nodes)
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
@@ -217,8 +212,12 @@ func subnets(remotes remotes) []netip.Prefix {
 			all = append(all, r.Subnets...)
 		}
 	}
-	slices.SortFunc(all, netip.Prefix.Compare)
-	return slices.Compact(all)
+	return canonical(all)
+}
+
+// canonical returns prefixes sorted, each once.
+func canonical(prefixes []netip.Prefix) []netip.Prefix {
+	return slices.Compact(slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare))
 }
 
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node

@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -89,8 +90,10 @@ type Monitor struct {
 	permissive map[string]bool
 	// remotes are those to guard whether or not their nodes are known, by cluster: those of the subnets file; without
 	// it those that the last broker named, or those of the state file.
-	remotes  map[string]*semaphorev1.GuardedRemote
-	declared declared
+	remotes map[string]*semaphorev1.GuardedRemote
+	// declared is what the subnets file states about the own cluster and the remotes, nil without one: what bounds the
+	// broker does not come from the broker.
+	declared *bounds.Subnets
 	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
 	// broker of this stream has sent its complete state.
 	listed   map[string]*semaphorev1.GuardedRemote
@@ -229,7 +232,7 @@ func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
 	addresses, err := m.nodeAddresses()
 	m.mu.Lock()
 	local := slices.Clip(m.cfg.LocalPrefixes)
-	if s := m.declared.subnets; s != nil {
+	if s := m.declared; s != nil {
 		local = append(local, s.Local...)
 	}
 	m.mu.Unlock()
@@ -347,9 +350,13 @@ func (m *Monitor) publish() {
 // findings returns the problems of the node as findings. It must be called with mu held.
 func (m *Monitor) findings() []finding.Finding {
 	p := &m.problems
-	found := slices.Concat(finding.Lines(finding.SubnetsFile, "", m.declared.problems()),
-		finding.Lines(finding.Unguarded, "", p.guard), finding.Lines(finding.RouteSource, "", p.source),
-		finding.Lines(finding.NodeSettings, "", p.settings), finding.Lines(finding.NodeUnread, "", p.check))
+	var found []finding.Finding
+	if m.declared != nil {
+		found = finding.Lines(finding.SubnetsFile, "", m.declared.Problems)
+	}
+	found = slices.Concat(found, finding.Lines(finding.Unguarded, "", p.guard),
+		finding.Lines(finding.RouteSource, "", p.source), finding.Lines(finding.NodeSettings, "", p.settings),
+		finding.Lines(finding.NodeUnread, "", p.check))
 	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
 		found = append(found, finding.Lines(finding.SubnetsFile, cluster, []string{p.retained[cluster]})...)
 	}

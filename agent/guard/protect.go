@@ -20,7 +20,7 @@ import (
 func (m *Monitor) RestoreGuard(c *stream.StateFile) {
 	if c != nil {
 		m.mu.Lock()
-		if m.declared.subnets == nil {
+		if m.declared == nil {
 			m.remotes = map[string]*semaphorev1.GuardedRemote{}
 			for _, r := range c.Guarded() {
 				if plan.Cluster(r.GetCluster()) == nil {
@@ -54,9 +54,9 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	}
 	m.mu.Lock()
 	m.listed = named
-	if m.declared.subnets != nil {
+	if m.declared != nil {
 		for cluster := range named {
-			if _, ok := m.declared.remote(cluster); !ok {
+			if _, ok := m.remote(cluster); !ok {
 				slog.Warn("the broker names a remote to guard that the subnets file does not name; the agent ignores it",
 					"remote", cluster)
 			}
@@ -78,7 +78,7 @@ func (m *Monitor) Synced() {
 		return
 	}
 	m.listed = nil
-	if m.declared.subnets == nil {
+	if m.declared == nil {
 		m.remotes = nil
 	}
 }
@@ -110,7 +110,7 @@ func (m *Monitor) GuardRemotes() {
 		complete = complete && m.subnets[cluster] != nil // a device that could not be read is not guarded either
 	}
 	if complete {
-		m.node.Guarded = m.node.Heard && m.declared.known()
+		m.node.Guarded = m.node.Heard && (m.declared == nil || m.declared.Known)
 		m.board.PutNode(m.node)
 	} else {
 		m.work.Remotes = true
@@ -229,8 +229,8 @@ func texts(prefixes []netip.Prefix) []string {
 func (m *Monitor) Removed(cluster string) {
 	retained := m.retained(cluster)
 	m.mu.Lock()
-	declares := m.declared.subnets != nil
-	_, named := m.declared.remote(cluster)
+	declares := m.declared != nil
+	_, named := m.remote(cluster)
 	m.work.Remotes = m.work.Remotes || declares // the guard must no longer accept packets into the device
 	if !declares {
 		m.remotes = maps.Clone(m.remotes)

@@ -46,7 +46,7 @@ func (m *Monitor) retained(cluster string) []netip.Prefix {
 	device := m.session.Device(cluster)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.declared.subnets == nil || m.subnets[cluster] == nil && m.earlier[cluster] == nil {
+	if m.declared == nil || m.subnets[cluster] == nil && m.earlier[cluster] == nil {
 		return nil
 	}
 	all := slices.Concat(guarded, m.earlier[cluster])
@@ -114,13 +114,13 @@ func (m *Monitor) undeclared() []string {
 	clusters := slices.Concat(m.guard.Clusters(), slices.Collect(maps.Keys(m.earlier)))
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.declared.subnets == nil {
+	if m.declared == nil {
 		return nil
 	}
 	clusters = slices.AppendSeq(clusters, maps.Keys(m.subnets))
 	slices.Sort(clusters)
 	return slices.DeleteFunc(slices.Compact(clusters), func(cluster string) bool {
-		_, named := m.declared.remote(cluster)
+		_, named := m.remote(cluster)
 		return named || plan.Cluster(cluster) != nil
 	})
 }
@@ -160,7 +160,7 @@ func (m *Monitor) mayPassInTheClear(r *semaphorev1.GuardedRemote) bool {
 	switch {
 	case !r.GetPermissive():
 		return false
-	case m.declared.subnets == nil: // no file: the broker alone decides
+	case m.declared == nil: // no file: the broker alone decides
 		return true
 	case listed != nil:
 		return listed.GetPermissive()

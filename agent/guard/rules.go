@@ -192,9 +192,7 @@ func parseComments(comments []string) remotes {
 		default:
 			continue
 		}
-		r.Subnets = append(r.Subnets, prefix)
-		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
-		r.Subnets = slices.Compact(r.Subnets)
+		r.Subnets = canonical(append(r.Subnets, prefix))
 		all[fields[0]] = r
 	}
 	for cluster, r := range all {
