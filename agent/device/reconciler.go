@@ -299,7 +299,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	d.report = proto.CloneOf(d.report)
 	d.report.Peers = uint32(d.peers.Peers())
 	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + d.peers.RefusedCount()))
-	r.describe(d, time.Now(), d.wrong)
+	r.describe(d, time.Now(), d.peers)
 	r.publish(d)
 }
 

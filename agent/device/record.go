@@ -19,17 +19,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// describe returns one text of the problems of a device except those of its peers, of these, of its key, and of a
-// contest.
-func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
-	if d.peers != nil {
-		wrong = append(wrong, d.peers.Problems())
-	}
+// describe describes the problems of a device except those of its peers, of these, of its key, and of a contest.
+func (r *Reconciler) describe(d *device, now time.Time, peers *plan.AppliedPeers) {
 	contest := r.Schedule.Contest(d.cluster, now)
-	d.findings = r.findings(d, contest, wrong)
+	d.findings = r.findings(d, contest, peers.Problems())
 	d.contested = contest != nil
 	was := d.problem
-	d.problem = events.AddProblem(events.AddProblem(events.JoinProblems(wrong...), contest), r.Keys.Problem(d.cluster))
+	d.problem = events.AddProblem(events.AddProblem(events.JoinProblems(d.wrong, peers.Problems()), contest), r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
 		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.problem, "device", d.name)
 	}
@@ -39,17 +35,12 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	}
 }
 
-// findings returns the problems of a device as findings. The first list of wrong concerns the device, the others its
-// peers.
-func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found []finding.Finding) {
-	for i, lines := range wrong {
-		code := finding.DeviceFailed
-		if i > 0 {
-			code = finding.PeersContradict
-		}
-		if len(lines) > 0 { // the status has them with the device
-			found = append(found, finding.New(code, d.cluster, len(lines), lines...))
-		}
+func (r *Reconciler) findings(d *device, contest error, peers []string) (found []finding.Finding) {
+	if len(d.wrong) > 0 {
+		found = append(found, finding.New(finding.DeviceFailed, d.cluster, len(d.wrong), d.wrong...))
+	}
+	if len(peers) > 0 {
+		found = append(found, finding.New(finding.PeersContradict, d.cluster, len(peers), peers...))
 	}
 	if contest != nil {
 		found = append(found, finding.New(finding.DeviceContested, d.cluster, 1, events.ProblemLine(contest)))
@@ -81,16 +72,12 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 		d.applied, d.peers = want, done.Applied
 	}
 	was := d.problem
-	if d.peers != nil {
-		r.describe(d, now, d.wrong)
-	} else {
-		r.describe(d, now, d.wrong, done.RefusedPeers, done.Contradictions)
-	}
+	r.describe(d, now, done.Applied)
 	r.setFailure(d, now, done, err)
 	r.metrics.conflicts.WithLabelValues(d.cluster, d.name).Set(float64(len(done.Conflicts)))
 	r.metrics.unrouted.WithLabelValues(d.cluster, d.name).Set(float64(len(done.lacking)))
 	d.refused = len(done.Refused)
-	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + len(done.RefusedPeers)))
+	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + done.Applied.RefusedCount()))
 	if done.device != nil {
 		d.report = proto.CloneOf(d.report)
 		describeReport(d.report, done.device)

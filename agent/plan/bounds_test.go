@@ -110,7 +110,7 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	if len(stands.Peers) != 1 || string(stands.Peers[0].PublicKey[:]) != string(keyOf("a")) {
 		t.Errorf("peers %v", stands.Peers)
 	}
-	refused := slices.Concat(s.Refused, s.RefusedPeers)
+	refused := slices.Concat(s.Refused, s.Applied.refusals())
 	for i, word := range []string{"mtu 100000", "listen port 70000", "route 10.1.0.0/16",
 		"peer thief: allowed IPs: 10.1.5.0/24"} {
 		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {
@@ -121,7 +121,7 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	p := programmed(&Desired{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
 		bounds)
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 ||
-		!slices.Equal(p.refusals(), s.RefusedPeers) {
+		!slices.Equal(p.refusals(), s.Applied.refusals()) {
 		t.Errorf("a refused peer by itself: %+v, refused %q", cfg.Peers, p.refusals())
 	}
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"good": nil}); len(cfg.Peers) != 1 || !cfg.Peers[0].Remove {
@@ -153,7 +153,7 @@ func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 		"address of this node: give interface docker0 another subnet" {
 		t.Errorf("conflicts %q", s.Conflicts)
 	}
-	refused := slices.Concat(s.Refused, s.RefusedPeers)
+	refused := slices.Concat(s.Refused, s.Applied.refusals())
 	for i, word := range []string{"route 172.17.0.0/16: 172.17.0.0/16 contains 172.17.0.1, an address of this node: " +
 		"give interface virbr0", "peer n3: allowed IPs: 172.17.3.0/24 is not in a routed pod subnet"} {
 		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {

@@ -217,6 +217,9 @@ func (p *AppliedPeers) releasePrefixes(node string) {
 // Problems returns the refused nodes, and then the contradictions, a line each. They are computed only after a change,
 // as a remote may have thousands. The result must not be modified.
 func (p *AppliedPeers) Problems() []string {
+	if p == nil {
+		return nil
+	}
 	if p.problems == nil {
 		p.problems = append([]string{}, p.refusals()...)
 		p.problems = append(p.problems, p.contradictions()...)
@@ -254,7 +257,13 @@ func (p *AppliedPeers) contradictions() []string {
 
 func (p *AppliedPeers) Peers() int { return len(p.keys.first) }
 
-func (p *AppliedPeers) RefusedCount() int { return len(p.refused) }
+// RefusedCount counts the refused nodes; 0 of nil, as Problems.
+func (p *AppliedPeers) RefusedCount() int {
+	if p == nil {
+		return 0
+	}
+	return len(p.refused)
+}
 
 // Matches reports whether a device is as it was programmed, except for routes that failed; if not, Network plans the
 // steps. Periodic checks call it, which nearly always find no difference, so it allocates nothing except for peers

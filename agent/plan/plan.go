@@ -39,13 +39,11 @@ type Steps struct {
 	// AddAddresses are missing on the device, DeleteAddresses are not desired.
 	AddAddresses, DeleteAddresses []netip.Addr
 	Sources                       Sources
-	// refused are desired settings and routes of the device that are not applied, RefusedPeers such peers, with the
-	// reasons, a line each.
-	Refused, RefusedPeers []string
+	// Refused are desired settings and routes of the device that are not applied, with the reasons, a line each. Applied
+	// has such peers.
+	Refused []string
 	// Conflicts are conflicts of this node's addresses with subnets that remain routed, a line each.
 	Conflicts []string
-	// contradictions are contradictions within the desired state and their outcome, which is applied, a line each.
-	Contradictions []string
 	// subnets are the subnets that are routed after the steps.
 	subnets []netip.Prefix
 	// Applied is the network after the steps, for changes of single peers.
@@ -130,7 +128,6 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 	s, existing := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, existing)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
 	s.Applied = programmed
-	s.RefusedPeers, s.Contradictions = s.Applied.refusals(), s.Applied.contradictions()
 	var cfg wgtypes.Config
 	if s.Config != nil {
 		cfg = *s.Config

@@ -278,10 +278,10 @@ func TestNetwork(t *testing.T) {
 			if routes := len(s.AddRoutes) + len(s.DeleteRoutes); set != c.set || routes != c.routes || s.SetLink != c.link {
 				t.Errorf("%d peers set, %d routes, link %v; want %d, %d, %v", set, routes, s.SetLink, c.set, c.routes, c.link)
 			}
-			if diff := cmp.Diff(c.refused, slices.Concat(s.Refused, s.RefusedPeers)); diff != "" {
+			if diff := cmp.Diff(c.refused, slices.Concat(s.Refused, s.Applied.refusals())); diff != "" {
 				t.Errorf("refused (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(c.settled, s.Contradictions); diff != "" {
+			if diff := cmp.Diff(c.settled, s.Applied.contradictions()); diff != "" {
 				t.Errorf("settled (-want +got):\n%s", diff)
 			}
 			after := carryOut(t, stands, s)
@@ -354,9 +354,9 @@ func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 				t.Fatalf("seed %d: after single changes a comparison of all changes %+v; as desired: %v", seed, s.Config,
 					p.Matches("c2", want.Device, nil, stands))
 			}
-			if !slices.Equal(s.Contradictions, p.contradictions()) || !slices.Equal(s.RefusedPeers, p.refusals()) {
+			if !slices.Equal(s.Applied.Problems(), p.Problems()) {
 				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.contradictions(), p.refusals(),
-					s.Contradictions, s.RefusedPeers)
+					s.Applied.contradictions(), s.Applied.refusals())
 			}
 		}
 	}

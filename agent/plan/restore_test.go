@@ -85,7 +85,7 @@ func TestRestoringIsBounded(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "0.0.0.0/1"}, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
 	want.Restored = true
 	s := Network("c2", want, Bounds{Own: addresses("10.2.1.7/24")}, wgtypes.Key{9}, nil)
-	if len(s.Refused) != 2 || len(s.RefusedPeers) != 1 || len(s.AddRoutes) != 0 {
-		t.Errorf("%q, %q, %v", s.Refused, s.RefusedPeers, s.AddRoutes)
+	if len(s.Refused) != 2 || len(s.Applied.refusals()) != 1 || len(s.AddRoutes) != 0 {
+		t.Errorf("%q, %q, %v", s.Refused, s.Applied.refusals(), s.AddRoutes)
 	}
 }
