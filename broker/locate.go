@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -160,7 +161,8 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 		l.Add(place)
 		return nil
 	case apierrors.IsNotFound(err):
-		place.State, place.Detail = debug.PlaceWaiting, "the apiserver does not have it yet"
+		place.State = debug.PlaceWaiting
+		place.Detail = "the apiserver does not have it yet" + l.delay(writes.Service, d.Service)
 		l.Add(place)
 		return nil
 	case err != nil:
@@ -171,7 +173,7 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 	if err != nil {
 		return status.Errorf(codes.Unavailable, "slices of %s: %v", object, err)
 	}
-	planned, endpoints, at := 0, 0, writtenAt(service)
+	planned, endpoints, at, delays := 0, 0, writtenAt(service), l.delay(writes.Service, d.Service)
 	for _, c := range d.Clusters {
 		planned += c.Endpoints
 	}
@@ -182,15 +184,28 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 		if t := writtenAt(&list.Items[i]); t.After(at) {
 			at = t
 		}
+		delays = cmp.Or(delays, l.delay(writes.EndpointSlice, list.Items[i].Name))
 	}
 	place.State, place.Confirmed = debug.PlaceDone, at
-	place.Detail = fmt.Sprintf("IP %s; slices: %d, endpoints: %d", strings.Join(service.Spec.ClusterIPs, ", "),
-		len(list.Items), endpoints)
-	if endpoints == 0 && planned > 0 {
+	place.Detail = fmt.Sprintf("IP %s; slices: %d, endpoints: %d%s", strings.Join(service.Spec.ClusterIPs, ", "),
+		len(list.Items), endpoints, delays)
+	if delays != "" || endpoints == 0 && planned > 0 {
 		place.State = debug.PlaceWaiting
 	}
 	l.Add(place)
 	return nil
+}
+
+// delay returns why the write of an object is delayed; empty if it is not.
+func (l *locating) delay(kind writes.ObjectKind, name string) string {
+	for _, loop := range l.b.loops {
+		if w, ok := loop.writer.(interface{ Delay(name string) string }); ok && loop.kind == kind {
+			if why := w.Delay(name); why != "" {
+				return fmt.Sprintf("; %s %s: %s", kind, name, why)
+			}
+		}
+	}
+	return ""
 }
 
 // writtenAt returns when the broker last wrote an object, or when the object was created if that is not recorded.
@@ -252,11 +267,16 @@ func (l *locating) sets() {
 		place := debug.Place{Hop: debug.HopWrite, Object: set, Cluster: s.GetCluster(), State: debug.PlaceDone}
 		var objects []string
 		for _, o := range s.GetObjects() {
-			name := "globalnetworkset " + o.GetName()
+			kind, name := writes.GlobalNetworkSet, o.GetName()
 			if o.GetNamespace() != "" {
-				name = "networkset " + o.GetNamespace() + "/" + o.GetName()
+				kind, name = writes.NetworkSet, o.GetNamespace()+"/"+name
 			}
-			objects = append(objects, fmt.Sprintf("%s has %d of %d addresses", name, o.GetPresent(), o.GetWanted()))
+			delay := l.delay(kind, name)
+			if delay != "" {
+				place.State = debug.PlaceWaiting
+			}
+			objects = append(objects, fmt.Sprintf("%s %s has %d of %d addresses%s", kind, name, o.GetPresent(), o.GetWanted(),
+				delay))
 		}
 		place.Detail = strings.Join(objects, "; ")
 		switch {

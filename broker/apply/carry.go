@@ -22,7 +22,7 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 		return reconcile.ErrIdle // all names are queued again once the list is complete
 	}
 	if wait := o.machine.Wait(time.Now(), name, func() bool { return o.urgent(name) }); wait > 0 {
-		o.loop.EnqueueAfter(name, wait)
+		o.loop.Delay(name, wait, reconcile.Reason(writes.Gathering))
 		return reconcile.ErrIdle
 	}
 	if _, expired := o.machine.Expire(time.Now(), name); expired {
@@ -97,7 +97,7 @@ func (o *Objects[T]) send(ctx context.Context, w *writes.Write[T]) (object T, er
 // follow carries out what a step asks for beside the write: metrics, Events and records.
 func (o *Objects[T]) follow(name string, step writes.Step[T]) {
 	if step.Again {
-		o.loop.EnqueueAfter(name, step.After)
+		o.loop.Delay(name, step.After, reconcile.Reason(step.Why))
 	}
 	if step.DelayedOf != "" {
 		o.options.Metrics.delayed.WithLabelValues(step.DelayedOf, string(o.kind.Name)).Inc()

@@ -194,6 +194,11 @@ func TestInterference(t *testing.T) {
 			},
 			long: 5 * time.Second,
 		}.of(t, cfg, corev1.SchemeGroupVersion.WithResource("services"), "mirrors", requests, opts, o.Findings, event)
+		eventually(t, "a reason for the delay", func() (bool, string) {
+			patch("fought", "insists", `{"spec":{"sessionAffinity":"ClientIP"}}`)
+			why := o.Delay("fought")
+			return strings.Contains(why, "(contested) since") && strings.Contains(why, "another writer changes it"), why
+		})
 		// What the remote changes does not wait for the fight.
 		s := service("fought", "c2", 82, false)
 		s.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)

@@ -3,10 +3,12 @@ package apply
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
 // Failing returns, for each name that the broker cannot write, a reason that may be sent to another cluster: it
@@ -31,4 +33,27 @@ func outward(kind string, err error) string {
 		)
 	}
 	return fmt.Sprintf("its %s cannot be written; the operator of that cluster sees why in semaphorectl status", kind)
+}
+
+// reasons say what delays a write.
+var reasons = map[reconcile.Reason]string{
+	reconcile.Failed:                   "the last attempt failed",
+	reconcile.Reason(writes.Gathering): "more changes may come, which one write then carries",
+	reconcile.Reason(writes.Limited):   "more was written for its remote than limits.kibibytesPerSecond",
+	reconcile.Reason(writes.Contested): "another writer changes it again and again",
+	reconcile.Reason(writes.Stale):     "the apiserver's watch has not reported its newest version",
+}
+
+// Delay returns why the write of a name is delayed, since when and until when; empty if it is not.
+func (o *Objects[T]) Delay(name string) string {
+	w := o.loop.Wait(name)
+	if w.Reason == "" {
+		return ""
+	}
+	until := "until another one that failed for the same cause succeeds"
+	if !w.Until.IsZero() {
+		until = "until " + w.Until.UTC().Format(time.TimeOnly+"Z")
+	}
+	return fmt.Sprintf("its write is delayed (%s) since %s, %s: %s", w.Reason,
+		w.Since.UTC().Format(time.TimeOnly+"Z"), until, reasons[w.Reason])
 }

@@ -271,7 +271,7 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	}
 	if a, ok := m.asked[seen.Name]; ok && write.Request == SendDelete && a.uid == write.Object.GetUID() {
 		if left := a.at.Add(BeliefFor).Sub(now); left > 0 {
-			step.again(left)
+			step.delay(left, Stale)
 			return step
 		}
 	}
@@ -333,6 +333,7 @@ func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T]
 // admit reports whether a write may be sent now. If not, the step has the time of the next attempt.
 func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
 	var wait time.Duration
+	why := Contested
 	if w.Op != Replace {
 		wait = m.contested(now, w, step)
 	}
@@ -342,13 +343,13 @@ func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
 			object = w.Want
 		}
 		payer := cmp.Or(w.Change.Cluster, w.Want.GetLabels()[naming.LabelSourceCluster])
-		wait = m.afford(now, w.Name, payer, object, step)
+		wait, why = m.afford(now, w.Name, payer, object, step), Limited
 	}
 	if wait == 0 {
 		return true
 	}
 	m.keep(w.Name, w.Change)
-	step.again(wait)
+	step.delay(wait, why)
 	return false
 }
 

@@ -91,6 +91,8 @@ type Step[T Object] struct {
 	// Again is set if the name is to be reconciled once more, after After.
 	Again bool
 	After time.Duration
+	// Why is set if what is to be written waits until then.
+	Why Reason
 
 	// Result is the result of a finished Write; empty if none finished. Err is the reason if the driver has to retry.
 	Result Result
@@ -106,11 +108,31 @@ type Step[T Object] struct {
 	Relabelled string
 }
 
+// delay has the name reconciled once more after the wait of a write.
+func (s *Step[T]) delay(after time.Duration, why Reason) {
+	s.again(after)
+	s.Why = why
+}
+
 func (s *Step[T]) again(after time.Duration) {
 	if !s.Again || after < s.After {
 		s.Again, s.After = true, after
 	}
 }
+
+// Reason is why a write is delayed.
+type Reason string
+
+const (
+	// Gathering: more changes of the object may come, which one write then carries.
+	Gathering Reason = "gathering"
+	// Limited: more was written for the remote than its limits.kibibytesPerSecond.
+	Limited Reason = "limited"
+	// Contested: another writer changes the object again and again.
+	Contested Reason = "contested"
+	// Stale: the apiserver has another version than its watch has reported.
+	Stale Reason = "stale"
+)
 
 // NotSent is the error for a request that was not sent because it is blocked.
 type NotSent struct{ Err error }
@@ -274,7 +296,7 @@ func (m *Machine[T]) end(now time.Time, w *Write[T], err error) (step Step[T]) {
 		m.belief.Forget(w.Name)
 		m.keep(w.Name, w.Change)
 		step.Result = Conflict
-		step.again(m.conflicted(w.Name))
+		step.delay(m.conflicted(w.Name), Stale)
 		return step
 	case errors.As(err, new(NotOurs)):
 		step.Result = Foreign

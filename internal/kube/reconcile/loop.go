@@ -6,6 +6,8 @@
 // If keys have owners, no owner can use up what others need: they take turns, none gets all workers, and retries and
 // log messages are limited for each.
 //
+// A key has one delay at a time, with one Reason.
+//
 // The caller defines what a key means and how it is reconciled; the package knows neither streams nor Kubernetes
 // objects.
 package reconcile
@@ -21,10 +23,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
-	"k8s.io/client-go/util/workqueue"
 )
 
 // Backoff of a key that fails: from minBackoff, doubled each time, up to maxBackoff, with jitter.
@@ -56,6 +55,20 @@ type Cause struct {
 	All bool
 }
 
+// Reason is why a key waits before it is tried again.
+type Reason string
+
+// Failed is the Reason of a key whose last attempt failed.
+const Failed Reason = "failed"
+
+// Wait is a key's wait.
+type Wait struct {
+	Reason Reason
+	// Since is when the key began to wait for this reason. Until is when it is tried again; zero if another key that
+	// failed for the same cause is tried first.
+	Since, Until time.Time
+}
+
 // Options of a Loop.
 type Options struct {
 	// Workers is the number of concurrent reconciliations; if keys have owners, that of each owner. 0 means 1.
@@ -78,32 +91,23 @@ type Loop[K comparable] struct {
 	// workers is the number of concurrent reconciliations.
 	workers int
 
-	mu      sync.Mutex
-	failing map[K]*failure
-	// owners has the state of each owner. parked has the owner of each key that waits for a free worker of its owner.
-	owners map[string]*owner[K]
-	parked map[K]string
-	// alone has the keys that each wait for their own backoff, by the name of their cause.
-	alone map[string]map[K]bool
-	// gates hold the keys that wait together, by the name of the cause. gated is the gate in which a key waits, and
-	// released the one that released it.
-	gates           map[string]*gate[K]
-	gated, released map[K]*gate[K]
-	// due is the time before which a key is not tried.
-	due map[K]time.Time
-	// queue is nil until Run creates it, because it starts goroutines. Until then, early holds the enqueued keys and
-	// when they are due.
-	queue workqueue.TypedDelayingInterface[K]
-	early map[K]time.Time
+	mu sync.Mutex
+	// news tells a worker that a key is ready, or all that Run ends.
+	news *sync.Cond
+	// items are all keys that wait, are being reconciled, or fail.
+	items  map[K]*item[K]
+	owners map[string]*owner
+	// line are the keys that are ready.
+	line *lines[K]
+	// gates hold the keys that wait together, by the name of the cause.
+	gates map[string]*gate[K]
 }
 
 // owner is the state of one owner.
-type owner[K comparable] struct {
+type owner struct {
 	logs *rate.Limiter
 	// failing and running count its keys that fail, and that are being reconciled.
 	failing, running int
-	// parked are, in order, the keys that wait because the owner has no free worker, and some that no longer wait.
-	parked []K
 }
 
 // failure is a key that fails.
@@ -138,12 +142,13 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	if options.Cause == nil {
 		options.Cause = func(error) Cause { return Cause{} }
 	}
-	return &Loop[K]{
+	l := &Loop[K]{
 		name: name, reconcile: reconcile, options: options, workers: options.Workers,
-		ownerOf: func(K) string { return "" }, owners: map[string]*owner[K]{}, parked: map[K]string{},
-		failing: map[K]*failure{}, alone: map[string]map[K]bool{}, early: map[K]time.Time{}, due: map[K]time.Time{},
-		gates: map[string]*gate[K]{}, gated: map[K]*gate[K]{}, released: map[K]*gate[K]{},
+		ownerOf: func(K) string { return "" }, owners: map[string]*owner{}, items: map[K]*item[K]{}, line: newLines[K](),
+		gates: map[string]*gate[K]{},
 	}
+	l.news = sync.NewCond(&l.mu)
+	return l
 }
 
 // By sets the function that returns a key's owner. It is called before Run. Owners take turns, and there are a quarter
@@ -155,34 +160,53 @@ func (l *Loop[K]) By(of func(K) string) *Loop[K] {
 }
 
 // owner returns the state of an owner.
-func (l *Loop[K]) owner(name string) *owner[K] {
+func (l *Loop[K]) owner(name string) *owner {
 	o := l.owners[name]
 	if o == nil {
-		o = &owner[K]{logs: rate.NewLimiter(logRate, logBurst)}
+		o = &owner{logs: rate.NewLimiter(logRate, logBurst)}
 		l.owners[name] = o
 	}
 	return o
 }
 
-func (l *Loop[K]) newQueue() workqueue.TypedDelayingInterface[K] {
-	config := workqueue.TypedQueueConfig[K]{Name: l.name, Queue: newTurns(l.ownerOf)}
-	if l.options.Metrics != nil {
-		config.MetricsProvider = l.options.Metrics
+// item returns the state of a key.
+func (l *Loop[K]) item(key K) *item[K] {
+	it := l.items[key]
+	if it == nil {
+		it = &item[K]{key: key}
+		l.items[key] = it
 	}
-	return workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
-		Name: l.name, MetricsProvider: config.MetricsProvider, Queue: workqueue.NewTypedWithConfig(config),
-	})
+	return it
 }
 
 // Enqueue queues a key. A key that is enqueued before Run waits for Run; one that is enqueued after Run's context ended
 // is not reconciled. A key in backoff stays in backoff.
-func (l *Loop[K]) Enqueue(key K) { l.EnqueueAfter(key, 0) }
-
-// EnqueueAfter queues a key after a time.
-func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
+func (l *Loop[K]) Enqueue(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.add(key, d)
+	l.ready(l.item(key))
+}
+
+// EnqueueAfter queues a key after a time.
+func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) { l.Delay(key, d, "") }
+
+// Delay queues a key after a time, and records why its write is delayed; empty for no reason.
+func (l *Loop[K]) Delay(key K, d time.Duration, why Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	it := l.item(key)
+	if why != "" {
+		l.because(it, why)
+	}
+	if d <= 0 || l.waits(it) {
+		l.ready(it)
+		return
+	}
+	if at := time.Now().Add(d); it.planned.IsZero() || at.Before(it.planned) {
+		it.planned = at
+		l.reschedule(it)
+	}
+	l.options.Metrics.retried(l.name)
 }
 
 // News queues a key whose desired state changed. If the key waits for a cause of its own, it is tried again at most
@@ -190,210 +214,222 @@ func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
 func (l *Loop[K]) News(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f := l.failing[key]; f != nil && !f.cause.Shared {
-		if due, waits := l.due[key]; waits {
-			if soon := f.tried.Add(newsAfter); soon.Before(due) {
-				l.delay(key, time.Until(soon))
-			}
-			return
+	it := l.item(key)
+	if f := it.failure; f != nil && !f.cause.Shared && !it.held.IsZero() {
+		if soon := f.tried.Add(newsAfter); soon.Before(it.held) {
+			l.hold(it, time.Until(soon))
 		}
+		return
 	}
-	l.add(key, 0)
+	l.ready(it)
 }
 
-// add queues the key after d, unless it waits for another reason.
-func (l *Loop[K]) add(key K, d time.Duration) {
-	if l.queue == nil {
-		due := time.Now().Add(d)
-		if at, ok := l.early[key]; l.early != nil && (!ok || due.Before(at)) {
-			l.early[key] = due
-		}
+// waits reports whether a key waits for its backoff or in a gate, which an enqueue does not shorten.
+func (l *Loop[K]) waits(it *item[K]) bool {
+	return !it.held.IsZero() || it.in != nil && it.in != l.line
+}
+
+// ready queues a key unless it waits.
+func (l *Loop[K]) ready(it *item[K]) {
+	if l.waits(it) {
 		return
 	}
-	if _, waits := l.due[key]; waits || l.gated[key] != nil {
+	if it.running {
+		it.again = true
 		return
 	}
-	if owner, waits := l.parked[key]; waits {
-		if l.ownerOf(key) == owner {
-			return
-		}
-		delete(l.parked, key) // its new owner may have no running reconciliations left
+	if it.in == nil {
+		it.began = time.Now()
+		l.options.Metrics.added(l.name)
 	}
-	if d > 0 {
-		l.queue.AddAfter(key, d)
+	l.line.push(it, l.ownerOf(it.key))
+	l.news.Signal()
+}
+
+// hold sets the time before which the key is not tried.
+func (l *Loop[K]) hold(it *item[K], d time.Duration) {
+	it.held = time.Now().Add(max(d, time.Nanosecond))
+	l.reschedule(it)
+	l.options.Metrics.retried(l.name)
+}
+
+// reschedule follows a change of the time at which a key is due.
+func (l *Loop[K]) reschedule(it *item[K]) {
+	if it.timer == nil {
+		it.timer = time.AfterFunc(time.Until(it.due()), func() { l.ring(it) })
 	} else {
-		l.queue.Add(key)
+		it.timer.Reset(time.Until(it.due()))
 	}
 }
 
-// delay sets the time before which the key is not tried.
-func (l *Loop[K]) delay(key K, d time.Duration) {
-	d = max(d, time.Nanosecond)
-	l.due[key] = time.Now().Add(d)
-	l.queue.AddAfter(key, d)
+// ring queues a key that is due.
+func (l *Loop[K]) ring(it *item[K]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if it.due().IsZero() || it.due().After(now) {
+		return // it has changed meanwhile
+	}
+	if it.held = (time.Time{}); !it.planned.After(now) {
+		it.planned = time.Time{}
+	} else {
+		l.reschedule(it)
+	}
+	l.ready(it)
 }
 
 // Run reconciles keys until ctx ends, and returns after the last worker. It must be called only once.
 func (l *Loop[K]) Run(ctx context.Context) error {
-	queue := l.newQueue()
-	l.mu.Lock()
-	l.queue = queue
-	early := l.early
-	l.early = nil
-	for key, due := range early {
-		l.add(key, max(time.Until(due), 0))
-	}
-	l.mu.Unlock()
-
-	stop := context.AfterFunc(ctx, queue.ShutDown)
+	stop := context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.news.Broadcast()
+	})
 	defer stop()
-	var g errgroup.Group
+	var workers sync.WaitGroup
+	workers.Go(func() { l.measure(ctx) })
 	for range l.workers {
-		g.Go(func() error {
-			for {
-				key, shutdown := queue.Get()
-				if shutdown {
-					return nil
-				}
-				l.one(ctx, key)
-				queue.Done(key)
-			}
-		})
+		workers.Go(func() { l.work(ctx) })
 	}
-	g.Wait()
-	queue.ShutDown() // waits for the goroutine that the context started
+	workers.Wait()
 	return ctx.Err()
 }
 
-func (l *Loop[K]) one(ctx context.Context, key K) {
-	// A queue that was shut down still returns waiting keys.
-	if ctx.Err() != nil {
-		return
-	}
-	owner, ok := l.begin(key)
-	if !ok {
-		return
-	}
-	err := l.reconcile(ctx, key)
-	l.ended(owner)
-	if ctx.Err() != nil {
-		return
-	}
+func (l *Loop[K]) work(ctx context.Context) {
+	enough := func(owner string) bool { return l.owner(owner).running >= l.options.Workers }
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	gate := l.released[key]
-	delete(l.released, key)
+	for ctx.Err() == nil {
+		it := l.line.pop(enough)
+		switch {
+		case it == nil:
+			l.news.Wait()
+		case !l.shut(it):
+			l.one(ctx, it)
+		}
+	}
+}
+
+// shut reports whether a gate keeps all keys, and this one from now on. The key may have been queued before.
+func (l *Loop[K]) shut(it *item[K]) bool {
+	if it.probes == nil {
+		for _, g := range l.gates {
+			if g.cause.All && !g.open {
+				g.waiting.push(it, l.ownerOf(it.key))
+				l.because(it, Failed)
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// one reconciles a key, without the lock.
+func (l *Loop[K]) one(ctx context.Context, it *item[K]) {
+	name, now := it.line, time.Now() // whose turn it is
+	o := l.owner(name)
+	o.running++
+	l.options.Metrics.observe(l.name, now.Sub(it.began), false)
+	before := it.wait()
+	it.running, it.began, it.why = true, now, ""
+	l.mu.Unlock()
+	err := l.reconcile(ctx, it.key)
+	l.mu.Lock()
+	o.running--
+	it.running = false
+	l.options.Metrics.observe(l.name, time.Since(now), true)
+	if ctx.Err() != nil {
+		return
+	}
+	gate := it.probes
+	it.probes = nil
+	if gate != nil {
+		gate.out--
+	}
 	switch {
 	case err == nil:
-		l.succeeded(key, gate)
+		l.succeeded(it, gate)
 	case errors.Is(err, ErrIdle):
-		l.forget(key)
+		l.forget(it)
 		if gate != nil {
-			gate.idle(l, key)
+			gate.idle(l)
 		}
 	default:
-		l.failed(key, gate, err)
+		l.failed(it, gate, err)
 	}
-}
-
-// begin reports whether to try a key from the queue now, and returns its owner. The key may have been queued before it
-// failed.
-func (l *Loop[K]) begin(key K) (string, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.ready(key) {
-		return "", false
+	l.continues(it, before)
+	if it.again {
+		it.again = false
+		l.ready(it)
 	}
-	name := l.ownerOf(key)
-	o := l.owner(name)
-	if o.running >= l.options.Workers && l.released[key] == nil {
-		l.parked[key] = name
-		o.parked = append(o.parked, key)
-		return "", false
-	}
-	o.running++
-	return name, true
-}
-
-// ended records that the reconciliation of a key ended, and queues a parked key of the owner.
-func (l *Loop[K]) ended(name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o := l.owner(name)
-	o.running--
-	for len(o.parked) > 0 && o.running < l.options.Workers {
-		next := o.parked[0]
-		o.parked = o.parked[1:]
-		if of, waits := l.parked[next]; waits && of == name {
-			delete(l.parked, next)
-			l.queue.Add(next)
-			return
-		}
+	if it.in == nil && it.due().IsZero() && it.failure == nil {
+		delete(l.items, it.key)
 	}
 	l.drop(name, o)
 }
 
-// drop forgets an owner of which nothing runs, waits or fails, once all its log messages are allowed again: owners come
-// and go, and a new state would be the same.
-func (l *Loop[K]) drop(name string, o *owner[K]) {
-	if o.running == 0 && o.failing == 0 && len(o.parked) == 0 && o.logs.Tokens() >= logBurst {
+// because records why a key waits.
+func (l *Loop[K]) because(it *item[K], why Reason) {
+	if it.why == "" {
+		it.since = time.Now()
+	}
+	it.why = why
+}
+
+// continues records that a key waits on for the reason it had before, or that this wait has ended.
+func (l *Loop[K]) continues(it *item[K], before Wait) {
+	switch {
+	case before.Reason == "":
+	case it.why == before.Reason:
+		it.since = before.Since
+	default:
+		l.options.Metrics.waited(before)
+	}
+}
+
+// Wait returns why the write of a key is delayed; without a Reason if it is not.
+func (l *Loop[K]) Wait(key K) Wait {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it := l.items[key]; it != nil && !it.running {
+		return it.wait()
+	}
+	return Wait{}
+}
+
+// drop forgets an owner of which nothing runs or fails, once all its log messages are allowed again: owners come and
+// go, and a new state would be the same.
+func (l *Loop[K]) drop(name string, o *owner) {
+	if o.running == 0 && o.failing == 0 && o.logs.Tokens() >= logBurst {
 		delete(l.owners, name)
 	}
 }
 
-// ready reports whether a key from the queue waits for nothing.
-func (l *Loop[K]) ready(key K) bool {
-	if _, waits := l.parked[key]; waits || l.gated[key] != nil {
-		return false
-	}
-	if due, waits := l.due[key]; waits {
-		if d := time.Until(due); d > 0 {
-			l.queue.AddAfter(key, d)
-			return false
-		}
-		delete(l.due, key)
-	}
-	if l.released[key] == nil {
-		for _, g := range l.gates {
-			if g.cause.All && !g.open {
-				g.wait(l, key)
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // forget ends the failure of a key.
-func (l *Loop[K]) forget(key K) (before *failure) {
-	before = l.failing[key]
-	if before != nil && !before.cause.Shared {
-		if delete(l.alone[before.cause.Name], key); len(l.alone[before.cause.Name]) == 0 {
-			delete(l.alone, before.cause.Name)
-		}
-	}
+func (l *Loop[K]) forget(it *item[K]) (before *failure) {
+	before = it.failure
 	if before != nil {
 		o := l.owner(before.owner)
 		o.failing--
 		l.drop(before.owner, o)
 	}
-	delete(l.failing, key)
+	it.failure = nil
 	return before
 }
 
 // succeeded records that a key was reconciled, so that others that failed for the same cause may succeed now.
-func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
-	before := l.forget(key)
+func (l *Loop[K]) succeeded(it *item[K], gate *gate[K]) {
+	before := l.forget(it)
 	if gate != nil {
-		gate.succeeded(l, key)
+		gate.succeeded(l)
 	}
 	if before == nil || before.cause.Shared || before.cause.Name == "" {
 		return
 	}
 	n := 0
-	for other := range l.alone[before.cause.Name] {
-		if _, waits := l.due[other]; waits {
-			l.delay(other, 0)
+	for _, other := range l.items {
+		if f := other.failure; f != nil && f.cause == before.cause && !other.held.IsZero() {
+			l.hold(other, 0)
 			if n++; n == 2 {
 				break
 			}
@@ -402,38 +438,35 @@ func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
 }
 
 // failed puts a key into backoff, or into the gate of its cause.
-func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
+func (l *Loop[K]) failed(it *item[K], gate *gate[K], err error) {
 	cause := l.options.Cause(err)
 	cause.Shared = cause.Shared || cause.All
-	f := l.forget(key)
+	f := l.forget(it)
 	if f == nil {
-		f = &failure{Problem: Problem{Key: fmt.Sprint(key), Since: time.Now()}}
+		f = &failure{Problem: Problem{Key: fmt.Sprint(it.key), Since: time.Now()}}
 	}
 	fresh := f.Err == nil || f.Err.Error() != err.Error()
 	f.Err, f.cause, f.tried = err, cause, time.Now()
 	f.Attempts++
-	f.owner = l.ownerOf(key)
+	f.owner = l.ownerOf(it.key)
 	owner := l.owner(f.owner)
 	owner.failing++
-	l.failing[key] = f
+	it.failure = f
+	l.because(it, Failed)
 	if gate != nil && (!cause.Shared || cause.Name != gate.cause.Name) {
-		gate.idle(l, key)
+		gate.idle(l)
 	}
 	if cause.Shared {
 		g := l.gates[cause.Name]
 		if g == nil {
-			g = newGate(cause, l.ownerOf)
+			g = newGate[K](cause)
 			l.gates[cause.Name] = g
 			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "cause",
 				cause.Name, "loop", l.name, "key", f.Key, "error", err)
 		}
-		g.failed(l, key)
+		g.failed(l, it)
 		return
 	}
-	if l.alone[cause.Name] == nil {
-		l.alone[cause.Name] = map[K]bool{}
-	}
-	l.alone[cause.Name][key] = true
 	level := slog.LevelDebug
 	if fresh {
 		level = slog.LevelWarn
@@ -441,7 +474,7 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	l.log(f.owner, level, "reconcile failed; trying again", "key", f.Key, "loop", l.name, "attempt", f.Attempts,
 		"error", err)
 	f.wait = min(max(2*f.wait, minBackoff), maxBackoff)
-	l.delay(key, jitter(max(f.wait, time.Duration(owner.failing-1)*time.Second/retryRate)))
+	l.hold(it, jitter(max(f.wait, time.Duration(owner.failing-1)*time.Second/retryRate)))
 }
 
 // jitter spreads the retries of keys that failed together.
@@ -465,80 +498,12 @@ func (l *Loop[K]) Warn(key K, message string, args ...any) {
 func (l *Loop[K]) Problems() []Problem {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := make([]Problem, 0, len(l.failing))
-	for _, f := range l.failing {
-		out = append(out, f.Problem)
+	var out []Problem
+	for _, it := range l.items {
+		if it.failure != nil {
+			out = append(out, it.failure.Problem)
+		}
 	}
 	slices.SortFunc(out, func(a, b Problem) int { return cmp.Compare(a.Key, b.Key) })
 	return out
-}
-
-// Metrics are those of all loops of one part, by loop. It is a workqueue.MetricsProvider.
-type Metrics struct {
-	depth, unfinished, longest *prometheus.GaugeVec
-	adds, retries              *prometheus.CounterVec
-	latency, work              *prometheus.HistogramVec
-}
-
-// NewMetrics registers the metrics with names PREFIX_queue_…; a prefix is, for example, "semaphore_broker".
-func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
-	labels := []string{"queue"}
-	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "_queue_" + name, Help: help}, labels)
-	}
-	counter := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "_queue_" + name, Help: help}, labels)
-	}
-	histogram := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: prefix + "_queue_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
-		}, labels)
-	}
-	m := &Metrics{
-		depth: gauge("depth", "Objects that wait to be reconciled."),
-		unfinished: gauge("unfinished_work_seconds",
-			"Seconds of running reconciliations, which work_duration does not contain yet."),
-		longest: gauge("longest_running_processor_seconds", "Seconds that the longest running reconciliation has taken."),
-		adds:    counter("adds_total", "Objects enqueued."),
-		retries: counter("retries_total", "Objects enqueued for later: again after a failure, or as planned."),
-		latency: histogram("latency_duration_seconds", "Seconds an object waited."),
-		work:    histogram("work_duration_seconds", "Seconds an object took to reconcile."),
-	}
-	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work)
-	return m
-}
-
-// NewDepthMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewDepthMetric(name string) workqueue.GaugeMetric {
-	return m.depth.WithLabelValues(name)
-}
-
-// NewAddsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewAddsMetric(name string) workqueue.CounterMetric {
-	return m.adds.WithLabelValues(name)
-}
-
-// NewLatencyMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewLatencyMetric(name string) workqueue.HistogramMetric {
-	return m.latency.WithLabelValues(name)
-}
-
-// NewWorkDurationMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewWorkDurationMetric(name string) workqueue.HistogramMetric {
-	return m.work.WithLabelValues(name)
-}
-
-// NewUnfinishedWorkSecondsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewUnfinishedWorkSecondsMetric(name string) workqueue.SettableGaugeMetric {
-	return m.unfinished.WithLabelValues(name)
-}
-
-// NewLongestRunningProcessorSecondsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewLongestRunningProcessorSecondsMetric(name string) workqueue.SettableGaugeMetric {
-	return m.longest.WithLabelValues(name)
-}
-
-// NewRetriesMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewRetriesMetric(name string) workqueue.CounterMetric {
-	return m.retries.WithLabelValues(name)
 }

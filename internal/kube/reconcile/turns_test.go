@@ -20,7 +20,7 @@ func ofCluster(key string) string {
 	return owner
 }
 
-// TestOwnersTakeTurns: if thousands of keys of one owner wait, at most as many of them as there are workers precede a
+// TestOwnersTakeTurns: if thousands of keys of two owners wait, at most as many of each as there are workers precede a
 // key of another owner.
 func TestOwnersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -38,16 +38,17 @@ func TestOwnersTakeTurns(t *testing.T) {
 		synctest.Wait()
 		for i := range 5000 {
 			l.Enqueue(fmt.Sprint("c2/", i))
+			l.Enqueue(fmt.Sprint("c4/", i))
 		}
 		synctest.Wait()
 		l.Enqueue("c3/0")
-		time.Sleep(20 * time.Second)
+		time.Sleep(40 * time.Second)
 		synctest.Wait()
 		stop()
-		if at := slices.Index(order, "c3/0"); at < 0 || at > workers {
+		if at := slices.Index(order, "c3/0"); at < 0 || at > 2*workers {
 			t.Errorf("%d others came before it", at)
 		}
-		if len(order) != 5001 {
+		if len(order) != 10_001 {
 			t.Errorf("%d keys were reconciled", len(order))
 		}
 		// The keys of one owner come in order, except those that other workers overtake at the beginning and the end.
@@ -147,6 +148,40 @@ func TestOwnersShareNoRetries(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), "c2/"); n > 2*(logBurst+1) {
 			t.Errorf("%d failures of c2 are logged", n)
+		}
+	})
+}
+
+// TestATurnOfEitherOwner: a key that another owner changes too, of which thousands of keys wait, keeps its turn.
+func TestATurnOfEitherOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var order []string
+		owner := "c3"
+		l := New("test", func(_ context.Context, key string) error {
+			time.Sleep(10 * time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, key)
+			return nil
+		}, Options{Workers: 1, Log: quiet}).By(func(key string) string {
+			if key == "shared" {
+				return owner
+			}
+			return "c2"
+		})
+		for i := range 1000 {
+			l.Enqueue(fmt.Sprint(i))
+		}
+		l.Enqueue("shared")
+		owner = "c2"
+		l.Enqueue("shared")
+		stop := run(t, l)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		stop()
+		if at := slices.Index(order, "shared"); at < 0 || at > 2 || len(order) != 1001 {
+			t.Errorf("%d others came before it, and %d keys were reconciled", at, len(order))
 		}
 	})
 }
