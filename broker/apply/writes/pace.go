@@ -20,15 +20,12 @@ const (
 
 // The spacing of writes of one object during a burst.
 const (
-	// minSpacing bounds the wait of an urgent change.
-	minSpacing = 100 * time.Millisecond
-	// maxSpacing bounds the wait of other changes, while more and more of them arrive.
-	maxSpacing = 500 * time.Millisecond
-	// The burst is over when nothing has changed for twice the longest recent gap between changes, within these bounds.
-	leastQuiet, mostQuiet = 25 * time.Millisecond, 50 * time.Millisecond
-	// askEvery is the interval at which waiting objects ask whether the burst is over: a thousand times a second for
-	// all of them together.
-	askEvery = time.Millisecond
+	// urgentSpacing bounds the wait of an urgent change.
+	urgentSpacing = 100 * time.Millisecond
+	// minSpacing grows by half with each write, up to maxSpacing, while more and more changes arrive.
+	minSpacing, maxSpacing = 200 * time.Millisecond, 500 * time.Millisecond
+	// The burst is over when nothing has changed for quiet.
+	quiet = 40 * time.Millisecond
 )
 
 // pace decides when the objects of one type are written. While changes arrive one by one, each is written immediately,
@@ -47,12 +44,8 @@ type pace struct {
 // traffic is the state that all objects of a type share.
 type traffic struct {
 	meter
-	// changed is the time of the last change of any object, and gap the longest time between two of the last few
-	// hundred changes.
+	// changed is the time of the last change of any object.
 	changed time.Time
-	gap     time.Duration
-	// waiting counts the objects with unwritten changes.
-	waiting int
 	// underWay counts the writes in flight; only is the object of a write that has been alone since its start.
 	underWay int
 	only     *pacedObject
@@ -108,7 +101,7 @@ func average(of *time.Duration, took time.Duration) {
 }
 
 // decide returns how long an object must wait before it is written; 0 means that it is written now. urgent means that
-// an address must be removed from the object: such a change waits at most minSpacing, and never longer than an added
+// an address must be removed from the object: such a change waits at most urgentSpacing, and never longer than an added
 // address.
 func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duration {
 	burst := o.over || all.over
@@ -119,32 +112,24 @@ func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duratio
 	if !burst {
 		spacing = min(2*o.lasted, maxSpacing)
 	}
-	if urgent && spacing > minSpacing {
-		spacing = minSpacing
+	if urgent {
+		spacing = min(spacing, urgentSpacing)
 	}
 	wait := o.written.Add(spacing).Sub(now)
 	if o.changes > 0 {
-		silent := all.changed.Add(min(max(leastQuiet, 2*all.gap), mostQuiet)).Sub(now)
-		if silent > 0 {
-			silent = max(silent, time.Duration(all.waiting)*askEvery)
-		}
-		wait = min(wait, silent)
+		wait = min(wait, all.changed.Add(quiet).Sub(now))
 	}
 	return max(wait, 0)
 }
 
 func newPace() *pace {
-	return &pace{objects: map[string]*pacedObject{}, all: traffic{gap: mostQuiet}}
+	return &pace{objects: map[string]*pacedObject{}}
 }
 
 func (p *pace) change(name string, now time.Time) {
-	p.all.gap = max(p.all.gap-p.all.gap/256, min(now.Sub(p.all.changed), mostQuiet))
 	p.all.changed = now
 	p.all.add(now, allRate, allBurst)
 	if o := p.objects[name]; o != nil {
-		if o.changes == 0 {
-			p.all.waiting++
-		}
 		o.changes++
 		o.add(now, objectRate, objectBurst)
 	}
@@ -164,7 +149,7 @@ func (p *pace) wait(name string, now time.Time) (wait, urgent time.Duration) {
 // taken records that the object is written now, with all changes so far.
 func (p *pace) taken(name string) {
 	if o := p.objects[name]; o != nil {
-		p.release(o)
+		o.changes, o.taken = 0, o.changes
 	}
 }
 
@@ -200,24 +185,11 @@ func (p *pace) wrote(name string, now time.Time, ok bool) {
 		p.all.alone = min(p.all.alone, 2*took) // the first writes, on new connections, are slow
 	}
 	if o.taken > 1 && (o.over || p.all.over) && began.Sub(o.written) < 2*maxSpacing {
-		o.spacing = min(max(o.spacing, minSpacing)*5, maxSpacing)
+		o.spacing = min(max(o.spacing, minSpacing)*3/2, maxSpacing)
 	} else {
 		o.spacing = minSpacing
 	}
 	o.written, o.lasted = began, took
 }
 
-func (p *pace) forget(name string) {
-	if o := p.objects[name]; o != nil {
-		p.release(o)
-		delete(p.objects, name)
-	}
-}
-
-// release ends the wait of an object.
-func (p *pace) release(o *pacedObject) {
-	if o.changes > 0 {
-		p.all.waiting--
-	}
-	o.changes, o.taken = 0, o.changes
-}
+func (p *pace) forget(name string) { delete(p.objects, name) }
