@@ -3,38 +3,26 @@ package plan
 import (
 	"fmt"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
-// The agent heals a change by another program immediately a few times, then after increasing waits, until the program
-// has left the device alone for quietPeriod. It cannot win against a program that writes all the time.
-const (
-	freeHeals   = 10
-	quietPeriod = time.Minute
-	shortPause  = 500 * time.Millisecond
-	longPause   = 30 * time.Second
-)
+// heals spaces how often the agent heals a device that another program changes. It cannot win against a program that
+// writes all the time.
+var heals = spacing.Rule{Free: 10, Least: time.Second, Most: 30 * time.Second, Calm: time.Minute}
 
 // contest counts how often a device was healed lately. The zero value is that of a device that no other program
 // changes.
-type contest struct {
-	heals int
-	last  time.Time
-}
+type contest struct{ spacing.Repeats }
 
-func (c *contest) healed(now time.Time) {
-	if now.Sub(c.last) >= quietPeriod {
-		c.heals = 0
-	}
-	c.heals++
-	c.last = now
-}
+func (c *contest) healed(now time.Time) { c.Add(heals, now) }
 
 // pause returns how long a device must be left alone after it was last healed.
 func (c *contest) pause(now time.Time) time.Duration {
-	if c.heals <= freeHeals || now.Sub(c.last) >= quietPeriod {
+	if now.Sub(c.Last) >= heals.Calm {
 		return 0
 	}
-	return min(shortPause<<min(c.heals-freeHeals, 10), longPause)
+	return heals.After(c.Times)
 }
 
 func (c *contest) problem(now time.Time) error {
@@ -43,5 +31,5 @@ func (c *contest) problem(now time.Time) error {
 		return nil
 	}
 	return fmt.Errorf("another program keeps changing the device: the agent healed it %d times, the next time after %s; "+
-		"find who does, or stop the agent", c.heals, pause)
+		"find who does, or stop the agent", c.Times, pause)
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
 // TestContest: the first heals are immediate, those of a writer that continues come less and less often and are
@@ -25,7 +27,7 @@ func TestContest(t *testing.T) {
 		strings.Repeat("0s ", 10)+"1s 2s 4s 8s 16s 30s 30s 30s 30s 30s"; got != want {
 		t.Errorf("pauses %s\nwant   %s", got, want)
 	}
-	now = now.Add(quietPeriod)
+	now = now.Add(heals.Calm)
 	if c.pause(now) != 0 || c.problem(now) != nil {
 		t.Errorf("after a minute of peace the pause is %s: %v", c.pause(now), c.problem(now))
 	}
@@ -35,18 +37,18 @@ func TestContest(t *testing.T) {
 	}
 }
 
-// The first heal after a whole quietPeriod starts the count again.
+// The first heal after a whole heals.Calm starts the count again.
 func TestContestEnds(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
-	c := contest{heals: freeHeals, last: now}
-	c.healed(now.Add(quietPeriod))
-	if c.heals != 1 {
-		t.Errorf("%d heals after %s of quiet", c.heals, quietPeriod)
+	c := contest{spacing.Repeats{Times: heals.Free, Last: now}}
+	c.healed(now.Add(heals.Calm))
+	if c.Times != 1 {
+		t.Errorf("%d heals after %s of quiet", c.Times, heals.Calm)
 	}
-	c = contest{heals: freeHeals, last: now}
-	c.healed(now.Add(quietPeriod - 1))
-	if c.heals != freeHeals+1 {
-		t.Errorf("%d heals, the last one within %s", c.heals, quietPeriod)
+	c = contest{spacing.Repeats{Times: heals.Free, Last: now}}
+	c.healed(now.Add(heals.Calm - 1))
+	if c.Times != heals.Free+1 {
+		t.Errorf("%d heals, the last one within %s", c.Times, heals.Calm)
 	}
 }
 
@@ -234,7 +236,7 @@ func TestContestPausesChecks(t *testing.T) {
 	s := exactly()
 	s.Report("c2", 10, true)
 	s.Checked("c2", start)
-	for range freeHeals + 3 {
+	for range heals.Free + 3 {
 		s.Healed("c2", start)
 	}
 	if got := s.Next(start).Sub(start); got != 4*time.Second {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
 // This file reports on each offered Service whether it is exported, to which clusters, and if not, why: as Events on
@@ -40,15 +41,14 @@ const (
 	eventsPerSecond, eventsBurst = 5, 50
 	// forbiddenRetry is the wait after the right to write was missing.
 	forbiddenRetry = 10 * time.Minute
-	// The writes of one Service are minSpacing to maxSpacing apart, longer each time, after the first freeWrites that
-	// follow each other within calm: a broker of another cluster that changes its mind again and again must not use up
-	// what all Services share.
-	eventMinSpacing, eventMaxSpacing, eventsCalm = 10 * time.Second, 5 * time.Minute, 10 * time.Minute
-	freeWrites                                   = 5
 	// maxWrites is how many Services are written before it is looked again which ones are due.
 	maxWrites = 10
 	maxNote   = 1024 // the limit of the Kubernetes API, in bytes
 )
+
+// ofEvents spaces the writes of one Service: a broker of another cluster that changes its mind again and again must not
+// use up what all Services share.
+var ofEvents = spacing.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Minute, Calm: 10 * time.Minute}
 
 // FeedbackBroker is the publisher to one broker.
 type FeedbackBroker interface {
@@ -99,9 +99,7 @@ type eventState struct {
 	// since.
 	writtenEvent, writtenAnnotation, current string
 	since                                    time.Time
-	// wrote is the time of the last write, and writes counts those that followed each other within calm.
-	wrote  time.Time
-	writes int
+	writes                                   spacing.Repeats
 	// verdicts are the last known verdicts by cluster.
 	verdicts map[string]verdict
 }
@@ -204,7 +202,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		if text != s.current {
 			s.current, s.since = text, now
 		}
-		if f.needsWrite(s) && now.Sub(s.since) >= wait && !now.Before(s.wrote.Add(s.spacing())) {
+		if f.needsWrite(s) && now.Sub(s.since) >= wait && !now.Before(s.writes.Next(ofEvents)) {
 			due = append(due, e)
 		}
 	}
@@ -221,7 +219,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		if !e.warning {
 			normal = 1
 		}
-		return f.services[service{e.offer.Namespace, e.offer.Name}].writes, normal
+		return f.services[service{e.offer.Namespace, e.offer.Name}].writes.Times, normal
 	}
 	slices.SortStableFunc(due, func(a, b event) int {
 		writesA, normalA := rank(a)
@@ -229,23 +227,6 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		return cmp.Or(writesA-writesB, normalA-normalB)
 	})
 	return due
-}
-
-// spacing is how long after the last write the next one may follow.
-func (s *eventState) spacing() time.Duration {
-	if s.writes <= freeWrites {
-		return 0
-	}
-	return min(eventMinSpacing<<min(s.writes-freeWrites-1, 10), eventMaxSpacing)
-}
-
-// spend counts a write.
-func (s *eventState) spend(now time.Time) {
-	if now.Sub(s.wrote) > eventsCalm {
-		s.writes = 0
-	}
-	s.wrote = now
-	s.writes++
 }
 
 // waiting reports whether an Event may become due by time alone.
@@ -324,7 +305,7 @@ func exportedAs(o *catalog.Offer) string {
 // write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e event) error {
 	s := f.services[service{e.offer.Namespace, e.offer.Name}]
-	s.spend(time.Now())
+	s.writes.Add(ofEvents, time.Now())
 	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
 		if err := f.writeEvent(ctx, e, s); err != nil {
 			return err

@@ -52,7 +52,7 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 		now = now.Add(PollInterval)
 		for _, e := range f.dueEvents(now) {
 			s := f.services[service{e.offer.Namespace, e.offer.Name}]
-			s.spend(now)
+			s.writes.Add(ofEvents, now)
 			s.writtenEvent = s.current
 			writes[e.offer.Name]++
 		}
@@ -66,7 +66,7 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 			break
 		}
 	}
-	now = now.Add(eventMaxSpacing)
+	now = now.Add(ofEvents.Most)
 	put("z-new")
 	if due := f.dueEvents(now); len(due) < services || due[0].offer.Name != "z-new" {
 		t.Errorf("of %d that are due the new Service is not the first", len(due))

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
 const (
@@ -33,13 +34,13 @@ const (
 	writers, slowdown = 4, 3
 	// share bounds the time for computing all conditions: one part of this many, but at least once in maxWait.
 	share, maxWait = 10, 30 * time.Second
-	// The writes of one export are minSpacing to maxSpacing apart, longer each time, while they follow each other
-	// within calm.
-	minSpacing, maxSpacing, calm = time.Second, time.Minute, 2 * time.Minute
 	// retryInterval is the wait after maxFailed writes of a pass failed.
 	retryInterval = 5 * time.Second
 	maxFailed     = 10
 )
+
+// ofConditions spaces the writes of one export.
+var ofConditions = spacing.Rule{Least: time.Second, Most: time.Minute, Calm: 2 * time.Minute}
 
 // ConditionMetrics count the writes.
 type ConditionMetrics struct {
@@ -96,10 +97,9 @@ type state struct {
 	// are hashes; 0 for none.
 	current, written uint64
 	since            time.Time
-	// wrote is when the pass of the last write began, and spacing the minimal time until the next one.
-	wrote   time.Time
-	spacing time.Duration
-	said    []said
+	// writes counts by the time when the pass of a write began.
+	writes spacing.Repeats
+	said   []said
 	// conflict is the own broker's last answer, and ended since when it reports no conflict.
 	conflict Conflict
 	ended    time.Time
@@ -239,7 +239,7 @@ func (w *Conditions) due(brokers map[string]Broker, now time.Time) (all []due) {
 		if s.written == s.current {
 			continue
 		}
-		if now.Before(s.wrote.Add(s.spacing)) || !known && s.silent && now.Sub(s.since) < unconfirmedFor {
+		if now.Before(s.writes.Next(ofConditions)) || !known && s.silent && now.Sub(s.since) < unconfirmedFor {
 			continue
 		}
 		all = append(all, due{x, s, want})
@@ -429,10 +429,7 @@ func (w *Conditions) wrote(d due, now time.Time, result string, err error) {
 	if result == unchanged {
 		return
 	}
-	if s.spacing = min(max(2*s.spacing, minSpacing), maxSpacing); now.Sub(s.wrote) > calm {
-		s.spacing = minSpacing
-	}
-	s.wrote = now
+	s.writes.Add(ofConditions, now)
 }
 
 // writeOne sets the conditions of a ServiceExport, and keeps those of other types.

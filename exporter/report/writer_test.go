@@ -176,7 +176,7 @@ func TestFlappingStreams(t *testing.T) {
 
 	// Conflicts, which a stream that begins knows nothing of.
 	w.own.set("", true, "PortConflict")
-	if got := w.after(minSpacing); len(got) != n {
+	if got := w.after(ofConditions.Least); len(got) != n {
 		t.Errorf("a conflict: %d writes", len(got))
 	}
 	for i, down := range []time.Duration{time.Second, time.Minute} {
@@ -310,9 +310,9 @@ func TestWritesOfOneExport(t *testing.T) {
 	if writes > 70 || writes < 50 {
 		t.Errorf("%d writes in an hour of 3600 changes", writes)
 	}
-	w.after(2 * maxSpacing)
+	w.after(2 * ofConditions.Most)
 	w.other.set("it has no port", true)
-	if got := w.after(calm); len(got) != 1 || w.message("echo-0") != "cluster c2: it has no port" {
+	if got := w.after(ofConditions.Calm); len(got) != 1 || w.message("echo-0") != "cluster c2: it has no port" {
 		t.Errorf("after a calm: %q, %q", got, w.message("echo-0"))
 	}
 }
@@ -330,12 +330,12 @@ func TestWriteOrder(t *testing.T) {
 		t.Errorf("problems %q", p)
 	}
 	w.refuses = ""
-	if got := w.after(minSpacing); len(got) != 1 || len(w.writer.Problems()) != 0 {
+	if got := w.after(ofConditions.Least); len(got) != 1 || len(w.writer.Problems()) != 0 {
 		t.Errorf("when it is not refused any more: %q, %q", got, w.writer.Problems())
 	}
 	// All change, and then one more.
 	w.other.set("it has no port", true)
-	w.now = w.now.Add(2 * maxSpacing)
+	w.now = w.now.Add(2 * ofConditions.Most)
 	w.writer.due(w.writer.brokers(), w.now)
 	w.service("echo-5", 81)
 	w.catalog.DeleteService("shop", "echo-5", w.now)

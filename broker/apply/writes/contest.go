@@ -5,36 +5,20 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
-// The broker restores a change by another writer immediately for the first freeRestores times; after that each wait
-// doubles, up to maxRestore. When the other writer has left the object alone for calm, and for twice the last wait, the
-// count starts again. An object that another writer deletes is absent while the broker waits, which its users notice:
-// that wait is minRestore, however often it is deleted.
-const (
-	freeRestores = 3
-	minRestore   = 100 * time.Millisecond
-	maxRestore   = 5 * time.Minute
-	calm         = time.Minute
-	// maxContests bounds how many contests are remembered.
-	maxContests = 10_000
+// The broker restores a change by another writer immediately for the first times in a row, and then ever later. An object
+// that another writer deletes is absent while the broker waits, which its users notice: that wait stays short, however
+// often it is deleted. Calm is twice the last wait, if that is longer.
+var (
+	ofChanges   = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 5 * time.Minute, Calm: time.Minute}
+	ofDeletions = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 100 * time.Millisecond, Calm: time.Minute}
 )
 
-// restoreAfter returns the wait before the n-th restore in a row.
-func restoreAfter(n int) time.Duration {
-	if n <= freeRestores {
-		return 0
-	}
-	return min(minRestore<<min(n-freeRestores-1, 20), maxRestore)
-}
-
-// recreateAfter returns the wait before an object is created for the n-th time in a row.
-func recreateAfter(n int) time.Duration {
-	if n <= freeRestores {
-		return 0
-	}
-	return minRestore
-}
+// maxContests bounds how many contests are remembered.
+const maxContests = 10_000
 
 // contests are the broker's objects that other writers change or delete. It has no lock.
 type contests struct {
@@ -151,21 +135,23 @@ func (c *contests) count(key contestKey, now time.Time, what func() (manager str
 	return &copied, max(o.due.Sub(now), 0)
 }
 
-// wait is the wait before the next restore.
-func (o *Contest) wait() time.Duration {
+func (o *Contest) rule() spacing.Rule {
 	if o.Missing {
-		return recreateAfter(o.Times)
+		return ofDeletions
 	}
-	return restoreAfter(o.Times)
+	return ofChanges
 }
 
+// wait is the wait before the next restore.
+func (o *Contest) wait() time.Duration { return o.rule().After(o.Times) }
+
 // calm is how long the other writer must leave the object alone before the count starts again.
-func (o *Contest) calm() time.Duration { return max(calm, 2*o.wait()) }
+func (o *Contest) calm() time.Duration { return max(o.rule().Calm, 2*o.wait()) }
 
 // lines describes the objects whose restores are delayed, one line each.
 func (c *contests) lines(kind string, now time.Time) (lines []string) {
 	for key, o := range c.all {
-		if o.Times > freeRestores && (o.pending || now.Sub(o.last) <= o.calm()) {
+		if o.Contested() && (o.pending || now.Sub(o.last) <= o.calm()) {
 			lines = append(lines, fmt.Sprintf("%s %s: %s (since %s, restored %d times)", kind, key.name, o.Problem(),
 				o.since.UTC().Format(time.RFC3339), o.Times-1))
 		}
@@ -175,7 +161,7 @@ func (c *contests) lines(kind string, now time.Time) (lines []string) {
 }
 
 // Contested reports whether restores are delayed because the other writer repeats its change.
-func (o *Contest) Contested() bool { return o.Times > freeRestores }
+func (o *Contest) Contested() bool { return o.Times > o.rule().Free }
 
 // Problem describes the contest. The text does not change while the contest lasts.
 func (o *Contest) Problem() string {

@@ -43,14 +43,14 @@ func TestContests(t *testing.T) {
 		ours()
 	}
 	want := []time.Duration{0, 0, 0, ms(100), ms(200), ms(400), ms(800)}
-	if !slices.Equal(waits[:len(want)], want) || waits[19] != maxRestore {
+	if !slices.Equal(waits[:len(want)], want) || waits[19] != ofChanges.Most {
 		t.Errorf("waits %s", waits)
 	}
 	lines := c.lines("service", now)
 	if len(lines) != 1 || !strings.Contains(lines[0], "service s: kyverno changes spec.ports each time") {
 		t.Errorf("lines %q", lines)
 	}
-	now = now.Add(2*maxRestore + time.Second)
+	now = now.Add(2*ofChanges.Most + time.Second)
 	if lines := c.lines("service", now); len(lines) != 0 {
 		t.Errorf("when it was calm: %q", lines)
 	}
@@ -74,7 +74,7 @@ func TestMissingObjects(t *testing.T) {
 	var waits []time.Duration
 	for i := range 1000 {
 		contest, wait := c.missing("s", now)
-		if !contest.Missing || contest.Times != i+1 || contest.Contested() != (i >= freeRestores) {
+		if !contest.Missing || contest.Times != i+1 || contest.Contested() != (i >= ofDeletions.Free) {
 			t.Fatalf("deletion %d: %+v", i+1, contest)
 		}
 		if _, again := c.missing("s", now.Add(wait/2)); again != wait-wait/2 {

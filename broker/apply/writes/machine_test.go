@@ -211,7 +211,7 @@ func TestRecreate(t *testing.T) {
 	m.contests.agree("echo", "7")
 	for i := range 1000 {
 		m.Informed("echo", ours("echo", "7"), true)
-		now = now.Add(minRestore)
+		now = now.Add(ofChanges.Least)
 		want := ours("echo", "")
 		want.Annotations = map[string]string{"x": strings.Repeat("x", 1000)}
 		answer := Answer[*corev1.Service]{Verdict: Present, Object: want}

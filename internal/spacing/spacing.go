@@ -1,0 +1,38 @@
+// Package spacing is the rule by which all parts wait before they repeat something: to restore what another writer
+// changes again and again, or to write once more what keeps changing.
+package spacing
+
+import "time"
+
+// Rule lets the first Free repetitions follow at once. After each further one the wait doubles, from Least to Most.
+// After Calm without any, the count starts again.
+type Rule struct {
+	Free              int
+	Least, Most, Calm time.Duration
+}
+
+// After returns the wait after n repetitions in a row.
+func (r Rule) After(n int) time.Duration {
+	if n <= r.Free {
+		return 0
+	}
+	return min(r.Least<<min(n-r.Free-1, 20), r.Most)
+}
+
+// Repeats counts repetitions in a row.
+type Repeats struct {
+	Times int
+	Last  time.Time
+}
+
+// Add counts one more.
+func (r *Repeats) Add(rule Rule, now time.Time) {
+	if now.Sub(r.Last) >= rule.Calm {
+		r.Times = 0
+	}
+	r.Times++
+	r.Last = now
+}
+
+// Next returns when the next one may follow.
+func (r Repeats) Next(rule Rule) time.Time { return r.Last.Add(rule.After(r.Times)) }
