@@ -251,7 +251,7 @@ func (a *agent) sample(ctx context.Context) error {
 				a.reloadSubnets()
 				a.watchClock()
 			case <-closely.C:
-				if !a.peers.Closely() && !a.peers.Probing() {
+				if !a.peers.Often() {
 					continue
 				}
 			case <-a.peers.Again():

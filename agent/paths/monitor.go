@@ -241,17 +241,16 @@ func (m *Monitor) ProbePeers(clusters []string, d time.Duration) {
 	}
 }
 
-// Probing reports whether peers are probed: Sample is then to be called each CloseEvery.
-func (m *Monitor) Probing() bool {
+// Often reports whether Sample is to be called each CloseEvery: the peers are watched closely, or some are probed.
+func (m *Monitor) Often() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	often := m.isClose(now)
 	for _, d := range m.devices {
-		if d.liveness.Probing(now) {
-			return true
-		}
+		often = often || d.liveness.Probing(now)
 	}
-	return false
+	return often
 }
 
 // Begin returns the peers with which devices must begin a handshake now, by cluster.
@@ -263,13 +262,7 @@ func (m *Monitor) Begin() map[string][]wgtypes.Key {
 	return begin
 }
 
-// Closely reports whether the peers are watched closely: Sample is then to be called each CloseEvery.
-func (m *Monitor) Closely() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.isClose(time.Now())
-}
-
+// isClose reports whether the peers are watched closely. It must be called with mu held.
 func (m *Monitor) isClose(now time.Time) bool { return now.Before(m.closely) }
 
 // Again receives a value when Sample must be called before SampleEvery has passed.
@@ -290,16 +283,10 @@ func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
 		}
 	}
-	if m.reportDue(time.Now()) || m.begins() {
+	if m.reportDue(time.Now()) {
 		m.report()
 	}
 	return due
-}
-
-func (m *Monitor) begins() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.begin) > 0
 }
 
 // sample observes the peers of one device, and returns the paths to probe now.

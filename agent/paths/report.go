@@ -148,9 +148,13 @@ func sameQuiet(a, b SilentPeer) bool {
 	return a.Key == b.Key && a.Since.Equal(b.Since) && a.Endpoint == b.Endpoint
 }
 
+// reportDue reports whether a round has something to do: a report to the broker, or handshakes to begin.
 func (m *Monitor) reportDue(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(m.begin) > 0 {
+		return true
+	}
 	for _, d := range m.devices {
 		if d.reportDue(now, m.isClose(now)) {
 			return true
