@@ -112,32 +112,32 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 }
 
 // DeleteAddress removes an address from a device. With the last IPv4 address the kernel deletes all routes into the
-// device; those that do not need the address are added again immediately.
+// device (fib_disable_ip); those that do not need the address are added again immediately. Meanwhile the guard stops
+// what would leave another way.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
-	if addr.Is6() {
-		err := h.address(name, addr, netlink.AddrDel)
-		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			return nil
-		}
-		return err
-	}
 	link, err := existingLink(name)
 	if err != nil {
 		return err
 	}
 	var routes []Route
-	filter := RouteFilter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
-	if err := (RoutingTable{}).Each(filter, func(r Route) {
-		if r.Source != addr && !r.Several {
-			routes = append(routes, r)
-		}
-	}); err != nil {
-		return err
+	if addr.Is4() {
+		filter := RouteFilter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
+		err = RoutingTable{}.Each(filter, func(r Route) {
+			if r.Source != addr && !r.Several {
+				routes = append(routes, r)
+			}
+		})
 	}
-	if err := DeleteAddress(link.Attrs().Index, addr, routes); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("take %s off %s: %w", addr, name, err)
+	if err == nil {
+		err = h.address(name, addr, netlink.AddrDel)
 	}
-	return nil
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil
+	}
+	for _, r := range routes {
+		err = errors.Join(err, r.replace())
+	}
+	return err
 }
 
 func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
