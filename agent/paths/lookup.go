@@ -234,7 +234,7 @@ func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
 		LastHandshake: semaphorev1.Time(peer.LastHandshakeTime),
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
-	state, since, reason := n.Peers.Session(cluster, plan.PeerKey(peer.PublicKey))
+	state, since, reason := n.Peers.Session(cluster, peer.PublicKey)
 	out.State, out.SilentSince, out.Reason = semaphorev1.SessionStateOf(state), semaphorev1.Time(since), reason
 	return out
 }

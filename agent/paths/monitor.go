@@ -153,7 +153,7 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 			silent[q.Key] = true
 		}
 	}
-	return func(key wgtypes.Key) bool { return silent[plan.PeerKey(key)] }
+	return func(key wgtypes.Key) bool { return silent[key] }
 }
 
 // Observe records the peers of a desired device as somebody has just read them.
@@ -216,11 +216,7 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	if err != nil {
 		slog.Warn("cannot look up the links to the peers; the MTU is derived without them", "cluster", cluster, "error", err)
 	}
-	links := make([]plan.Link, len(egress))
-	for i, e := range egress {
-		links[i] = plan.Link{Endpoint: e.To, Name: e.Link, MTU: e.MTU}
-	}
-	return plan.MTUFromLinks(links)
+	return plan.MTUFromLinks(egress)
 }
 
 func (m *Monitor) WatchClosely(d time.Duration) {
@@ -325,7 +321,7 @@ func (m *Monitor) sample(cluster string) []probePath {
 		if m.begin == nil {
 			m.begin = map[string][]wgtypes.Key{}
 		}
-		m.begin[cluster] = append(m.begin[cluster], wgtypes.Key(key))
+		m.begin[cluster] = append(m.begin[cluster], key)
 	}
 	m.mu.Unlock()
 
@@ -447,7 +443,7 @@ func (m *Monitor) names(cluster string, peers []SilentPeer) []string {
 	}
 	keys := make([]wgtypes.Key, len(peers))
 	for i := range peers {
-		keys[i] = wgtypes.Key(peers[i].Key)
+		keys[i] = peers[i].Key
 	}
 	names := m.desired.Nodes(cluster, keys)
 	for i := range names {

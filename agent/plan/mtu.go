@@ -8,6 +8,10 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 const (
@@ -39,26 +43,19 @@ func tunnelOverhead(endpoint netip.Addr) int {
 	return 80
 }
 
-type Link struct {
-	Endpoint netip.Addr
-	// Name is the interface, and MTU what it, or the route, carries.
-	Name string
-	MTU  int
-}
-
 // MTUFromLinks returns the MTU that fits the links to all endpoints, and why.
-func MTUFromLinks(links []Link) (int, string) {
+func MTUFromLinks(links []kernel.EgressLink) (int, string) {
 	if len(links) == 0 {
 		return DefaultMTU, "WireGuard's own, as no peer can be reached"
 	}
-	narrowest := slices.MinFunc(links, func(a, b Link) int {
-		return cmp.Or(a.MTU-tunnelOverhead(a.Endpoint)-(b.MTU-tunnelOverhead(b.Endpoint)), cmp.Compare(a.Name, b.Name))
+	narrowest := slices.MinFunc(links, func(a, b kernel.EgressLink) int {
+		return cmp.Or(a.MTU-tunnelOverhead(a.To)-(b.MTU-tunnelOverhead(b.To)), cmp.Compare(a.Link, b.Link))
 	})
-	fits := narrowest.MTU - tunnelOverhead(narrowest.Endpoint)
-	return max(LeastMTU, min(fits, mostMTU)), fmt.Sprintf("the way through %s carries %d", narrowest.Name, narrowest.MTU)
+	fits := narrowest.MTU - tunnelOverhead(narrowest.To)
+	return max(LeastMTU, min(fits, mostMTU)), fmt.Sprintf("the way through %s carries %d", narrowest.Link, narrowest.MTU)
 }
 
-type PeerKey = [32]byte
+type PeerKey = wgtypes.Key
 
 // MTUTarget is a path to measure.
 type MTUTarget struct {

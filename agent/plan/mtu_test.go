@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -28,23 +30,28 @@ func talking(n int) map[PeerKey]netip.AddrPort {
 }
 
 func TestFromLinks(t *testing.T) {
+	type links []kernel.EgressLink
+	link := func(to netip.Addr, name string, mtu int) kernel.EgressLink {
+		return kernel.EgressLink{To: to, Link: name, MTU: mtu}
+	}
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	for _, c := range []struct {
 		name  string
-		links []Link
+		links links
 		want  string
 	}{
 		{"none", nil, "1420 WireGuard's own, as no peer can be reached"},
-		{"IPv4", []Link{{four, "eth0", 1500}}, "1440 the way through eth0 carries 1500"},
-		{"IPv4 in IPv6", []Link{{netip.MustParseAddr("::ffff:192.0.2.1"), "eth0", 1500}},
+		{"IPv4", links{link(four, "eth0", 1500)}, "1440 the way through eth0 carries 1500"},
+		{"IPv4 in IPv6", links{link(netip.MustParseAddr("::ffff:192.0.2.1"), "eth0", 1500)},
 			"1440 the way through eth0 carries 1500"},
-		{"IPv6", []Link{{six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
-		{"both", []Link{{four, "eth0", 1500}, {six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
-		{"two links", []Link{{four, "eth0", 9000}, {four, "vlan7", 1450}}, "1390 the way through vlan7 carries 1450"},
-		{"IPv6 on a wider one", []Link{{four, "eth0", 1500}, {six, "eth1", 1510}}, "1430 the way through eth1 carries 1510"},
-		{"jumbo", []Link{{four, "eth0", 9000}}, "8940 the way through eth0 carries 9000"},
-		{"narrow", []Link{{four, "ppp0", 576}}, "1280 the way through ppp0 carries 576"},
-		{"loopback", []Link{{four, "lo", 65536}}, "65455 the way through lo carries 65536"},
+		{"IPv6", links{link(six, "eth0", 1500)}, "1420 the way through eth0 carries 1500"},
+		{"both", links{link(four, "eth0", 1500), link(six, "eth0", 1500)}, "1420 the way through eth0 carries 1500"},
+		{"two links", links{link(four, "eth0", 9000), link(four, "vlan7", 1450)}, "1390 the way through vlan7 carries 1450"},
+		{"IPv6 on a wider one", links{link(four, "eth0", 1500), link(six, "eth1", 1510)},
+			"1430 the way through eth1 carries 1510"},
+		{"jumbo", links{link(four, "eth0", 9000)}, "8940 the way through eth0 carries 9000"},
+		{"narrow", links{link(four, "ppp0", 576)}, "1280 the way through ppp0 carries 576"},
+		{"loopback", links{link(four, "lo", 65536)}, "65455 the way through lo carries 65536"},
 	} {
 		if mtu, why := MTUFromLinks(c.links); fmt.Sprint(mtu, " ", why) != c.want {
 			t.Errorf("%s: %d %s; want %s", c.name, mtu, why, c.want)
