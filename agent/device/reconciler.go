@@ -193,11 +193,11 @@ func (r *Reconciler) apply(
 	}
 	if err != nil { // the guard is set even if the device cannot be, or is not the agent's
 		ours, _ := r.Node.InterfaceIsOurs(d.cluster)
-		_ = r.Node.Protect(d.cluster, want, bounds, !ours)
+		_ = r.Node.Protect(d.cluster, want.Device, bounds, !ours)
 		return done, err
 	}
 	bounds.Existing = r.Node.RoutedSubnets(d.cluster, existing)
-	_ = r.Node.Protect(d.cluster, want, bounds, false)
+	_ = r.Node.Protect(d.cluster, want.Device, bounds, false)
 	if existing != nil && read == nil { // matchesApplied has
 		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
 	}
@@ -213,7 +213,7 @@ func (r *Reconciler) apply(
 	}
 	if err == nil {
 		// Again, after the agent's routes exist: some may have replaced others.
-		_ = r.Node.Protect(d.cluster, want, bounds, false)
+		_ = r.Node.Protect(d.cluster, want.Device, bounds, false)
 		r.retire(ctx, &done)
 	}
 	if adopts {

@@ -100,7 +100,7 @@ func (m *Monitor) GuardRemotes() {
 		if unnamed != nil {
 			continue // it was just removed from the subnets file
 		}
-		failed = errors.Join(failed, err, m.Protect(cluster, &plan.Desired{Device: want}, bounds, !ours))
+		failed = errors.Join(failed, err, m.Protect(cluster, want, bounds, !ours))
 	}
 	failed = errors.Join(append(m.guardUndeclared(bounds), failed)...)
 	m.mu.Lock()
@@ -177,17 +177,16 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *kernel.Device) []netip
 // have, which would cut the node off. It includes what the subnets file states, whatever the broker desires. closed
 // means that an interface with the device's name belongs to another program. A guard that fails does not prevent the
 // device, which protects more. The cluster's name must have passed plan.Cluster.
-func (m *Monitor) Protect(cluster string, want *plan.Desired, bounds plan.Bounds, closed bool) error {
+func (m *Monitor) Protect(cluster string, want *semaphorev1.Device, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
 	if bounds.Existing == nil {
 		bounds.Existing = m.RoutedSubnets(cluster, nil)
 	}
-	r := Remote{Permissive: want.Device.GetPermissive(), Closed: closed}
+	r, all := Remote{Permissive: want.GetPermissive(), Closed: closed}, want.GetPodSubnets()
 	if own := bounds.Remote; own != nil {
-		want = &plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
-		r.Nodes, r.Port = own.Nodes, own.Port
+		all, r.Nodes, r.Port = texts(own.Pods), own.Nodes, own.Port
 	}
-	subnets, _, _ := plan.Subnets(want, bounds)
+	subnets, _, _ := plan.Subnets(all, bounds)
 	subnets = m.withRetained(cluster, subnets, bounds)
 	if subnets == nil {
 		subnets = []netip.Prefix{} // known, and nothing to guard

@@ -75,7 +75,7 @@ func (m *Monitor) withRetained(cluster string, subnets []netip.Prefix, bounds pl
 	if own := bounds.Remote; own != nil {
 		rest := slices.DeleteFunc(m.retained(cluster), func(p netip.Prefix) bool { return plan.Inside(p, own.Pods) })
 		bounds.Remote = nil
-		more, _, _ = plan.Subnets(&plan.Desired{Device: &semaphorev1.Device{PodSubnets: texts(rest)}}, bounds)
+		more, _, _ = plan.Subnets(texts(rest), bounds)
 		m.reportRetained(cluster, more, true)
 	}
 	if len(more) == 0 {
@@ -144,7 +144,7 @@ func (m *Monitor) retain(cluster string, subnets []netip.Prefix, bounds plan.Bou
 		return err
 	}
 	want := &semaphorev1.Device{Cluster: cluster, PodSubnets: texts(subnets)}
-	return m.Protect(cluster, &plan.Desired{Device: want}, bounds, !ours)
+	return m.Protect(cluster, want, bounds, !ours)
 }
 
 // mayPassInTheClear reports whether packets of a remote without a desired device may leave in the clear: the subnets

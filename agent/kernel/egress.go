@@ -84,12 +84,3 @@ func (*Host) RouteTo(to, from netip.Addr) (string, error) {
 		return link.Attrs().Name, nil
 	}
 }
-
-// MTU returns the MTU of an interface in bytes; 0 if the interface does not exist.
-func (*Host) MTU(name string) (int, error) {
-	link, err := findLink(name)
-	if link == nil || err != nil {
-		return 0, err
-	}
-	return link.Attrs().MTU, nil
-}

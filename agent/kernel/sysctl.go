@@ -59,6 +59,12 @@ func (*Host) Settings(networks []RoutedDevice) (Settings, error) {
 // it arrived.
 const strictFilter = 1
 
+// strict reports whether the filter of an interface is: the greater of its own value and that of all counts.
+func (v Settings) strict(device string) bool {
+	own, known := v[deviceSetting(device, "rp_filter")]
+	return known && max(v[reverseFilter], own) == strictFilter
+}
+
 // SettingProblems returns what prevents packets from passing, and what to set; a sentence each. It ignores unknown
 // settings.
 func SettingProblems(v Settings, networks []RoutedDevice) []string {
@@ -90,9 +96,8 @@ func SettingProblems(v Settings, networks []RoutedDevice) []string {
 			out = append(out, fmt.Sprintf("net/ipv4/conf/%s/forwarding is 0: the node drops all packets of remote pods to its "+
 				"own; set it to 1", n.Device))
 		}
-		own, known := v[deviceSetting(n.Device, "rp_filter")]
-		// The greater of the two counts. While no route bypasses the device, a strict filter drops nothing.
-		if known && max(v[reverseFilter], own) == strictFilter && n.Shadowed {
+		// While no route bypasses the device, a strict filter drops nothing.
+		if v.strict(n.Device) && n.Shadowed {
 			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of "+
 				"those remote pods; "+
 				"remove the routes, or set net/ipv4/conf/%s/rp_filter to 2", n.Device, n.Device))
@@ -114,7 +119,7 @@ func (h *Host) StrictFilters(links []string) ([]string, error) {
 	}
 	var out []string
 	for _, l := range links {
-		if own, known := v[deviceSetting(l, "rp_filter")]; known && max(v[reverseFilter], own) == strictFilter {
+		if v.strict(l) {
 			out = append(out, l)
 		}
 	}

@@ -47,7 +47,6 @@ const (
 type Kernel interface {
 	Device(name string) (*kernel.Device, error)
 	EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error)
-	MTU(name string) (int, error)
 }
 
 // Desired is what the broker desires of a device. Its results are nil for a cluster without one, and immutable.
@@ -190,10 +189,12 @@ func (m *Monitor) WithMTU(want *plan.Desired) *semaphorev1.Device {
 	m.mu.Unlock()
 	var current, base int
 	var why string
-	if unknown { // without the lock: it reads up to plan.FewPeers routes from the kernel
-		var err error
-		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
+	if unknown { // without the lock: it reads the device, and up to plan.FewPeers routes, from the kernel
+		is, err := m.kernel.Device(naming.Device(cluster))
+		if err != nil {
 			slog.Warn("cannot read the MTU of the device; the agent derives it again", "error", err)
+		} else if is != nil {
+			current = is.MTU
 		}
 		base, why = m.linksTo(cluster, plan.Addresses(want.Peers, plan.FewPeers))
 	}

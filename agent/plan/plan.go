@@ -123,7 +123,7 @@ func notEmpty(cfg wgtypes.Config) *wgtypes.Config {
 // Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
 // passed Cluster.
 func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, existing *kernel.Device) Steps {
-	subnets, refused, conflicts := Subnets(want, bounds)
+	subnets, refused, conflicts := Subnets(want.Device.GetPodSubnets(), bounds)
 	programmed := newAppliedPeers(want, bounds, subnets)
 	s, existing := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, existing)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
@@ -171,8 +171,7 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 
 // Subnets returns the remote's subnets to route, why others are refused, and conflicts of those that remain routed, a
 // line each.
-func Subnets(want *Desired, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
-	all := want.Device.GetPodSubnets()
+func Subnets(all []string, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
 	if more := len(all) - maxSubnets; more > 0 {
 		refused = append(refused, fmt.Sprintf("routes: %d subnets exceed the limit of %d: %s and the following are ignored",
 			len(all), maxSubnets, all[maxSubnets]))

@@ -264,15 +264,6 @@ func (n *Node) EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error) {
 	return links, nil
 }
 
-// MTU implements paths.Kernel.
-func (n *Node) MTU(name string) (int, error) {
-	d, err := n.Device(name)
-	if d == nil {
-		return 0, err
-	}
-	return d.MTU, nil
-}
-
 // LoosenFilter implements device.Kernel.
 func (n *Node) LoosenFilter(name string) error {
 	return n.on("LoosenFilter", name, "", func(*kernel.Device) {})
