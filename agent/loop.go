@@ -223,14 +223,14 @@ func (a *agent) replaceKeys(ctx context.Context, order *semaphorev1.RotateKeyReq
 func (a *agent) report(at stream.Position) {
 	broken := a.schedule.AnyBroken()
 	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
-		a.board.PutRestored()
+		a.board.Update(func(v *agentstatus.View) { v.Restored = true })
 	}
 	if !a.session.Attached(at) {
 		return
 	}
 	report := agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report)
 	if a.session.Send(at, report, !broken) && !broken {
-		a.board.PutProgrammed()
+		a.board.Update(func(v *agentstatus.View) { v.Programmed = true })
 		a.revision.Set(float64(at.Revision))
 	}
 }
@@ -283,7 +283,8 @@ func (a *agent) countTraffic(ctx context.Context) error {
 			slog.Info("traffic is counted by Service again")
 		}
 		if changed {
-			a.board.PutTraffic(a.traffic.Report())
+			report := a.traffic.Report()
+			a.board.Update(func(v *agentstatus.View) { v.Traffic = report })
 			a.queue.poke()
 		}
 		select {

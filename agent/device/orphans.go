@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -40,7 +41,7 @@ func (r *Reconciler) FindOrphans() {
 			}
 		}
 	}
-	r.Board.PutOrphans(found)
+	r.Board.Update(func(v *status.View) { v.Orphans = found })
 }
 
 // orphan returns the report of an orphan; nil if it no longer exists.

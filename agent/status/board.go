@@ -108,7 +108,7 @@ func (b *Board) Get() View {
 }
 
 func (b *Board) PutDevice(cluster string, d Device) {
-	b.update(func(v *View) {
+	b.Update(func(v *View) {
 		v.Devices = maps.Clone(v.Devices)
 		if v.Devices == nil {
 			v.Devices = map[string]Device{}
@@ -118,29 +118,17 @@ func (b *Board) PutDevice(cluster string, d Device) {
 }
 
 func (b *Board) DeleteDevice(cluster string) {
-	b.update(func(v *View) {
+	b.Update(func(v *View) {
 		v.Devices, v.Orphans = maps.Clone(v.Devices), maps.Clone(v.Orphans)
 		delete(v.Devices, cluster)
 		delete(v.Orphans, cluster)
 	})
 }
 
-func (b *Board) PutOrphans(orphans map[string]*semaphorev1.DeviceReport) {
-	b.update(func(v *View) { v.Orphans = orphans })
-}
+func (b *Board) PutNode(n Node) { b.Update(func(v *View) { v.Node = n }) }
 
-func (b *Board) PutNode(n Node) { b.update(func(v *View) { v.Node = n }) }
-
-func (b *Board) PutTraffic(all []*semaphorev1.ServiceTraffic) {
-	b.update(func(v *View) { v.Traffic = all })
-}
-
-func (b *Board) PutProgrammed() { b.update(func(v *View) { v.Programmed = true }) }
-
-// PutRestored records that everything restored was programmed.
-func (b *Board) PutRestored() { b.update(func(v *View) { v.Restored = true }) }
-
-func (b *Board) update(change func(*View)) {
+// Update changes the view. It must replace maps, and not change them: readers have earlier views.
+func (b *Board) Update(change func(*View)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	change(&b.view)
