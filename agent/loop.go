@@ -298,7 +298,8 @@ func (a *agent) countTraffic(ctx context.Context) error {
 // known returns the clusters of the devices that the agent has set, or tried to.
 func (a *agent) known() []string {
 	devices := a.board.Get().Devices
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(devices)), func(cluster string) bool { return devices[cluster].Report == nil })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(devices)),
+		func(cluster string) bool { return devices[cluster].Report == nil })
 }
 
 // reloadSubnets sets all devices if the subnets file changed, because it bounds them.

@@ -25,7 +25,8 @@ func (r *Reconciler) describe(d *device, now time.Time, peers *plan.AppliedPeers
 	d.findings = r.findings(d, contest, peers.Problems())
 	d.contested = contest != nil
 	was := d.problem
-	d.problem = events.AddProblem(events.AddProblem(events.JoinProblems(d.wrong, peers.Problems()), contest), r.Keys.Problem(d.cluster))
+	d.problem = events.AddProblem(events.JoinProblems(d.wrong, peers.Problems()), contest)
+	d.problem = events.AddProblem(d.problem, r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
 		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.problem, "device", d.name)
 	}

@@ -39,8 +39,8 @@ func (m *Monitor) restoreRetained(c *stream.StateFile) {
 	}
 }
 
-// retained returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that the
-// broker desires, and all guarded ones while the broker has not sent what it desires. The broker adds none.
+// retained returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that
+// the broker desires, and all guarded ones while the broker has not sent what it desires. The broker adds none.
 func (m *Monitor) retained(cluster string) []netip.Prefix {
 	guarded, listens := m.guard.Subnets(cluster), m.session.Listens()
 	device := m.session.Device(cluster)
@@ -68,8 +68,8 @@ func (m *Monitor) retained(cluster string) []netip.Prefix {
 	return widest(both)
 }
 
-// withRetained adds the retained subnets of a remote to those of the subnets file, and reports them. bounds are those of
-// the remote.
+// withRetained adds the retained subnets of a remote to those of the subnets file, and reports them. bounds are the
+// remote's.
 func (m *Monitor) withRetained(cluster string, subnets []netip.Prefix, bounds plan.Bounds) []netip.Prefix {
 	var more []netip.Prefix
 	if own := bounds.Remote; own != nil {
@@ -186,8 +186,8 @@ func (m *Monitor) Retained() []string {
 	return slices.Sorted(maps.Keys(m.problems.retained))
 }
 
-// reportRetained reports which guarded subnets the subnets file does not name; none ends the report. named means that the
-// file names the remote.
+// reportRetained reports which guarded subnets the subnets file does not name; none ends the report. named means that
+// the file names the remote.
 func (m *Monitor) reportRetained(cluster string, subnets []netip.Prefix, named bool) {
 	line := ""
 	if len(subnets) > 0 {

@@ -89,7 +89,8 @@ func TestDeadSocket(t *testing.T) {
 		if all, err := RemoveDeadSockets(func(string) bool { return false }); err != nil || len(all) != 0 {
 			t.Errorf("of no selected device: %v, %v", all, err)
 		}
-		if all, err := RemoveDeadSockets(every); err != nil || !slices.Equal(all, []string{device}) || exists(socket(device)) {
+		if all, err := RemoveDeadSockets(every); err != nil || !slices.Equal(all, []string{device}) ||
+			exists(socket(device)) {
 			t.Fatalf("a killed process's socket was removed: %v, %v", all, err)
 		}
 		if removed, err := RemoveDeadSocket(device); removed || err != nil {
