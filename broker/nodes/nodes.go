@@ -130,24 +130,17 @@ func (n *Nodes) Guarded(node string, uid types.UID) {
 
 // UID returns the UID of the live node of a name.
 func (n *Nodes) UID(name string) (types.UID, bool) {
-	node, ok := n.newest(name)
+	node, ok := n.Node(name)
 	if !ok {
 		return "", false
 	}
 	return node.UID, true
 }
 
-// newest returns the node of a name, own writes included.
-func (n *Nodes) newest(name string) (*corev1.Node, bool) {
-	return n.belief.Get(time.Now(), name)
-}
+// Node returns a node, own writes included, reduced to the fields in use.
+func (n *Nodes) Node(name string) (*corev1.Node, bool) { return n.belief.Get(time.Now(), name) }
 
-// Node returns a node, reduced to the fields in use.
-func (n *Nodes) Node(name string) (*corev1.Node, bool) { return n.newest(name) }
-
-func (n *Nodes) Names() []string {
-	return n.store.Keys()
-}
+func (n *Nodes) Names() []string { return n.store.Keys() }
 
 func (n *Nodes) Synced() bool { return n.synced.Load() }
 
@@ -248,7 +241,7 @@ func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses [
 
 // reconcile writes the annotations of one node, and removes the broker's taint.
 func (n *Nodes) reconcile(ctx context.Context, name string) error {
-	node, ok := n.newest(name)
+	node, ok := n.Node(name)
 	n.mu.Lock()
 	r, reported := n.reports[name]
 	n.mu.Unlock()
@@ -268,7 +261,7 @@ func isOurTaint(t corev1.Taint) bool { return naming.IsAgentTaint(t.Key) }
 
 // untaint removes only the taints that keep pods off a node until its agent guards it.
 func (n *Nodes) untaint(ctx context.Context, name string) error {
-	node, ok := n.newest(name) // the version with the annotations just written
+	node, ok := n.Node(name) // the version with the annotations just written
 	if !ok {
 		return nil
 	}

@@ -112,7 +112,7 @@ func TestNodeAnnotations(t *testing.T) {
 			}
 			testkit.Value(api.UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
 			applytest.Eventually(t, "the order is known", func() (bool, string) {
-				known, ok := o.newest("n1")
+				known, ok := o.Node("n1")
 				if !ok || len(known.Status.Addresses) != len(addresses) {
 					return false, fmt.Sprint(known)
 				}

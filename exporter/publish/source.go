@@ -61,18 +61,24 @@ func (p *Publisher) readyKinds() []semaphorev1.Kind {
 
 // waitForKinds waits until a kind can be sent, and then up to otherKindsWait for the other kinds.
 func (p *Publisher) waitForKinds(ctx context.Context) ([]semaphorev1.Kind, error) {
+	all := len(p.catalog.Rules().KindsFor(p.broker.Cluster))
+	var since time.Time
+	return p.pollKinds(ctx, func(kinds []semaphorev1.Kind) bool {
+		if len(kinds) > 0 && since.IsZero() {
+			since = time.Now()
+		}
+		return len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= otherKindsWait || p.lags())
+	})
+}
+
+// pollKinds returns the kinds that can be sent now, once they are enough.
+func (p *Publisher) pollKinds(ctx context.Context, enough func([]semaphorev1.Kind) bool) ([]semaphorev1.Kind, error) {
 	poll := time.NewTicker(kindsPollInterval)
 	defer poll.Stop()
 	warn := time.NewTicker(lagWarnInterval)
 	defer warn.Stop()
-	all := len(p.catalog.Rules().KindsFor(p.broker.Cluster))
-	var since time.Time
 	for {
-		kinds := p.readyKinds()
-		if len(kinds) > 0 && since.IsZero() {
-			since = time.Now()
-		}
-		if len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= otherKindsWait || p.lags()) {
+		if kinds := p.readyKinds(); enough(kinds) {
 			return kinds, nil
 		}
 		select {
@@ -90,22 +96,10 @@ func (p *Publisher) watchKinds(ctx context.Context, sent []semaphorev1.Kind) err
 	if len(sent) == len(p.catalog.Rules().KindsFor(p.broker.Cluster)) {
 		return nil
 	}
-	poll := time.NewTicker(kindsPollInterval)
-	defer poll.Stop()
-	warn := time.NewTicker(lagWarnInterval)
-	defer warn.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-warn.C:
-			p.logProblems()
-		case <-poll.C:
-			if len(p.readyKinds()) > len(sent) {
-				return errMoreKinds
-			}
-		}
+	if _, err := p.pollKinds(ctx, func(kinds []semaphorev1.Kind) bool { return len(kinds) > len(sent) }); err != nil {
+		return err
 	}
+	return errMoreKinds
 }
 
 // recordLag records up to which resourceVersion the source must be read before kinds are sent to this broker again.
