@@ -61,10 +61,16 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 	}
 	c := &cleaner{ctx: ctx, dryRun: o.DryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
-	c.front(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace))
-	c.imports(rest)
-	c.conditions(rest)
-	c.importSlices(client)
+	// Those that route the broker's own Services to the leader: nothing else deletes them.
+	c.slices(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace),
+		discoveryv1.LabelManagedBy+"="+leader.ManagedBy)
+	if client, err := mcs.New(rest, writes.FieldManager); err != nil {
+		c.fail("serviceimports and conditions of serviceexports", err)
+	} else {
+		c.imports(client)
+		c.conditions(client)
+	}
+	c.slices(client, metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.printf("no sets and pools: %v", err)
@@ -118,8 +124,7 @@ func (c *cleaner) remove(what string, do func() error) {
 }
 
 func (c *cleaner) services(client kubernetes.Interface, namespace string) {
-	owned := metav1.ListOptions{LabelSelector: writes.Owned}
-	services, err := client.CoreV1().Services(namespace).List(c.ctx, owned)
+	services, err := client.CoreV1().Services(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: writes.Owned})
 	if err != nil {
 		c.fail("listing services in "+namespace, err)
 	} else {
@@ -129,31 +134,21 @@ func (c *cleaner) services(client kubernetes.Interface, namespace string) {
 			})
 		}
 	}
-	slices, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, owned)
-	if err != nil {
-		c.fail("listing endpointslices in "+namespace, err)
-		return
-	}
-	c.slices(client, slices.Items)
+	c.slices(client, namespace, writes.Owned)
 }
 
-func (c *cleaner) slices(client kubernetes.Interface, all []discoveryv1.EndpointSlice) {
-	for _, s := range all {
+// slices removes those with a label, in one namespace or in all.
+func (c *cleaner) slices(client kubernetes.Interface, namespace, selector string) {
+	all, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		c.fail("listing endpointslices "+selector, err)
+		return
+	}
+	for _, s := range all.Items {
 		c.remove(fmt.Sprintf("endpointslice %s/%s", s.Namespace, s.Name), func() error {
 			return client.DiscoveryV1().EndpointSlices(s.Namespace).Delete(c.ctx, s.Name, only(s.UID))
 		})
 	}
-}
-
-// front removes the slices that route the broker's own Services to the leader: nothing else deletes them.
-func (c *cleaner) front(client kubernetes.Interface, namespace string) {
-	front := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + leader.ManagedBy}
-	slices, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, front)
-	if err != nil {
-		c.fail("listing endpointslices in "+namespace, err)
-		return
-	}
-	c.slices(client, slices.Items)
 }
 
 func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
@@ -182,12 +177,7 @@ func named() *kube.Unread {
 }
 
 // imports removes ServiceImports, also where the feature is off by now. The API and the ServiceExports stay.
-func (c *cleaner) imports(cfg *rest.Config) {
-	client, err := mcs.New(cfg, writes.FieldManager)
-	if err != nil {
-		c.fail("serviceimports", err)
-		return
-	}
+func (c *cleaner) imports(client *mcs.Client) {
 	imports := client.Imports()
 	list, err := imports.Follow(writes.Owned, named()).ListWithContextFunc(c.ctx, metav1.ListOptions{})
 	if errors.Is(err, mcs.ErrNotServed) {
@@ -205,12 +195,7 @@ func (c *cleaner) imports(cfg *rest.Config) {
 }
 
 // conditions removes those that the exporter wrote to ServiceExports, also where the feature is off by now.
-func (c *cleaner) conditions(cfg *rest.Config) {
-	client, err := mcs.New(cfg, writes.FieldManager)
-	if err != nil {
-		c.fail("conditions of serviceexports", err)
-		return
-	}
+func (c *cleaner) conditions(client *mcs.Client) {
 	exports, err := client.WithOwnConditions(c.ctx)
 	if err != nil {
 		c.fail("listing serviceexports", err)
@@ -221,17 +206,6 @@ func (c *cleaner) conditions(cfg *rest.Config) {
 			return client.RemoveOwnConditions(c.ctx, &e)
 		})
 	}
-}
-
-// importSlices removes the EndpointSlices beside ServiceImports, also where the API is not served any more.
-func (c *cleaner) importSlices(client kubernetes.Interface) {
-	slices, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(c.ctx,
-		metav1.ListOptions{LabelSelector: writes.OwnedImportSlices})
-	if err != nil {
-		c.fail("listing endpointslices of serviceimports", err)
-		return
-	}
-	c.slices(client, slices.Items)
 }
 
 func only(uid types.UID) metav1.DeleteOptions {

@@ -347,11 +347,9 @@ func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options
 	})
 }
 
-// ListWatch follows the objects that a label selector selects, of all namespaces. It lists before it watches
-// (kube.ErrListFirst). A list with an object that cannot be read is an error.
-func (r Resource[T]) ListWatch(selector string) *cache.ListWatch { return r.Follow(selector, nil) }
-
-// Follow is ListWatch, and reports the objects that cannot be read to unread.
+// Follow lists and watches the objects that a label selector selects, of all namespaces. It lists before it watches
+// (kube.ErrListFirst). It reports the objects that cannot be read to unread; without it, such an object is the error of
+// a list.
 func (r Resource[T]) Follow(selector string, unread *kube.Unread) *cache.ListWatch {
 	parameters := metav1.ParameterCodec
 	return &cache.ListWatch{

@@ -201,7 +201,7 @@ func TestRequests(t *testing.T) {
 	}
 	is("deletions", n, 0)
 	for range 2 {
-		_, err := imports.ListWatch("").ListWithContext(ctx, metav1.ListOptions{})
+		_, err := imports.Follow("", nil).ListWithContext(ctx, metav1.ListOptions{})
 		testkit.Must(t, err)
 	}
 	is("two lists", 2*(1+4), 2*4)

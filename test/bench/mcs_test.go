@@ -48,8 +48,8 @@ func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
 	must(b, err)
 	c.exports, c.imports = client.Exports(), client.Imports()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		_, errImports := c.imports.ListWatch("").ListWithContext(b.Context(), metav1.ListOptions{})
-		_, errExports := c.exports.ListWatch("").ListWithContext(b.Context(), metav1.ListOptions{})
+		_, errImports := c.imports.Follow("", nil).ListWithContext(b.Context(), metav1.ListOptions{})
+		_, errExports := c.exports.Follow("", nil).ListWithContext(b.Context(), metav1.ListOptions{})
 		if errImports == nil && errExports == nil {
 			return c
 		}
@@ -124,7 +124,7 @@ func (c *mcsCluster) observeImports() *importObserver {
 		case o.news <- struct{}{}:
 		default:
 		}
-	}, c.imports.ListWatch(""))
+	}, c.imports.Follow("", nil))
 	return o
 }
 

@@ -172,7 +172,7 @@ func quantiles(all []firstAnswer, of func(firstAnswer) time.Duration) (p50, p99 
 
 // importedAt returns when a watch has the ServiceImport with an IP.
 func (b *mcsBed) importedAt(ctx context.Context, c *testbed.Cluster, name string) (time.Time, error) {
-	w, err := b.imports[c].ListWatch("").WatchFuncWithContext(ctx,
+	w, err := b.imports[c].Follow("", nil).WatchFuncWithContext(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
 		return time.Time{}, err

@@ -33,7 +33,7 @@ func exported(name string) *semaphorev1.Object {
 // imports returns the names of all ServiceImports, which are in the namespace shop.
 func (v *victim) imports(client *mcs.Client) map[string]bool {
 	v.t.Helper()
-	list := testkit.Value(client.Imports().ListWatch("").ListWithContext(v.t.Context(), metav1.ListOptions{}))(v.t)
+	list := testkit.Value(client.Imports().Follow("", nil).ListWithContext(v.t.Context(), metav1.ListOptions{}))(v.t)
 	names := map[string]bool{}
 	for _, i := range list.(*mcsv1beta1.ServiceImportList).Items {
 		names[i.Name] = true

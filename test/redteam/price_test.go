@@ -333,7 +333,7 @@ func (v *victim) importsOfRemotes(s *stream, n int, export func(i int) *semaphor
 	expect := func(clusters ...string) {
 		v.t.Helper()
 		v.eventuallyWithin(patience, fmt.Sprint("imports of ", clusters), func() error {
-			list, err := client.Imports().ListWatch("").ListWithContext(v.t.Context(), metav1.ListOptions{})
+			list, err := client.Imports().Follow("", nil).ListWithContext(v.t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
