@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -183,26 +182,20 @@ func (e *Events) budget(cluster string) *budget {
 	return b
 }
 
-// next returns an Event that may be written now, of the remotes in turn; ok is false if there is none. wait is the time
-// until one may be written; 0 if none waits.
-func (e *Events) next(after string) (next pendingEvent, of string, wait time.Duration, ok bool) {
+// next returns an Event that may be written now; ok is false if there is none. wait is the time until one may be
+// written; 0 if none waits.
+func (e *Events) next() (next pendingEvent, wait time.Duration, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var waiting []string
-	for cluster, b := range e.budgets {
-		if b != nil && len(b.waiting) > 0 {
-			waiting = append(waiting, cluster)
+	for _, b := range e.budgets {
+		if b == nil || len(b.waiting) == 0 {
+			continue
 		}
-	}
-	slices.Sort(waiting)
-	i, _ := slices.BinarySearch(waiting, after+"\x00")
-	for _, cluster := range slices.Concat(waiting[i:], waiting[:i]) {
-		b := e.budgets[cluster]
 		d := time.Until(b.paused)
 		if d <= 0 {
 			if b.limiter.Allow() {
 				next, b.waiting = b.waiting[0], b.waiting[1:]
-				return next, cluster, 0, true
+				return next, 0, true
 			}
 			reserved := b.limiter.Reserve()
 			d = reserved.Delay()
@@ -212,7 +205,7 @@ func (e *Events) next(after string) (next pendingEvent, of string, wait time.Dur
 			wait = max(d, time.Millisecond)
 		}
 	}
-	return pendingEvent{}, "", wait, false
+	return pendingEvent{}, wait, false
 }
 
 // ended records the result of an attempt to write an Event. It waits again, behind the others, unless it was written or
@@ -243,9 +236,8 @@ func hopeless(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsB
 
 // Run writes Events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
-	of := ""
 	for {
-		next, cluster, wait, ok := e.next(of)
+		next, wait, ok := e.next()
 		if !ok {
 			var due <-chan time.Time // never, if none waits
 			if wait > 0 {
@@ -259,7 +251,6 @@ func (e *Events) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		of = cluster
 		_, err := e.kube.EventsV1().Events(e.namespace).Create(ctx, next.event, metav1.CreateOptions{})
 		room := e.ended(next, err)
 		switch {

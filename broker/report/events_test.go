@@ -35,14 +35,13 @@ func TestEventsOfOneRemote(t *testing.T) {
 	}
 	e.Warn("c3", "HeldBack", "cluster c3 has withdrawn most")
 	e.Warn("c9", "Refused", "of a cluster that is not configured")
-	written, of, room := map[string]int{}, "", []int{}
+	written, room := map[string]int{}, []int{}
 	take := func() {
 		for {
-			p, cluster, _, ok := e.next(of)
+			p, _, ok := e.next()
 			if !ok {
 				return
 			}
-			of = cluster
 			written[p.event.Note]++
 			if e.ended(p, nil) {
 				room = append(room, len(e.budgets["c2"].waiting))
@@ -89,12 +88,12 @@ func TestEventsThatFail(t *testing.T) {
 		}
 		take := func(cluster string, err error) string {
 			t.Helper()
-			p, of, wait, ok := e.next("")
+			p, wait, ok := e.next()
 			if !ok {
 				return wait.String()
 			}
-			if of != cluster {
-				t.Errorf("an Event of %s, not of %s", of, cluster)
+			if p.cluster != cluster {
+				t.Errorf("an Event of %s, not of %s", p.cluster, cluster)
 			}
 			e.ended(p, err)
 			return p.event.Note

@@ -16,7 +16,7 @@ func TestHostileText(t *testing.T) {
 	testkit.OneLine(t, maxEventNote, func(text string) string {
 		e := NewEvents(nil, "mirrors", nil, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 		e.Warn("", finding.Restored, text)
-		next, _, _, ok := e.next("")
+		next, _, ok := e.next()
 		if !ok {
 			t.Fatalf("%.40q: no Event waits", text)
 		}

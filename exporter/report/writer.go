@@ -28,10 +28,8 @@ const (
 	// unconfirmedFor is how long a broker must not have answered before that is written: after a new stream, or a
 	// change of the Service, the answer usually comes sooner.
 	unconfirmedFor = 15 * time.Second
-	// writers is the maximal number of writes in flight. While a write takes slowdown times as long as one that is
-	// alone, each writer pauses for as long as its write took, which halves the writes in flight. (On a machine that is
-	// slow for other reasons a lone write is slow too, and fewer writes would not make it faster.)
-	writers, slowdown = 4, 3
+	// writers is the maximal number of writes in flight.
+	writers = 4
 	// share bounds the time for computing all conditions: one part of this many, but at least once in maxWait.
 	share, maxWait = 10, 30 * time.Second
 	// retryInterval is the wait after maxFailed writes of a pass failed.
@@ -384,32 +382,26 @@ func (w *Conditions) write(ctx context.Context, all []due, now time.Time, within
 		d, all = all[0], all[1:]
 		return d, true
 	}
-	one := func() (took time.Duration, more bool) {
+	one := func() (more bool) {
 		d, more := next()
 		if !more {
-			return 0, false
+			return false
 		}
-		began := time.Now()
 		result, err := w.writeOne(ctx, d.export, d.want)
-		took = time.Since(began)
 		if ctx.Err() != nil {
-			return took, false
+			return false
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		if w.wrote(d, now, result, err); err != nil {
 			failures++
 		}
-		return took, true
+		return true
 	}
-	alone, more := one()
 	var group sync.WaitGroup
 	for range min(writers, len(all)) {
 		group.Go(func() {
-			for took, more := alone, more; more; took, more = one() {
-				if took > slowdown*alone && kube.Sleep(ctx, took) != nil {
-					return
-				}
+			for one() {
 			}
 		})
 	}
