@@ -9,9 +9,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/spacing"
 )
 
-// The broker restores a change by another writer immediately for the first times in a row, and then ever later. An object
-// that another writer deletes is absent while the broker waits, which its users notice: that wait stays short, however
-// often it is deleted. Calm is twice the last wait, if that is longer.
+// The broker restores a change by another writer immediately for the first times in a row, and then ever later. An
+// object that another writer deletes is absent while the broker waits, which its users notice: that wait stays short,
+// however often it is deleted. Calm is twice the last wait, if that is longer.
 var (
 	ofChanges   = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 5 * time.Minute, Calm: time.Minute}
 	ofDeletions = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 100 * time.Millisecond, Calm: time.Minute}
