@@ -173,20 +173,14 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 // lead runs the broker until ctx ends. It reads the revision of the cluster's store at an interval, and calls began
 // when the engines handle what exporters publish.
 func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func()) error {
-	if b.standing != nil {
-		// Before any remote connects.
-		peers, err := restored(ctx, b.cfg, b.standing)
-		if err != nil {
-			return err
-		}
-		b.tunnels.Restore(peers)
-		if b.reaching != nil {
-			b.reaching.restore(peers)
-		}
-	}
 	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
 		Sink: b.engines.feed, WaitForRoom: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
 	})
+	if b.standing != nil {
+		if err := b.restore(ctx); err != nil {
+			return err
+		}
+	}
 	began()
 	g, ctx := errgroup.WithContext(ctx)
 	if b.standing != nil {

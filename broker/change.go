@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
@@ -32,7 +31,7 @@ func (b *broker) follow(ctx context.Context, cfg *config.Broker) (changed bool) 
 	}
 	// Engines must drop a remote after its stream has ended, and a stream must begin after all know its remote.
 	if len(remain.Remotes) < len(b.cfg.Remotes) {
-		b.change(&remain)
+		b.federation.Change(remain.Remotes, remain.Own())
 		b.configure(&remain)
 	}
 	b.configure(&next)
@@ -41,25 +40,12 @@ func (b *broker) follow(ctx context.Context, cfg *config.Broker) (changed bool) 
 			adopt(ctx)
 		}
 	}
-	b.change(&next)
+	b.federation.Change(next.Remotes, next.Own())
 	leading := *b.leading.Load()
 	leading.Remotes = next.Remotes
 	b.leading.Store(&leading)
 	b.cfg = &next
 	return true
-}
-
-// change sets the remotes of a configuration in the federation server, and has those with other bounds judged.
-func (b *broker) change(cfg *config.Broker) {
-	b.federation.Change(cfg.Remotes, cfg.Own())
-	if b.tunnels == nil {
-		return
-	}
-	for i, r := range cfg.Remotes {
-		if was, had := b.cfg.Remote(r.Name); had && !federation.SameAdmission(*was, r) {
-			b.tunnels.Judge(r.Name, admitted(cfg, i))
-		}
-	}
 }
 
 // configure sets the remotes of a configuration in the engines, and then in the parts beside them.

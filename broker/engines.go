@@ -43,7 +43,7 @@ type engine interface {
 func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now func() time.Time) engines {
 	e := engines{feed: federation.Feed{Warn: warn, Brake: cfg.Brake}}
 	if cfg.Features.Has(config.Encryption) {
-		e.tunnels = mesh.NewEngine(cfg, peers, warn, now)
+		e.tunnels = mesh.NewEngine(cfg, peers, warn)
 	}
 	if cfg.Features.Has(config.Services) {
 		e.services = services.New(cfg, warn, now)

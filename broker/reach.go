@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -69,20 +70,18 @@ func (r *reaching) follow(cfg *config.Broker) {
 	}
 }
 
-// restore takes the peers of the previous broker, by remote and node, so that this one uses the same endpoints from the
+// restore takes the peers that the previous broker had of a remote, so that this one uses the same endpoints from the
 // start. The tunnels of a remote of which none are stored are not known: all of its endpoints are used until they are.
-func (r *reaching) restore(peers map[string]map[string]*semaphorev1.Node) {
+func (r *reaching) restore(cluster string, peers []replica.Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for cluster, nodes := range peers {
-		if of := r.remotes[cluster]; of != nil && of.strict && len(nodes) > 0 {
-			var all []choice.Peer
-			for node, n := range nodes {
-				all = append(all, choice.Peer{Node: node, AllowedIPs: n.GetPodCidrs()})
-			}
-			set, _, _ := (&choice.Gate{}).Update(all, nil, time.Now())
-			r.services.SetReach(cluster, set)
+	if of := r.remotes[cluster]; of != nil && of.strict && len(peers) > 0 {
+		var all []choice.Peer
+		for _, p := range peers {
+			all = append(all, choice.Peer{Node: p.Key.Name, AllowedIPs: p.New.GetNode().GetPodCidrs()})
 		}
+		set, _, _ := (&choice.Gate{}).Update(all, nil, time.Now())
+		r.services.SetReach(cluster, set)
 	}
 }
 
@@ -193,8 +192,7 @@ func unreachedNode(node, refused string, keyless, waits bool) string {
 // refusedNodes returns why nodes of a remote are refused, completely or in part.
 func (b *broker) refusedNodes(cluster string) map[string]string {
 	out := map[string]string{}
-	_, refused := b.federation.Held(cluster)
-	for _, r := range refused {
+	for _, r := range b.federation.RefusedOf(cluster) {
 		if r.Key.Kind == semaphorev1.Kind_KIND_NODE {
 			out[r.Key.Name] = fmt.Sprintf("%s (%s)", r.Reason, r.Code)
 		}

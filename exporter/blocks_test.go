@@ -116,7 +116,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t), time.Now)}),
+	startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t))}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
@@ -166,7 +166,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	must(t, err)
 	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
 		c2 := &peers{allowed: map[string]string{}}
-		e := startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t), time.Now)}),
+		e := startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t))}),
 			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
 		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
 		if round == "the exporter that saw it" {

@@ -2,8 +2,10 @@ package federation
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -54,7 +56,7 @@ func (s *Server) Change(remotes []config.Remote, own *config.Remote) {
 		links[remote.Name] = s.newLink(remote, kinds, admit)
 	}
 	for i := range remotes {
-		add(remotes[i], semaphorev1.Kinds, Admission(remotes, i, s.options.Local))
+		add(remotes[i], semaphorev1.Kinds, admissionOf(remotes, i, s.options.Local))
 	}
 	if own != nil {
 		kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
@@ -68,8 +70,27 @@ func (s *Server) Change(remotes []config.Remote, own *config.Remote) {
 	}
 }
 
-// Admission returns the decision what is accepted of one of several remotes. local are the own cluster's subnets.
-func Admission(remotes []config.Remote, of int, local []netip.Prefix) replica.Admit {
+// Restore makes a replica begin with the nodes that an earlier broker had of a remote, and returns those that are
+// admissible, in the order of their names; see replica.Restore. It must be called before a stream begins.
+func (s *Server) Restore(cluster string, nodes map[string]*semaphorev1.Node) []replica.Change {
+	l := s.all()[cluster]
+	if l == nil {
+		return nil
+	}
+	var objects []*semaphorev1.Object
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		objects = append(objects, &semaphorev1.Object{
+			Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+			Spec: &semaphorev1.Object_Node{Node: nodes[name]},
+		})
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.replica.Restore(objects)
+}
+
+// admissionOf returns the decision what is accepted of one of several remotes. local are the own cluster's subnets.
+func admissionOf(remotes []config.Remote, of int, local []netip.Prefix) replica.Admit {
 	var others []netip.Prefix
 	for i := range remotes {
 		if i != of {
@@ -89,7 +110,7 @@ func (s *Server) change(l *link, remote config.Remote, admit replica.Admit) {
 	was := l.remote
 	l.remote = remote
 	l.replica.SetLimits(remote.Limits, s.options.Brake)
-	if SameAdmission(was, remote) {
+	if sameAdmission(was, remote) {
 		l.replica.SetAdmit(admit)
 		return
 	}
@@ -99,8 +120,8 @@ func (s *Server) change(l *link, remote config.Remote, admit replica.Admit) {
 	}
 }
 
-// SameAdmission reports whether the same objects are accepted from both remotes, limits aside.
-func SameAdmission(a, b config.Remote) bool {
+// sameAdmission reports whether the same objects are accepted from both remotes, limits aside.
+func sameAdmission(a, b config.Remote) bool {
 	return reflect.DeepEqual(a.PodPrefixes, b.PodPrefixes) && reflect.DeepEqual(a.NodePrefixes, b.NodePrefixes)
 }
 

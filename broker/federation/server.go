@@ -736,15 +736,15 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	return v
 }
 
-// Held returns the accepted objects of a remote, and the refused ones; none of a remote that is not configured.
-func (s *Server) Held(cluster string) ([]replica.Result, []replica.Refused) {
+// RefusedOf returns the refused objects of a remote; none of one that is not configured.
+func (s *Server) RefusedOf(cluster string) []replica.Refused {
 	l := s.all()[cluster]
 	if l == nil {
-		return nil, nil
+		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.replica.Held(), l.replica.Refused()
+	return l.replica.Refused()
 }
 
 // status returns the status of the link. The caller must hold l.mu.

@@ -136,8 +136,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 				p := NewEngine(cfg, peers, func(_, _ string, reason finding.Code, note string) bool {
 					events[string(reason)+": "+note]++
 					return true
-				},
-					time.Now)
+				})
 				reg := prometheus.NewRegistry()
 				reg.MustRegister(p)
 				metric := func() map[string]float64 {
@@ -215,7 +214,7 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 	cfg := testkit.Value(described.Broker([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
 		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n")))(t)
 	peers := allowed{}
-	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true })
 	for _, step := range []struct {
 		node      string
 		completed semaphorev1.Kind

@@ -9,31 +9,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestOtherBoundsOfARestoredPeer: a peer under the previous broker, which its remote has not confirmed and which is no
-// longer admitted, gives up its key; the others stay.
-func TestOtherBoundsOfARestoredPeer(t *testing.T) {
-	p := New([]config.Remote{{Name: "c2"}, {Name: "c3"}})
-	node := func(key byte, cidr string) *semaphorev1.Node {
-		return &semaphorev1.Node{PodCidrs: []string{cidr}, Wireguard: &semaphorev1.WireGuardEndpoint{
-			PublicKey: append(make([]byte, 31), key), Address: "192.0.2.1:1"}}
-	}
-	p.Restore("c2", map[string]*semaphorev1.Node{"a": node(1, "10.2.0.0/24"), "b": node(2, "10.22.0.0/24")})
-	p.SetNode("c3", "z", node(2, "10.3.0.0/24"))
-	p.Update()
-	if c := p.TakeChanges("c3"); c.Peers["z"] != nil {
-		t.Fatalf("z has the key of a restored peer: %v", c)
-	}
-	p.TakeChanges("c2")
-	p.JudgeRestored("c2", func(_ string, n *semaphorev1.Node) bool { return n.GetPodCidrs()[0] == "10.2.0.0/24" })
-	p.Update()
-	if c := p.TakeChanges("c2"); len(c.Peers) != 1 || c.Peers["b"] != nil {
-		t.Errorf("c2 changes by %v", c)
-	}
-	if c := p.TakeChanges("c3"); c.Peers["z"] == nil {
-		t.Errorf("c3 changes by %v", c)
-	}
-}
-
 // A remote that is removed gives up what it had to those that remain; one that is added in its place begins with
 // nothing; a change of a device is returned, and no change of another remote.
 func TestAddedAndRemovedRemotes(t *testing.T) {

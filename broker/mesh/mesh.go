@@ -4,8 +4,8 @@
 // It is pure. If two nodes claim one key, the node that is already a peer with it keeps it, whether the other node
 // belongs to another remote or to the own cluster: a later claim takes nothing that works. If neither is a peer, the
 // node that sorts first gets the key; remotes sort in the order of the configuration. Overlapping CIDRs of one remote
-// are decided by the same rule. Peers under the previous broker count as present peers; see Restore. WireGuard itself
-// would move allowed IPs to whichever peer was configured last, which would make theft easy.
+// are decided by the same rule. Peers under the previous broker count as present peers: a replica begins with them.
+// WireGuard itself would move allowed IPs to whichever peer was configured last, which would make theft easy.
 //
 // A changed node costs only what it touches: itself, and nodes with which it shares a key, an address or a CIDR. The
 // tests show that the outcome equals deciding everything from the beginning.
@@ -70,8 +70,6 @@ type remote struct {
 	everTaken bool
 	// deviceChanged means that the device changed since the last TakeChanges.
 	deviceChanged bool
-	// restored are the nodes that were peers under the previous broker.
-	restored restored
 }
 
 // New makes the plan of the configured remotes, without nodes.
@@ -100,9 +98,8 @@ func (p *Plan) Follow(remotes []config.Remote) {
 		if r.config == nil || slices.ContainsFunc(remotes, func(c config.Remote) bool { return c.Name == r.config.Name }) {
 			continue
 		}
-		r.restored = restored{}
 		for _, node := range slices.Sorted(maps.Keys(r.nodes)) {
-			p.setNode(i, node, nil)
+			p.SetNode(r.config.Name, node, nil)
 		}
 		p.Update() // gives others what the nodes had, and drops the problems of these
 		p.remotes[i] = newRemote(nil)
@@ -129,13 +126,6 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	if i < 0 {
 		return
 	}
-	if p.remotes[i].restored.retains(node, state) {
-		return
-	}
-	p.setNode(i, node, state)
-}
-
-func (p *Plan) setNode(i int, node string, state *semaphorev1.Node) {
 	r, who := p.remotes[i], ref{i, node}
 	var before, now []string // a node without a key claims nothing
 	if was := r.nodes[node]; was.GetWireguard() != nil {

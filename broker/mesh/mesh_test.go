@@ -220,90 +220,23 @@ func TestPeersKeepKeysAndPrefixes(t *testing.T) {
 	}
 }
 
-// Who was a peer under the broker before keeps key and pod CIDRs, whichever remote is heard first; what the remote does
-// not send again goes, unless that is most of it. The first remote of the configuration is like any other.
-func TestFirstRemote(t *testing.T) {
+// TestTheFirstToHaveKeeps: a node keeps its key and pod CIDRs, whichever remote claims them later, and so does one that
+// an earlier broker had, as the plan begins with it.
+func TestTheFirstToHaveKeeps(t *testing.T) {
 	p := New(remotes())
-	p.Restore("c2", map[string]*semaphorev1.Node{"n1": node(1, "10.2.1.0/24"), "n2": node(2, "10.2.2.0/24")})
-	now := time.Unix(1_000_000, 0)
-	brake := config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: time.Minute}}
-	if !p.NodesComplete("c2", brake, now) || p.Retained("c2") != (Retained{2, 2, now}) {
-		t.Errorf("retained %+v", p.Retained("c2"))
+	for i := range byte(3) {
+		p.SetNode("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
 	}
-	if got := p.remotes[p.index("c2")].nodes["n1"].GetPodCidrs(); !slices.Equal(got, []string{"10.2.1.0/24"}) {
-		t.Errorf("pod CIDRs %v", got)
-	}
-}
-
-func TestRestore(t *testing.T) {
-	brake := config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}}
-	now := time.Unix(1_800_000_000, 0)
-	restored := func() *Plan {
-		p := New(remotes())
-		p.Restore("c3", map[string]*semaphorev1.Node{"n1": node(1, "10.3.1.0/24"), "n2": node(2, "10.3.2.0/24"),
-			"n3": node(3, "10.3.3.0/24")})
-		p.Restore("gone", map[string]*semaphorev1.Node{"n1": node(4)})
-		p.Update()
-		return p
-	}
-	whole := "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24"
-	p := restored()
+	p.Update()
 	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
 	p.Update()
 	if got := meshOf(p, "c2"); len(got.Peers) != 0 || len(got.Problems) != 1 {
 		t.Errorf("a thief that is heard first: %s %q", show(got), got.Problems)
 	}
 	p.SetNode("c3", "a", node(9, "10.3.0.0/16"))
-	for i := range byte(3) {
-		p.SetNode("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
-	}
-	p.NodesComplete("c3", brake, now)
 	p.Update()
-	if got := show(meshOf(p, "c3")); got != whole {
+	if got := show(meshOf(p, "c3")); got !=
+		"n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
 		t.Errorf("after its remote is heard: %s", got)
-	}
-
-	// One of three goes at once.
-	p = restored()
-	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
-	p.SetNode("c3", "n2", node(2, "10.3.2.0/24"))
-	if p.NodesComplete("c3", brake, now) || p.Retained("c3").Peers != 0 {
-		t.Error("one of three is retained")
-	}
-	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24" {
-		t.Error(show(meshOf(p, "c3")))
-	}
-
-	// Two are retained: one that is sent without its key, and one that is not sent.
-	p = restored()
-	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
-	p.SetNode("c3", "n2", node(0, "10.3.2.0/24"))
-	if !p.NodesComplete("c3", brake, now) || p.Retained("c3") != (Retained{2, 3, now}) {
-		t.Errorf("retained: %v", p.Retained("c3"))
-	}
-	if p.NodesComplete("c3", brake, now.Add(time.Minute-1)) {
-		t.Error("it is reported twice")
-	}
-	if p.Update(); show(meshOf(p, "c3")) != whole {
-		t.Error(show(meshOf(p, "c3")))
-	}
-	// One is sent again, and is a node like any other.
-	p.SetNode("c3", "n2", node(5, "10.3.2.0/24"))
-	if p.Update(); show(meshOf(p,
-		"c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
-		t.Error(show(meshOf(p, "c3")))
-	}
-	if n := p.Release("c3"); n != 1 {
-		t.Errorf("%d released", n)
-	}
-	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24" {
-		t.Error(show(meshOf(p, "c3")))
-	}
-	// Another snapshot after the time to hold lets them go.
-	p = restored()
-	p.NodesComplete("c3", brake, now)
-	p.NodesComplete("c3", brake, now.Add(time.Minute))
-	if p.Update(); len(meshOf(p, "c3").Peers) != 0 || p.Retained("c3").Peers != 0 {
-		t.Error(show(meshOf(p, "c3")))
 	}
 }

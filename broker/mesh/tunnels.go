@@ -8,7 +8,9 @@ package mesh
 // for a part of a message at a time.
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -36,8 +38,6 @@ type Peers interface {
 type Engine struct {
 	peers    Peers
 	warn     problem.Warn
-	brake    config.Brake
-	now      func() time.Time
 	queue    *replica.Queue
 	problems problem.Board
 
@@ -48,11 +48,10 @@ type Engine struct {
 	complete map[string]bool
 }
 
-// NewEngine makes an engine without nodes. now is the clock: time.Now except in a simulation.
-func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn, now func() time.Time) *Engine {
-	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: replica.NewQueue(split, kindNode),
-		plan: New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
-	return e
+// NewEngine makes an engine without nodes.
+func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn) *Engine {
+	return &Engine{peers: peers, warn: warn, queue: replica.NewQueue(split, kindNode), plan: New(cfg.Remotes),
+		complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
 }
 
 func namesOf(remotes []config.Remote) (names []string) {
@@ -111,9 +110,6 @@ func (e *Engine) Take(p replica.Part) {
 		observedAt[c.Key.Name] = c.ObservedAt
 		e.plan.SetNode(p.Cluster, c.Key.Name, c.New.GetNode())
 	}
-	if p.Completed == kindNode {
-		e.nodesComplete(p.Cluster)
-	}
 	e.update(p.Cluster, observedAt)
 }
 
@@ -143,30 +139,45 @@ func (e *Engine) update(source string, observedAt map[string]time.Time) {
 	}
 }
 
-// Findings are the nodes that lost something to another node, and peers that are retained.
-func (e *Engine) Findings() []finding.Finding {
-	return append(e.retainedFindings(), e.problems.Findings()...)
-}
+// Findings are the nodes that lost something to another node.
+func (e *Engine) Findings() []finding.Finding { return e.problems.Findings() }
 
-var peerProblems = prometheus.NewDesc("semaphore_broker_peer_problems",
-	"Problems of a remote's nodes: keys, pod CIDRs and addresses that belong to another node, or are missing.",
-	[]string{"cluster"}, nil)
+var (
+	peerProblems = prometheus.NewDesc("semaphore_broker_peer_problems",
+		"Problems of a remote's nodes: keys, pod CIDRs and addresses that belong to another node, or are missing.",
+		[]string{"cluster"}, nil)
+	nodeClaimsDesc = prometheus.NewDesc("semaphore_broker_node_claims",
+		"Keys and addresses of peers that own nodes claim without getting them: the ten nodes with most of them, and the "+
+			"rest as others.", []string{"node"}, nil)
+)
+
+// maxClaimants is the number of nodes that the metric names: a kubelet decides what its node claims.
+const maxClaimants = 10
 
 // Describe implements prometheus.Collector.
 func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peerProblems
-	ch <- retainedDesc
 	ch <- nodeClaimsDesc
 }
 
 // Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.mu.Lock()
-	names := e.names
+	names, claims := e.names, e.plan.NodeClaims()
 	e.mu.Unlock()
 	for _, cluster := range names { // also zeros, so that the metric exists
 		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue,
 			float64(e.problems.Of(cluster).Counts[""]), cluster)
 	}
-	e.collectRetained(ch)
+	nodes := slices.SortedFunc(maps.Keys(claims),
+		func(a, b string) int { return cmp.Or(cmp.Compare(claims[b], claims[a]), cmp.Compare(a, b)) })
+	others := 0
+	for i, node := range nodes {
+		if i >= maxClaimants {
+			others += claims[node]
+			continue
+		}
+		ch <- prometheus.MustNewConstMetric(nodeClaimsDesc, prometheus.GaugeValue, float64(claims[node]), node)
+	}
+	ch <- prometheus.MustNewConstMetric(nodeClaimsDesc, prometheus.GaugeValue, float64(others), "others")
 }

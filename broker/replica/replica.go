@@ -205,22 +205,22 @@ func (r *Replica) SetLimits(limits config.Limits, brake config.Brake) {
 // SetAdmit sets the admission of objects from now on. It must accept the same of the held ones: see Judge.
 func (r *Replica) SetAdmit(admit Admit) { r.admit = admit }
 
-// Held returns all held objects: a result for each complete kind.
-func (r *Replica) Held() []Result {
-	var all []Result
-	for _, of := range semaphorev1.Kinds {
-		k, ok := r.kinds[of]
-		if !ok || !k.complete {
-			continue // the snapshot that makes it complete has all of it
+// Restore holds the objects that an earlier broker had of the remote, as far as they are admitted completely and within
+// the limits, and returns them as changes. Their kinds are not complete by that. The first snapshot of a kind is then
+// compared with them as any later one is with what is held, so that the brake covers what a remote withdraws while
+// brokers change. It must be called before the first session.
+func (r *Replica) Restore(objects []*semaphorev1.Object) (changes []Change) {
+	for _, o := range objects {
+		key := KeyOf(o.GetKey())
+		k := r.kind(key.Kind)
+		taken, refusals := r.admit(o)
+		if len(refusals) > 0 || k.overLimitReason(admission.NeedOf(taken)) != "" {
+			continue
 		}
-		result := Result{Completed: of, Taken: len(k.objects), Unchanged: true}
-		for key, h := range k.objects {
-			result.Changes = append(result.Changes, Change{Key: key, New: h.object})
-		}
-		slices.SortFunc(result.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
-		all = append(all, result)
+		k.add(key, held{object: taken})
+		changes = append(changes, Change{Key: key, New: taken})
 	}
-	return all
+	return changes
 }
 
 // Get returns an accepted object.

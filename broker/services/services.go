@@ -230,18 +230,7 @@ func (e *Engine) Take(p replica.Part) {
 	if r == nil {
 		return
 	}
-	drained := false
-	for _, c := range p.Changes {
-		if c.Key.Kind != kindNode {
-			continue
-		}
-		if n := c.New.GetNode(); n != nil {
-			r.nodes[c.Key.Name] = n
-		} else {
-			delete(r.nodes, c.Key.Name)
-		}
-		drained = drained || e.drains.Node(p.Cluster, c.Key.Name)
-	}
+	drained := e.setNodes(r, p.Changes)
 	e.mark(e.plan.Apply(p.Cluster, p.Changes, e.now()))
 	if drained {
 		e.drain()
@@ -254,6 +243,31 @@ func (e *Engine) Take(p replica.Part) {
 		e.services.WakeOwned("") // global Services wait for every cluster
 		e.slices.WakeOwned(p.Cluster)
 	}
+}
+
+// Restore sets the nodes that an earlier broker had of a remote. They say nothing about its presence.
+func (e *Engine) Restore(cluster string, nodes []replica.Change) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.remotes[cluster]; r != nil && e.setNodes(r, nodes) {
+		e.drain()
+	}
+}
+
+// setNodes takes the changes of nodes, and reports whether one of them is drained.
+func (e *Engine) setNodes(r *remote, changes []replica.Change) (drained bool) {
+	for _, c := range changes {
+		if c.Key.Kind != kindNode {
+			continue
+		}
+		if n := c.New.GetNode(); n != nil {
+			r.nodes[c.Key.Name] = n
+		} else {
+			delete(r.nodes, c.Key.Name)
+		}
+		drained = drained || e.drains.Node(r.name, c.Key.Name)
+	}
+	return drained
 }
 
 // evaluate decides which objects of each remote are retained, and completes the remotes that retain none.

@@ -83,7 +83,7 @@ func (d *dest) newBroker() *broker {
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
 	quiet := func(_, _ string, _ finding.Code, _ string) bool { return true }
-	b.tunnels = mesh.NewEngine(&cfg, b.state, quiet, d.w.clock)
+	b.tunnels = mesh.NewEngine(&cfg, b.state, quiet)
 	b.mirrors, b.policy = mirroring.New(&cfg, quiet, d.w.clock), policy.NewEngine(&cfg, quiet, d.w.clock)
 	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)
 	b.services = newDriver(b, d.services, b.mirrors.DesiredServices(), serviceKind, (*broker).preparedService)

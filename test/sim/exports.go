@@ -214,7 +214,7 @@ func (m *memory) exportedFirst(cluster string) *semaphorev1.Node {
 func (m *memory) exportedNode(cluster, name string) *semaphorev1.Node {
 	of := func(node string) []string {
 		return []string{fmt.Sprintf("10.%d.%s.0/24", numbers[cluster], node[1:]),
-			fmt.Sprintf("fd00:%d::%s:0/112", numbers[cluster], node[1:])}
+			netip.MustParsePrefix(fmt.Sprintf("fd00:%d::%s:0/112", numbers[cluster], node[1:])).String()}
 	}
 	n := &semaphorev1.Node{PodCidrs: of(name)}
 	if m.overlapping && m.rng.IntN(4) == 0 {
@@ -228,7 +228,7 @@ func (m *memory) exportedNode(cluster, name string) *semaphorev1.Node {
 	key := make([]byte, 32)
 	key[0] = byte(10*numbers[cluster]) + name[1] - '0'
 	if !m.overlapping && m.rng.IntN(4) == 0 {
-		key[0] = byte(1 + m.rng.IntN(2))
+		key[0] = byte(2 + m.rng.IntN(2)) // admission refuses 1
 	}
 	n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: key,
 		Address: fmt.Sprintf("172.18.%d.%d:51820", numbers[cluster], 1+name[1]-'0')}

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
@@ -72,7 +73,9 @@ type memory struct {
 	tunnels         *mesh.Engine
 	mirrors         *mirroring.Engine
 	policy          *policy.Engine
-	loops           []leading
+	// replicas have the nodes of remotes: those that are stored, and then their first snapshot.
+	replicas map[string]*replica.Replica
+	loops    []leading
 }
 
 // Memory runs one seed of it.
@@ -190,7 +193,7 @@ func (m *memory) lead() {
 	m.earlier, m.events = m.events, nil
 	m.loops, m.heard = nil, map[string]map[replica.Key]*semaphorev1.Object{}
 	m.state, m.gates = peering.NewState(), map[string]*choice.Gate{}
-	m.tunnels = mesh.NewEngine(m.config, m.state, quiet, m.clock)
+	m.tunnels = mesh.NewEngine(m.config, m.state, quiet)
 	m.mirrors, m.policy = mirroring.New(m.config, quiet, m.clock), policy.NewEngine(m.config, quiet, m.clock)
 	m.mirrors.Bind(newImmediate(m, writes.Service, m.services, m.mirrors.DesiredServices(), withAddresses),
 		newImmediate(m, writes.EndpointSlice, m.slices, m.mirrors.DesiredSlices(), asWritten))
@@ -206,19 +209,28 @@ func (m *memory) lead() {
 	m.policy.Bind(sets...)
 	m.mirrors.MarkLivenessUnknown(m.remotes()...)
 	m.mirrors.SetDrains(m.drains)
-	restored := map[string]map[string]*semaphorev1.Node{}
-	for cluster, nodes := range m.stored {
-		restored[cluster] = maps.Clone(nodes)
+	m.restore()
+}
+
+// restore makes replicas and engines begin with what is stored, as broker.restore does.
+func (m *memory) restore() {
+	m.replicas = map[string]*replica.Replica{}
+	for i := range m.config.Remotes {
+		cluster := m.config.Remotes[i].Name
+		m.replicas[cluster] = replica.New(cluster, m.config.Cluster, "sim",
+			admission.New(&m.config.Remotes[i], m.config.LocalPrefixes).Check)
+		nodes := m.replicas[cluster].Restore(objectsOf(m.stored[cluster]))
+		m.tunnels.Take(replica.Part{Cluster: cluster, Changes: nodes})
+		m.mirrors.Restore(cluster, nodes)
 		if len(nodes) > 0 {
 			var all []choice.Peer
-			for node, n := range nodes {
-				all = append(all, choice.Peer{Node: node, AllowedIPs: n.GetPodCidrs()})
+			for _, n := range nodes {
+				all = append(all, choice.Peer{Node: n.Key.Name, AllowedIPs: n.New.GetNode().GetPodCidrs()})
 			}
 			set, _, _ := (&choice.Gate{}).Update(all, nil, m.now)
 			m.mirrors.SetReach(cluster, set)
 		}
 	}
-	m.tunnels.Restore(restored)
 }
 
 // event returns what has happened to the leader after do.
@@ -278,10 +290,26 @@ func (m *memory) snapshots(cluster string) (messages []func()) {
 		slices.SortFunc(changes, func(a, b replica.Change) int { return a.Key.Compare(b.Key) })
 		m.rng.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
 		messages = append(messages, m.event(fmt.Sprint(cluster, " ", keysOf(changes), ", whole"), func() {
-			m.take(cluster, replica.Result{Changes: changes, Completed: kind})
+			m.take(cluster, m.first(cluster, kind, changes))
 		}))
 	}
 	return messages
+}
+
+// first is what the replica of a cluster passes on of its first snapshot of a kind. What is stored are nodes.
+func (m *memory) first(cluster string, kind semaphorev1.Kind, all []replica.Change) replica.Result {
+	if kind != semaphorev1.Kind_KIND_NODE || cluster == m.config.Cluster {
+		return replica.Result{Changes: all, Completed: kind}
+	}
+	var nodes []*semaphorev1.Object
+	for _, c := range all {
+		nodes = append(nodes, objectsOf(map[string]*semaphorev1.Node{c.Key.Name: c.New.GetNode()})...)
+	}
+	result, err := tellNodes(m.replicas[cluster], cluster, uint64(len(nodes)+1), m.now, nodes)
+	if err != nil || len(result.Retained) > 0 {
+		m.fail("memory", "the first snapshot of %s: %v, retained %v", cluster, err, result.Retained)
+	}
+	return result
 }
 
 func keysOf(changes []replica.Change) (keys []string) {

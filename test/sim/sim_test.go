@@ -102,11 +102,14 @@ func TestSeeds(t *testing.T) {
 
 // TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
 func TestSuccession(t *testing.T) {
-	failures, seeds := 0, uint64(500)
+	failures, from, n := 0, uint64(0), uint64(500)
 	if testing.Short() {
-		seeds = 100
+		n = 100
 	}
-	for seed := range seeds {
+	if os.Getenv("SEEDS") != "" {
+		from, n = seeds(t)
+	}
+	for seed := from; seed < from+n; seed++ {
 		if f := Succession(seed); f != nil {
 			t.Errorf("%v\nagain: Succession(%d)", f, seed)
 			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {

@@ -110,8 +110,7 @@ func (s *succession) fail(invariant, format string, args ...any) {
 // lead makes a new broker lead. It knows what the store has.
 func (s *succession) lead() {
 	s.state = peering.NewState()
-	s.engine = mesh.NewEngine(s.config, s.state, func(_, _ string, _ finding.Code, _ string) bool { return true },
-		func() time.Time { return s.now })
+	s.engine = mesh.NewEngine(s.config, s.state, func(_, _ string, _ finding.Code, _ string) bool { return true })
 	s.replicas, s.heard = map[string]*replica.Replica{}, map[string]bool{}
 	s.doubts, s.since = map[string]map[string]bool{}, map[string]time.Time{}
 	s.began = map[string]map[string]*semaphorev1.Node{}
@@ -120,8 +119,8 @@ func (s *succession) lead() {
 		s.replicas[r.Name] = replica.New(r.Name, "d1", "sim", admission.New(r, s.config.LocalPrefixes).Check)
 		s.replicas[r.Name].SetLimits(r.Limits, s.config.Brake)
 		s.began[r.Name] = maps.Clone(s.kept[r.Name])
+		s.engine.Take(replica.Part{Cluster: r.Name, Changes: s.replicas[r.Name].Restore(objectsOf(s.began[r.Name]))})
 	}
-	s.engine.Restore(s.began)
 }
 
 // keep stores what agents receive of a remote, once the remote is complete.
@@ -154,36 +153,15 @@ func (s *succession) exports(remote string) map[string]*semaphorev1.Node {
 func (s *succession) tell(remote string) {
 	s.revision += 100
 	all := s.exports(remote)
-	session := s.replicas[remote].Open()
-	kind := semaphorev1.Kind_KIND_NODE
-	changes := &semaphorev1.Changes{}
-	for i, name := range slices.Sorted(maps.Keys(all)) {
-		changes.Changes = append(changes.Changes,
-			&semaphorev1.Change{Revision: uint64(i + 1), Change: &semaphorev1.Change_Upsert{Upsert: &semaphorev1.Object{
-				Key: &semaphorev1.ObjectKey{Kind: kind, Name: name}, Spec: &semaphorev1.Object_Node{Node: all[name]},
-			}}})
-	}
-	first := !s.heard[remote]
-	if first {
+	if !s.heard[remote] {
 		s.doubt(remote, all)
 	}
-	for _, m := range []*semaphorev1.PublishRequest{
-		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: remote, ProtocolVersion: 1,
-			MinProtocolVersion: 1,
-			Epoch:              fmt.Sprint("e", s.revision), HeadRevision: s.revision, Kinds: []semaphorev1.Kind{kind}}}},
-		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind,
-			Revision: s.revision}}},
-		{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}},
-		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind,
-			Revision: s.revision, Objects: uint64(len(all))}}},
-	} {
-		result, err := session.Receive(s.now, m)
-		if err != nil {
-			s.fail("protocol", "the broker refuses a snapshot of %s: %v", remote, err)
-			return
-		}
-		s.take(remote, result)
+	result, err := tellNodes(s.replicas[remote], remote, s.revision, s.now, objectsOf(all))
+	if err != nil {
+		s.fail("protocol", "the broker refuses a snapshot of %s: %v", remote, err)
+		return
 	}
+	s.take(remote, result)
 	s.heard[remote] = true
 	// A snapshot that is repeated after the hold counts; a node that returns is no longer in doubt.
 	if since := s.since[remote]; !since.IsZero() && s.now.Sub(since) >= s.config.Brake.Hold.Duration {
@@ -194,13 +172,62 @@ func (s *succession) tell(remote string) {
 			delete(s.doubts[remote], name)
 		}
 	}
-	if !s.config.Brake.Brakes(len(s.doubts[remote]), len(s.began[remote])) {
+	n, had := withKeys(all), len(s.began[remote])
+	if !s.config.Brake.Brakes(had-n, had) && !s.config.Brake.Brakes(len(s.doubts[remote]), n+len(s.doubts[remote])) {
 		delete(s.doubts, remote) // enough nodes returned that the rest is no mass withdrawal
 	}
 	s.follow()
 }
 
-// doubt computes which peers the first snapshot of a remote must not remove.
+// objectsOf are nodes as they are sent, in the order of their names.
+func objectsOf(nodes map[string]*semaphorev1.Node) (all []*semaphorev1.Object) {
+	for _, name := range sortedKeys(nodes) {
+		all = append(all, &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+			Spec: &semaphorev1.Object_Node{Node: nodes[name]}})
+	}
+	return all
+}
+
+// tellNodes sends a replica a complete snapshot of a remote's nodes, in an epoch of its own, and returns what its end
+// mark leads to.
+func tellNodes(to *replica.Replica, remote string, revision uint64, now time.Time,
+	nodes []*semaphorev1.Object) (result replica.Result, err error) {
+	kind := semaphorev1.Kind_KIND_NODE
+	changes := &semaphorev1.Changes{}
+	for i, o := range nodes {
+		changes.Changes = append(changes.Changes, &semaphorev1.Change{Revision: uint64(i + 1),
+			Change: &semaphorev1.Change_Upsert{Upsert: o}})
+	}
+	session := to.Open()
+	for _, m := range []*semaphorev1.PublishRequest{
+		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: remote, ProtocolVersion: 1,
+			MinProtocolVersion: 1,
+			Epoch:              fmt.Sprint("e", revision), HeadRevision: revision, Kinds: []semaphorev1.Kind{kind}}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind,
+			Revision: revision}}},
+		{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}},
+		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind,
+			Revision: revision, Objects: uint64(len(nodes))}}},
+	} {
+		if result, err = session.Receive(now, m); err != nil {
+			return result, err
+		}
+	}
+	return result, nil
+}
+
+// withKeys is how many nodes can be peers.
+func withKeys(all map[string]*semaphorev1.Node) (n int) {
+	for _, node := range all {
+		if node.GetWireguard() != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// doubt computes which peers the first snapshot of a remote must not remove: all that it lacks, if it has far fewer
+// nodes than there were peers. Nodes that are replaced by others are not withdrawn.
 func (s *succession) doubt(remote string, all map[string]*semaphorev1.Node) {
 	missing := map[string]bool{}
 	for name := range s.began[remote] {
@@ -208,7 +235,7 @@ func (s *succession) doubt(remote string, all map[string]*semaphorev1.Node) {
 			missing[name] = true
 		}
 	}
-	if n := len(s.began[remote]); s.config.Brake.Brakes(len(missing), n) {
+	if n := len(s.began[remote]); s.config.Brake.Brakes(n-withKeys(all), n) {
 		s.doubts[remote], s.since[remote] = missing, s.now
 	}
 }
@@ -230,7 +257,7 @@ func (s *succession) follow() {
 			switch now, there := told[name]; {
 			case !there && s.doubts[remote][name]:
 				s.fail(
-					"brake",
+					"peers",
 					"the peer %s/%s goes: the first snapshot of this broker withdraws most of the peers that the one before had",
 					remote,
 					name,

@@ -63,7 +63,7 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreWithdrawalHeld": {
 		{"objects", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 70+0x40`}, true},
-		{"peers", []string{leads, `semaphore_broker_peers_held_back{` + pod + `,cluster="c2"} 70+0x40`}, true},
+		{"peers", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="node"} 70+0x40`}, true},
 		{"nothing", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
 	},
 	"SemaphoreObjectsRefused": {
