@@ -552,21 +552,6 @@ func (p *Plan) Ended(slice string) (cluster string, ended bool) {
 // ForgetEnded records that a slice does not exist.
 func (p *Plan) ForgetEnded(slice string) { delete(p.ended, slice) }
 
-// HasUnconfirmedEndpoints reports whether a Service that no cluster exports still has endpoints of a cluster that is
-// not complete.
-func (p *Plan) HasUnconfirmedEndpoints(service string) bool {
-	t := p.targets[service]
-	if t == nil {
-		return false
-	}
-	for _, h := range t.perCluster {
-		if len(h.sliceOf) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // work is one call of the plan and collects what the call touches.
 type work struct {
 	*Plan

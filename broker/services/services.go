@@ -574,7 +574,7 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 				return unknown
 			}
 			service, wanted := e.plan.Service(name)
-			if wanted && service == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
+			if wanted && service == nil {
 				return unknown
 			}
 			return writes.Decide(service, wanted, owner, e.mayDelete)
@@ -643,7 +643,7 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 				return unknown
 			}
 			object, wanted := e.imported.Import(name)
-			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(DerivedService(name)) {
+			if wanted && object == nil {
 				return unknown
 			}
 			if wanted {

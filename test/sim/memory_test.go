@@ -34,9 +34,9 @@ func TestASuccessionWithoutAChangeWritesNothing(t *testing.T) {
 }
 
 // forgetting are mistakes by which a new leader takes less from what its predecessor wrote. Not here is what a
-// succession without a change does not show: HasUnconfirmedEndpoints of broker/mirror; the owner that writes.Decide
-// compares, since a mirror waits for it already; and that presence depends on which endpoints were in use, for which
-// broker/mirror has TestAwaitKeepsWhatWasUsed and TestAwaitUsesAnUnusedClusterThatWasNotGone.
+// succession without a change does not show: the owner that writes.Decide compares, since a mirror waits for it
+// already; and that presence depends on which endpoints were in use, for which broker/mirror has
+// TestAwaitKeepsWhatWasUsed and TestAwaitUsesAnUnusedClusterThatWasNotGone.
 var forgetting = []mistake{
 	{"existing endpoints are not adopted", "memory", []edit{{"broker/mirror/endpoints.go",
 		"|| !slices.Contains(w.clusters, cluster) || w.complete[cluster] {",

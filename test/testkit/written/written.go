@@ -26,7 +26,6 @@ type Decides interface {
 	Service(name string) (s *corev1.Service, wanted bool)
 	Slice(name string) (s *discoveryv1.EndpointSlice, due time.Time, wanted bool)
 	Begun() bool
-	HasUnconfirmedEndpoints(service string) bool
 	IsComplete(cluster string) bool
 	Ended(slice string) (cluster string, ended bool)
 	ForgetEnded(slice string)
@@ -102,7 +101,7 @@ func (c *Cluster) writeService(name string) Names {
 	switch {
 	case !c.decides.Begun():
 		return Names{}
-	case wanted && want == nil, !wanted && have == nil, !wanted && c.decides.HasUnconfirmedEndpoints(name):
+	case wanted && want == nil, !wanted && have == nil:
 		return Names{}
 	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) &&
 		(!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
