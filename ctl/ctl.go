@@ -92,7 +92,6 @@ something wrong, 3 when check has found nothing wrong and could not look at ever
 	return cmd
 }
 
-// offlineVerbs are the verbs that reach no cluster.
 var offlineVerbs = []string{"version", "options", "stdio", "completion", "migrate", "probe", "pki show", "pki secrets",
 	"pki rotate-ca"}
 

@@ -12,7 +12,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
-// all returns a command and its subcommands.
 func all(cmd *cobra.Command) []*cobra.Command {
 	out := []*cobra.Command{cmd}
 	for _, sub := range cmd.Commands() {

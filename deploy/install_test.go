@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -168,7 +169,7 @@ func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, 
 	}
 	built, err := build()
 	must(t, err)
-	ours, err := apply.YAML(built)
+	ours, err := show.YAML(built)
 	must(t, err)
 	if diff := cmp.Diff(objects(text), objects(string(ours))); diff != "" {
 		t.Errorf("kubectl kustomize and semaphorectl differ:\n%s", diff)

@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"io/fs"
@@ -315,20 +314,4 @@ func sortForApply(all []*unstructured.Unstructured) {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.GetKind(), b.GetKind()),
 			cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 	})
-}
-
-// YAML returns objects as YAML documents for kubectl.
-func YAML(all []*unstructured.Unstructured) ([]byte, error) {
-	var out bytes.Buffer
-	for i, o := range all {
-		text, err := yaml.Marshal(o.Object)
-		if err != nil {
-			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
-		}
-		if i > 0 {
-			out.WriteString("---\n")
-		}
-		out.Write(text)
-	}
-	return out.Bytes(), nil
 }

@@ -13,7 +13,6 @@ import (
 // RecordName is the name of the ConfigMap, in the namespace of the parts, that records the installation.
 const RecordName = "semaphore-installation"
 
-// Ref names an object.
 type Ref struct {
 	schema.GroupVersionKind
 	Namespace, Name string
@@ -45,7 +44,6 @@ type Record struct {
 	Objects []Ref
 }
 
-// Without returns the objects of the record that are not in others.
 func (r *Record) Without(others []Ref) (out []Ref) {
 	for _, one := range r.Objects {
 		if !slices.ContainsFunc(others, one.same) {

@@ -21,7 +21,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// DefaultNamespace is the namespace in the manifests.
 const DefaultNamespace = "semaphore"
 
 // Repository is the image's repository in the manifests.
@@ -40,7 +39,6 @@ var allFeatures = config.Features{config.Encryption, config.Services, config.Pol
 // Wishes are the choices of an operator; empty fields are derived from the cluster. The cluster stores them, so that
 // the next installation starts from them.
 type Wishes struct {
-	// Name is the name by which other clusters know the cluster.
 	Name     string          `json:"name,omitempty"`
 	Features config.Features `json:"features,omitempty"`
 	// Components of deploy/features, in addition to those that the cluster needs.
@@ -204,7 +202,6 @@ func Addresses(nodes []preflight.Node) string {
 	return strings.Join(out, ",")
 }
 
-// Reason is a component with the reason why it was chosen.
 type Reason struct{ Component, Why string }
 
 // Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.

@@ -177,7 +177,6 @@ func TestHasher(t *testing.T) {
 	}
 }
 
-// unpack reads an archive.
 func unpack(t *testing.T, r io.Reader) map[string]string {
 	t.Helper()
 	zipped, err := gzip.NewReader(r)
@@ -217,34 +216,25 @@ func TestBundleWrites(t *testing.T) {
 func TestBundle(t *testing.T) {
 	cfg := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(cfg)
-	_, err := client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Namespace(t, client, "semaphore")
 	data := map[string]string{}
 	for what, secret := range planted {
 		data[strings.NewReplacer(" ", "-", ",", "").Replace(what)] = secret
 	}
-	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker"}, Data: data}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, client.CoreV1().ConfigMaps("semaphore"), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker"}, Data: data})
 	// Another program has a ConfigMap and a pod in the namespace, and one of the parts has a secret in its environment.
-	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "payroll"}, Data: map[string]string{"x": "Planted in another's"}},
-		metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, client.CoreV1().ConfigMaps("semaphore"), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "payroll"}, Data: map[string]string{"x": "Planted in another's"}})
 	for name, labels := range map[string]map[string]string{"payroll": nil,
 		"ours": {"app.kubernetes.io/name": "semaphore"}} {
-		_, err = client.CoreV1().Pods("semaphore").Create(t.Context(), &corev1.Pod{
+		kubetest.Create(t, client.CoreV1().Pods("semaphore"), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x", Image: "x",
-				Args: []string{"--of-" + name}, Env: []corev1.EnvVar{{Name: "DB_PASSWORD", Value: "Planted1"}}}}}},
-			metav1.CreateOptions{})
-		must(t, err)
+				Args: []string{"--of-" + name}, Env: []corev1.EnvVar{{Name: "DB_PASSWORD", Value: "Planted1"}}}}}})
 	}
-	_, err = client.CoreV1().Secrets("semaphore").Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "planted-secret"}, StringData: map[string]string{"x": "PlantedSecret"}},
-		metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, client.CoreV1().Secrets("semaphore"), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "planted-secret"}, StringData: map[string]string{"x": "PlantedSecret"}})
 	createBundled(t, cfg)
 	file := filepath.Join(t.TempDir(), "out.tar.gz")
 	s := ctltest.NewSession(t, file, "semaphore-bundle.tar.gz")

@@ -410,7 +410,7 @@ func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructur
 	if err != nil {
 		return err
 	}
-	_, err = p.Remotes.Patch(ctx, object.GetName(), types.ApplyPatchType, data,
+	_, err = p.remotes.Patch(ctx, object.GetName(), types.ApplyPatchType, data,
 		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
 	if err != nil {
 		return fmt.Errorf("%s: RemoteCluster %s: %w", p.Cluster.Context, object.GetName(), err)

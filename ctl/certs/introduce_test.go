@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestNobodyNamesItself: a cluster that says that it is another one gets neither its roots nor its RemoteCluster
@@ -24,21 +25,17 @@ func TestNobodyNamesItself(t *testing.T) {
 	_, admins, remotes, ctl := ctltest.Linkable(t)
 	for context, name := range map[string]string{"c1": "c1", "c2": "c3"} {
 		ctl(0, "pki init --context "+context+" --cluster "+name)
-		_, err := admins[context].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
-			types.MergePatchType, []byte(`{"spec":{"type":"NodePort"}}`), metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, admins[context].CoreV1().Services("semaphore"), "semaphore-broker-federation",
+			`{"spec":{"type":"NodePort"}}`)
 	}
 	bundles := func(cluster string) map[string]string {
 		t.Helper()
-		found, err := admins[cluster].CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-bundles",
-			metav1.GetOptions{})
-		must(t, err)
+		found := kubetest.Get(t, admins[cluster].CoreV1().ConfigMaps("semaphore"), "semaphore-bundles")
 		return found.Data
 	}
 	remote := func() *unstructured.Unstructured {
 		t.Helper()
-		found, err := remotes["c1"].Get(t.Context(), "c3", metav1.GetOptions{})
-		must(t, err)
+		found := kubetest.GetObject(t, remotes["c1"], "c3")
 		return found
 	}
 
@@ -61,9 +58,7 @@ func TestNobodyNamesItself(t *testing.T) {
 	must(t, there.ConfigMaps("semaphore").Delete(t.Context(), "semaphore-bundles", metav1.DeleteOptions{}))
 	ctl(0, "pki init --context c2 --cluster c3")
 	both := bundles("c2")["c3.pem"] + trusted["c3.pem"]
-	_, err := there.ConfigMaps("semaphore").Patch(t.Context(), "semaphore-bundles", types.MergePatchType,
-		[]byte(`{"data":{"c3.pem":`+strconv.Quote(both)+`}}`), metav1.PatchOptions{})
-	must(t, err)
+	ctltest.Patch(t, there.ConfigMaps("semaphore"), "semaphore-bundles", `{"data":{"c3.pem":`+strconv.Quote(both)+`}}`)
 	unchanged := func(what string) {
 		t.Helper()
 		if remote().GetResourceVersion() != was.GetResourceVersion() || bundles("c1")["c3.pem"] != trusted["c3.pem"] {
@@ -93,8 +88,7 @@ func TestNobodyNamesItself(t *testing.T) {
 		t.Error("with --replace the operator's word did not count")
 	}
 	// The broker refuses another cluster of the name, unless its UID is in the spec. Here nothing stood for c3 any more.
-	system, err := there.Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
-	must(t, err)
+	system := kubetest.Get(t, there.Namespaces(), "kube-system")
 	for _, flags := range []string{" --replace c3", ""} { // the word stays
 		ctl(0, "link --context c1 --context c2 --yes"+flags)
 		if id, _, _ := unstructured.NestedString(remote().Object, "spec", "sourceID"); id != string(system.UID) {
@@ -105,7 +99,7 @@ func TestNobodyNamesItself(t *testing.T) {
 	// A conflict with another field manager is found before the first write.
 	must(t, remotes["c1"].Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	yes := true
-	_, err = remotes["c1"].Patch(t.Context(), "c3", types.ApplyPatchType,
+	_, err := remotes["c1"].Patch(t.Context(), "c3", types.ApplyPatchType,
 		[]byte(`{"apiVersion":"semaphore.uw.io/v1alpha1",
 		"kind":"RemoteCluster","metadata":{"name":"c3"},"spec":{"podSubnets":["10.2.0.0/16"],
 		"broker":{"address":"b3.example.org:8443"}}}`), metav1.PatchOptions{FieldManager: "gitops", Force: &yes})
@@ -121,20 +115,16 @@ func TestNobodyNamesItself(t *testing.T) {
 
 	// What it claims is public, wide, or another's.
 	must(t, remotes["c1"].Delete(t.Context(), "c3", metav1.DeleteOptions{}))
-	_, err = remotes["c1"].Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+	kubetest.CreateObject(t, remotes["c1"], &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "semaphore.uw.io/v1alpha1", "kind": "RemoteCluster", "metadata": map[string]any{"name": "c4"},
 		"spec": map[string]any{"podSubnets": []any{"192.168.0.0/17"}, "nodeSubnets": []any{"172.18.4.0/24"}},
-	}}, metav1.CreateOptions{})
-	must(t, err)
+	}})
 	for i, pods := range []string{"34.0.0.0/8", "192.168.0.0/16", "100.64.0.0/10"} {
-		node, err := there.Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Name: "claims-" + strconv.Itoa(i)}, Spec: corev1.NodeSpec{PodCIDR: pods, PodCIDRs: []string{pods}}},
-			metav1.CreateOptions{})
-		must(t, err)
+		node := kubetest.Create(t, there.Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: "claims-" + strconv.Itoa(i)}, Spec: corev1.NodeSpec{PodCIDR: pods, PodCIDRs: []string{pods}}})
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "140.82.112." +
 			strconv.Itoa(i)}}
-		_, err = there.Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-		must(t, err)
+		kubetest.UpdateStatus(t, there.Nodes(), node)
 	}
 	out = ctl(2, "link --context c1 --context c2 --yes")
 	for _, want := range []string{"34.0.0.0/8 of the pods is outside of the private networks",
@@ -190,7 +180,6 @@ func TestAsk(t *testing.T) {
 	must(t, (&Word{In: none}).Ask(t.Context(), &strings.Builder{}, nil)) // nothing is new
 }
 
-// pseudoTerminal returns both ends of a terminal.
 func pseudoTerminal(t *testing.T) (keyboard, terminal *os.File) {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

@@ -30,14 +30,14 @@ type Store struct {
 	Cluster    *fleet.Cluster
 	secrets    dynamic.ResourceInterface
 	configMaps dynamic.ResourceInterface
-	Remotes    dynamic.ResourceInterface
+	remotes    dynamic.ResourceInterface
 }
 
 func Of(c *fleet.Cluster) *Store {
 	client := c.Objects.Client
 	return &Store{Cluster: c, secrets: client.Resource(fleet.SecretsGVR).Namespace(c.Namespace),
 		configMaps: client.Resource(fleet.ConfigMapsGVR).Namespace(c.Namespace),
-		Remotes:    client.Resource(v1alpha1.RemoteClusters)}
+		remotes:    client.Resource(v1alpha1.RemoteClusters)}
 }
 
 // pkiIn returns that of the one cluster that the flags name.

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestKeysInTheCluster: authorities are created in the clusters, and clusters exchange their roots, with only a
@@ -38,8 +39,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	}
 	get := func(cluster, name string) map[string][]byte {
 		t.Helper()
-		s, err := admins[cluster].CoreV1().Secrets("semaphore").Get(t.Context(), name, metav1.GetOptions{})
-		must(t, err)
+		s := kubetest.Get(t, admins[cluster].CoreV1().Secrets("semaphore"), name)
 		if s.Type != corev1.SecretTypeTLS {
 			t.Errorf("Secret %s is of type %s", name, s.Type)
 		}
@@ -75,9 +75,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	// The mounted files match each other, by the same check as for a directory.
 	dir := t.TempDir()
 	for _, cluster := range []string{"c1", "c2"} {
-		bundles, err := admins[cluster].CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-bundles",
-			metav1.GetOptions{})
-		must(t, err)
+		bundles := kubetest.Get(t, admins[cluster].CoreV1().ConfigMaps("semaphore"), "semaphore-bundles")
 		for name, text := range bundles.Data {
 			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
@@ -14,7 +15,7 @@ import (
 // nothing wrong after any step on either side.
 func TestRotateCommands(t *testing.T) {
 	dir := ctltest.Linked(t)
-	address := ctltest.ListenAs(t, dir)
+	address := ctltest.ListenAs(t, dir, identity.Exporter("c1"))
 	c1 := filepath.Join(dir, "c1")
 	well := func(when string) {
 		t.Helper()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
 )
 
 func TestJudgeCalico(t *testing.T) {
@@ -20,7 +21,7 @@ func TestJudgeCalico(t *testing.T) {
 	enabled := func(p *fleet.Pool) { p.Disabled, p.DisableBGPExport, p.NATOutgoing = false, false, true }
 	exported := func(p *fleet.Pool) { p.DisableBGPExport = false }
 	own := pool("own", "10.1.0.0/16", enabled)
-	c2 := []RemoteSubnet{{"c2", netip.MustParsePrefix("10.2.0.0/16")}}
+	c2 := []preflight.Remote{{Name: "c2", Pods: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}}}
 	for name, test := range map[string]struct {
 		facts      Calico
 		want, says string

@@ -41,9 +41,12 @@ type checker struct {
 	output                     *show.Outputs
 	dns                        dnsFlags
 	in                         io.Reader
-	// broker and remotes are of the manifests: the configuration of the broker, and the RemoteClusters as JSON.
-	broker  *config.Broker
-	remotes []string
+	// The configuration that was read, the last of each part; nil for none, or an invalid one. remotes are the
+	// RemoteClusters of the manifests, as JSON.
+	exporter *config.Exporter
+	broker   *config.Broker
+	agent    *config.Agent
+	remotes  []string
 }
 
 // Bounds of the wait for a listener, and with --pre for the answers, with --traffic for the pods and each check.
@@ -243,7 +246,6 @@ func (c *checker) inPod(ctx context.Context, cluster *fleet.Cluster, part string
 	return said.Findings, nil
 }
 
-// gather collects the facts to judge.
 func (c *checker) gather(ctx context.Context) (Facts, error) {
 	facts := Facts{Now: time.Now()}
 	facts.ClockSynced, facts.ClockKnown = Clock()
@@ -360,30 +362,34 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 		LocalSubnets        []any
 		Broker, LocalBroker any
 	}
-	invalid := func(err error) (*tls.Certificate, string, []listener, error) {
+	if err := yaml.Unmarshal(text, &keys); err != nil {
 		facts.Configs = append(facts.Configs, Config{File: file, Err: err})
 		return nil, "", nil, nil
 	}
-	valid := func(part, cluster string) {
-		facts.Configs = append(facts.Configs, Config{File: file, Of: fmt.Sprintf("of the %s of %s", part, cluster)})
+	part := fleet.Agent
+	switch {
+	case keys.Broker == nil && len(keys.LocalSubnets) > 0:
+		part = fleet.Broker
+	case keys.LocalBroker != nil:
+		part = fleet.Exporter
 	}
-	if err := yaml.Unmarshal(text, &keys); err != nil {
-		return invalid(err)
+	judged := c.judgeText(part, text, file)
+	if judged.Err != nil {
+		if part == fleet.Agent {
+			judged.Err = errors.Join(errors.New("it has neither localBroker (an exporter) nor localSubnets (a broker), and is "+
+				"no agent's either"), judged.Err)
+		}
+		facts.Configs = append(facts.Configs, judged)
+		return nil, "", nil, nil
 	}
-	if text, err = named(text, c.cluster); err != nil {
-		return invalid(err)
-	}
+	facts.Configs = append(facts.Configs, judged)
 	var own spiffeid.ID
 	var from config.TLS
 	var clusters []string
 	var bundles map[string]string // of RemoteClusters
-	switch {
-	case keys.Broker == nil && len(keys.LocalSubnets) > 0:
-		c, err := config.Parse[config.Broker](text)
-		if err != nil {
-			return invalid(err)
-		}
-		valid("broker", c.Cluster)
+	switch part {
+	case fleet.Broker:
+		c := c.broker
 		if followed, roots, err := fleet.WithObjects(ctx, c, dns.access); err == nil {
 			c, bundles = followed, roots
 		} else if !errors.Is(err, rest.ErrNotInCluster) { // without a cluster the file alone is checked
@@ -393,23 +399,13 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 		there := openCluster(dns.access, c)
 		facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
 		facts.Policies, facts.PolicyKeys = there.gatherPolicies(ctx), there.gatherPolicyKeys(ctx)
-	case keys.LocalBroker != nil:
-		c, err := config.Parse[config.Exporter](text)
-		if err != nil {
-			return invalid(err)
-		}
-		valid("exporter", c.Cluster)
+	case fleet.Exporter:
+		c := c.exporter
 		cluster, own, from = c.Cluster, identity.Exporter(c.Cluster), c.TLS
 		clusters = []string{c.LocalBroker.Cluster}
 		dial = []listener{{c.LocalBroker.Address, identity.Broker(c.LocalBroker.Cluster)}}
 	default:
-		c, err := config.Parse[config.Agent](text)
-		if err != nil {
-			return invalid(errors.Join(errors.New("it has neither localBroker (an exporter) nor localSubnets (a "+
-				"broker), and is no agent's either"), err))
-		}
-		valid("agent", c.Cluster)
-		return nil, c.Cluster, gatherAgent(ctx, facts, c), nil
+		return nil, c.agent.Cluster, gatherAgent(ctx, facts, c.agent), nil
 	}
 	if !slices.Contains(clusters, cluster) { // an exporter may publish to its own broker
 		clusters = append(clusters, cluster)

@@ -21,7 +21,7 @@ import (
 func TestCheck(t *testing.T) {
 	dir := ctltest.Linked(t)
 	at := func(path string) string { return filepath.Join(dir, path) }
-	address := ctltest.ListenAs(t, dir)
+	address := ctltest.ListenAs(t, dir, identity.Exporter("c1"))
 	before := []string{"--dir", at("c1"), "--peer-bundle", "c2=" + at("c2.pem"), "--address", address, "--expect",
 		"spiffe://c2/broker"}
 	if f, code := ctltest.Found(t, before...); code != 0 || f["connection"].Level != finding.OK || len(f) != 4 {
@@ -125,7 +125,7 @@ func TestCheckUsedWrongly(t *testing.T) {
 // TestCheckWorkloadAPI: if certificates come from a Workload API, check uses it like the part.
 func TestCheckWorkloadAPI(t *testing.T) {
 	dir := ctltest.Linked(t)
-	address := ctltest.ListenAs(t, dir)
+	address := ctltest.ListenAs(t, dir, identity.Exporter("c1"))
 	spire := spireAgent{dir: filepath.Join(dir, "c1"), part: "exporter", federated: filepath.Join(dir, "c2")}
 	socket := spire.serve(t)
 	path := filepath.Join(dir, "exporter.yaml")

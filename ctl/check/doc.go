@@ -33,7 +33,6 @@ type Own struct {
 	Fix string
 }
 
-// Bundle has the roots of one cluster.
 type Bundle struct {
 	Cluster, File string
 	Roots         []*x509.Certificate
@@ -44,16 +43,14 @@ type Bundle struct {
 
 type Dialled struct {
 	Address string
-	// Expect is the expected ID of the listener.
-	Expect spiffeid.ID
+	Expect  spiffeid.ID
 	// From is the cluster that dialled, as far as known.
 	From string
 	// ResolveErr, ConnectErr and HandshakeErr: the first that is not nil is where the connection failed.
 	ResolveErr, ConnectErr, HandshakeErr error
 	// Version of TLS, such as tls.VersionTLS13.
 	Version uint16
-	// Certs is the chain that the listener showed.
-	Certs []*x509.Certificate
+	Certs   []*x509.Certificate
 	// Showed is set if we had a certificate to show. AfterErr is how the listener ended the connection once it had seen
 	// ours, or nil if it did not.
 	Showed   bool
@@ -62,7 +59,6 @@ type Dialled struct {
 	Mutual bool
 }
 
-// Facts is all that was collected.
 type Facts struct {
 	Now     time.Time
 	Own     []Own
@@ -70,13 +66,10 @@ type Facts struct {
 	Dialled []Dialled
 	// ClockSynced is set if the kernel considers this machine's clock synchronised; ClockKnown if it answered.
 	ClockSynced, ClockKnown bool
-	// DNS is nil if the names of services are not checked.
-	DNS *DNS
-	// Calico is nil if the cluster's is not checked.
-	Calico *Calico
-	// Policies is nil if the cluster's are not checked.
-	Policies *Policies
-	// PolicyKeys is nil if what admission policies judge by is not checked.
+	// What follows is nil if it is not checked.
+	DNS        *DNS
+	Calico     *Calico
+	Policies   *Policies
 	PolicyKeys *PolicyKeys
 	// Configs are the configuration files that were read.
 	Configs []Config
@@ -88,9 +81,7 @@ func Fingerprint(cert *x509.Certificate) string {
 	return fmt.Sprintf("%x", sum[:8])
 }
 
-// Config is a configuration file.
 type Config struct {
-	// File is its path.
 	File string
 	// Of is its owner, such as "of the broker of c1".
 	Of string

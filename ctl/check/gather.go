@@ -78,7 +78,6 @@ func Clock() (synced, known bool) {
 	return err == nil && state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0, err == nil
 }
 
-// ReadBundle reads the roots of a cluster.
 func ReadBundle(cluster, file string) Bundle {
 	b := Bundle{Cluster: cluster, File: file}
 	text, err := volume.ReadFile(file)

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -50,10 +49,9 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	client := dynamic.NewForConfigOrDie(api)
 	create := func(gvr schema.GroupVersionResource, kind, name string, spec map[string]any) {
 		t.Helper()
-		_, err := client.Resource(gvr).Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		kubetest.CreateObject(t, client.Resource(gvr), &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": gvr.GroupVersion().String(), "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
-		}}, metav1.CreateOptions{})
-		must(t, err)
+		}})
 	}
 	configs := kubetest.CalicoCRD.WithResource("ipamconfigs")
 	pools := gv.WithResource("ippools")
@@ -81,9 +79,7 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 		}
 		gvr := schema.GroupVersionResource{Group: command[2], Version: map[string]string{"crd.projectcalico.org": "v1",
 			"projectcalico.org": "v3"}[command[2]], Resource: command[1]}
-		_, err := client.Resource(gvr).Patch(t.Context(), command[3], types.MergePatchType, []byte(command[4]),
-			metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, client.Resource(gvr), command[3], command[4])
 	}
 	kubetest.InstallCalico(t, api, gv, "networkpolicies", "globalnetworkpolicies", "networksets")
 	create(gv.WithResource("globalnetworkpolicies"), "GlobalNetworkPolicy", "open", map[string]any{
@@ -91,15 +87,14 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 		"ingress": []any{map[string]any{"action": "Allow",
 			"source": map[string]any{"selector": "semaphore.uw.systems/name == 'web'"}}},
 	})
-	_, err := client.Resource(gv.WithResource("globalnetworksets")).Create(t.Context(),
+	kubetest.CreateObject(t, client.Resource(gv.WithResource("globalnetworksets")),
 		&unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": gv.String(), "kind": "GlobalNetworkSet",
 			"metadata": map[string]any{"name": "c2-shop-web", "labels": map[string]any{
 				"semaphore.uw.systems/name": "web", "semaphore.uw.systems/namespace": "shop",
 				"semaphore.uw.systems/cluster": "c2",
 			}}, "spec": map[string]any{"nets": []any{"10.2.0.1/32"}},
-		}}, metav1.CreateOptions{})
-	must(t, err)
+		}})
 	if f, code := look(); code != 2 || f["policy-without-cluster"].Level != finding.Warning {
 		t.Errorf("a policy that lets any remote in: exit code %d, %+v", code, f)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
@@ -50,9 +51,7 @@ func (b *brokersCluster) gatherCalico(ctx context.Context) *Calico {
 	}
 	out.Forbidden = apierrors.IsForbidden(out.Err)
 	for _, r := range b.Remotes {
-		for _, subnet := range r.PodPrefixes {
-			out.Remotes = append(out.Remotes, RemoteSubnet{Cluster: r.Name, Subnet: subnet})
-		}
+		out.Remotes = append(out.Remotes, preflight.Remote{Name: r.Name, Pods: r.PodPrefixes})
 	}
 	return out
 }

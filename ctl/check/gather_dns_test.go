@@ -44,8 +44,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	}
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
 		Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
-	config, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), config, metav1.CreateOptions{})
-	must(t, err)
+	config = kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 	f, code := ctltest.Found(t, "--config", broker)
 	if missing := f["coredns-missing"]; code != 2 ||
 		missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" ||
@@ -53,12 +52,9 @@ func TestCheckCoreDNS(t *testing.T) {
 		t.Errorf("without blocks: exit code %d\n%+v", code, f)
 	}
 	// The same Corefile, where semaphorectl had put blocks.
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: "mirrors"}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.CoreV1().ConfigMaps("mirrors").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Name: "semaphore-dns"}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Namespace(t, admin, "mirrors")
+	kubetest.Create(t, admin.CoreV1().ConfigMaps("mirrors"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: "semaphore-dns"}})
 	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-lost"].Level != finding.Error ||
 		f["coredns-missing"].Code != "" {
 		t.Errorf("with lost blocks: exit code %d\n%+v", code, f)
@@ -88,8 +84,7 @@ func TestCheckCoreDNS(t *testing.T) {
 			map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
 	} {
 		config.Data = test.data
-		config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
-		must(t, err)
+		config = kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 		f, code := ctltest.Found(t, append([]string{"--config", broker}, test.flags...)...)
 		if code != test.code {
 			t.Errorf("%v: exit code %d, not %d\n%+v", test.want, code, test.code, f)
@@ -104,28 +99,24 @@ func TestCheckCoreDNS(t *testing.T) {
 
 	// The blocks are in a file that the Corefile imports. A file that is not imported is not read.
 	config.Data = map[string]string{"Corefile": ctltest.K3sCorefile}
-	config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
-	must(t, err)
+	config = kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 	custom := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns-custom"},
 		Data: map[string]string{"semaphore.disabled": blocks}}
 	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
 		t.Errorf("without the file: exit code %d\n%+v", code, f)
 	}
-	custom, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), custom, metav1.CreateOptions{})
-	must(t, err)
+	custom = kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), custom)
 	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
 		t.Errorf("with a file that is not imported: exit code %d\n%+v", code, f)
 	}
 	custom.Data = map[string]string{"semaphore.server": blocks}
-	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), custom, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), custom)
 	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["coredns"].Evidence !=
 		"it has the server blocks of cluster.c2, cluster.global" {
 		t.Errorf("with the file: exit code %d\n%+v", code, f)
 	}
 	config.Data = map[string]string{"other": blocks}
-	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 
 	// The check is skipped on a machine that is not a pod, unless a kubeconfig is given, and without services.
 	write("")

@@ -55,7 +55,6 @@ func Judge(f Facts) []show.Finding {
 	return graded(append(all, judgeClock(f, all)...))
 }
 
-// graded sets the level of each finding from its code.
 func graded(all []show.Finding) []show.Finding {
 	for i := range all {
 		all[i].Level = all[i].Code.Level()

@@ -24,7 +24,6 @@ const day = 24 * time.Hour
 // now is the time at which the tests create everything.
 var now = time.Now().Truncate(time.Second)
 
-// must ends the test on an error.
 var must = testkit.Must
 
 // cluster returns the directory of a cluster's certificates, created at a time and valid for a year.

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
@@ -115,45 +116,34 @@ func firstLine(text []byte) string {
 // judgeText validates the configuration of a part.
 func (c *checker) judgeText(part string, text []byte, where string) Config {
 	out := Config{File: where}
-	text, out.Err = named(text, c.cluster)
-	cluster := ""
-	switch {
-	case out.Err != nil:
-	case part == "exporter":
-		var parsed *config.Exporter
-		if parsed, out.Err = config.Parse[config.Exporter](text); out.Err == nil {
-			cluster = parsed.Cluster
-		}
-	case part == "broker":
-		var parsed *config.Broker
-		if parsed, out.Err = config.Parse[config.Broker](text); out.Err == nil {
-			cluster, c.broker = parsed.Cluster, parsed
-		}
-	default:
-		var parsed *config.Agent
-		if parsed, out.Err = config.Parse[config.Agent](text); out.Err == nil {
-			cluster = parsed.Cluster
-		}
+	text, cluster, err := named(text, c.cluster)
+	if out.Err = err; err != nil {
+		return out
 	}
 	out.Of = fmt.Sprintf("of the %s of %s", part, cluster)
+	switch part {
+	case fleet.Exporter:
+		c.exporter, out.Err = config.Parse[config.Exporter](text)
+	case fleet.Broker:
+		c.broker, out.Err = config.Parse[config.Broker](text)
+	default:
+		c.agent, out.Err = config.Parse[config.Agent](text)
+	}
 	return out
 }
 
-// named adds the cluster's name to a configuration file, as the component deploy/cluster-name does. A file with another
-// name is an error.
-func named(text []byte, cluster string) ([]byte, error) {
-	if cluster == "" {
-		return text, nil
-	}
+// named adds the cluster's name to a configuration file, as the component deploy/cluster-name does, and returns the
+// name. A file with another name is an error.
+func named(text []byte, cluster string) ([]byte, string, error) {
 	var has struct{ Cluster string }
-	if err := yaml.Unmarshal(text, &has); err != nil {
-		return nil, err
+	err := yaml.Unmarshal(text, &has)
+	switch {
+	case cluster == "" || err == nil && has.Cluster == cluster: // who parses it reports a fault
+		return text, has.Cluster, nil
+	case err != nil:
+		return nil, "", err
+	case has.Cluster == "":
+		return append(bytes.Clone(text), "\ncluster: "+cluster+"\n"...), cluster, nil
 	}
-	switch has.Cluster {
-	case cluster:
-		return text, nil
-	case "":
-		return append(bytes.Clone(text), "\ncluster: "+cluster+"\n"...), nil
-	}
-	return nil, fmt.Errorf("cluster: %q, and --cluster is %q", has.Cluster, cluster)
+	return nil, "", fmt.Errorf("cluster: %q, and --cluster is %q", has.Cluster, cluster)
 }

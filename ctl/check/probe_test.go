@@ -62,7 +62,6 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// raw answers connections with a function.
 func raw(t *testing.T, answer func(net.Conn)) (address string) {
 	t.Helper()
 	l := listen(t)

@@ -26,7 +26,6 @@ const NoCorefile = "none"
 // DefaultClusterDomain is the domain of the own cluster's services.
 const DefaultClusterDomain = "cluster.local"
 
-// corednsFlags are the flags of semaphorectl coredns.
 type corednsFlags struct {
 	remotes                                     []string
 	configFile, namespace, clusterDomain, image string

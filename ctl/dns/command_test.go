@@ -123,20 +123,16 @@ func TestCoreDNS(t *testing.T) {
 // mirrors creates the objects that a broker would create.
 func mirrors(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
-	ctx, create := t.Context(), metav1.CreateOptions{}
-	_, err := admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, create)
-	must(t, err)
+	kubetest.Namespace(t, admin, "mirrors")
 	for name, ip := range map[string]string{
 		"c2-shop-73736d-echo": "10.96.7.1", "c2-d-echo-73736d-a-73736": "10.96.7.2", "three-shop-73736d-echo": "10.96.7.3",
 		"gl-shop-73736d-echo": "10.96.7.4", "c2-shop-73736d-db": corev1.ClusterIPNone,
 		"mcs-shop-73736d-echo": "10.96.7.5", "mcs-shop-73736d-db": corev1.ClusterIPNone,
 	} {
-		_, err := admin.CoreV1().Services("mirrors").Create(ctx, &corev1.Service{
+		kubetest.Create(t, admin.CoreV1().Services("mirrors"), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}, create)
-		must(t, err)
+		})
 	}
 	for _, one := range []struct {
 		service   string
@@ -161,8 +157,7 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 			hostname := fmt.Sprint("db-", i)
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Hostname: &hostname})
 		}
-		_, err := admin.DiscoveryV1().EndpointSlices("mirrors").Create(ctx, slice, create)
-		must(t, err)
+		kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("mirrors"), slice)
 	}
 }
 

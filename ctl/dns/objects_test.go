@@ -6,11 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -20,15 +15,9 @@ import (
 func TestRemotesOfObjects(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, cfg)
-	client, err := dynamic.NewForConfig(cfg)
-	must(t, err)
 	for name, subnet := range map[string]string{"c2": "10.2.0.0/16", "c3": "10.1.0.0/16"} { // c3 has the own subnet
-		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"podSubnets": []any{subnet},
-			"servicePrefix": "of-" + name, "nodeSubnets": []any{"172.16.0.0/12"}}}}
-		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
-		u.SetName(name)
-		_, err := client.Resource(v1alpha1.RemoteClusters).Create(t.Context(), u, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.CreateRemote(t, cfg, name, "{podSubnets: ["+subnet+"], servicePrefix: of-"+name+
+			", nodeSubnets: [172.16.0.0/12]}")
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "broker.yaml")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -206,14 +208,19 @@ func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
 	return found && sum != sumOf(blocks), nil
 }
 
-// Wire makes CoreDNS answer for the remotes of a cluster; without always only if it did before. The broker or
-// somebody else may change the ConfigMap at the same moment.
-func Wire(ctx context.Context, a *apply.Applier, always bool) (said string, err error) {
-	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+// Wire makes CoreDNS answer for the remotes of a cluster, and prints what it did; without always only if it did before.
+// The broker or somebody else may change the ConfigMap at the same moment.
+func Wire(ctx context.Context, w io.Writer, a *apply.Applier, always bool) error {
+	said := ""
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
 		said, err = wireDNSOnce(ctx, a, always)
 		return err
 	})
-	return said, err
+	if err != nil || said == "" {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: %s\n", show.Printable(a.Cluster.Context), show.Printable(said))
+	return err
 }
 
 func wireDNSOnce(ctx context.Context, a *apply.Applier, always bool) (said string, err error) {

@@ -54,8 +54,7 @@ func TestDNSByImport(t *testing.T) {
 	kubetest.InstallRemoteClusters(t, cfg)
 	mirrors(t, admin)
 	ctx, maps := t.Context(), admin.CoreV1().ConfigMaps("kube-system")
-	_, err := admin.AppsV1().Deployments("kube-system").Create(ctx, coreDNS(), metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, admin.AppsV1().Deployments("kube-system"), coreDNS())
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
 	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
 	c, err := access.Cluster()
@@ -63,25 +62,20 @@ func TestDNSByImport(t *testing.T) {
 	a := apply.New(c, os.Stderr)
 	wire := func(always bool) string {
 		t.Helper()
-		said, err := Wire(ctx, a, always)
-		must(t, err)
-		return said
+		var said strings.Builder
+		must(t, Wire(ctx, &said, a, always))
+		return strings.TrimSuffix(strings.TrimPrefix(said.String(), "c1: "), "\n")
 	}
 	custom := func() map[string]string {
 		t.Helper()
-		m, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{})
-		must(t, err)
+		m := kubetest.Get(t, maps, "coredns-custom")
 		return m.Data
 	}
 	for _, corefile := range []string{ctltest.K3sCorefile, strings.ReplaceAll(ctltest.K3sCorefile, "/etc/coredns/custom",
 		"custom")} {
-		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
-			Data: map[string]string{"Corefile": corefile, "NodeHosts": "172.18.1.7 n1"}}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
-			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, maps, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+			Data: map[string]string{"Corefile": corefile, "NodeHosts": "172.18.1.7 n1"}})
+		kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16]}")
 
 		if said := wire(false); said != "" {
 			t.Errorf("what is not wired was wired: %s", said)
@@ -96,9 +90,7 @@ func TestDNSByImport(t *testing.T) {
 		if said := wire(true); said != "" {
 			t.Errorf("the second time it said %q", said)
 		}
-		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
-			[]byte(`{"data":{"example.server":"example.org {\n    errors\n}\n"}}`), metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, maps, "coredns-custom", `{"data":{"example.server":"example.org {\n    errors\n}\n"}}`)
 		dir := t.TempDir()
 		for key, text := range custom() {
 			text = strings.ReplaceAll(text, "pods insecure",
@@ -114,18 +106,14 @@ func TestDNSByImport(t *testing.T) {
 		}
 
 		// The broker was faster: the text is there, and CoreDNS is restarted for it once.
-		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c4"},
-			"spec": map[string]any{"podSubnets": []any{"10.4.0.0/16"}}}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.CreateRemote(t, cfg, "c4", "{podSubnets: [10.4.0.0/16]}")
 		d, err := Find(ctx, a)
 		must(t, err)
 		text, _, err := d.remotes(ctx)
 		must(t, err)
 		patch, err := json.Marshal(map[string]any{"data": map[string]any{"semaphore.server": text}})
 		must(t, err)
-		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", patch, metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, maps, "coredns-custom", string(patch))
 		if said := wire(false); said !=
 			"CoreDNS: restarted to read ConfigMap kube-system/coredns-custom, key semaphore.server" {
 			t.Errorf("after the broker it said %q", said)
@@ -134,25 +122,20 @@ func TestDNSByImport(t *testing.T) {
 			t.Errorf("then it said %q", said)
 		}
 		// A domain with a block of somebody else's gets no second one.
-		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
-			[]byte(`{"data":{"c4.server":"cluster.c4:53 {\n    errors\n}\n"}}`), metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, maps, "coredns-custom", `{"data":{"c4.server":"cluster.c4:53 {\n    errors\n}\n"}}`)
 		if said := wire(false); !strings.Contains(said, "no block for cluster.c4: another block answers it") {
 			t.Errorf("it said %q", said)
 		}
 		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c4") {
 			t.Errorf("the domain is there twice:\n%s", text)
 		}
-		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", []byte(`{"data":{"c4.server":null}}`),
-			metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, maps, "coredns-custom", `{"data":{"c4.server":null}}`)
 		must(t, remotes.Delete(ctx, "c4", metav1.DeleteOptions{}))
 		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
 		// A remote whose block would hide the own cluster's names is left out, with a message; the others are written.
-		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		kubetest.CreateObject(t, remotes, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "local"},
-			"spec": map[string]any{"podSubnets": []any{"10.3.0.0/16"}}}}, metav1.CreateOptions{})
-		must(t, err)
+			"spec": map[string]any{"podSubnets": []any{"10.3.0.0/16"}}}})
 		if said := wire(false); !strings.Contains(said, "no block for cluster.local: ") {
 			t.Errorf("it said %q", said)
 		}
@@ -165,8 +148,7 @@ func TestDNSByImport(t *testing.T) {
 		if left := custom(); len(left) != 1 || left["example.server"] == "" {
 			t.Errorf("afterwards there is %q", left)
 		}
-		m, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
-		must(t, err)
+		m := kubetest.Get(t, maps, "coredns")
 		if m.Data["Corefile"] != corefile {
 			t.Errorf("the Corefile is\n%s", m.Data["Corefile"])
 		}
@@ -176,9 +158,8 @@ func TestDNSByImport(t *testing.T) {
 
 	// In a section of the Corefile, which somebody else changes at the same moment.
 	own := strings.Replace(ctltest.K3sCorefile, "import /etc/coredns/custom/*.server\n", "", 1)
-	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
-		Data: map[string]string{"Corefile": own}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, maps, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"Corefile": own}})
 	var faster atomic.Bool
 	c.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
@@ -202,11 +183,9 @@ func TestDNSByImport(t *testing.T) {
 	// An add-on manager resets the Corefile: the next call of any verb adds the blocks again.
 	resets := func() {
 		t.Helper()
-		m, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
-		must(t, err)
+		m := kubetest.Get(t, maps, "coredns")
 		m.Data = map[string]string{"Corefile": own}
-		_, err = maps.Update(ctx, m, metav1.UpdateOptions{})
-		must(t, err)
+		kubetest.Update(t, maps, m)
 	}
 	resets()
 	if said := wire(false); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" {

@@ -99,35 +99,23 @@ the packet is denied or depends on something.`,
 	return show.CompleteArgs(cmd, 2, fleet.CompleteNamespaced(access, fleet.PodsGVR, fleet.ServicesGVR)) // FROM and TO
 }
 
-// source is the remote end.
-type source struct {
-	cluster, namespace, pod string
-	address                 netip.Addr
+// parseEnds understands --from, a remote pod or an address, and --to, a pod of this cluster.
+func (e *explainer) parseEnds() (from, to end, err error) {
+	if from, err = parseEnd(e.from); err != nil || from.port+from.host != "" ||
+		!from.address.IsValid() && from.cluster == "" {
+		return from, to, fmt.Errorf("--from %q: use CLUSTER/NAMESPACE/POD or an IP address", e.from)
+	}
+	if to, err = parseEnd(e.to); err != nil || to.port+to.host+to.cluster != "" || to.address.IsValid() {
+		return from, to, fmt.Errorf("--to %q: use NAMESPACE/POD, of this cluster", e.to)
+	}
+	return from, to, nil
 }
 
-func parseSource(text string) (source, error) {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return source{address: a.Unmap()}, nil
+func setsWith(from end) *semaphorev1.ListSetsRequest {
+	if from.address.IsValid() {
+		return &semaphorev1.ListSetsRequest{Address: from.address.String()}
 	}
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 || slices.Contains(parts, "") {
-		return source{}, fmt.Errorf("--from %q: use CLUSTER/NAMESPACE/POD or an IP address", text)
-	}
-	return source{cluster: parts[0], namespace: parts[1], pod: parts[2]}, nil
-}
-
-func (s source) String() string {
-	if s.address.IsValid() {
-		return s.address.String()
-	}
-	return s.cluster + "/" + s.namespace + "/" + s.pod
-}
-
-func (s source) request() *semaphorev1.ListSetsRequest {
-	if s.address.IsValid() {
-		return &semaphorev1.ListSetsRequest{Address: s.address.String()}
-	}
-	return &semaphorev1.ListSetsRequest{Cluster: s.cluster, Namespace: s.namespace, Pod: s.pod}
+	return &semaphorev1.ListSetsRequest{Cluster: from.cluster, Namespace: from.namespace, Pod: from.name}
 }
 
 func parsePort(text string) (port uint16, protocol string, err error) {
@@ -147,13 +135,9 @@ func parsePort(text string) (port uint16, protocol string, err error) {
 }
 
 func (e *explainer) run(cmd *cobra.Command) error {
-	from, err := parseSource(e.from)
+	from, to, err := e.parseEnds()
 	if err != nil {
 		return err
-	}
-	namespace, name, found := strings.Cut(e.to, "/")
-	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return fmt.Errorf("--to %q: use NAMESPACE/POD, of this cluster", e.to)
 	}
 	port, protocol, err := parsePort(e.port)
 	if err != nil {
@@ -172,7 +156,7 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), e.timeout)
 	defer cancel()
-	cluster, pod, err := readFor(ctx, c.Objects, namespace, name)
+	cluster, pod, err := readFor(ctx, c.Objects, to.namespace, to.name)
 	if err != nil {
 		return err
 	}
@@ -183,9 +167,9 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	return err
 }
 
-func (e *explainer) brokerSets(cmd *cobra.Command, from source) (*fleet.BrokerSets, error) {
+func (e *explainer) brokerSets(cmd *cobra.Command, from end) (*fleet.BrokerSets, error) {
 	if e.sets == "" {
-		return fleet.AskSets(cmd.Context(), &e.target, from.request(), e.timeout)
+		return fleet.AskSets(cmd.Context(), &e.target, setsWith(from), e.timeout)
 	}
 	var data []byte
 	var err error
@@ -205,12 +189,12 @@ func (e *explainer) brokerSets(cmd *cobra.Command, from source) (*fleet.BrokerSe
 	return all, nil
 }
 
-func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
+func podsOf(s *semaphorev1.PolicySet, from end) []*semaphorev1.SetPod {
 	var out []*semaphorev1.SetPod
 	for _, p := range s.GetPods() {
 		if from.address.IsValid() && slices.Contains(p.GetIps(), from.address.String()) ||
 			!from.address.IsValid() && s.GetCluster() == from.cluster && s.GetNamespace() == from.namespace &&
-				p.GetName() == from.pod {
+				p.GetName() == from.name {
 			out = append(out, p)
 		}
 	}
@@ -218,7 +202,7 @@ func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 }
 
 // explainTo prints the explanation. denied is the verdict in one sentence, if not everything is allowed.
-func explainTo(w io.Writer, from source, sets *fleet.BrokerSets, cluster *policy.Cluster, pod *corev1.Pod, port uint16,
+func explainTo(w io.Writer, from end, sets *fleet.BrokerSets, cluster *policy.Cluster, pod *corev1.Pod, port uint16,
 	protocol string) (denied string, err error) {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
@@ -226,7 +210,7 @@ func explainTo(w io.Writer, from source, sets *fleet.BrokerSets, cluster *policy
 	if port != 0 {
 		what = fmt.Sprintf("%s port %d", protocol, port)
 	}
-	say("%s → %s/%s of %s, %s", from, pod.Namespace, pod.Name, sets.Cluster, what)
+	say("%s → %s/%s of %s, %s", from.text, pod.Namespace, pod.Name, sets.Cluster, what)
 	ips := describeSource(say, from, sets)
 	if pod.Spec.HostNetwork {
 		say("\n%s/%s is on the host network: policies for pods do not apply to it, those for host endpoints do, and are "+
@@ -270,7 +254,7 @@ func explainTo(w io.Writer, from source, sets *fleet.BrokerSets, cluster *policy
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // describeSource prints what the broker knows about the source, and returns its addresses.
-func describeSource(say func(string, ...any), from source, sets *fleet.BrokerSets) []netip.Addr {
+func describeSource(say func(string, ...any), from end, sets *fleet.BrokerSets) []netip.Addr {
 	var ips []netip.Addr
 	for _, s := range sets.Sets {
 		for _, p := range podsOf(s, from) {

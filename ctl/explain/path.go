@@ -115,7 +115,6 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 	return nil
 }
 
-// chainVerdict is the chain in one sentence.
 func chainVerdict(c *policy.Chain) string {
 	if b := c.Broken(); b != nil {
 		return fmt.Sprintf("does not reach: %s (%s): %s", b.Title, b.Code, b.Fault)

@@ -41,7 +41,6 @@ type side struct {
 	brokerErr error
 }
 
-// pathGatherer collects the facts of one path.
 type pathGatherer struct {
 	pathOptions
 	sides []*side
@@ -133,10 +132,10 @@ func (g *pathGatherer) noSuch(end, text, what string) error {
 
 func newSide(ctx context.Context, c *fleet.Cluster) (*side, error) {
 	s := &side{cluster: c}
-	s.broker, s.brokerErr = s.ask(ctx, fleet.Broker)
+	s.broker, s.brokerErr = c.Status(ctx, fleet.Broker, "", askWithin)
 	s.name = s.broker.GetCluster()
 	if s.name == "" {
-		exporter, err := s.ask(ctx, fleet.Exporter)
+		exporter, err := c.Status(ctx, fleet.Exporter, "", askWithin)
 		if err != nil {
 			return nil, fmt.Errorf("%s: neither broker nor exporter says which cluster it is: %w", c.Context, s.brokerErr)
 		}
@@ -146,14 +145,6 @@ func newSide(ctx context.Context, c *fleet.Cluster) (*side, error) {
 	named.Name = s.name
 	s.objects = &named
 	return s, nil
-}
-
-func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResponse, error) {
-	p, err := s.cluster.Part(ctx, part, "")
-	if err != nil {
-		return nil, err
-	}
-	return p.Status(ctx, askWithin)
 }
 
 // askWithin is how long a part may take for an answer without a measurement.
@@ -255,7 +246,6 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	return nil
 }
 
-// podBehind returns a ready pod of a Service.
 func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod, error) {
 	s, service, err := findNamed[corev1.Service](ctx, g, fleet.ServicesGVR, e)
 	if service == nil || err != nil {
@@ -533,7 +523,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	}
 	// The exporter may select Services by other labels. An existing mirror proves that it did.
 	n.Source.Selected = offered(naming.DefaultMirrorSelector) || offered(naming.DefaultGlobalSelector) || g.mirror != nil
-	if exporter, err := g.target.ask(ctx, fleet.Exporter); err != nil {
+	if exporter, err := g.target.cluster.Status(ctx, fleet.Exporter, "", askWithin); err != nil {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
 	} else if g.mirror == nil {
 		for _, problem := range exporter.GetProblems() {
@@ -683,7 +673,6 @@ func (g *pathGatherer) targetPort() {
 	}
 }
 
-// endpointPod finds the pod of the chosen endpoint.
 func (g *pathGatherer) endpointPod(ctx context.Context) error {
 	of := g.sides
 	if g.target != nil {
@@ -717,15 +706,14 @@ func (g *pathGatherer) along(ctx context.Context) {
 	group.Go(func() error { g.pools(ctx); return nil })
 	_ = group.Wait() // none returns an error
 	if f.Target.Cluster == "" && f.There != nil {
-		f.Target.Cluster = f.There.Remote
-		g.target = g.side(f.There.Remote)
+		f.Target.Cluster = f.There.GetCluster()
+		g.target = g.side(f.There.GetCluster())
 	}
 	if f.Target.IP.IsValid() {
 		g.policies(ctx)
 	}
 }
 
-// lookUp asks the agent of a node.
 func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpPathRequest) (
 	*semaphorev1.LookUpPathResponse, error) {
 	p, err := s.cluster.Part(ctx, fleet.Agent, node)
@@ -747,7 +735,7 @@ func (g *pathGatherer) onlyProxy(ctx context.Context) {
 		g.notRead(finding.PathKubeProxy, "the agent of %s/%s: %v", g.source.name, g.facts.Source.Node, err)
 		return
 	}
-	g.facts.Proxy = proxyFacts(answer.GetKubeProxy())
+	g.facts.Proxy = answer.GetKubeProxy()
 }
 
 // thereAndBack asks the agents of both nodes.
@@ -779,8 +767,8 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 			g.notRead(code, "the agent of %s/%s: %v", g.source.name, f.Source.Node, err)
 		}
 	} else {
-		f.There = egressFacts(f.Source.Node, answer)
-		f.Proxy = proxyFacts(answer.GetKubeProxy())
+		f.There = &policy.Way{Node: f.Source.Node, LookUpPathResponse: answer}
+		f.Proxy = answer.GetKubeProxy()
 	}
 	switch {
 	case g.target == nil:
@@ -791,44 +779,11 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 			f.TargetNode.AgentProblem = backErr.Error()
 		}
 	case back != nil:
-		f.Back = egressFacts(f.Target.Node, back)
+		f.Back = &policy.Way{Node: f.Target.Node, LookUpPathResponse: back}
 		if f.TargetNode != nil {
 			f.TargetNode.Agent = true
 		}
 	}
-}
-
-func proxyFacts(p *semaphorev1.ProxyHealth) *policy.Proxy {
-	if p == nil {
-		return nil
-	}
-	return &policy.Proxy{Answered: p.GetAnswered(), Healthy: p.GetHealthy(),
-		LastUpdated: finding.TimeOf(p.GetLastUpdated()), Problem: p.GetProblem()}
-}
-
-// egressFacts converts one direction of a path, as the agent of a node answers.
-func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *policy.Way {
-	peer := func(p *semaphorev1.PathPeer) *policy.Peer {
-		if p == nil {
-			return nil
-		}
-		return &policy.Peer{Node: p.GetNode(), Endpoint: p.GetEndpoint(), AllowedIP: p.GetAllowedIp()}
-	}
-	w := &policy.Way{
-		Node: node, Remote: a.GetCluster(), Link: a.GetRoute().GetLink(), RouteError: a.GetRoute().GetError(),
-		Ruled: a.GetRoute().GetRuled(), Interface: a.GetInterface(), Exists: a.GetDeviceExists(), Up: a.GetDeviceUp(),
-		MTU: int(a.GetMtu()), Problem: a.GetDeviceProblem(), Confirmed: finding.TimeOf(a.GetConfirmedAt()),
-		Wanted: peer(a.GetWanted()), Present: peer(a.GetPresent()),
-		State:     semaphorev1.SessionStateName(a.GetSession().GetState()),
-		Handshake: finding.TimeOf(a.GetSession().GetLastHandshake()),
-		Since:     finding.TimeOf(a.GetSession().GetSilentSince()),
-		Reason:    a.GetSession().GetReason(),
-	}
-	if m := a.GetMeasurement(); m != nil {
-		w.Measured = &policy.Measured{Answered: m.GetAnswered(), Carries: int(m.GetCarries()), Needed: int(m.GetNeeded()),
-			Problem: m.GetProblem(), RoundTrip: m.GetRoundTrip().AsDuration()}
-	}
-	return w
 }
 
 func (g *pathGatherer) targetNode(ctx context.Context) *policy.Node {
@@ -945,7 +900,6 @@ func (g *pathGatherer) readSets(ctx context.Context) {
 	g.facts.Sets = out
 }
 
-// sets returns the broker's sets with an address.
 func (s *side) sets(ctx context.Context, with netip.Addr) ([]*semaphorev1.PolicySet, error) {
 	p, err := s.cluster.Part(ctx, fleet.Broker, "")
 	if err != nil {

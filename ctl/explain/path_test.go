@@ -7,9 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
@@ -86,9 +89,13 @@ func TestPrintChain(t *testing.T) {
 			IP: netip.MustParseAddr("10.1.0.5")},
 		Target: policy.Pod{Cluster: "c2", Namespace: "shop", Name: "echo\x1b[31m", Node: "m1",
 			IP: netip.MustParseAddr("10.2.0.5")},
-		There: &policy.Way{Node: "n1", Remote: "c2", Link: "wireguard.c2", Interface: "wireguard.c2", Exists: true, Up: true,
-			MTU: 1420, Confirmed: now, Present: &policy.Peer{Node: "m1", Endpoint: "192.0.2.7:7775", AllowedIP: "10.2.0.0/24"},
-			State: "silent", Since: now.Add(-time.Minute), Reason: "no answer to handshakes; endpoint 192.0.2.7:7775"},
+		There: &policy.Way{Node: "n1", LookUpPathResponse: &semaphorev1.LookUpPathResponse{Cluster: "c2",
+			Route: &semaphorev1.RouteLookup{Link: "wireguard.c2"}, Interface: "wireguard.c2", DeviceExists: true, DeviceUp: true,
+			Mtu: 1420, ConfirmedAt: timestamppb.New(now),
+			Present: &semaphorev1.PathPeer{Node: "m1", Endpoint: "192.0.2.7:7775", AllowedIp: "10.2.0.0/24"},
+			Session: &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_SILENT,
+				SilentSince: timestamppb.New(now.Add(-time.Minute)),
+				Reason:      "no answer to handshakes; endpoint 192.0.2.7:7775"}}},
 		Pools:   &policy.Pools{Covering: "semaphore-c2-10-2-0-0-16"},
 		NotRead: map[finding.Code][]string{finding.PathFarNode: {"no --context is of c2"}},
 	})

@@ -25,8 +25,7 @@ type Access struct {
 	All bool
 	// Kubeconfig is a file; empty for those that kubectl takes.
 	Kubeconfig string
-	// Namespace of the parts.
-	Namespace string
+	Namespace  string
 }
 
 // Flags adds --context, --all-contexts, --kubeconfig and -n.
@@ -60,22 +59,19 @@ func (a *Access) Resolve() error {
 // Given reports whether the flags name a cluster. Without one, a command in a part's container asks that part.
 func (a *Access) Given() bool { return len(a.Contexts) > 0 || a.Kubeconfig != "" }
 
-// Cluster is the cluster of one context of the kubeconfig.
 type Cluster struct {
 	// Context is its name in the kubeconfig, for messages; "in-cluster" if a pod's own ServiceAccount is used.
 	Context string
 	// Kubeconfig is the file that Access named, if it did.
 	Kubeconfig string
-	// Namespace of the parts.
-	Namespace string
-	Config    *rest.Config
+	Namespace  string
+	Config     *rest.Config
 	// Objects are those that the caller may read.
 	Objects *Objects
 	// orders is set for a command that changes something.
 	orders bool
 }
 
-// NewCluster returns the cluster with an apiserver.
 func NewCluster(context, namespace string, cfg *rest.Config) (*Cluster, error) {
 	objects, err := New(context, cfg)
 	return &Cluster{Context: context, Namespace: namespace, Config: cfg, Objects: objects}, err

@@ -88,18 +88,14 @@ func TestSilentApiservers(t *testing.T) {
 			return &semaphorev1.GetStatusResponse{Ready: true}
 		})
 	}
-	_, err := admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
-	must(t, err)
-	client, err := admin.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
+	kubetest.Namespace(t, admin, "shop")
+	client := kubetest.Create(t, admin.CoreV1().Pods("shop"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "client", Namespace: "shop"},
 		Spec: corev1.PodSpec{NodeName: "n1", AutomountServiceAccountToken: new(bool),
-			Containers: []corev1.Container{{Name: "x", Image: "x"}}}}, metav1.CreateOptions{})
-	must(t, err)
+			Containers: []corev1.Container{{Name: "x", Image: "x"}}}})
 	client.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5",
 		PodIPs: []corev1.PodIP{{IP: "10.1.0.5"}}}
-	_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), client, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), client)
 	kubeconfig := kubetest.Kubeconfig(t, cfg)
 	hanging(t, kubeconfig)
 	archive := filepath.Join(t.TempDir(), "out.tar.gz")
@@ -240,7 +236,6 @@ func TestWatchesBesideSilentApiservers(t *testing.T) {
 	}
 }
 
-// written passes on what is written to it.
 type written chan string
 
 func (w written) Write(p []byte) (int, error) {

@@ -75,7 +75,10 @@ func Each(ctx context.Context, timeout time.Duration, parts []*Part,
 // brokers do, and which brokers.
 func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which string,
 	call func(context.Context, *Part) error) error {
-	parts, unreached := t.dialBrokers(ctx, does)
+	if t.Part != "" && t.Part != Broker {
+		return fmt.Errorf("--part %q: only a broker %s", t.Part, does)
+	}
+	parts, unreached := t.Dial(ctx)
 	if len(parts) == 0 {
 		return unreached
 	}
@@ -84,13 +87,6 @@ func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which
 		return errors.New("none of the parts asked is " + which + elsewhere)
 	}
 	return joinLines([]error{err, unreached})
-}
-
-func (t *Target) dialBrokers(ctx context.Context, does string) ([]*Part, error) {
-	if t.Part != "" && t.Part != Broker {
-		return nil, fmt.Errorf("--part %q: only a broker %s", t.Part, does)
-	}
-	return t.Dial(ctx)
 }
 
 // OneCluster returns an error if the flags name several clusters, for commands that are about one.
@@ -108,27 +104,22 @@ func (t *Target) Broker(ctx context.Context, timeout time.Duration,
 	if err := t.OneCluster(); err != nil {
 		return nil, err
 	}
-	parts, err := t.dialBrokers(ctx, does)
-	if len(parts) == 0 {
-		return nil, err
-	}
 	var found *semaphorev1.GetStatusResponse
-	for _, p := range parts {
-		s, askErr := p.Status(ctx, timeout)
+	err := t.Brokers(ctx, timeout, does, "a broker", func(ctx context.Context, p *Part) error {
+		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 		switch {
-		case askErr != nil:
-			err = errors.Join(err, fmt.Errorf("%s: %w", p.Where, askErr))
-		case s.GetPart() == "broker" && s.GetStandby():
-			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the leader", p.Where))
-		case s.GetPart() == "broker":
-			found = s
+		case err != nil:
+			return err
+		case s.GetPart() != Broker:
+			return grpcstatus.Error(codes.Unimplemented, "no broker")
+		case s.GetStandby():
+			return errors.New("this broker is a standby: ask the leader")
 		}
+		found = s
+		return nil
+	})
+	if found != nil {
+		err = nil
 	}
-	switch {
-	case found != nil:
-		return found, nil
-	case err != nil:
-		return nil, err
-	}
-	return nil, errors.New("none of the parts asked is a broker" + elsewhere)
+	return found, err
 }

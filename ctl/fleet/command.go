@@ -26,7 +26,6 @@ func Again(access *Access, p *Part, verb string) string {
 	return Command(verb, contexts, access.Kubeconfig, access.Namespace)
 }
 
-// CommandFor returns a command for a cluster, to be pasted.
 func CommandFor(c *Cluster, verb string) string {
 	return Command(verb, []string{c.Context}, c.Kubeconfig, c.Namespace)
 }

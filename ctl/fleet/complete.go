@@ -17,7 +17,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// CompleteContexts completes the contexts of the kubeconfig.
 func CompleteContexts(access *Access) show.Names {
 	return func(context.Context, string) []string {
 		all, _ := access.Names() // no kubeconfig, no names
@@ -239,7 +238,6 @@ func CompleteNamespaced(access *Access, of ...schema.GroupVersionResource) show.
 	return func(ctx context.Context, typed string) []string { return inNamespaces(ctx, access, typed, of...) }
 }
 
-// CompleteRemotes returns the names of the clusters' RemoteClusters.
 func CompleteRemotes(access *Access) show.Names {
 	return func(ctx context.Context, _ string) []string { return listed(ctx, access, "", v1alpha1.RemoteClusters) }
 }

@@ -35,7 +35,6 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-// ofPod is a request for a subresource of a pod.
 func (c *Cluster) ofPod(pod *Pod, subresource string) (*rest.Request, error) {
 	cfg := rest.CopyConfig(c.Config)
 	scheme := runtime.NewScheme()

@@ -164,11 +164,9 @@ func (k *kubelet) serve(admin kubernetes.Interface) {
 		Addresses:       []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}},
 		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(port)}},
 	}}
-	created, err := admin.CoreV1().Nodes().Create(k.t.Context(), node, metav1.CreateOptions{})
-	must(k.t, err)
+	created := kubetest.Create(k.t, admin.CoreV1().Nodes(), node)
 	created.Status = node.Status
-	_, err = admin.CoreV1().Nodes().UpdateStatus(k.t.Context(), created, metav1.UpdateOptions{})
-	must(k.t, err)
+	kubetest.UpdateStatus(k.t, admin.CoreV1().Nodes(), created)
 }
 
 // pod creates a running pod of a part, which is reached at the socket.
@@ -183,13 +181,11 @@ func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 		Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "default", AutomountServiceAccountToken: new(bool),
 			Containers: []corev1.Container{{Name: part, Image: "semaphore"}}},
 	}
-	created, err := admin.CoreV1().Pods("semaphore").Create(t.Context(), p, metav1.CreateOptions{})
-	must(t, err)
+	created := kubetest.Create(t, admin.CoreV1().Pods("semaphore"), p)
 	created.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
 		Name: part, Ready: ready, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
 	}}}
-	_, err = admin.CoreV1().Pods("semaphore").UpdateStatus(t.Context(), created, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.UpdateStatus(t, admin.CoreV1().Pods("semaphore"), created)
 	if status == nil {
 		return
 	}
@@ -240,14 +236,12 @@ func operator(t *testing.T, admin kubernetes.Interface, cfg *rest.Config, name s
 	rules []rbacv1.PolicyRule) (kubeconfig string) {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "semaphore"}, Rules: rules}
-	_, err := admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
+	kubetest.Create(t, admin.RbacV1().Roles("semaphore"), role)
+	kubetest.Create(t, admin.RbacV1().RoleBindings("semaphore"), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "semaphore"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: name},
 		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: name}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	// The apiserver applies a Role a moment after its creation.
 	for _, rule := range rules {
 		for _, verb := range rule.Verbs {
@@ -274,12 +268,9 @@ func startServer(t *testing.T) (*rest.Config, *kubernetes.Clientset) {
 	t.Helper()
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	_, err := admin.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = admin.CoreV1().ServiceAccounts("semaphore").Create(t.Context(),
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Namespace(t, admin, "semaphore")
+	kubetest.Create(t, admin.CoreV1().ServiceAccounts("semaphore"),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
 	return cfg, admin
 }
 
@@ -336,15 +327,14 @@ func TestThroughTheApiserver(t *testing.T) {
 
 	// With the right, it connects to the leader directly.
 	name, ready := "semaphore-broker-b", true
-	_, err = admin.DiscoveryV1().EndpointSlices("semaphore").Create(t.Context(), &discoveryv1.EndpointSlice{
+	kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("semaphore"), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-leader-ipv4",
 			Labels: map[string]string{discoveryv1.LabelServiceName: "semaphore-broker"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.7"},
 			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Name: name}}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	reader := operator(t, admin, cfg, "reader", append(slices.Clone(rights),
 		rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"},
 			Verbs: []string{"list"}}))

@@ -30,7 +30,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// socketDir is the default directory of the parts' sockets.
 const socketDir = "/run/semaphore"
 
 // askRole bounds the time to find out whether a part is a standby, and to reach the leader.
@@ -93,7 +92,6 @@ func OfConnection(f *pflag.Flag) bool {
 	return is
 }
 
-// Part is a part that can be asked.
 type Part struct {
 	semaphorev1.DebugServiceClient
 	// Where is the socket, the address, or the context and the pod.
@@ -105,7 +103,6 @@ type Part struct {
 	carrier io.Closer
 }
 
-// Close ends the connection.
 func (p *Part) Close() error {
 	err := p.conn.Close()
 	if p.carrier != nil {

@@ -158,6 +158,18 @@ func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
 	return nil, failed
 }
 
+// Status asks a part for its status. It has the time twice: to be reached, and to answer.
+func (c *Cluster) Status(ctx context.Context, part, node string,
+	timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
+	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
+	defer cancel()
+	p, err := c.Part(dialling, part, node)
+	if err != nil {
+		return nil, err
+	}
+	return p.Status(ctx, timeout)
+}
+
 // fromStandby replaces a standby that names its leader by the leader, because an exporter relays nobody. On any error
 // the standby answers.
 func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {

@@ -19,13 +19,15 @@ import (
 
 // Pool is an IPPool of Calico's.
 type Pool struct {
-	Name                                    string
-	CIDR                                    netip.Prefix
-	Disabled, DisableBGPExport, NATOutgoing bool
+	Name             string       `json:"name"`
+	CIDR             netip.Prefix `json:"cidr"`
+	Disabled         bool         `json:"disabled,omitempty"`
+	DisableBGPExport bool         `json:"disableBGPExport,omitempty"`
+	NATOutgoing      bool         `json:"natOutgoing,omitempty"`
 	// Managed means that a broker made it, for pods of a remote.
-	Managed bool
+	Managed bool `json:"managed,omitempty"`
 	// Encapsulations are ipip and vxlan, as far as they are on.
-	Encapsulations []string
+	Encapsulations []string `json:"encapsulations,omitempty"`
 }
 
 // IPPools returns Calico's pools, and the resource by which kubectl knows them. Beside an error it returns the pools

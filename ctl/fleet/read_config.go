@@ -5,7 +5,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// PodConfig is the path of a part's configuration in its container.
 const PodConfig = "/etc/semaphore/config.yaml"
 
 // PartConfig is the relevant part of an exporter's or a broker's configuration.
@@ -21,7 +20,6 @@ type PartConfig struct {
 
 func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }
 
-// Domains of the sets' labels.
 func (p *PartConfig) Domains() []string {
 	if len(p.LabelDomains) > 0 {
 		return p.LabelDomains

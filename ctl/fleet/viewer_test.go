@@ -48,12 +48,11 @@ func TestViewer(t *testing.T) {
 		k.pod(admin, "semaphore-"+part, part, true, well)
 	}
 	applyViewer(t, cfg)
-	_, err := admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
+	kubetest.Create(t, admin.RbacV1().RoleBindings("semaphore"), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "viewers"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "semaphore-viewer"},
 		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: "viewer"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	as := func(user string) *fleet.Cluster {
 		cfg := rest.CopyConfig(cfg)
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: user}
@@ -188,7 +187,6 @@ func applyViewer(t *testing.T, cfg *rest.Config) {
 		o := &unstructured.Unstructured{}
 		must(t, yaml.Unmarshal([]byte(one), &o.Object))
 		resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
-		_, err := client.Resource(resource).Create(t.Context(), o, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.CreateObject(t, client.Resource(resource), o)
 	}
 }

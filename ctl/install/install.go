@@ -100,7 +100,6 @@ something stands in the way.`,
 	return cmd
 }
 
-// prefixesFlag is a list of networks.
 type prefixesFlag []netip.Prefix
 
 var _ pflag.Value = (*prefixesFlag)(nil)
@@ -183,37 +182,21 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	if err := printBlockers(said, findings); err != nil {
 		return err
 	}
-	if i.output.Chosen == "json" {
+	if i.dryRun {
 		var clusters []show.Planned
 		for _, one := range all {
-			clusters = append(clusters, show.Planned{Context: one.Cluster.Context, Objects: one.objects})
+			clusters = append(clusters, show.Planned{Context: one.Cluster.Context, Objects: one.objects,
+				Comment: fmt.Sprintf("%s. Its keys: %s --cluster %s", one.Cluster.Context,
+					fleet.CommandFor(one.Cluster, "pki init"), one.values.Cluster)})
 		}
-		return show.PrintPlanned(w, clusters)
+		return show.PrintPlanned(w, clusters, i.output.Chosen)
 	}
 	for _, one := range all {
-		if i.dryRun {
-			text, err := apply.YAML(one.objects)
-			if err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintf(w, "---\n# %s. Its keys: %s --cluster %s\n%s",
-				show.Printable(one.Cluster.Context), fleet.CommandFor(one.Cluster, "pki init"), one.values.Cluster,
-				text); err != nil {
-				return err
-			}
-			continue
-		}
 		if err := one.install(ctx, w); err != nil {
 			return err
 		}
-		said, err := dns.Wire(ctx, one.Applier, i.dns)
-		if err != nil {
+		if err := dns.Wire(ctx, w, one.Applier, i.dns); err != nil {
 			return err
-		}
-		if said != "" {
-			if _, err := fmt.Fprintf(w, "%s: %s\n", show.Printable(one.Cluster.Context), show.Printable(said)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -12,8 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -22,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestInstall: one command and a kubeconfig install semaphore in an empty cluster as in the manifests. A second call
@@ -47,14 +46,11 @@ func TestInstall(t *testing.T) {
 	}
 	must(t, ctltest.AwaitDefault(t, admin))
 	const corefile = ".:53 {\n    kubernetes example.org in-addr.arpa {\n    }\n}\n"
-	_, err := admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile}},
-		metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile}})
 	names := func() string {
 		t.Helper()
-		c, err := admin.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "coredns", metav1.GetOptions{})
-		must(t, err)
+		c := kubetest.Get(t, admin.CoreV1().ConfigMaps("kube-system"), "coredns")
 		return c.Data["Corefile"]
 	}
 	before := ctltest.Everything(t, cfg)
@@ -82,19 +78,16 @@ func TestInstall(t *testing.T) {
 
 	// The record of an installation is lost: nothing is decided again, unless one says what is wanted.
 	records := admin.CoreV1().ConfigMaps("semaphore")
-	record, err := records.Get(t.Context(), apply.RecordName, metav1.GetOptions{})
-	must(t, err)
+	record := kubetest.Get(t, records, apply.RecordName)
 	must(t, records.Delete(t.Context(), record.Name, metav1.DeleteOptions{}))
 	if out := ctl(2, "install"); !strings.Contains(out, "record-lost") {
 		t.Errorf("without the record: %s", out)
 	}
 	ctl(0, "install --features services --dry-run=client -o yaml")
 	record.ResourceVersion = ""
-	_, err = records.Create(t.Context(), record, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.Create(t, records, record)
 	for _, name := range []string{"semaphore-broker", "semaphore-exporter"} {
-		d, err := admin.AppsV1().Deployments("semaphore").Get(t.Context(), name, metav1.GetOptions{})
-		must(t, err)
+		d := kubetest.Get(t, admin.AppsV1().Deployments("semaphore"), name)
 		if d.Status.AvailableReplicas != 2 {
 			t.Errorf("%s: %d replicas are available", name, d.Status.AvailableReplicas)
 		}
@@ -139,29 +132,21 @@ func TestInstall(t *testing.T) {
 		!strings.Contains(text, `svc\.example\.org`) {
 		t.Errorf("the Corefile is\n%s", text)
 	}
-	_, err = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters).Create(t.Context(),
-		&unstructured.Unstructured{Object: map[string]any{"apiVersion": v1alpha1.GroupVersion.String(),
-			"kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
-			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}, "servicePrefix": "two"}}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], servicePrefix: two}")
 	ctl(0, "install") // existing DNS blocks are updated
 	if text := names(); !strings.Contains(text, "\ncluster.c2 {") || !strings.Contains(text, "two-{2}-73736d-{1}") {
 		t.Errorf("the Corefile is\n%s", text)
 	}
 
-	_, err = admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
-		[]byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/pubKey":"x","other":"stays"}}}`),
-		metav1.PatchOptions{})
-	must(t, err)
+	ctltest.Patch(t, admin.CoreV1().Nodes(), "n1",
+		`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/pubKey":"x","other":"stays"}}}`)
 	ctltest.Golden(t, "uninstall", ctl(0, "uninstall"))
 	if _, err := admin.AppsV1().Deployments("semaphore").Get(t.Context(), "semaphore-broker",
 		metav1.GetOptions{}); err != nil {
 		t.Errorf("without --yes it was removed: %v", err)
 	}
 	ctltest.Golden(t, "uninstall-yes", ctl(0, "uninstall --yes"))
-	_, err = admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
-		[]byte(`{"metadata":{"annotations":{"other":null}}}`), metav1.PatchOptions{})
-	must(t, err)
+	ctltest.Patch(t, admin.CoreV1().Nodes(), "n1", `{"metadata":{"annotations":{"other":null}}}`)
 	// The definitions of the Multi-Cluster Services API, and the users' ServiceExports, outlive the component and the
 	// parts.
 	after, definitions := strings.Split(ctltest.Everything(t, cfg), "\n"), 0
@@ -193,10 +178,7 @@ func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args str
 	t.Helper()
 	ctl(0, "install --features services,policy")
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
-	_, err := remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
-		"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
-	must(t, err)
+	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16]}")
 	ctltest.Golden(t, "install-no-node-subnets", ctl(2, "install --features encryption,services,policy"))
 	agents := func() bool {
 		t.Helper()
@@ -210,9 +192,7 @@ func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args str
 	if agents() {
 		t.Error("it was refused, and agents were installed")
 	}
-	_, err = remotes.Patch(t.Context(), "c2", types.MergePatchType, []byte(`{"spec":{"nodeSubnets":["192.0.2.0/24"]}}`),
-		metav1.PatchOptions{})
-	must(t, err)
+	ctltest.Patch(t, remotes, "c2", `{"spec":{"nodeSubnets":["192.0.2.0/24"]}}`)
 	ctl(0, "install --features encryption,services,policy")
 	if !agents() {
 		t.Error("no agents were installed")

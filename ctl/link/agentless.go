@@ -15,16 +15,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
+	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -216,7 +215,7 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 				return err
 			}
 		}
-		if err := p.names(ctx, w, l.dns); err != nil {
+		if err := dns.Wire(ctx, w, p.applier, l.dns); err != nil {
 			return err
 		}
 	}
@@ -255,12 +254,11 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 				p.facts.Context))
 		}
 	}
-	remote, err := p.remotes.Get(ctx, f.name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return nil, fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
-	case exporter == nil:
+	remote, err := p.applier.Get(ctx, remoteRef(f.name))
+	if err != nil {
+		return nil, err
+	}
+	if remote != nil && exporter == nil {
 		found = append(found, show.Blocker(p.facts.Context, "name-taken", "RemoteCluster "+remote.GetName(),
 			fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
 				p.facts.Context, f.name), "it is there already, for a cluster with an exporter of its own"))
@@ -292,12 +290,20 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
-	remote, err := p.remoteOf(x, what, root)
+	// Without addresses of a broker nothing is exported to it.
+	remote, err := certs.ObjectOf(preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}, root)
 	if err != nil {
 		return err
 	}
-	if _, err := apply.ServerSideApply(ctx, p.remotes, f.name, remote, true); err != nil {
-		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
+	clear := ""
+	if p.encrypts() && !features.Has(config.Encryption) {
+		clear = "; packets to and from its pods are not encrypted"
+		if err := unstructured.SetNestedField(remote.Object, string(config.Clear), "spec", "encryption"); err != nil {
+			return err
+		}
+	}
+	if _, err := p.applier.Apply(ctx, remote); err != nil {
+		return err
 	}
 	for _, o := range objects[1:] {
 		if _, err := p.applier.Apply(ctx, o); err != nil {
@@ -310,10 +316,6 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 				return err
 			}
 		}
-	}
-	clear := ""
-	if remote.Spec.Encryption == string(config.Clear) {
-		clear = "; packets to and from its pods are not encrypted"
 	}
 	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
 		f.name, preflight.Subnets{Prefixes: x.Pods}, what.Namespace(), clear)
@@ -345,7 +347,6 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 	return out, nil
 }
 
-// features returns those for which a reader has rights.
 func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
 	for _, feature := range everyFeature {
 		role, err := f.applier.Get(ctx, apply.Ref{
@@ -361,7 +362,6 @@ func (f *foreignCluster) features(ctx context.Context, reader string) (out confi
 	return out, nil
 }
 
-// image returns the image that the broker runs.
 func (p *linkedCluster) image(ctx context.Context) (string, error) {
 	broker, err := deployment(ctx, p.applier.Cluster, "semaphore-broker")
 	if err != nil {
@@ -450,7 +450,7 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 		return nil, err
 	}
 	var root []byte
-	if remote, err := p.remotes.Get(ctx, what.Cluster, metav1.GetOptions{}); err == nil {
+	if remote, err := p.applier.Get(ctx, remoteRef(what.Cluster)); err == nil && remote != nil {
 		text, _, _ := unstructured.NestedString(remote.Object, "spec", "trustBundle")
 		root = []byte(text)
 	}
@@ -478,23 +478,6 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 		ObjectMeta: metav1.ObjectMeta{Name: identity.BundlesConfigMap, Namespace: what.Namespace()},
 		Data:       map[string]string{p.Name + ".pem": string(p.Bundle), what.Cluster + ".pem": string(root)},
 	})
-}
-
-// remoteOf returns the RemoteCluster of a cluster that is read: nothing is exported to it, and its nodes, which have no
-// agents, encrypt nothing.
-func (p *linkedCluster) remoteOf(x *certs.Introduction, what apply.Foreign, root []byte) (*appliedRemote, error) {
-	whole, err := certs.ObjectOf(preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}, root)
-	if err != nil {
-		return nil, err
-	}
-	var out appliedRemote
-	if err := fleet.Into(whole, &out); err != nil {
-		return nil, err
-	}
-	if p.encrypts() && !what.Features.Has(config.Encryption) {
-		out.Spec.Encryption = string(config.Clear)
-	}
-	return &out, nil
 }
 
 func (p *linkedCluster) encrypts() bool {
@@ -565,15 +548,6 @@ func readsFrom(ctx context.Context, a *apply.Applier, cluster string) (string, e
 	return "", nil
 }
 
-// appliedRemote is a RemoteCluster without a status.
-type appliedRemote struct {
-	metav1.TypeMeta `json:",inline"`
-	Metadata        struct {
-		Name string `json:"name"`
-	} `json:"metadata"`
-	Spec v1alpha1.RemoteClusterSpec `json:"spec"`
-}
-
 // unread deletes what read created.
 func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	there, err := l.foreign(ctx, false)
@@ -584,73 +558,56 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var all []*share
 	for _, p := range here {
 		for _, f := range there {
 			if err := isRead(ctx, p.applier, f); err != nil {
 				return err
 			}
+			s, err := shareOf(ctx, p.applier, f.name)
+			if err != nil {
+				return err
+			}
+			stays := s.remote != nil && linked(s.remote)
+			if stays {
+				s.remote = nil
+				if _, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context,
+					f.name); err != nil {
+					return err
+				}
+			}
+			if !stays || s.read {
+				all = append(all, s)
+			}
+			if l.yes {
+				continue
+			}
+			if _, err := fmt.Fprintf(w, "%s: may have the ServiceAccount %s/%s, and its rights\n", f.applier.Cluster.Context,
+				apply.ReaderNamespace, apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName()); err != nil {
+				return err
+			}
 		}
 	}
+	if err := l.leave(ctx, w, all); err != nil {
+		return err
+	}
 	if !l.yes {
-		return planUnread(ctx, w, here, there)
+		return show.OnlyPlanned("removed")
 	}
 	for _, p := range here {
 		for _, f := range there {
-			if err := p.unreadRemote(ctx, w, f.name); err != nil {
+			if err := f.close(ctx, w, apply.Foreign{Cluster: f.name, Reader: p.Name, Features: everyFeature}); err != nil {
 				return err
 			}
-			if err := endReading(ctx, w, p.applier, f.name); err != nil {
-				return err
-			}
-			if err := f.close(ctx, w, apply.Foreign{Cluster: f.name, Reader: p.Name,
-				Features: everyFeature}); err != nil {
-				return err
-			}
-		}
-		if err := p.names(ctx, w, false); err != nil {
-			return err
 		}
 	}
 	return nil
 }
 
-// planUnread prints what unread would delete.
-func planUnread(ctx context.Context, w io.Writer, here []*linkedCluster, there []*foreignCluster) error {
-	for _, p := range here {
-		for _, f := range there {
-			exporter, does, err := reads(ctx, p.applier, f.name)
-			if err != nil {
-				return err
-			}
-			text := fmt.Sprintf("%s: has no exporter that reads %s\n", p.facts.Context, f.name)
-			if does {
-				text = fmt.Sprintf("%s: has %s with an exporter that reads %s, and its RemoteCluster\n", p.facts.Context,
-					exporter, f.name)
-			}
-			if _, err := fmt.Fprintf(w, "%s%s: may have the ServiceAccount %s/%s, and its rights\n", text,
-				f.applier.Cluster.Context, apply.ReaderNamespace,
-				apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName()); err != nil {
-				return err
-			}
-		}
-	}
-	return show.OnlyPlanned("removed")
-}
-
-// unreadRemote deletes the RemoteCluster of a cluster that is read. It keeps one with a broker, which was linked since.
-func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name string) error {
-	found, err := p.remotes.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, name, err)
-	}
-	if broker, linked, _ := unstructured.NestedMap(found.Object, "spec", "broker"); linked && len(broker) > 0 {
-		_, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context, name)
-		return err
-	}
-	return remove(ctx, w, p.facts.Context, p.remotes, name)
+// linked reports whether a RemoteCluster has a broker: then it was linked since.
+func linked(remote *unstructured.Unstructured) bool {
+	broker, has, _ := unstructured.NestedMap(remote.Object, "spec", "broker")
+	return has && len(broker) > 0
 }
 
 // reads returns the namespace of the exporter for a cluster, if there is one beside the broker.

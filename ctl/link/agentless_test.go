@@ -19,7 +19,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -42,12 +41,10 @@ func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, nam
 	t.Helper()
 	data := map[string][]byte{}
 	if kind == "Secret" {
-		s, err := admin.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
-		must(t, err)
+		s := kubetest.Get(t, admin.CoreV1().Secrets(namespace), name)
 		data = s.Data
 	} else {
-		c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
-		must(t, err)
+		c := kubetest.Get(t, admin.CoreV1().ConfigMaps(namespace), name)
 		for key, text := range c.Data {
 			data[key] = []byte(text)
 		}
@@ -61,12 +58,10 @@ func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, nam
 // configOf returns the configuration file that a Deployment mounts.
 func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment string) string {
 	t.Helper()
-	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), deployment, metav1.GetOptions{})
-	must(t, err)
+	d := kubetest.Get(t, admin.AppsV1().Deployments(namespace), deployment)
 	for _, v := range d.Spec.Template.Spec.Volumes {
 		if v.Name == "config" {
-			c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
-			must(t, err)
+			c := kubetest.Get(t, admin.CoreV1().ConfigMaps(namespace), v.ConfigMap.Name)
 			return c.Data["config.yaml"]
 		}
 	}
@@ -137,13 +132,12 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
 	offer := func(name, ip string) {
 		t.Helper()
-		s, err := there.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+		s := kubetest.Create(t, there.CoreV1().Services("default"), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name,
 				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}, metav1.CreateOptions{})
-		must(t, err)
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}})
 		ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
-		_, err = there.DiscoveryV1().EndpointSlices("default").Create(t.Context(), &discoveryv1.EndpointSlice{
+		kubetest.Create(t, there.DiscoveryV1().EndpointSlices("default"), &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: name + "-1",
 				Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, // and as Kubernetes copies those of the Service
 					"mirror.semaphore.uw.io/mirror-service": "true"}},
@@ -151,8 +145,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip},
 				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 			Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		})
 	}
 	mirrored := func(name, ip string) error {
 		mirror := "c2-default-73736d-" + name
@@ -181,16 +174,11 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	took := testkit.Eventually(t, 3*time.Minute, "the Service of the other cluster is mirrored",
 		func() error { return mirrored("echo", "10.2.0.9") })
 	t.Logf("mirrored %s after it was offered", took)
-	pod, err := there.CoreV1().Pods("default").Create(t.Context(),
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "client",
-			Labels: map[string]string{"semaphore.uw.systems/name": "client"}},
-			Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
-		metav1.CreateOptions{})
-	must(t, err)
-	_, err = there.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.MergePatchType,
-		[]byte(`{"status":{"phase":"Running","podIP":"10.2.0.10","podIPs":[{"ip":"10.2.0.10"}]}}`),
-		metav1.PatchOptions{}, "status")
-	must(t, err)
+	pod := kubetest.Create(t, there.CoreV1().Pods("default"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "client",
+		Labels: map[string]string{"semaphore.uw.systems/name": "client"}},
+		Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}}})
+	ctltest.Patch(t, there.CoreV1().Pods("default"), pod.Name,
+		`{"status":{"phase":"Running","podIP":"10.2.0.10","podIPs":[{"ip":"10.2.0.10"}]}}`, "status")
 	dynamicHere := dynamic.NewForConfigOrDie(c1)
 	testkit.Eventually(t, 3*time.Minute, "the pod is in a set", func() error {
 		set, err := dynamicHere.Resource(kubetest.CalicoCRD.WithResource("globalnetworksets")).Get(t.Context(),
@@ -225,8 +213,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 
 	// The second call changes only what is necessary: certificate and token stay.
 	certificate := func() string {
-		s, err := here.CoreV1().Secrets("semaphore-c2").Get(t.Context(), "semaphore-exporter-tls", metav1.GetOptions{})
-		must(t, err)
+		s := kubetest.Get(t, here.CoreV1().Secrets("semaphore-c2"), "semaphore-exporter-tls")
 		return string(s.Data["tls.crt"])
 	}
 	first := certificate()
@@ -287,19 +274,17 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	})
 
 	// A cluster that has semaphore of its own by now stays linked.
-	_, err = remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+	kubetest.CreateObject(t, remotes, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.RemoteClusters.GroupVersion().String(), "kind": "RemoteCluster",
 		"metadata": map[string]any{"name": "c2"},
 		"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"},
 			"broker": map[string]any{"address": "192.0.2.9:8443"}},
-	}}, metav1.CreateOptions{})
-	must(t, err)
+	}})
 	out := ctl(0, "unlink --context c1 --agentless legacy=c2 --yes")
 	if !strings.Contains(out, "RemoteCluster c2 has a broker") {
 		t.Error(out)
 	}
-	_, err = remotes.Get(t.Context(), "c2", metav1.GetOptions{})
-	must(t, err)
+	kubetest.GetObject(t, remotes, "c2")
 }
 
 // TestAgentlessEnds: a reader has only the rights for what it exports. Another call of link keeps its rights and adds
@@ -313,16 +298,12 @@ func TestAgentlessEnds(t *testing.T) {
 	link := "link --context c1 --agentless legacy=c2 --yes --api legacy=" + c2.Host
 	may := func(resource string) bool {
 		t.Helper()
-		secret, err := there.CoreV1().Secrets("semaphore-reader").Get(t.Context(), "semaphore-reader-c1",
-			metav1.GetOptions{})
-		must(t, err)
+		secret := kubetest.Get(t, there.CoreV1().Secrets("semaphore-reader"), "semaphore-reader-c1")
 		reader := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(secret.Data["token"]),
 			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
-		answer, err := reader.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(),
+		answer := kubetest.Create(t, reader.AuthorizationV1().SelfSubjectAccessReviews(),
 			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: resource}}},
-			metav1.CreateOptions{})
-		must(t, err)
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: resource}}})
 		return answer.Status.Allowed
 	}
 	reads := func(services, pods bool) {

@@ -16,8 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
@@ -36,9 +34,8 @@ const linkWithin = 5 * time.Minute
 // linkedCluster is a cluster with what other clusters need to know of it.
 type linkedCluster struct {
 	*certs.OwnIdentity
-	pki     *certs.Store
-	remotes dynamic.ResourceInterface
-	facts   *preflight.Cluster
+	pki   *certs.Store
+	facts *preflight.Cluster
 	// addresses of its broker for other clusters.
 	addresses []string
 	// source is the UID of its namespace kube-system; empty if it may not be read.
@@ -248,7 +245,7 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 
 func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, error) {
 	p := certs.Of(c)
-	out := &linkedCluster{pki: p, remotes: p.Remotes, applier: apply.New(c, l.progress)}
+	out := &linkedCluster{pki: p, applier: apply.New(c, l.progress)}
 	var err error
 	if out.OwnIdentity, err = p.Own(ctx); err != nil {
 		return nil, err
@@ -329,28 +326,16 @@ func addressesOf(s *corev1.Service, nodes []preflight.Node) (out []string) {
 
 // print prints the objects in place of writing them.
 func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduction) error {
-	if l.output.Chosen != "json" {
-		for _, x := range gets {
-			text, err := yaml.Marshal(x.Object.Object)
-			if err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintf(w, "---\n# in %s\n%s", show.Printable(x.Here.Cluster.Context), text); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	clusters := make([]show.Planned, len(all))
 	for i, p := range all {
-		clusters[i].Context = p.facts.Context
+		clusters[i].Context, clusters[i].Comment = p.facts.Context, "in "+p.facts.Context
 		for _, x := range gets {
 			if x.Here == p.pki {
 				clusters[i].Objects = append(clusters[i].Objects, x.Object)
 			}
 		}
 	}
-	return show.PrintPlanned(w, clusters)
+	return show.PrintPlanned(w, clusters, l.output.Chosen)
 }
 
 // introductions returns what each cluster of a pair gets of the other.
@@ -415,21 +400,11 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	for _, p := range all {
-		if err := p.names(writing, w, l.dns); err != nil {
+		if err := dns.Wire(writing, w, p.applier, l.dns); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// names keeps CoreDNS's blocks current, or creates them.
-func (p *linkedCluster) names(ctx context.Context, w io.Writer, always bool) error {
-	said, err := dns.Wire(ctx, p.applier, always)
-	if err != nil || said == "" {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "%s: %s\n", show.Printable(p.facts.Context), show.Printable(said))
-	return err
 }
 
 // checkLinkable returns an error if clusters cannot be linked as they are, and prints why.
@@ -480,12 +455,12 @@ func nodesInside(here, there *linkedCluster) (out []show.Finding) {
 }
 
 func (l *linker) unlink(ctx context.Context, w io.Writer) error {
-	all, pairs, err := l.parties(ctx)
+	_, pairs, err := l.parties(ctx)
 	if err != nil {
 		return err
 	}
 	// A cluster that says that it is another one does not have that one removed.
-	gets, _, err := introductions(pairs)
+	gets, to, err := introductions(pairs)
 	if err != nil {
 		return err
 	}
@@ -503,123 +478,123 @@ func (l *linker) unlink(ctx context.Context, w io.Writer) error {
 		}
 		return show.Report(w, found, "table")
 	}
-	if !l.yes {
-		return planUnlink(ctx, w, pairs)
-	}
-	for _, pair := range pairs {
-		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
-			if err := remove(ctx, w, way[0].facts.Context, way[0].remotes, way[1].Name); err != nil {
-				return err
-			}
-		}
-	}
-	for _, p := range all {
-		if err := p.names(ctx, w, false); err != nil {
+	var all []*share
+	for _, x := range gets {
+		s, err := shareOf(ctx, to[x].applier, x.Name)
+		if err != nil {
 			return err
 		}
+		all = append(all, s)
 	}
-	return nil
+	return l.leave(ctx, w, all)
 }
 
-// remove deletes a RemoteCluster; one that does not exist is not an error.
-func remove(ctx context.Context, w io.Writer, where string, remotes dynamic.ResourceInterface, name string) error {
-	said := "deleted"
-	if err := remotes.Delete(ctx, name, metav1.DeleteOptions{}); apierrors.IsNotFound(err) {
-		said = "was not there"
-	} else if err != nil {
-		return fmt.Errorf("%s: RemoteCluster %s: %w", where, name, err)
-	}
-	_, err := fmt.Fprintf(w, "%s: RemoteCluster %s %s\n", where, name, said)
-	return err
-}
-
-// planUnlink prints what clusters have of each other.
-func planUnlink(ctx context.Context, w io.Writer, pairs [][2]*linkedCluster) error {
-	for _, pair := range pairs {
-		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
-			here, name := way[0], way[1].Name
-			found, err := here.remotes.Get(ctx, name, metav1.GetOptions{})
-			text := fmt.Sprintf("%s: has no RemoteCluster %s\n", here.facts.Context, name)
-			if err == nil {
-				text = fmt.Sprintf("%s: has of %s %s\n", here.facts.Context, name, countsOf(found))
-			} else if !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s: RemoteCluster %s: %w", here.facts.Context, name, err)
-			}
-			if _, err := io.WriteString(w, text); err != nil {
-				return err
-			}
-		}
-	}
-	return show.OnlyPlanned("removed")
-}
-
-// forget prints what clusters have of another, and with --yes removes it.
+// forget removes a cluster from others without asking it.
 func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 	clusters, err := l.access.Clusters()
 	if err != nil {
 		return err
 	}
-	known := false
+	var all []*share
 	for _, c := range clusters {
-		has, err := forgetIn(ctx, w, apply.New(c, l.progress), name, l.yes)
+		s, err := shareOf(ctx, apply.New(c, l.progress), name)
 		if err != nil {
 			return err
 		}
-		known = known || has
+		all = append(all, s)
 	}
-	if known && !l.yes {
-		return show.OnlyPlanned("removed")
+	if err := l.leave(ctx, w, all); err != nil {
+		return err
+	}
+	for _, s := range all {
+		if !s.read {
+			continue
+		}
+		if _, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
+			"  %[3]s --agentless CONTEXT=%[2]s --yes\n", s.Cluster.Context, name,
+			fleet.CommandFor(s.Cluster, "unlink")); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// forgetIn does so for one cluster; known means that it has a RemoteCluster of the name, or an exporter that an
-// interrupted call left.
-func forgetIn(ctx context.Context, w io.Writer, a *apply.Applier, name string, yes bool) (known bool, err error) {
-	where := a.Cluster.Context
-	remotes := a.Client.Resource(v1alpha1.RemoteClusters)
-	found, err := remotes.Get(ctx, name, metav1.GetOptions{})
-	missing := apierrors.IsNotFound(err)
-	if err != nil && !missing {
-		return false, fmt.Errorf("%s: RemoteCluster %s: %w", where, name, err)
+// share is what a cluster has of another: its RemoteCluster, and an exporter that reads it.
+type share struct {
+	*apply.Applier
+	of string
+	// remote is nil for none.
+	remote   *unstructured.Unstructured
+	exporter apply.Ref
+	read     bool
+}
+
+func remoteRef(name string) apply.Ref {
+	return apply.Ref{GroupVersionKind: v1alpha1.GroupVersion.WithKind(v1alpha1.Kind), Name: name}
+}
+
+func shareOf(ctx context.Context, a *apply.Applier, cluster string) (*share, error) {
+	s := &share{Applier: a, of: cluster}
+	var err error
+	if s.remote, err = a.Get(ctx, remoteRef(cluster)); err != nil {
+		return nil, err
 	}
-	exporter, isRead, err := reads(ctx, a, name)
-	if err != nil {
-		return false, err
+	// An interrupted call may have left an exporter without a RemoteCluster.
+	s.exporter, s.read, err = reads(ctx, a, cluster)
+	return s, err
+}
+
+// String has a line for each thing.
+func (s *share) String() string {
+	out := fmt.Sprintf("%s: has no RemoteCluster %s\n", s.Cluster.Context, s.of)
+	if s.remote != nil {
+		out = fmt.Sprintf("%s: has of %s %s\n", s.Cluster.Context, s.of, countsOf(s.remote))
 	}
-	text := fmt.Sprintf("%s: has no RemoteCluster %s\n", where, name)
-	if !missing {
-		text = fmt.Sprintf("%s: has of %s %s\n", where, name, countsOf(found))
-	} else if !isRead {
-		_, err := io.WriteString(w, text)
-		return false, err
+	if s.read {
+		out += fmt.Sprintf("%s: has %s with an exporter that reads %s\n", s.Cluster.Context, s.exporter, s.of)
 	}
-	if isRead && !yes {
-		text += fmt.Sprintf("%s: has %s with an exporter that reads %s\n", where, exporter, name)
-	}
-	if _, err := io.WriteString(w, text); err != nil || !yes {
-		return true, err
-	}
-	if err := remove(ctx, w, where, remotes, name); err != nil {
-		return true, err
-	}
-	if err := endReading(ctx, w, a, name); err != nil {
-		return true, err
-	}
-	said, err := dns.Wire(ctx, a, false)
-	if err != nil {
-		return true, err
-	}
-	if said != "" {
-		if _, err := fmt.Fprintf(w, "%s: %s\n", where, show.Printable(said)); err != nil {
-			return true, err
+	return out
+}
+
+// leave prints what clusters have of others, and with --yes removes it. Each does it for the clusters that it asked, or
+// not.
+func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
+	known := false
+	for _, s := range all {
+		is := s.remote != nil || s.read
+		known = known || is
+		if !l.yes || !is {
+			if _, err := io.WriteString(w, s.String()); err != nil {
+				return err
+			}
+		} else if err := s.end(ctx, w); err != nil {
+			return err
 		}
 	}
-	if isRead {
-		_, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
-			"  %[3]s --agentless CONTEXT=%[2]s --yes\n", where, name, fleet.CommandFor(a.Cluster, "unlink"))
+	if known && !l.yes {
+		return show.OnlyPlanned("removed")
 	}
-	return true, err
+	for i, s := range all {
+		if slices.ContainsFunc(all[:i], func(o *share) bool { return o.Cluster == s.Cluster }) {
+			continue
+		}
+		if err := dns.Wire(ctx, w, s.Applier, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *share) end(ctx context.Context, w io.Writer) error {
+	if ref := remoteRef(s.of); s.remote != nil {
+		if err := s.Of(ref).Delete(ctx, s.of, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s: %s: %w", s.Cluster.Context, ref, err)
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s deleted\n", s.Cluster.Context, ref); err != nil {
+			return err
+		}
+	}
+	return endReading(ctx, w, s.Applier, s.of)
 }
 
 // countsOf returns the counts in the status of a RemoteCluster, such as "nodes 3, services 12".

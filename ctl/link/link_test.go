@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -101,9 +100,8 @@ func TestLink(t *testing.T) {
 	// There is no address, and both have the same pod subnets.
 	ctltest.Golden(t, "link-without-address", ctl(2, "link --context c1 --context c2"))
 	for _, name := range []string{"c1", "c2"} {
-		_, err := admins[name].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
-			types.MergePatchType, []byte(`{"spec":{"type":"NodePort"}}`), metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, admins[name].CoreV1().Services("semaphore"), "semaphore-broker-federation",
+			`{"spec":{"type":"NodePort"}}`)
 		if len(list(name)) != 0 {
 			t.Errorf("%s: something was written", name)
 		}
@@ -136,10 +134,8 @@ func TestLink(t *testing.T) {
 		}
 	}
 
-	_, err := remotes["c1"].Patch(t.Context(), "c2", types.MergePatchType,
-		[]byte(`{"status":{"objects":{"nodes":3,"services":12,"endpointSlices":20,"setMembers":400}}}`),
-		metav1.PatchOptions{}, "status")
-	must(t, err)
+	ctltest.Patch(t, remotes["c1"], "c2",
+		`{"status":{"objects":{"nodes":3,"services":12,"endpointSlices":20,"setMembers":400}}}`, "status")
 	ctltest.Golden(t, "forget", ctl(0, "unlink c2 --force --context c1"))
 	if len(list("c1")) != 1 {
 		t.Error("without --yes it was removed")
@@ -162,14 +158,12 @@ func TestLinkOfDottedNames(t *testing.T) {
 	names := map[string]string{"c1": "eu-1.example.com", "c2": strings.Repeat("c", 55) + ".example"}
 	for context, name := range names {
 		ctl(0, "pki init --context "+context+" --cluster "+name)
-		_, err := admins[context].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
-			types.MergePatchType, []byte(`{"spec":{"type":"NodePort"}}`), metav1.PatchOptions{})
-		must(t, err)
+		ctltest.Patch(t, admins[context].CoreV1().Services("semaphore"), "semaphore-broker-federation",
+			`{"spec":{"type":"NodePort"}}`)
 	}
 	ctl(0, "link --context c1 --context c2 --yes")
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
-		found, err := remotes[here].Get(t.Context(), names[there], metav1.GetOptions{})
-		must(t, err)
+		found := kubetest.GetObject(t, remotes[here], names[there])
 		bundle, _, _ := unstructured.NestedString(found.Object, "spec", "trustBundle")
 		prefix, has, _ := unstructured.NestedString(found.Object, "spec", "servicePrefix")
 		if bundle != ctl(0, "pki bundle --context "+there) || has {

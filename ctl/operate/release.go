@@ -67,7 +67,6 @@ func kindsOf(names []string) ([]semaphorev1.Kind, error) {
 	return kinds, nil
 }
 
-// releaseBrake releases a brake and prints what the broker released.
 func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlServiceClient, cluster string,
 	kinds []semaphorev1.Kind) error {
 	answer, err := broker.ReleaseBrake(ctx, &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})

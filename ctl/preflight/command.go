@@ -70,7 +70,6 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 	return show.Report(w, findings, "table")
 }
 
-// Describe prints the properties of a cluster.
 func Describe(w io.Writer, c *Cluster) error {
 	return show.PrintLines(w, show.Tabbed(c.describe))
 }

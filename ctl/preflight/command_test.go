@@ -25,20 +25,17 @@ func TestPreflight(t *testing.T) {
 	for name, ip := range map[string]string{"n1": "172.18.0.2", "n2": "172.18.0.3"} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.NodeSpec{ProviderID: "kind://docker/c1/" + name}}
-		n, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		must(t, err)
+		n = kubetest.Create(t, admin.CoreV1().Nodes(), n)
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
 		n.Status.NodeInfo.KernelVersion = "6.12.1-cloud"
-		_, err = admin.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
-		must(t, err)
+		kubetest.UpdateStatus(t, admin.CoreV1().Nodes(), n)
 	}
 	create := func(resource, kind, name string, spec map[string]any) {
 		t.Helper()
-		_, err := dyn.Resource(kubetest.CalicoCRD.WithResource(resource)).Create(t.Context(),
+		kubetest.CreateObject(t, dyn.Resource(kubetest.CalicoCRD.WithResource(resource)),
 			&unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": kubetest.CalicoCRD.String(), "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
-			}}, metav1.CreateOptions{})
-		must(t, err)
+			}})
 	}
 	create("ippools", "IPPool", "default", map[string]any{"cidr": "10.1.0.0/16", "ipipMode": "Never",
 		"vxlanMode": "Always", "natOutgoing": true, "nodeSelector": "all()"})
@@ -52,10 +49,8 @@ func TestPreflight(t *testing.T) {
 		"kube-proxy":     {"config.conf": "kind: KubeProxyConfiguration\nmode: nftables\n"},
 		"kubeadm-config": {"ClusterConfiguration": "clusterName: prod-1\nnetworking: {podSubnet: 10.9.0.0/16}\n"},
 	} {
-		_, err := admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(),
-			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system"}, Data: data},
-			metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system"}, Data: data})
 	}
 	before := countObjects(t, admin)
 	kubeconfig := kubetest.Kubeconfig(t, cfg)

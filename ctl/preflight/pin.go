@@ -32,8 +32,7 @@ type Introduction struct {
 	Doubt error
 	// Replace is the operator's word that the name stands for this cluster from now on.
 	Replace bool
-	// Others are the other remotes here.
-	Others []Remote
+	Others  []Remote
 }
 
 // private are the networks that nobody announces to the internet: RFC 1918, RFC 6598 and RFC 4193.

@@ -47,7 +47,6 @@ type Node struct {
 	Created      time.Time `json:"created"`
 }
 
-// Calico describes Calico in a cluster.
 type Calico struct {
 	// Blocks is set if its own IPAM assigns addresses; else the nodes' podCIDRs do.
 	Blocks bool `json:"blocks"`
@@ -66,10 +65,9 @@ type Calico struct {
 	NATOutgoing bool `json:"natOutgoing"`
 	// Encapsulation of the pools: none, ipip, vxlan or several.
 	Encapsulation string `json:"encapsulation"`
-	// Pools are all of them, also of other clusters' pods.
-	Pools []netip.Prefix `json:"pools"`
-	// Exported are the pools without disableBGPExport.
-	Exported []netip.Prefix `json:"exported,omitempty"`
+	// Pools are all of them, also of other clusters' pods, and PoolResource is kubectl's name of them.
+	Pools        []fleet.Pool `json:"pools"`
+	PoolResource string       `json:"poolResource,omitempty"`
 }
 
 // DNS describes the DNS server of a cluster.
@@ -81,20 +79,18 @@ type DNS struct {
 	NodeLocal bool   `json:"nodeLocal"`
 }
 
-// Cluster is what is known of a cluster.
 type Cluster struct {
 	Context string `json:"context"`
 	// Names are proposals for the cluster's name, the best first.
-	Names    []string `json:"names"`
-	Version  string   `json:"kubernetes"`
-	Provider string   `json:"provider,omitempty"`
-	CNI      string   `json:"cni"`
-	// Calico is nil without it.
-	Calico              *Calico `json:"calico,omitempty"`
-	Pods, Services, IPs Subnets `json:"-"`
-	Nodes               []Node  `json:"nodes"`
-	KubeProxy           string  `json:"kubeProxy,omitempty"`
-	DNS                 DNS     `json:"dns"`
+	Names               []string `json:"names"`
+	Version             string   `json:"kubernetes"`
+	Provider            string   `json:"provider,omitempty"`
+	CNI                 string   `json:"cni"`
+	Calico              *Calico  `json:"calico,omitempty"`
+	Pods, Services, IPs Subnets  `json:"-"`
+	Nodes               []Node   `json:"nodes"`
+	KubeProxy           string   `json:"kubeProxy,omitempty"`
+	DNS                 DNS      `json:"dns"`
 	// Clock is how far the apiserver's clock is ahead of ours, with an error of up to a second; nil if it could not be
 	// read.
 	Clock *time.Duration `json:"clock,omitempty"`
@@ -220,7 +216,6 @@ func (c *judged) calico() {
 	}
 }
 
-// devices matches the names of semaphore's devices.
 const devices = `^(wireguard|wg)[.].*`
 
 // bpf judges whether Calico's eBPF programs see the packets of tunnels. At a device that its pattern does not match
@@ -319,17 +314,11 @@ func JudgePair(a, b *Cluster) []show.Finding {
 		if here.Calico == nil {
 			continue
 		}
-		all = append(all, exported(here, there)...)
-		if !here.Calico.NATOutgoing {
-			continue
-		}
-		for _, p := range there.Pods.Prefixes {
-			if !Within(p, here.Calico.Pools) {
-				all = append(all, show.Finding{Code: finding.PoolMissing, Level: finding.Warning, Subject: here.Context +
-					": Calico's pools", Side: here.Context,
-					Evidence: fmt.Sprintf("no pool has %s, the pods of %s: Calico would replace the addresses of pods that call "+
-						"them (natOutgoing)", p, there.Context),
-					Fix: "set manageIPPools: true, with the component features/ippools"})
+		remote := Remote{Name: there.Context, Pods: there.Pods.Prefixes}
+		for _, f := range JudgePools(here.Calico.Pools, here.Calico.PoolResource, here.Context, remote) {
+			if f.Code != finding.PoolEnabled { // the subnets overlap, as was said
+				f.Level, f.Side, f.Subject = f.Code.Level(), here.Context, here.Context+": "+f.Subject
+				all = append(all, f)
 			}
 		}
 	}
@@ -344,18 +333,55 @@ func JudgePair(a, b *Cluster) []show.Finding {
 	return all
 }
 
-// exported judges the pools of here with pods of there that Calico exports by BGP.
-func exported(here, there *Cluster) (all []show.Finding) {
-	for _, pool := range here.Calico.Exported {
-		if i := slices.IndexFunc(there.Pods.Prefixes, pool.Overlaps); i >= 0 {
-			all = append(all, show.Finding{Code: finding.PoolExported, Level: finding.Warning,
-				Subject: here.Context + ": Calico's pool " + pool.String(), Side: here.Context,
-				Evidence: fmt.Sprintf("it has %s, the pods of %s, without disableBGPExport: with BGP every node would announce "+
-					"its routes to them, also to routers outside of the cluster", there.Pods.Prefixes[i], there.Context),
-				Fix: "set disableBGPExport: true in its spec"})
+// JudgePools judges whether the pools of a cluster's Calico leave the IPs of a remote's pods alone. resource is
+// kubectl's name of the pools, and context is empty for the current one.
+func JudgePools(pools []fleet.Pool, resource, context string, remote Remote) (all []show.Finding) {
+	masquerades := slices.ContainsFunc(pools, func(p fleet.Pool) bool { return !p.Disabled && p.NATOutgoing })
+	if context != "" {
+		context = "--context " + context + " "
+	}
+	for _, subnet := range remote.Pods {
+		covered := false
+		for _, p := range pools {
+			covered = covered || p.CIDR.Bits() <= subnet.Bits() && p.CIDR.Contains(subnet.Addr())
+			if p.CIDR.Overlaps(subnet) {
+				all = append(all, judgePool(p, remote.Name, subnet,
+					fmt.Sprintf("kubectl %spatch %s %s --type merge -p ", context, resource, p.Name))...)
+			}
+		}
+		if !covered && masquerades {
+			all = append(all, show.Finding{Code: finding.PoolMissing, Side: "here",
+				Subject:  fmt.Sprintf("pods of %s, %s", remote.Name, subnet),
+				Evidence: "no IPPool has them, so that Calico replaces the pods' IPs by those of their nodes (SNAT)",
+				Fix: "set manageIPPools: true in the broker's configuration, with the component features/ippools, or make a " +
+					"disabled pool as docs/install.md has it"})
 		}
 	}
 	return all
+}
+
+// judgePool judges a pool that overlaps a subnet of a remote. patch is the command that changes it, but for the patch.
+func judgePool(p fleet.Pool, remote string, subnet netip.Prefix, patch string) []show.Finding {
+	f := show.Finding{Code: finding.PoolEnabled, Subject: fmt.Sprintf("IPPool %s, %s", p.Name, p.CIDR), Side: "here"}
+	switch {
+	case !p.Disabled && p.CIDR.Bits() < subnet.Bits():
+		f.Evidence = fmt.Sprintf("Calico gives pods of this cluster IPs of it, and %s of it are those of pods of %s", subnet,
+			remote)
+		f.Fix = "put pools in its place that do not overlap the subnet, or give the clusters other subnets: two pods must " +
+			"not have one IP"
+	case !p.Disabled:
+		f.Evidence = fmt.Sprintf("Calico gives pods of this cluster IPs of it, and they are those of pods of %s (%s)",
+			remote, subnet)
+		f.Fix = patch + `'{"spec":{"disabled":true,"disableBGPExport":true}}'`
+	case !p.DisableBGPExport:
+		f.Code = finding.PoolExported
+		f.Evidence = fmt.Sprintf("it has no disableBGPExport, so that where Calico speaks BGP each node announces its route "+
+			"to the pods of %s, and others follow that in place of their own", remote)
+		f.Fix = patch + `'{"spec":{"disableBGPExport":true}}'`
+	default:
+		return nil
+	}
+	return []show.Finding{f}
 }
 
 // shortened joins a list for people.

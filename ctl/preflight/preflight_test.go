@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -19,8 +20,10 @@ func prefixes(texts ...string) Subnets { return Subnets{Prefixes: testkit.Prefix
 func well(name, n string) *Cluster {
 	return &Cluster{
 		Context: name, Names: []string{name}, Version: "v1.33.2", CNI: "Calico",
-		Calico: &Calico{Strict: true, Blocks: true, NATOutgoing: true, Pools: prefixes("10.0.0.0/8").Prefixes},
-		Pods:   prefixes("10." + n + ".0.0/16"), Services: prefixes("10.96.0.0/12"), IPs: prefixes("192.0.2.0/24"),
+		Calico: &Calico{Strict: true, Blocks: true, NATOutgoing: true, Pools: []fleet.Pool{
+			{Name: "own", CIDR: netip.MustParsePrefix("10." + n + ".0.0/16"), NATOutgoing: true},
+			{Name: "others", CIDR: netip.MustParsePrefix("10.0.0.0/8"), Disabled: true, DisableBGPExport: true}}},
+		Pods: prefixes("10." + n + ".0.0/16"), Services: prefixes("10.96.0.0/12"), IPs: prefixes("192.0.2.0/24"),
 		Nodes: []Node{{Name: "n1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, Kernel: "6.12.1"}},
 		DNS:   DNS{ConfigMap: "kube-system/coredns"}, Clock: new(time.Duration),
 	}
@@ -63,15 +66,12 @@ func TestJudge(t *testing.T) {
 		"same pods":        {func(a, b *Cluster) { b.Pods = prefixes("10.1.128.0/17") }, "ERROR:subnets-overlap"},
 		"pods in Services": {func(a, b *Cluster) { b.Pods = prefixes("10.100.0.0/16") }, "ERROR:subnets-overlap"},
 		"pods in nodes":    {func(a, b *Cluster) { b.IPs = prefixes("10.1.7.0/24") }, "ERROR:subnets-overlap"},
-		"no pool": {func(a, b *Cluster) { a.Calico.Pools = prefixes("10.1.0.0/16").Prefixes },
-			"WARNING:pool-missing"},
-		"announced": {func(a, b *Cluster) { a.Calico.Exported = prefixes("10.1.0.0/16", "10.2.0.0/20").Prefixes },
-			"WARNING:pool-exported"},
-		"announced without NAT": {func(a, b *Cluster) {
-			a.Calico.Exported, a.Calico.NATOutgoing = prefixes("10.2.0.0/15").Prefixes, false
-		}, "WARNING:pool-exported"},
-		"announces its own": {func(a, b *Cluster) { a.Calico.Exported = a.Pods.Prefixes }, ""},
-		"no pool, no NAT":   {func(a, b *Cluster) { a.Calico.Pools, a.Calico.NATOutgoing = nil, false }, ""},
+		"no pool":          {func(a, b *Cluster) { a.Calico.Pools = a.Calico.Pools[:1] }, "WARNING:pool-missing"},
+		"announced":        {func(a, b *Cluster) { a.Calico.Pools[1].DisableBGPExport = false }, "WARNING:pool-exported"},
+		"announces its own": {func(a, b *Cluster) {
+			a.Calico.Pools = append(a.Calico.Pools, fleet.Pool{Name: "more", CIDR: a.Pods.Prefixes[0]})
+		}, ""},
+		"no pool, no NAT": {func(a, b *Cluster) { a.Calico.Pools, a.Calico.NATOutgoing = nil, false }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := well("c1", "1"), well("c2", "2")

@@ -155,7 +155,6 @@ func (s *surveyor) readKubeadm(ctx context.Context) {
 	}
 }
 
-// cnis, by the names of their DaemonSets.
 var cnis = []struct{ daemon, name string }{
 	{"calico-node", "Calico"}, {"canal", "Calico (canal)"}, {"cilium", "Cilium"}, {"kube-flannel", "flannel"},
 	{"aws-node", "the AWS VPC CNI"},
@@ -195,12 +194,11 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	if s.out.CNI == "not known" {
 		s.out.CNI = "Calico"
 	}
-	pools, _, err := s.IPPools(ctx)
-	if err != nil {
+	if c.Pools, c.PoolResource, err = s.IPPools(ctx); err != nil {
 		s.unread(fmt.Errorf("IPPools of Calico: %w", err))
 	}
-	if err == nil || len(pools) > 0 {
-		s.pools(c, pools)
+	if err == nil || len(c.Pools) > 0 {
+		s.pools(c)
 	}
 	ipam, err := s.IPAM(ctx)
 	s.unread(err)
@@ -221,13 +219,9 @@ func (s *surveyor) readCalico(ctx context.Context) {
 }
 
 // pools takes the subnets of the cluster's pods from its pools.
-func (s *surveyor) pools(c *Calico, pools []fleet.Pool) {
+func (s *surveyor) pools(c *Calico) {
 	var encapsulations []string
-	for _, p := range pools {
-		c.Pools = append(c.Pools, p.CIDR)
-		if !p.DisableBGPExport {
-			c.Exported = append(c.Exported, p.CIDR)
-		}
+	for _, p := range c.Pools {
 		if p.Disabled || p.Managed { // those of remote clusters' pods are disabled
 			continue
 		}

@@ -31,7 +31,6 @@ func CompleteFlag(cmd *cobra.Command, flag string, of Names) {
 	}
 }
 
-// CompleteArg completes the one argument of a command.
 func CompleteArg(cmd *cobra.Command, of Names) { CompleteArgs(cmd, 1, of) }
 
 // CompleteArgs completes the first arguments of a command, all with the same names, and returns the command.
@@ -101,7 +100,6 @@ func foreign(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-._:/@+=", r)
 }
 
-// OneOf returns fixed names.
 func OneOf(all ...string) Names {
 	return func(context.Context, string) []string { return slices.Clone(all) }
 }

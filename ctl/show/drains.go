@@ -21,18 +21,14 @@ func TargetName(t *semaphorev1.DrainTarget) string {
 	return "service " + t.GetCluster() + ":" + t.GetNamespace() + "/" + t.GetService()
 }
 
-// Drains prints a line for each drain of a broker.
 func Drains(w io.Writer, s *semaphorev1.GetStatusResponse) {
-	if len(s.GetDrains()) == 0 {
-		return
-	}
-	fmt.Fprintln(w, "\nDRAINED\tFOR\tLEFT\tENDPOINTS\tSERVICES\tBY\tSUBNETS")
-	for _, d := range s.GetDrains() {
-		left := "until undrained"
-		if d.GetUntil() != nil {
-			left = Short(max(0, d.GetUntil().AsTime().Sub(s.GetNow().AsTime())))
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", TargetName(d.GetTarget()), Since(s, d.GetSince()), left,
-			d.GetEndpoints(), d.GetServices(), Printable(d.GetBy()), strings.Join(d.GetPrefixes(), " "))
-	}
+	Section(w, "DRAINED\tFOR\tLEFT\tENDPOINTS\tSERVICES\tBY\tSUBNETS", s.GetDrains(), 0,
+		func(d *semaphorev1.DrainStatus) string {
+			left := "until undrained"
+			if d.GetUntil() != nil {
+				left = Short(max(0, d.GetUntil().AsTime().Sub(s.GetNow().AsTime())))
+			}
+			return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%s\t%s", TargetName(d.GetTarget()), Since(s, d.GetSince()), left,
+				d.GetEndpoints(), d.GetServices(), Printable(d.GetBy()), strings.Join(d.GetPrefixes(), " "))
+		})
 }

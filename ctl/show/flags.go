@@ -64,7 +64,6 @@ func (d *DryRun) Set(text string) error {
 	return nil
 }
 
-// DryRunFlag adds --dry-run.
 func DryRunFlag(cmd *cobra.Command, d *DryRun) {
 	cmd.Flags().Var(d, "dry-run", "client changes nothing, and prints what would be done")
 	cmd.Flags().Lookup("dry-run").NoOptDefVal = "client"

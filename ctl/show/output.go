@@ -1,7 +1,9 @@
 package show
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 )
 
 // Outputs is the value of -o, which takes the formats of a verb and no other.
@@ -62,13 +65,44 @@ func CheckPlanned(o *Outputs, d DryRun) error {
 	return nil
 }
 
-// Planned are the objects that a verb would write into a cluster.
+// Planned are the objects that a verb would write into a cluster, with a comment for YAML.
 type Planned struct {
 	Context string                       `json:"context"`
 	Objects []*unstructured.Unstructured `json:"objects"`
+	Comment string                       `json:"-"`
 }
 
-// PrintPlanned prints objects of several clusters as one JSON document.
-func PrintPlanned(w io.Writer, clusters []Planned) error {
-	return PrintValue(w, map[string]any{"clusters": clusters}, "json")
+// PrintPlanned prints objects of several clusters: as one JSON document, else as YAML documents for kubectl.
+func PrintPlanned(w io.Writer, clusters []Planned, output string) error {
+	if output == "json" {
+		return PrintValue(w, map[string]any{"clusters": clusters}, output)
+	}
+	for _, c := range clusters {
+		if _, err := fmt.Fprintf(w, "---\n# %s\n", Printable(c.Comment)); err != nil {
+			return err
+		}
+		text, err := YAML(c.Objects)
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func YAML(all []*unstructured.Unstructured) ([]byte, error) {
+	var out bytes.Buffer
+	for i, o := range all {
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(text)
+	}
+	return out.Bytes(), nil
 }

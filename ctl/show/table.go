@@ -26,6 +26,20 @@ func Tabbed(fill func(t io.Writer)) string {
 	return text.String()
 }
 
+// Section prints a table under an empty line, unless it has no rows: a header, a line for each, and how many more of a
+// total there are.
+func Section[T any](w io.Writer, header string, all []T, total int, line func(T) string) {
+	if len(all) > 0 {
+		fmt.Fprintln(w, "\n"+header)
+	}
+	for _, one := range all {
+		fmt.Fprintln(w, line(one))
+	}
+	if more := total - len(all); more > 0 {
+		fmt.Fprintf(w, "and %d more\n", more)
+	}
+}
+
 // Wrong ends a verb that printed how things are: the error counts and names those that are not as they should be, nil
 // for none of them.
 func Wrong(names []string, of int, are string) error {

@@ -43,7 +43,6 @@ func Since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	return finding.Since(s, t)
 }
 
-// Short rounds a time for display.
 func Short(d time.Duration) string { return finding.Short(d) }
 
 // Number returns a text such as "1 peer does not answer".

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -32,7 +31,6 @@ type held struct {
 
 func ipCommand(access *fleet.Access) *cobra.Command {
 	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
-	var at string
 	var output *show.Outputs
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -42,45 +40,28 @@ func ipCommand(access *fleet.Access) *cobra.Command {
 remembers the last 32,768 changes since it leads, of each remote its share, and says since when that is complete. Pods
 without a set label are not known to brokers.
 
-Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked, and 2 when --at is before what is
-remembered.`,
+Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ip, err := netip.ParseAddr(args[0])
 			if err != nil {
 				return fmt.Errorf("%q: use an IP address", args[0])
 			}
-			req := &semaphorev1.ListHoldersRequest{Address: ip.Unmap().String()}
-			var when time.Time
-			if at != "" {
-				if when, err = parseTime(at, time.Now()); err != nil {
-					return err
-				}
-				req.At = timestamppb.New(when)
-			}
-			all, since, notAsked := holders(cmd.Context(), &t, timeout, req)
+			all, since, notAsked := holders(cmd.Context(), &t, timeout,
+				&semaphorev1.ListHoldersRequest{Address: ip.Unmap().String()})
 			if notAsked != nil && len(all) == 0 {
 				return notAsked
 			}
 			if err := printHeld(cmd.OutOrStdout(), ip, all, since, output.Chosen); err != nil {
 				return err
 			}
-			switch {
-			case notAsked != nil:
-				return notAsked
-			case !when.IsZero() && when.Before(since):
-				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("--at %s is before what is remembered, since %s",
-					when.UTC().Format(time.RFC3339), since.UTC().Format(time.RFC3339))}
-			case len(all) == 0:
+			if notAsked == nil && len(all) == 0 {
 				return fmt.Errorf("no broker that was asked knows a remote pod of a set with %s", ip)
 			}
-			return nil
+			return notAsked
 		},
 	}
 	t.Flags(cmd)
-	f := cmd.Flags()
-	f.StringVar(&at, "at", "",
-		"only who had it at this `time`: 2026-11-22T12:00:00Z, 12:00:00 of today, or 10m for ten minutes ago")
 	show.TimeoutFlag(cmd, &timeout, 10*time.Second)
 	output = show.OutputFlag(cmd, "table", "json", "yaml")
 	return cmd
@@ -109,23 +90,6 @@ func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *s
 			return nil
 		})
 	return all, since, err
-}
-
-// parseTime understands a time of RFC 3339, a time of today and an age.
-func parseTime(text string, now time.Time) (time.Time, error) {
-	if t, err := time.Parse(time.RFC3339, text); err == nil {
-		return t, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	for _, layout := range []string{time.TimeOnly, "15:04"} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			return time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location()), nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("--at %q: use a time such as 2026-11-22T12:00:00Z or 12:00:00, or an age such as 10m",
-		text)
 }
 
 func holder(by string, h *semaphorev1.Holder) held {

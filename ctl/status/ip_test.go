@@ -2,9 +2,7 @@ package status
 
 import (
 	"bytes"
-	"context"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,46 +14,17 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
-func TestParseTime(t *testing.T) {
-	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	for text, want := range map[string]time.Time{
-		"2026-11-21T08:00:00Z": time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC),
-		"10m":                  now.Add(-10 * time.Minute), "11:30": now.Add(-30 * time.Minute),
-		"11:30:15": time.Date(2026, 11, 22, 11, 30, 15, 0, time.UTC),
-	} {
-		if got, err := parseTime(text, now); err != nil || !got.Equal(want) {
-			t.Errorf("%s: %s, %v", text, got, err)
-		}
-	}
-	for _, text := range []string{"", "noon", "-5m", "25:00"} {
-		if got, err := parseTime(text, now); err == nil {
-			t.Errorf("%q: %s", text, got)
-		}
-	}
-}
-
 // TestIP asks a broker for the holders of an IP.
 func TestIP(t *testing.T) {
 	since := time.Now().Add(-time.Hour)
-	socket := filepath.Join(t.TempDir(), "broker.sock")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	var asked *semaphorev1.ListHoldersRequest
-	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), ctltest.Well,
-			debug.Answers{
-				Holders: func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-					asked = req
-					out := &semaphorev1.ListHoldersResponse{Since: timestamppb.New(since)}
-					if req.GetAddress() == "10.2.0.5" {
-						out.Holders = []*semaphorev1.Holder{{Cluster: "c2", Namespace: "shop", Pod: "web", Uid: "u1", Set: "web"}}
-					}
-					return out, nil
-				},
-			}))
-	}()
-	t.Cleanup(func() { cancel(); must(t, <-done) })
-	ctltest.Listens(t, socket)
+	socket := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), ctltest.Well, debug.Answers{
+		Holders: func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+			out := &semaphorev1.ListHoldersResponse{Since: timestamppb.New(since)}
+			if req.GetAddress() == "10.2.0.5" {
+				out.Holders = []*semaphorev1.Holder{{Cluster: "c2", Namespace: "shop", Pod: "web", Uid: "u1", Set: "web"}}
+			}
+			return out, nil
+		}})
 	out, code, err := ctltest.Run(t, "get", "ip", "10.2.0.5", "--socket", socket)
 	if code != 0 || !strings.Contains(out, "c2/shop/web") || !strings.Contains(out, "before") {
 		t.Errorf("code %d, %v:\n%s", code, err, out)
@@ -63,11 +32,7 @@ func TestIP(t *testing.T) {
 	if _, code, err = ctltest.Run(t, "get", "ip", "10.2.0.6", "--socket", socket); code != 1 {
 		t.Errorf("nobody: code %d, %v", code, err)
 	}
-	if _, code, err = ctltest.Run(t, "get", "ip", "10.2.0.5", "--at", "2h", "--socket", socket); code != 2 ||
-		asked.GetAt() == nil {
-		t.Errorf("before the memory: code %d, %v, asked %v", code, err, asked)
-	}
-	for _, args := range []string{"get ip x", "get ip", "get ip 10.2.0.5 --at noon", "get ip 10.2.0.5 -o xml"} {
+	for _, args := range []string{"get ip x", "get ip", "get ip 10.2.0.5 -o xml"} {
 		if _, code, err := ctltest.Run(t, append(strings.Fields(args), "--socket", socket)...); code != 1 || err == nil {
 			t.Errorf("%s: code %d, %v", args, code, err)
 		}

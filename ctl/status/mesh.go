@@ -36,7 +36,7 @@ func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.
 	facts := mesh.Facts{Context: c.Context, Server: c.Config.Host, Unreached: map[string]string{}}
 	parts := []string{fleet.Broker, fleet.Exporter}
 	found, failed := fleet.All(parts, func(part string) (*semaphorev1.GetStatusResponse, error) {
-		return ask(ctx, c, part, "", timeout)
+		return c.Status(ctx, part, "", timeout)
 	})
 	var silent error
 	for i, err := range failed {
@@ -57,17 +57,6 @@ func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.
 		withoutBroker(ctx, c, &facts, timeout)
 	}
 	return facts
-}
-
-func ask(ctx context.Context, c *fleet.Cluster, part, node string, timeout time.Duration,
-) (*semaphorev1.GetStatusResponse, error) {
-	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
-	defer cancel()
-	p, err := c.Part(dialling, part, node)
-	if err != nil {
-		return nil, err
-	}
-	return p.Status(ctx, timeout)
 }
 
 // withoutBroker adds what agents and the apiserver know.
@@ -99,7 +88,7 @@ func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, tim
 	}
 	answers, _ := fleet.All(pods[:min(len(pods), fewAgents)],
 		func(p *fleet.Pod) (*semaphorev1.GetStatusResponse, error) {
-			return ask(ctx, c, fleet.Agent, p.Node, timeout)
+			return c.Status(ctx, fleet.Agent, p.Node, timeout)
 		})
 	for _, s := range answers {
 		if s != nil {

@@ -44,7 +44,6 @@ func aPart(part, cluster string, with ...string) *semaphorev1.GetStatusResponse 
 	return s
 }
 
-// multiCluster returns the counts of a broker, with the exports of clusters.
 func multiCluster(imports, conflicts uint64, exports ...any) *semaphorev1.MultiClusterStatus {
 	out := &semaphorev1.MultiClusterStatus{Imports: imports, Conflicts: conflicts}
 	for i := 0; i < len(exports); i += 2 {

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,14 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -150,49 +146,21 @@ func TestSeveralParts(t *testing.T) {
 
 // TestAddress connects over mTLS, with only the files of `pki init`.
 func TestAddress(t *testing.T) {
-	dir := t.TempDir()
-	for _, cluster := range []string{"c1", "c2"} {
-		_, _, err := ctltest.Run(t, "pki", "init", "--cluster", cluster, "--dir", filepath.Join(dir, cluster))
-		must(t, err)
-	}
-	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
-	for _, cluster := range []string{"c1", "c2"} {
-		bundle, _, err := ctltest.Run(t, "pki", "bundle", "--dir", filepath.Join(dir, cluster))
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, "bundles", cluster+".pem"), []byte(bundle), 0o644))
-	}
-	source, err := identity.NewSource(config.TLS{
-		CertFile: filepath.Join(dir, "c1", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "c1", "broker", "tls.key"),
-		BundleDir: filepath.Join(dir, "bundles"),
+	dir := ctltest.Linked(t)
+	address := ctltest.ListenAs(t, dir, identity.Semaphorectl("c2"), func(server *grpc.Server) {
+		semaphorev1.RegisterDebugServiceServer(server, debug.NewServer(debug.NewRecorder("broker", "c2", ""), ctltest.Well,
+			debug.Answers{}))
 	})
-	must(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(source.ServerTLS(func(id spiffeid.ID) error {
-		if id != identity.Semaphorectl("c1") {
-			return fmt.Errorf("%s may not look", id)
-		}
-		return nil
-	}))))
-	semaphorev1.RegisterDebugServiceServer(server, debug.NewServer(debug.NewRecorder("broker", "c1", ""), ctltest.Well,
-		debug.Answers{}))
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-done
-	})
-	address := listener.Addr().String()
-	out, code, err := ctltest.Run(t, "status", "--address", address, "--cluster", "c1", "--tls-dir",
-		filepath.Join(dir, "c1", "semaphorectl"))
-	if code != 0 || !strings.HasPrefix(out, "broker of c1: all is well") {
+	out, code, err := ctltest.Run(t, "status", "--address", address, "--cluster", "c2", "--tls-dir",
+		filepath.Join(dir, "c2", "semaphorectl"))
+	if code != 0 || !strings.HasPrefix(out, "broker of c2: all is well") {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
 	for name, args := range map[string][]string{
-		"another part": {"--cluster", "c1", "--part", "exporter", "--tls-dir",
-			filepath.Join(dir, "c1", "semaphorectl")},
-		"another cluster":          {"--cluster", "c2", "--tls-dir", filepath.Join(dir, "c2", "semaphorectl")},
-		"another cluster's person": {"--cluster", "c1", "--tls-dir", crossed(t, dir)},
+		"another part": {"--cluster", "c2", "--part", "exporter", "--tls-dir",
+			filepath.Join(dir, "c2", "semaphorectl")},
+		"another cluster":          {"--cluster", "c1", "--tls-dir", filepath.Join(dir, "c1", "semaphorectl")},
+		"another cluster's person": {"--cluster", "c2", "--tls-dir", crossed(t, dir)},
 	} {
 		out, code, err := ctltest.Run(t, append([]string{"status", "--timeout", "2s", "--address", address}, args...)...)
 		if code != 1 || out != "" || !strings.Contains(err.Error(), "cannot be asked") {
@@ -201,13 +169,13 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// crossed returns the files of c2's operator, who trusts c1.
+// crossed returns the files of c1's operator, who trusts c2.
 func crossed(t *testing.T, dir string) string {
 	t.Helper()
 	out := t.TempDir()
-	must(t, os.CopyFS(out, os.DirFS(filepath.Join(dir, "c2", "semaphorectl"))))
-	root, err := os.ReadFile(filepath.Join(dir, "c1", "ca.crt"))
+	must(t, os.CopyFS(out, os.DirFS(filepath.Join(dir, "c1", "semaphorectl"))))
+	root, err := os.ReadFile(filepath.Join(dir, "c2", "ca.crt"))
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(out, "c1.pem"), root, 0o644))
+	must(t, os.WriteFile(filepath.Join(out, "c2.pem"), root, 0o644))
 	return out
 }

@@ -13,57 +13,34 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/show"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
-func TestSets(t *testing.T) {
+// TestVerbSets: the output for sets in the desired state, for one that differs, and for none.
+func TestVerbSets(t *testing.T) {
 	var asked *semaphorev1.ListSetsRequest
-	sets := []*semaphorev1.PolicySet{ctltest.WebSet()}
-	socket := ctltest.BrokerWith(t, func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+	web, odd := ctltest.WebSet(), ctltest.WebSet()
+	odd.Name, odd.Connected = "we\x1bb", false
+	odd.Objects = []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 1}}
+	odd.Missing, odd.Leftover = []string{"10.2.0.6"}, []string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}
+	odd.LastHeard, web.LastHeard = nil, nil
+	var sets []*semaphorev1.PolicySet
+	broker := ctltest.BrokerWith(t, func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 		asked = req
 		return sets, nil
 	})
-	out, code, err := ctltest.Run(t, "get", "sets", "c2/shop/web", "--socket", socket, "--ip", "10.2.0.5")
-	if code != 0 || err != nil {
-		t.Errorf("exit code %d: %v", code, err)
-	}
+	s := ctltest.NewSession(t)
+	s.Call("get sets", "--socket", broker)
+	sets = []*semaphorev1.PolicySet{web}
+	s.Call("get sets c2/shop --pods", "--socket", broker)
+	s.Call("get sets c2/shop/web --ip 10.2.0.5", "--socket", broker)
 	if asked.Cluster != "c2" || asked.Namespace != "shop" || asked.Name != "web" || asked.Address != "10.2.0.5" {
 		t.Errorf("asked for %v", asked)
 	}
-	has := func(out string, wants ...string) {
-		t.Helper()
-		for _, want := range wants {
-			if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
-				t.Errorf("no %q in\n%s", want, out)
-			}
-		}
-	}
-	has(out, "SET PODS ADDRESSES AGE IN STATE", "c2/shop/web 2 2 ",
-		"GlobalNetworkSet c2-shop-web as wanted NetworkSet shop/c2-shop-web")
-	out, _, _ = ctltest.Run(t, "get", "sets", "--socket", socket, "--pods")
-	has(out, "POD ADDRESSES UID", "c2/shop/web-2 10.2.0.6 fd02::6 u2")
-
-	odd := ctltest.WebSet()
-	odd.Missing, odd.Leftover, odd.Connected = []string{"10.2.0.6"},
-		[]string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}, false
-	odd.Name = "we\x1bb"
-	sets = append(sets, odd)
-	out, code, err = ctltest.Run(t, "get", "sets", "--socket", socket)
-	if code != show.ExitWrong || err == nil ||
-		!strings.Contains(err.Error(), "1 of 2 sets are not as wanted: c2/shop/we b") {
-		t.Errorf("exit code %d: %v", code, err)
-	}
-	has(out, "1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected")
-	if strings.Contains(out, "\x1b") || strings.Contains(err.Error(), "\x1b") {
-		t.Error("a remote's name commands the terminal")
-	}
-	sets = nil
-	if out, code, err := ctltest.Run(t, "get", "sets", "--socket", socket); code != 0 || err != nil ||
-		!strings.HasPrefix(out, "no such set: ") {
-		t.Errorf("without sets: %q, %d, %v", out, code, err)
-	}
+	sets = []*semaphorev1.PolicySet{odd, web}
+	s.Call("get sets", "--socket", broker)
+	s.Golden("sets", nil)
 }
 
 // TestBigSets: a set that is too large for one message arrives completely.

@@ -200,27 +200,21 @@ func whose(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) string {
 }
 
 func writeTables(t io.Writer, s *semaphorev1.GetStatusResponse) {
-	if len(s.GetLinks()) > 0 {
-		fmt.Fprintln(t, "\nCLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS")
-		for _, l := range s.GetLinks() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", whose(s, l), connected(l.GetConnected()), show.Since(s,
-				l.GetSince()),
-				show.Ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
-		}
-	}
+	show.Section(t, "CLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS", s.GetLinks(), 0,
+		func(l *semaphorev1.LinkStatus) string {
+			return fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%s\t%s", whose(s, l), connected(l.GetConnected()),
+				show.Since(s, l.GetSince()), show.Ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
+		})
 	writeKinds(t, s)
 	show.Drains(t, s)
 	writeMultiCluster(t, s)
-	if len(s.GetDevices()) > 0 {
-		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
-		for _, d := range s.GetDevices() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s\n", d.GetInterface(), d.GetCluster(),
-				semaphorev1.BackendName(d.GetBackend()),
-				d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(), d.GetPeersWithHandshake(),
-				show.Ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), state(s, d),
-				strings.Join(d.GetRoutes(), " "))
-		}
-	}
+	show.Section(t, "DEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES",
+		s.GetDevices(), 0, func(d *semaphorev1.DeviceStatus) string {
+			return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s", d.GetInterface(), d.GetCluster(),
+				semaphorev1.BackendName(d.GetBackend()), d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(),
+				d.GetPeersWithHandshake(), show.Ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(),
+				state(s, d), strings.Join(d.GetRoutes(), " "))
+		})
 	show.Nodes(t, s)
 	writeTalk(t, s)
 	writeTraffic(t, s)
@@ -242,19 +236,12 @@ func writeMultiCluster(w io.Writer, s *semaphorev1.GetStatusResponse) {
 
 // writeTraffic prints the traffic of Services with remote endpoints, the busiest first.
 func writeTraffic(w io.Writer, s *semaphorev1.GetStatusResponse) {
-	all := s.GetServiceTraffic()
-	if len(all) == 0 {
-		return
-	}
-	fmt.Fprintln(w, "\nTRAFFIC OF SERVICE\tOUT/S\tIN/S\tOUT\tIN\tCONNECTIONS\tNODES")
-	for _, t := range all {
-		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%d\t%d\n", t.GetNamespace(), t.GetService(), scaled(t.GetSentPerSecond()),
-			scaled(t.GetReceivedPerSecond()), scaled(t.GetSentBytes()), scaled(t.GetReceivedBytes()), t.GetConnections(),
-			t.GetNodes())
-	}
-	if more := int(s.GetServiceTrafficTotal()) - len(all); more > 0 {
-		fmt.Fprintf(w, "and %d more\n", more)
-	}
+	show.Section(w, "TRAFFIC OF SERVICE\tOUT/S\tIN/S\tOUT\tIN\tCONNECTIONS\tNODES", s.GetServiceTraffic(),
+		int(s.GetServiceTrafficTotal()), func(t *semaphorev1.ServiceTrafficStatus) string {
+			return fmt.Sprintf("%s/%s\t%s\t%s\t%s\t%s\t%d\t%d", t.GetNamespace(), t.GetService(),
+				scaled(t.GetSentPerSecond()), scaled(t.GetReceivedPerSecond()), scaled(t.GetSentBytes()),
+				scaled(t.GetReceivedBytes()), t.GetConnections(), t.GetNodes())
+		})
 }
 
 // scaled is a number of bytes for people.

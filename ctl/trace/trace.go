@@ -100,7 +100,6 @@ func (f *watchFilter) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "only objects of this name")
 }
 
-// pastWithin bounds the time for past events.
 const pastWithin = 10 * time.Second
 
 // Past returns the past events of interest that parts remember, oldest first. Parts that cannot be asked are an error
@@ -305,7 +304,6 @@ func (c *tracing) past(cmd *cobra.Command, of object) error {
 	return nil
 }
 
-// print returns what prints one event.
 func (c *tracing) print() func(io.Writer, *semaphorev1.WatchResponse) error {
 	if c.output.Chosen == "json" {
 		return show.PrintJSON

@@ -33,28 +33,24 @@ func TestTraceOfAChange(t *testing.T) {
 	api := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(api)
 	for _, name := range []string{"semaphore", "shop"} {
-		_, err := admin.CoreV1().Namespaces().Create(t.Context(),
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Namespace(t, admin, name)
 	}
 	dir := string(trust.New(t, "c1", "c2"))
 	sockets := startBoth(t, dir, api)
 
 	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-	_, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+	kubetest.Create(t, admin.CoreV1().Services("shop"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "echo", Labels: offered},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}, metav1.CreateOptions{})
-	must(t, err)
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}})
 	ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
-	slice, err := admin.DiscoveryV1().EndpointSlices("shop").Create(t.Context(), &discoveryv1.EndpointSlice{
+	slice := kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "echo-1", Labels: map[string]string{discoveryv1.LabelServiceName: "echo",
 			"mirror.semaphore.uw.io/mirror-service": "true"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.9"},
 			Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 		Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	mirrored := func(ip string) {
 		t.Helper()
 		testkit.Eventually(t, time.Minute, ip+" is in a slice of the mirror", func() error {
@@ -74,8 +70,7 @@ func TestTraceOfAChange(t *testing.T) {
 	}
 	mirrored("10.2.0.9")
 	slice.Endpoints[0].Addresses[0] = "10.2.0.10" // the change
-	_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice, metav1.UpdateOptions{})
-	must(t, err)
+	kubetest.Update(t, admin.DiscoveryV1().EndpointSlices("shop"), slice)
 	mirrored("10.2.0.10")
 
 	// The output of trace, once the broker has recorded its write, which it does after the apiserver's answer.

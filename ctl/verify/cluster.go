@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -97,28 +96,19 @@ func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error
 	return out, nil
 }
 
-// simpleSelector matches a selector that one label fulfils.
-var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
-
 func (c *verified) create(ctx context.Context, namespace, image string) error {
 	if image == "" {
 		image = c.image
-	}
-	services := verifyServices(namespace, c.number)
-	for i, selector := range []string{c.exporterConfig.MirrorSelector, c.exporterConfig.GlobalSelector} {
-		if simpleSelector.MatchString(selector) {
-			key, value, _ := strings.Cut(selector, "=")
-			services[i].Labels = map[string]string{key: value}
-		}
 	}
 	objects := []any{verifyNamespace(namespace)}
 	for _, name := range []string{verifyServer, verifyClient, verifyStranger} {
 		objects = append(objects, verifyPod(namespace, name, image, c.exporterConfig.Domains()))
 	}
-	if c.exporterConfig.Has(config.Services) {
-		for _, s := range services {
-			objects = append(objects, s)
-		}
+	if c.exporterConfig.Has(config.Services) { // a mirror for others, and a global service that only this cluster has
+		objects = append(objects,
+			verifyServiceObject(namespace, verifyService, c.exporterConfig.MirrorSelector, naming.DefaultMirrorSelector),
+			verifyServiceObject(namespace, verifyGlobalService(c.number), c.exporterConfig.GlobalSelector,
+				naming.DefaultGlobalSelector))
 	}
 	for _, object := range objects {
 		if err := c.createOne(ctx, object); err != nil {
@@ -229,11 +219,7 @@ func (c *verified) ask(ctx context.Context, namespace, pod string, q Question) (
 
 // device returns the status of an agent's device for a cluster.
 func (c *verified) device(ctx context.Context, node, of string) (*semaphorev1.DeviceStatus, error) {
-	agent, err := c.Part(ctx, fleet.Agent, node)
-	if err != nil {
-		return nil, err
-	}
-	s, err := agent.Status(ctx, 10*time.Second)
+	s, err := c.Status(ctx, fleet.Agent, node, 10*time.Second)
 	if err != nil {
 		return nil, err
 	}

@@ -47,14 +47,12 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}
 	var role rbacv1.ClusterRole
 	must(t, yaml.UnmarshalStrict([]byte(verifyRole(t)), &role))
-	_, err = clients.RbacV1().ClusterRoles().Create(t.Context(), &role, metav1.CreateOptions{})
-	must(t, err)
-	_, err = clients.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+	kubetest.Create(t, clients.RbacV1().ClusterRoles(), &role)
+	kubetest.Create(t, clients.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "verifier"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "verifier"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	// The apiserver learns of roles by a watch.
 	testkit.Eventually(t, 3*time.Minute, "the rights", func() error {
 		_, err := own.Objects.Client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(t.Context(),
@@ -80,9 +78,8 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 		t.Errorf("%d Services", len(services.Items))
 	}
 	policies := own.Objects.Client.Resource(kubetest.CalicoCRD.WithResource("networkpolicies")).Namespace(namespace)
-	_, err = policies.Create(t.Context(), verifyPolicyObject(own.calico, namespace, []string{naming.DefaultLabelDomain},
-		[]string{"c2", "c3"}), metav1.CreateOptions{})
-	must(t, err)
+	kubetest.CreateObject(t, policies, verifyPolicyObject(own.calico, namespace, []string{naming.DefaultLabelDomain},
+		[]string{"c2", "c3"}))
 	if _, err := own.mirrors(t.Context(), namespace); err != nil {
 		t.Error(err)
 	}
@@ -103,8 +100,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	// The remains of a killed verify, and a user's own namespace with the label.
 	for _, name := range []string{"sem-verify-killd", "mine"} {
 		object := verifyNamespace(name)
-		_, err := clients.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{})
-		must(t, err)
+		kubetest.Create(t, clients.CoreV1().Namespaces(), object)
 	}
 	kubeconfig := kubetest.Kubeconfig(t, admin)
 	s := ctltest.NewSession(t)
@@ -155,7 +151,6 @@ func verifyRole(t *testing.T) string {
 	return role
 }
 
-// warnings collects the warnings of an apiserver.
 type warnings struct {
 	mu   sync.Mutex
 	said []string

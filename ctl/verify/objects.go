@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // What verify creates in each cluster. All of it is in one namespace, and is deleted with it.
@@ -89,23 +89,21 @@ func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod
 	}
 }
 
-// verifyServiceObject selects the server's pod, and has the label of a selector by which it is offered.
-func verifyServiceObject(namespace, name, selector string) *corev1.Service {
+// simpleSelector matches a selector that one label fulfils.
+var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
+
+// verifyServiceObject selects the server's pod, and has the label of the selector by which it is offered, or of the
+// usual one.
+func verifyServiceObject(namespace, name, selector, usual string) *corev1.Service {
+	if !simpleSelector.MatchString(selector) {
+		selector = usual
+	}
 	key, value, _ := strings.Cut(selector, "=")
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: map[string]string{key: value}},
 		Spec: corev1.ServiceSpec{Selector: map[string]string{labelVerify: verifyServer},
 			Ports: []corev1.ServicePort{{Name: "http", Port: Port}}},
-	}
-}
-
-// verifyServices returns those of the cluster with a number: a mirror for others, and a global service that only this
-// cluster has, so that an answer identifies the cluster.
-func verifyServices(namespace string, cluster int) []*corev1.Service {
-	return []*corev1.Service{
-		verifyServiceObject(namespace, verifyService, naming.DefaultMirrorSelector),
-		verifyServiceObject(namespace, verifyGlobalService(cluster), naming.DefaultGlobalSelector),
 	}
 }
 

@@ -247,7 +247,6 @@ func (v *verifier) checkWay(ctx context.Context, w *way) error {
 	return v.checkServices(ctx, w, server)
 }
 
-// sharedIP returns an IP of the server in a family that the client has.
 func sharedIP(client, server Pod) (netip.Addr, bool) {
 	for _, to := range server.IPs {
 		if slices.ContainsFunc(client.IPs, func(from netip.Addr) bool { return from.Is4() == to.Is4() }) {

@@ -44,7 +44,6 @@ const (
 // Directed are the checks that are made from each cluster to each other one.
 var Directed = []Name{PodIP, Encryption, PathMTU, Mirror, DNS, Global, Policy}
 
-// Check is one line of the report.
 type Check struct {
 	// From is the cluster of the asking pod, and To that of the answering pod. To is empty for a check of one cluster.
 	From   string `json:"from"`
@@ -92,9 +91,8 @@ type Answer struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
 	// Client is the request's source address and port, as the answering pod sees it.
-	Client string `json:"client"`
-	// Received is the number of bytes that it received.
-	Received int `json:"received"`
+	Client   string `json:"client"`
+	Received int    `json:"received"`
 }
 
 // Reason is why there was no answer.
@@ -126,14 +124,12 @@ type Outcome struct {
 
 func (o Outcome) said() string { return fmt.Sprintf("no answer in %.1f s: %s", o.Total, o.Error) }
 
-// Pod is a pod that verify created.
 type Pod struct {
 	Name string       `json:"name"`
 	Node string       `json:"node"`
 	IPs  []netip.Addr `json:"ips"`
 }
 
-// JudgePodIP judges a request to the IP of a pod.
 func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
 	path := fmt.Sprintf("%s on %s → %s on %s", client.Name, client.Node, ip, server.Node)
 	switch {
@@ -300,8 +296,7 @@ func (c Check) answered(code finding.Code, fix, what string, server Pod, o Outco
 // Set describes the set that the policy admits, as the broker of To has it.
 type Set struct {
 	// Known is true if the broker answered.
-	Known bool
-	// Addresses are those of the pods in the set.
+	Known     bool
 	Addresses []string
 }
 

@@ -28,7 +28,6 @@ var (
 
 func check(name Name) Check { return Check{From: "c1", To: "c2", Name: name, Seconds: 1.2} }
 
-// device returns the status of a device with counters.
 func device(sent, received uint64, routes ...string) *semaphorev1.DeviceStatus {
 	return &semaphorev1.DeviceStatus{Cluster: "x", Interface: "wireguard.x", SentBytes: sent, ReceivedBytes: received,
 		Routes: routes, LastHandshake: &timestamppb.Timestamp{Seconds: 1}}

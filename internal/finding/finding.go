@@ -23,10 +23,8 @@ func (c Code) Anchor() string { return "docs/troubleshooting.md#" + string(c) }
 // Level returns the severity of a code; Error for one that is not defined.
 func (c Code) Level() Level { return c.Definition().Level }
 
-// Level is the severity of a finding.
 type Level string
 
-// The levels.
 const (
 	// OK was examined and has no problem.
 	OK Level = "ok"
@@ -41,7 +39,6 @@ const (
 // Area is where codes appear.
 type Area string
 
-// The areas.
 const (
 	// Refusals are the codes of objects that a broker's admission or limits refuse.
 	Refusals Area = "refusals"
@@ -53,15 +50,12 @@ const (
 	Services Area = "services"
 	// Outcomes are the codes by which a broker answers an exporter about a Service that it accepted.
 	Outcomes Area = "outcomes"
-	// Events are the reasons of the broker's Events.
-	Events Area = "events"
+	Events   Area = "events"
 	// Conditions are the reasons of the conditions of a RemoteCluster.
 	Conditions Area = "conditions"
 	// Paths are the links that semaphorectl explain examines.
-	Paths Area = "paths"
-	// Checks are the codes of semaphorectl check.
-	Checks Area = "checks"
-	// Traffic are the codes of semaphorectl check --traffic.
+	Paths   Area = "paths"
+	Checks  Area = "checks"
 	Traffic Area = "traffic"
 	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of check --pre.
 	Installs Area = "installs"
@@ -72,7 +66,6 @@ const (
 // Side is who can fix a finding, as seen from the cluster of the part that reports it.
 type Side string
 
-// The sides.
 const (
 	Here   Side = "this-cluster"
 	Remote Side = "remote-cluster"
@@ -81,7 +74,6 @@ const (
 
 // Act is what to do about a code.
 type Act struct {
-	// Side is who can fix it.
 	Side Side
 	// Command shows more, or fixes it. CLUSTER is replaced by the remote, NODE by a node, CONTEXT by the context of the
 	// kubeconfig for the own cluster.
@@ -99,7 +91,6 @@ const (
 	AlertOfWarnings = "SemaphoreFindingWarning"
 )
 
-// acts are the defaults for the codes of an area.
 var acts = map[Area]Act{
 	Refusals: {Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreObjectsRefused",
 		Condition: "Healthy"},

@@ -73,19 +73,16 @@ func Detail(code Code, cluster string, lines []string) []Finding {
 	return []Finding{{Code: code, Cluster: Clean(cluster), Lines: lines}}
 }
 
-// Full sets all lines for a status.
 func (f Finding) Full(lines ...string) Finding {
 	f.Lines = lines
 	return f
 }
 
-// At sets the time when the finding began.
 func (f Finding) At(since time.Time) Finding {
 	f.Since = since
 	return f
 }
 
-// On sets the first affected node.
 func (f Finding) On(node string) Finding {
 	f.Node = Clean(node)
 	return f
@@ -95,7 +92,6 @@ func (f Finding) On(node string) Finding {
 // text (Unicode's categories other than L, M, N, P, S and the space), become spaces, and a long text is cut.
 func Clean(text string) string { return CleanTo(text, maxEvidence+len(cutMark)) }
 
-// cutMark ends a text that was cut.
 const cutMark = "…"
 
 // CleanTo is Clean with another bound: most bytes, with the mark of a cut.

@@ -8,7 +8,6 @@ type unready struct {
 	causes []Finding
 }
 
-// Unwrap makes the error work with errors.Is.
 func (u *unready) Unwrap() error { return u.error }
 
 // Because adds to an error why a part is not ready those of its findings that are the cause.

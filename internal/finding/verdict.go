@@ -42,7 +42,6 @@ func Found(s *semaphorev1.GetStatusResponse, found ...Finding) []Finding {
 	return Merge(found)
 }
 
-// Messages converts findings to messages.
 func Messages(all []Finding) []*semaphorev1.Finding {
 	var out []*semaphorev1.Finding
 	for _, f := range all {
@@ -83,7 +82,6 @@ func Findings(all []*semaphorev1.Finding, before string) []Finding {
 	return out
 }
 
-// follows returns the findings that follow from the fields of a status.
 func follows(s *semaphorev1.GetStatusResponse) (found []Finding) {
 	if s.GetStandby() {
 		// It has no streams, because another replica leads.
@@ -228,7 +226,6 @@ func Since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	return Short(Age(s, t))
 }
 
-// Short rounds a time for display.
 func Short(d time.Duration) string {
 	switch {
 	case d.Abs() < time.Second:

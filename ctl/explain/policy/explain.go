@@ -46,7 +46,6 @@ type Packet struct {
 	Port     uint16
 }
 
-// Verdict on a packet.
 type Verdict int
 
 const (
@@ -60,7 +59,6 @@ const (
 
 func (v Verdict) String() string { return [...]string{"allowed", "denied", "depends"}[v] }
 
-// Result is a verdict with its reasons.
 type Result struct {
 	Verdict Verdict
 	// Why has the reason in one sentence.

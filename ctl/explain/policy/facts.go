@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Facts are what is known of two pods and everything between them. A nil pointer is unknown; NotRead has the reason.
@@ -17,11 +18,10 @@ type Facts struct {
 	DNS            *DNS
 	Mirror         *Mirror
 	Slices         *Slices
-	Proxy          *Proxy
+	Proxy          *semaphorev1.ProxyHealth
 	// There is the way from the source's node to the target, and Back that from the target's node to the source.
 	There, Back *Way
-	// TargetNode is the target's node.
-	TargetNode *Node
+	TargetNode  *Node
 	// Pools are Calico's on the source's side, and TargetPools on the target's.
 	Pools, TargetPools *Pools
 	// Sets are the sets in the target's cluster that hold the source.
@@ -71,7 +71,6 @@ type Name struct {
 	Import *Import
 }
 
-// Import is a ServiceImport.
 type Import struct {
 	Exists bool
 	// NoNamespace means that its namespace does not exist, without which there is no import.
@@ -83,7 +82,6 @@ type Import struct {
 	Exports []Export
 }
 
-// Export is a ServiceExport.
 type Export struct {
 	Cluster string
 	// Problems are the conditions with the wrong status.
@@ -126,7 +124,6 @@ type Mirror struct {
 	Problem string
 }
 
-// Slices are the endpoints of the mirror.
 type Slices struct {
 	Total, Ready int
 	// Drains are the drains in effect that cover the Service or its cluster, such as "cluster c2"; Undrain is the command
@@ -145,47 +142,13 @@ type Slices struct {
 	Chosen netip.Addr
 }
 
-// Proxy is kube-proxy on the source's node.
-type Proxy struct {
-	Answered, Healthy bool
-	LastUpdated       time.Time
-	Problem           string
-}
-
-// Way is what a node does with packets to an address of a remote, as its agent reads it from the kernel.
+// Way is what a node does with packets to an address of a remote, as its agent answers.
 type Way struct {
 	Node string
-	// Remote is the cluster to which the address belongs, as the agent knows; empty for none.
-	Remote string
-	// Link is the interface of the route; RouteError is why there is no route. Ruled means that the rule to the agent's
-	// table exists.
-	Link, RouteError string
-	Ruled            bool
-	Interface        string
-	Exists, Up       bool
-	MTU              int
-	Problem          string
-	Confirmed        time.Time
-	// Wanted is the peer that the broker desires, Present the one that the kernel has; nil for none.
-	Wanted, Present *Peer
-	// State is talking, silent or idle; empty for unknown.
-	State     string
-	Handshake time.Time
-	Since     time.Time
-	Reason    string
-	Measured  *Measured
+	*semaphorev1.LookUpPathResponse
 }
 
-type Peer struct{ Node, Endpoint, AllowedIP string }
-
-// Measured is a measurement of a path; Problem is why there is none.
-type Measured struct {
-	Answered        bool
-	Carries, Needed int
-	Problem         string
-	// RoundTrip is the shortest time between a datagram and its answer; 0 for unknown.
-	RoundTrip time.Duration
-}
+func (w *Way) state() semaphorev1.SessionState { return w.GetSession().GetState() }
 
 type Node struct {
 	Name   string

@@ -22,7 +22,6 @@ const (
 	maxLabel = 512
 )
 
-// Selector reports whether it matches an object with these labels.
 type Selector func(labels map[string]string) bool
 
 // Scope is whose labels a selector means. The zero value is the object's own.

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// LinkVerdict is the verdict on a link.
 type LinkVerdict string
 
 const (
@@ -43,7 +43,6 @@ type Link struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// Chain is the path.
 type Chain struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
@@ -61,7 +60,6 @@ func (c *Chain) Broken() *Link {
 	return &c.Links[i]
 }
 
-// Count returns how many links have a verdict.
 func (c *Chain) Count(v LinkVerdict) (n int) {
 	for _, l := range c.Links {
 		if l.Verdict == v {
@@ -71,7 +69,6 @@ func (c *Chain) Count(v LinkVerdict) (n int) {
 	return n
 }
 
-// judge builds one chain.
 type judge struct {
 	*Facts
 	chain *Chain
@@ -101,7 +98,6 @@ func Judge(f Facts) *Chain {
 	return j.chain
 }
 
-// ago is the age of something.
 func (j *judge) ago(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -367,14 +363,14 @@ func (j *judge) proxy() Link {
 		return l.none("the Service is headless: its names are those of the pods")
 	case p == nil:
 		return l.unknown(notExamined)
-	case !p.Answered:
+	case !p.GetAnswered():
 		return l.broken("start kube-proxy on "+j.Source.Node+", or see its log",
-			"its health port does not answer: %s", p.Problem)
-	case !p.Healthy:
-		return l.broken("see the log of kube-proxy on "+j.Source.Node, "%s; its rules are of %s", p.Problem,
-			j.ago(p.LastUpdated))
+			"its health port does not answer: %s", p.GetProblem())
+	case !p.GetHealthy():
+		return l.broken("see the log of kube-proxy on "+j.Source.Node, "%s; its rules are of %s", p.GetProblem(),
+			j.ago(finding.TimeOf(p.GetLastUpdated())))
 	}
-	return l.add("healthy; its rules are of %s", j.ago(p.LastUpdated))
+	return l.add("healthy; its rules are of %s", j.ago(finding.TimeOf(p.GetLastUpdated())))
 }
 
 func at(p Pod) string {
@@ -405,31 +401,30 @@ func (j *judge) sameCluster() bool {
 // deviceFault returns what is wrong with the device of a way; empty for nothing.
 func deviceFault(w *Way) string {
 	switch {
-	case w.Remote == "":
+	case w.Cluster == "":
 		return ""
-	case !w.Exists && w.Problem != "":
-		return w.Interface + ": " + w.Problem
-	case !w.Exists:
+	case !w.DeviceExists && w.DeviceProblem != "":
+		return w.Interface + ": " + w.DeviceProblem
+	case !w.DeviceExists:
 		return w.Interface + " does not exist"
-	case !w.Up:
-		return strings.TrimSuffix(w.Interface+" is down: "+w.Problem, ": ")
+	case !w.DeviceUp:
+		return strings.TrimSuffix(w.Interface+" is down: "+w.DeviceProblem, ": ")
 	}
 	return ""
 }
 
-// routeFault returns what is wrong with the route of a way.
 func routeFault(w *Way, to Pod) string {
 	switch {
-	case w.Remote == "":
+	case w.Cluster == "":
 		return fmt.Sprintf("%s is in the subnets of no remote that the node has a device to", to.IP)
-	case w.RouteError != "":
-		return w.RouteError
-	case w.Link != w.Interface:
+	case w.GetRoute().GetError() != "":
+		return w.GetRoute().GetError()
+	case w.GetRoute().GetLink() != w.Interface:
 		rule := ""
-		if !w.Ruled {
+		if !w.GetRoute().GetRuled() {
 			rule = "; the rule to the agent's routing table is missing"
 		}
-		return fmt.Sprintf("packets to %s leave by %s, not by %s%s", to.IP, w.Link, w.Interface, rule)
+		return fmt.Sprintf("packets to %s leave by %s, not by %s%s", to.IP, w.GetRoute().GetLink(), w.Interface, rule)
 	}
 	return ""
 }
@@ -443,10 +438,10 @@ func peerFault(w *Way, to Pod) (fault, fix string) {
 				"prefix, is not exported", to.Cluster, to.Node)
 	case w.Present == nil:
 		return fmt.Sprintf("no peer of %s has %s among its allowed IPs; the broker desires %s with %s", w.Interface, to.IP,
-				w.Wanted.Node, w.Wanted.AllowedIP),
+				w.Wanted.GetNode(), w.Wanted.GetAllowedIp()),
 			"semaphorectl status --agent " + w.Node + " says why the agent does not set the peer"
-	case to.Node != "" && w.Present.Node != "" && w.Present.Node != to.Node:
-		return fmt.Sprintf("packets to %s go to node %s, and the pod is on node %s", to.IP, w.Present.Node, to.Node),
+	case to.Node != "" && w.Present.GetNode() != "" && w.Present.GetNode() != to.Node:
+		return fmt.Sprintf("packets to %s go to node %s, and the pod is on node %s", to.IP, w.Present.GetNode(), to.Node),
 			fmt.Sprintf("in %s: the pod has an IP of another node's prefix; set allowedIPs to blocks, see docs/exporting.md",
 				to.Cluster)
 	}
@@ -462,7 +457,7 @@ func (j *judge) route() Link {
 	fault := routeFault(w, j.Target)
 	switch {
 	case fault == "":
-		return l.add("packets to %s leave by %s", j.Target.IP, w.Link)
+		return l.add("packets to %s leave by %s", j.Target.IP, w.GetRoute().GetLink())
 	case deviceFault(w) != "":
 		return l.unknown("%s, which follows from the device", fault)
 	}
@@ -476,17 +471,17 @@ func (j *judge) device() Link {
 		return l
 	}
 	w := j.There
-	if w.Remote == "" {
+	if w.Cluster == "" {
 		return l.unknown("there is no device to look at, which follows from the above")
 	}
 	if fault := deviceFault(w); fault != "" {
 		return l.broken("semaphorectl status --agent "+w.Node+" has the details", "%s", fault)
 	}
-	l = l.add("%s is up, MTU %d", w.Interface, w.MTU)
-	if w.Problem != "" {
-		l = l.add("the agent says: %s", w.Problem)
+	l = l.add("%s is up, MTU %d", w.Interface, w.Mtu)
+	if w.DeviceProblem != "" {
+		l = l.add("the agent says: %s", w.DeviceProblem)
 	}
-	return l.add("the broker confirmed what the agent sets %s", j.ago(w.Confirmed))
+	return l.add("the broker confirmed what the agent sets %s", j.ago(finding.TimeOf(w.ConfirmedAt)))
 }
 
 func (j *judge) peer() Link {
@@ -495,13 +490,13 @@ func (j *judge) peer() Link {
 		return l
 	}
 	w := j.There
-	if w.Remote == "" || deviceFault(w) != "" {
+	if w.Cluster == "" || deviceFault(w) != "" {
 		return l.unknown("follows from the above")
 	}
 	if fault, fix := peerFault(w, j.Target); fault != "" {
 		return l.broken(fix, "%s", fault)
 	}
-	return l.add("node %s, endpoint %s, has %s", w.Present.Node, w.Present.Endpoint, w.Present.AllowedIP)
+	return l.add("node %s, endpoint %s, has %s", w.Present.GetNode(), w.Present.GetEndpoint(), w.Present.GetAllowedIp())
 }
 
 // backFault returns why the target's node does not send answers back, apart from the session; empty for nothing known.
@@ -535,10 +530,11 @@ func (j *judge) handshake() Link {
 		return l.unknown("follows from the above")
 	}
 	silent := func(w *Way, what string) string {
-		return fmt.Sprintf("%s has not heard %s for %s: %s", w.Node, what, j.lasting(w.Since), w.Reason)
+		return fmt.Sprintf("%s has not heard %s for %s: %s", w.Node, what,
+			j.lasting(finding.TimeOf(w.Session.GetSilentSince())), w.Session.GetReason())
 	}
-	there := w.State == "silent"
-	back := j.Back != nil && j.Back.State == "silent"
+	there := w.state() == semaphorev1.SessionState_SESSION_STATE_SILENT
+	back := j.Back != nil && j.Back.state() == semaphorev1.SessionState_SESSION_STATE_SILENT
 	if there || back {
 		if fault, _ := j.backFault(); fault != "" {
 			return l.unknown("no answer, which follows from the far node")
@@ -546,8 +542,8 @@ func (j *judge) handshake() Link {
 	}
 	fix := fmt.Sprintf("let UDP pass between %s and the peer's endpoint, in both directions; see docs/paths.md", w.Node)
 	if there {
-		text := silent(w, "node "+w.Present.Node)
-		if n := j.TargetNode; n != nil && !n.Agent && n.AgentProblem != "" && n.Name == w.Present.Node {
+		text := silent(w, "node "+w.Present.GetNode())
+		if n := j.TargetNode; n != nil && !n.Agent && n.AgentProblem != "" && n.Name == w.Present.GetNode() {
 			text += fmt.Sprintf("; and its agent cannot be asked: %s", n.AgentProblem)
 			fix = fmt.Sprintf("in %s: see that an agent runs on node %s: kubectl -n semaphore get pods -o wide "+
 				"--field-selector spec.nodeName=%s; if one does, %s", j.Target.Cluster, n.Name, n.Name, fix)
@@ -560,11 +556,12 @@ func (j *judge) handshake() Link {
 	if l.Verdict == Broken {
 		return l
 	}
-	if w.State != "talking" {
+	handshake := finding.TimeOf(w.Session.GetLastHandshake())
+	if w.state() != semaphorev1.SessionState_SESSION_STATE_TALKING {
 		return l.unknown("the last handshake with %s was %s, and nothing is sent to it: send a request, and ask again",
-			w.Present.Node, j.ago(w.Handshake))
+			w.Present.GetNode(), j.ago(handshake))
 	}
-	return l.add("a session with %s works; last handshake %s", w.Present.Node, j.ago(w.Handshake))
+	return l.add("a session with %s works; last handshake %s", w.Present.GetNode(), j.ago(handshake))
 }
 
 func (j *judge) mtu() Link {
@@ -575,31 +572,31 @@ func (j *judge) mtu() Link {
 	if j.There.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) || j.is(finding.PathHandshake) {
 		return l.unknown("follows from the above")
 	}
-	one := func(l Link, from string, m *Measured) Link {
+	one := func(l Link, from string, m *semaphorev1.PathMeasurement) Link {
 		switch {
 		case m == nil:
 			return l
-		case m.Problem != "":
-			return l.unknown("from %s: %s", from, m.Problem)
-		case !m.Answered:
+		case m.GetProblem() != "":
+			return l.unknown("from %s: %s", from, m.GetProblem())
+		case !m.GetAnswered():
 			return l.unknown("from %s: the other node does not answer probes (UDP, probePort)", from)
-		case m.Carries < m.Needed:
-			carries := fmt.Sprintf("%d bytes", m.Carries)
-			if m.Carries == 0 {
+		case m.GetCarries() < m.GetNeeded():
+			carries := fmt.Sprintf("%d bytes", m.GetCarries())
+			if m.GetCarries() == 0 {
 				carries = "less than the least MTU"
 			}
 			return l.broken("set remotes[].wireguard.mtu to what the path carries, or make the path wider; see docs/paths.md",
-				"from %s the path carries %s, and the device sends up to %d", from, carries, m.Needed)
+				"from %s the path carries %s, and the device sends up to %d", from, carries, m.GetNeeded())
 		}
 		roundTrip := ""
-		if m.RoundTrip > 0 {
-			roundTrip = fmt.Sprintf(" with a round trip of %s", m.RoundTrip.Round(10*time.Microsecond))
+		if d := m.GetRoundTrip().AsDuration(); d > 0 {
+			roundTrip = fmt.Sprintf(" with a round trip of %s", d.Round(10*time.Microsecond))
 		}
-		return l.add("from %s the path carries %d bytes%s, measured now", from, m.Carries, roundTrip)
+		return l.add("from %s the path carries %d bytes%s, measured now", from, m.GetCarries(), roundTrip)
 	}
-	l = one(l, j.Source.Cluster+"/"+j.There.Node, j.There.Measured)
+	l = one(l, j.Source.Cluster+"/"+j.There.Node, j.There.Measurement)
 	if j.Back != nil {
-		l = one(l, j.Target.Cluster+"/"+j.Back.Node, j.Back.Measured)
+		l = one(l, j.Target.Cluster+"/"+j.Back.Node, j.Back.Measurement)
 	}
 	if len(l.Evidence) == 0 {
 		return l.unknown(notExamined)
@@ -627,7 +624,7 @@ func (j *judge) farNode() Link {
 		}
 	}
 	if w := j.Back; w != nil {
-		l = l.add("answers to %s leave by %s, to node %s", j.Source.IP, w.Link, w.Present.Node)
+		l = l.add("answers to %s leave by %s, to node %s", j.Source.IP, w.GetRoute().GetLink(), w.GetPresent().GetNode())
 	}
 	return l
 }

@@ -7,7 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -16,11 +20,16 @@ var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 func good() *Facts {
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	way := func(node, remote, far string) *Way {
-		return &Way{Node: node, Remote: remote, Link: "wireguard." + remote, Ruled: true, Interface: "wireguard." + remote,
-			Exists: true, Up: true, MTU: 1420, Confirmed: now,
-			Wanted:  &Peer{far, "192.0.2.7:7775", "10.2.0.0/24"},
-			Present: &Peer{far, "192.0.2.7:7775", "10.2.0.0/24"}, State: "talking", Handshake: ago(time.Minute),
-			Measured: &Measured{Answered: true, Carries: 1420, Needed: 1420, RoundTrip: 412345 * time.Nanosecond}}
+		peer := func() *semaphorev1.PathPeer {
+			return &semaphorev1.PathPeer{Node: far, Endpoint: "192.0.2.7:7775", AllowedIp: "10.2.0.0/24"}
+		}
+		return &Way{node, &semaphorev1.LookUpPathResponse{Cluster: remote, Interface: "wireguard." + remote,
+			Route:        &semaphorev1.RouteLookup{Link: "wireguard." + remote, Ruled: true},
+			DeviceExists: true, DeviceUp: true, Mtu: 1420, ConfirmedAt: timestamppb.New(now), Wanted: peer(), Present: peer(),
+			Session: &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_TALKING,
+				LastHandshake: timestamppb.New(ago(time.Minute))},
+			Measurement: &semaphorev1.PathMeasurement{Answered: true, Carries: 1420, Needed: 1420,
+				RoundTrip: durationpb.New(412345 * time.Nanosecond)}}}
 	}
 	return &Facts{
 		Now:    now,
@@ -34,7 +43,7 @@ func good() *Facts {
 			ClusterIP: "10.101.0.9", Ports: []string{"8080/TCP"}, Port: "8080/TCP"},
 		Slices: &Slices{Total: 2, Ready: 2, Connected: true, LastHeard: ago(time.Second),
 			Chosen: netip.MustParseAddr("10.2.0.5")},
-		Proxy: &Proxy{Answered: true, Healthy: true, LastUpdated: ago(time.Second)},
+		Proxy: &semaphorev1.ProxyHealth{Answered: true, Healthy: true, LastUpdated: timestamppb.New(ago(time.Second))},
 		There: way("n1", "c2", "m1"), Back: way("m1", "c1", "n1"),
 		TargetNode: &Node{Name: "m1", Ready: true, Since: ago(time.Hour), Agent: true},
 		Pools:      &Pools{NATOutgoing: true, Covering: "semaphore-c2"}, TargetPools: &Pools{Covering: "semaphore-c1"},
@@ -65,7 +74,10 @@ func TestJudge(t *testing.T) {
 			nil
 	}
 	noMirror := func(f *Facts) { f.Mirror.Exists = false; f.Slices = nil; f.Proxy = nil; noTarget(f) }
-	silent := func(w *Way) { w.State, w.Since, w.Reason = "silent", now.Add(-time.Minute), "no answer" }
+	silent := func(w *Way) {
+		w.Session = &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_SILENT,
+			SilentSince: timestamppb.New(now.Add(-time.Minute)), Reason: "no answer"}
+	}
 	for _, c := range []struct {
 		name   string
 		change func(*Facts)
@@ -128,27 +140,30 @@ func TestJudge(t *testing.T) {
 		{"kube-proxy dead", func(f *Facts) { f.Proxy.Answered = false }, finding.PathKubeProxy, "does not answer",
 			"start kube-proxy on n1"},
 		{"kube-proxy unwell", func(f *Facts) { f.Proxy.Healthy = false }, finding.PathKubeProxy, "rules are of", "log"},
-		{"no route", func(f *Facts) { f.There.Link, f.There.RouteError = "", "no route to host" }, finding.PathRoute,
-			"no route to host", "ip rule"},
-		{"route elsewhere", func(f *Facts) { f.There.Link, f.There.Ruled = "eth0", false }, finding.PathRoute,
+		{"no route", func(f *Facts) { f.There.Route = &semaphorev1.RouteLookup{Error: "no route to host"} },
+			finding.PathRoute, "no route to host", "ip rule"},
+		{"route elsewhere", func(f *Facts) { f.There.Route = &semaphorev1.RouteLookup{Link: "eth0"} }, finding.PathRoute,
 			"leave by eth0, not by wireguard.c2; the rule", "ip route get 10.2.0.5"},
-		{"no remote", func(f *Facts) { f.There = &Way{Node: "n1", Link: "eth0", Ruled: true} }, finding.PathRoute,
+		{"no remote", func(f *Facts) {
+			f.There = &Way{"n1", &semaphorev1.LookUpPathResponse{
+				Route: &semaphorev1.RouteLookup{Link: "eth0", Ruled: true}}}
+		}, finding.PathRoute,
 			"subnets of no remote", "add the pod's subnet"},
 		{"no device", func(f *Facts) {
-			f.There.Exists, f.There.Link, f.There.Present, f.There.State = false, "eth0", nil, ""
-			f.There.Problem = "does not answer as a WireGuard device"
+			f.There.DeviceExists, f.There.Route.Link, f.There.Present, f.There.Session = false, "eth0", nil, nil
+			f.There.DeviceProblem = "does not answer as a WireGuard device"
 			silent(f.Back)
 		}, finding.PathDevice, "does not answer as", "--agent n1"},
-		{"device down", func(f *Facts) { f.There.Up = false }, finding.PathDevice, "is down", "--agent n1"},
+		{"device down", func(f *Facts) { f.There.DeviceUp = false }, finding.PathDevice, "is down", "--agent n1"},
 		{"no peer wanted", func(f *Facts) {
-			f.There.Wanted, f.There.Present, f.There.State, f.There.Measured = nil, nil, "", nil
+			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			silent(f.Back)
 		}, finding.PathPeer, "the broker desires none", "in c2"},
-		{"no peer set", func(f *Facts) { f.There.Present, f.There.State = nil, "" }, finding.PathPeer, "desires m1",
+		{"no peer set", func(f *Facts) { f.There.Present, f.There.Session = nil, nil }, finding.PathPeer, "desires m1",
 			"--agent n1"},
 		{"another node's prefix", func(f *Facts) { f.There.Present.Node = "m2" }, finding.PathPeer,
 			"go to node m2, and the pod is on node m1", "blocks"},
-		{"no handshake", func(f *Facts) { silent(f.There); f.There.Measured.Answered = false }, finding.PathHandshake,
+		{"no handshake", func(f *Facts) { silent(f.There); f.There.Measurement.Answered = false }, finding.PathHandshake,
 			"n1 has not heard node m1 for 1m0s: no answer", "let UDP pass"},
 		{"no handshake, and no agent", func(f *Facts) {
 			silent(f.There)
@@ -156,16 +171,16 @@ func TestJudge(t *testing.T) {
 		}, finding.PathHandshake, "no answer; and its agent cannot be asked: no pod of the agent is on it",
 			"in c2: see that an agent runs on node m1"},
 		{"no handshake back", func(f *Facts) { silent(f.Back) }, finding.PathHandshake, "m1 has not heard node n1", "UDP"},
-		{"narrow", func(f *Facts) { f.There.Measured.Carries = 1300 }, finding.PathMTU, "carries 1300 bytes", "mtu"},
-		{"narrow back, very", func(f *Facts) { f.Back.Measured.Carries = 0 }, finding.PathMTU, "from c2/m1", "mtu"},
+		{"narrow", func(f *Facts) { f.There.Measurement.Carries = 1300 }, finding.PathMTU, "carries 1300 bytes", "mtu"},
+		{"narrow back, very", func(f *Facts) { f.Back.Measurement.Carries = 0 }, finding.PathMTU, "from c2/m1", "mtu"},
 		{"node not ready", func(f *Facts) {
 			f.TargetNode.Ready, f.TargetNode.Reason, f.Back = false, "kubelet stopped", nil
 			silent(f.There)
 		}, finding.PathFarNode, "kubelet stopped", "describe node m1"},
-		{"no route back", func(f *Facts) { f.Back.RouteError = "no route to host" }, finding.PathFarNode,
+		{"no route back", func(f *Facts) { f.Back.Route.Error = "no route to host" }, finding.PathFarNode,
 			"no route to host",
 			"in c2, on node m1"},
-		{"no device back", func(f *Facts) { f.Back.Exists, f.Back.Present = false, nil; silent(f.There) },
+		{"no device back", func(f *Facts) { f.Back.DeviceExists, f.Back.Present = false, nil; silent(f.There) },
 			finding.PathFarNode,
 			"wireguard.c1 does not exist", "in c2"},
 		{"no peer back", func(f *Facts) { f.Back.Present = nil; silent(f.There) }, finding.PathFarNode,
@@ -213,7 +228,7 @@ func TestJudge(t *testing.T) {
 // TestRoundTrip: the evidence of the path has the time of a round trip from both ends, where it was measured.
 func TestRoundTrip(t *testing.T) {
 	f := good()
-	f.Back.Measured.RoundTrip = 0
+	f.Back.Measurement.RoundTrip = nil
 	chain := Judge(*f)
 	mtu := chain.Links[slices.IndexFunc(chain.Links, func(l Link) bool { return l.Code == finding.PathMTU })]
 	want := []string{"from c1/n1 the path carries 1420 bytes with a round trip of 410µs, measured now",
@@ -241,7 +256,7 @@ func TestJudgeUnknown(t *testing.T) {
 		t.Errorf("%+v", chain.NotRead)
 	}
 	f = good()
-	f.There.State, f.There.Handshake = "idle", time.Time{}
+	f.There.Session = &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_IDLE}
 	if l := Judge(*f).Links[8]; l.Verdict != Unknown || !strings.Contains(l.Evidence[0], "was never") {
 		t.Errorf("an idle session: %+v", l)
 	}

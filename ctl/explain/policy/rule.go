@@ -17,7 +17,6 @@ type match struct {
 	by   string
 }
 
-// word is the outcome of a policy.
 type word struct {
 	// action of the first rule that certainly matches; empty for none.
 	action calicov3.Action
@@ -27,7 +26,6 @@ type word struct {
 	openDetail string
 }
 
-// ask evaluates a policy for the packet.
 func (e *explainer) ask(p policy) word {
 	var w word
 	var no []string

@@ -21,8 +21,7 @@ import (
 type Facts struct {
 	// Context is the context of the kubeconfig, and Server the apiserver's address in it; "" for unknown.
 	Context, Server string
-	// Parts are the statuses of those that answered.
-	Parts []*semaphorev1.GetStatusResponse
+	Parts           []*semaphorev1.GetStatusResponse
 	// Unreached is why parts did not answer, by part ("broker", "exporter", or "" for the apiserver).
 	Unreached map[string]string
 	// Remotes are the RemoteClusters in the apiserver, which are read if the broker does not answer.
@@ -31,7 +30,6 @@ type Facts struct {
 	Notes []string
 }
 
-// Remote is a RemoteCluster in the apiserver.
 type Remote struct {
 	Name      string
 	Connected bool
@@ -75,7 +73,6 @@ type MultiCluster struct {
 	Conflicts uint64 `json:"conflicts"`
 }
 
-// Part is a part that answered, or did not.
 type Part struct {
 	Part    string `json:"part"`
 	Node    string `json:"node,omitempty"`
@@ -88,20 +85,17 @@ type Part struct {
 
 // Link is what one cluster imports from another.
 type Link struct {
-	At    string `json:"at"`
-	From  string `json:"from"`
-	State string `json:"state"` // fresh, stale, never, or unknown
-	Age   string `json:"age,omitempty"`
-	Lag   string `json:"lag,omitempty"`
-	// LagSeconds is Lag as a number.
-	LagSeconds float64 `json:"lagSeconds,omitempty"`
-	Objects    uint64  `json:"objects"`
-	Refused    uint64  `json:"refused"`
-	Kept       uint64  `json:"kept"`
-	// Kinds are the counts by kind.
-	Kinds map[string]uint64 `json:"kinds,omitempty"`
-	// Exports are the Services that ServiceExports export.
-	Exports uint64 `json:"exports,omitempty"`
+	At         string            `json:"at"`
+	From       string            `json:"from"`
+	State      string            `json:"state"` // fresh, stale, never, or unknown
+	Age        string            `json:"age,omitempty"`
+	Lag        string            `json:"lag,omitempty"`
+	LagSeconds float64           `json:"lagSeconds,omitempty"`
+	Objects    uint64            `json:"objects"`
+	Refused    uint64            `json:"refused"`
+	Kept       uint64            `json:"kept"`
+	Kinds      map[string]uint64 `json:"kinds,omitempty"`
+	Exports    uint64            `json:"exports,omitempty"`
 	// Tunnels are the own nodes with a session, and those that report: 0 of 0 without encryption.
 	Talking int `json:"talking"`
 	Nodes   int `json:"nodes"`
@@ -133,7 +127,6 @@ type Traffic struct {
 	ReceivedPerSecond uint64 `json:"receivedPerSecond"`
 }
 
-// Finding is a finding of a part.
 type Finding struct {
 	At      string     `json:"at"`
 	Part    string     `json:"part"`
@@ -388,7 +381,6 @@ func plural(n int, word string) string {
 	return fmt.Sprintf("%d %ss", n, word)
 }
 
-// own adds a finding that no part has.
 func (m *Mesh) own(at, context, part string, f finding.Finding) {
 	message := finding.Messages([]finding.Finding{f})[0]
 	message.Command = strings.ReplaceAll(message.GetCommand(), "CONTEXT", context)
@@ -460,7 +452,6 @@ func (m *Mesh) skew(all []Facts) {
 	m.own("mesh", "", "versions", finding.New(finding.VersionSkew, "", len(lines), lines...))
 }
 
-// verdict is the first line.
 func (m *Mesh) verdict() string {
 	fresh, remotes, asked := 0, 0, 0
 	for _, c := range m.Clusters {

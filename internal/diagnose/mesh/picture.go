@@ -42,13 +42,11 @@ const (
 	Error
 )
 
-// String returns the state as a word.
 func (s State) String() string { return [...]string{"well", "unknown", "warning", "error"}[s] }
 
 // mark returns a character for the state, for readers without colours.
 func (s State) mark() string { return [...]string{"✓", "?", "!", "✗"}[s] }
 
-// Picture is the input of all formats.
 type Picture struct {
 	Verdict string
 	Well    bool
@@ -65,7 +63,6 @@ type Picture struct {
 	MoreFindings int
 }
 
-// Box is a cluster, or several in one.
 type Box struct {
 	Name  string
 	Lines []string
@@ -79,13 +76,11 @@ type Edge struct {
 	State State
 }
 
-// Line is a text and its state.
 type Line struct {
 	Text  string
 	State State
 }
 
-// PictureOf makes the picture of a
 func PictureOf(m *Mesh) *Picture {
 	p := &Picture{Verdict: text(m.Verdict, 3*maxLine), Well: m.Well}
 	levels := levelsOf(m)
@@ -134,7 +129,6 @@ func levelOf(f Finding) State {
 	return Error
 }
 
-// StateOf returns the states in which the links of a mesh are drawn.
 func StateOf(m *Mesh) func(Link) State { return levelsOf(m).link }
 
 // link returns the state of one direction: that of the findings about it. A finding about the silent pairs of several

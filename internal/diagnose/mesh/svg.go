@@ -121,7 +121,7 @@ func (d *drawing) boxes() {
 		fmt.Fprintf(d, `<rect class="box %s" x="%.1f" y="%.1f" width="%d" height="%d" rx="8"/>`+"\n", b.State,
 			x-boxWidth/2, y-boxHeight/2, boxWidth, boxHeight)
 		fmt.Fprintf(d, `<text class="name" x="%.1f" y="%.1f" text-anchor="middle">%s %s</text>`+"\n", x,
-			y-float64(9*len(b.Lines))+5, b.State.mark(), escapeXML(cut(b.Name, 24)))
+			y-float64(9*len(b.Lines))+5, b.State.mark(), escapeXML(text(b.Name, 24)))
 		for j, line := range b.Lines {
 			fmt.Fprintf(d, `<text class="soft" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", x,
 				y+float64(18*(j+1)-9*len(b.Lines))+5, escapeXML(line))
@@ -191,13 +191,6 @@ func (p *Picture) hub() int {
 		}
 	}
 	return -1
-}
-
-func cut(s string, most int) string {
-	if runes := []rune(s); len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return s
 }
 
 // broken are the lines of a text, broken between words where possible.

@@ -29,25 +29,12 @@ func (p *Picture) DOT() string {
 	return out.String()
 }
 
-// below are the lines below the drawing.
+// below are the lines below the drawing, each with its mark.
 func (p *Picture) below() (lines []string) {
-	for _, l := range p.Links {
-		lines = append(lines, l.State.mark()+" "+l.Text)
-	}
-	if p.MoreLinks > 0 {
-		lines = append(lines, more(p.MoreLinks, "links"))
-	}
-	for _, t := range p.Traffic {
-		lines = append(lines, t.State.mark()+" "+t.Text)
-	}
-	if p.MoreTraffic > 0 {
-		lines = append(lines, more(p.MoreTraffic, "services with traffic"))
-	}
-	for _, f := range p.Findings {
-		lines = append(lines, f.State.mark()+" "+f.Text)
-	}
-	if p.MoreFindings > 0 {
-		lines = append(lines, more(p.MoreFindings, "findings"))
+	for _, l := range p.lines() {
+		if l.Text != "" {
+			lines = append(lines, l.State.mark()+" "+l.Text)
+		}
 	}
 	return lines
 }

@@ -40,8 +40,8 @@ func Rebundle(t *testing.T, dir, cluster string) {
 	must(t, os.WriteFile(filepath.Join(dir, "bundles", cluster+".pem"), []byte(bundle), 0o644))
 }
 
-// ListenAs starts c2's broker, which accepts c1's exporter.
-func ListenAs(t *testing.T, dir string) (address string) {
+// ListenAs starts c2's broker, which accepts one caller, with what register adds to it.
+func ListenAs(t *testing.T, dir string, caller spiffeid.ID, register ...func(*grpc.Server)) (address string) {
 	t.Helper()
 	source, err := identity.NewSource(config.TLS{
 		CertFile: filepath.Join(dir, "c2", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "c2", "broker", "tls.key"),
@@ -51,11 +51,14 @@ func ListenAs(t *testing.T, dir string) (address string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(source.ServerTLS(func(id spiffeid.ID) error {
-		if id != identity.Exporter("c1") {
+		if id != caller {
 			return fmt.Errorf("%s is nobody we know", id)
 		}
 		return nil
 	}))))
+	for _, add := range register {
+		add(server)
+	}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -161,6 +162,15 @@ func Everything(t *testing.T, cfg *rest.Config) string {
 	}
 	slices.Sort(out)
 	return strings.Join(out, "")
+}
+
+// Patch merges a patch into an object, or its status.
+func Patch[T any](t *testing.T, client interface {
+	Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error)
+}, name, patch string, of ...string) {
+	t.Helper()
+	_, err := client.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, of...)
+	must(t, err)
 }
 
 // Durations differ between two runs.

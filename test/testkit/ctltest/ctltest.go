@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
-// must ends the test on an error.
 var must = testkit.Must
 
 // root makes semaphorectl. A room cannot name it, as ctl imports the rooms.
@@ -58,7 +57,6 @@ func Run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	return out.String(), code, err
 }
 
-// Serve starts a part on a socket.
 func Serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {
 	t.Helper()
 	return ServeAnswers(t, rec, status, debug.Answers{})

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Must1 returns a value, and panics on an error.
 func Must1[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -28,7 +27,6 @@ func Golden(t *testing.T, name, got string) {
 	Compare(t, filepath.Join(testdata, name+".golden"), got)
 }
 
-// Compare compares a text with a file.
 func Compare(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {

@@ -36,7 +36,6 @@ var differs = []struct {
 	{regexp.MustCompile(`(tls\.(?:crt|key)|ca\.crt|[a-z0-9]+\.pem): [A-Za-z0-9+/=]{40,}`), "$1: BASE64"},
 }
 
-// Note records output.
 func (s *session) Note(text string) {
 	text = s.replace.Replace(text)
 	for _, d := range differs {
