@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,7 +54,9 @@ what is missing and writes over nothing.
 				return err
 			}
 			if dir == "" {
-				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.is())
+				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
+					return p.create(ctx, cmd.ErrOrStderr(), cluster, v.is())
+				})
 			}
 			if err := identity.Init(dir, cluster, v.is(), time.Now()); err != nil {
 				return err
@@ -84,7 +87,13 @@ func pkiBundleCommand(access *fleet.Access) *cobra.Command {
 				return err
 			}
 			if dir == "" {
-				return bundleIn(cmd.Context(), cmd.OutOrStdout(), access)
+				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
+					own, err := p.Own(ctx)
+					if err == nil {
+						_, err = cmd.OutOrStdout().Write(own.Bundle)
+					}
+					return err
+				})
 			}
 			_, bundle, err := identity.Bundle(dir)
 			if err != nil {

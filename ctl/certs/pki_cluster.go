@@ -40,13 +40,15 @@ func Of(c *fleet.Cluster) *Store {
 		remotes:    client.Resource(v1alpha1.RemoteClusters)}
 }
 
-// pkiIn returns that of the one cluster that the flags name.
-func pkiIn(access *fleet.Access) (*Store, error) {
+// inCluster does something with the authority of the one cluster that the flags name, in the time for that.
+func inCluster(ctx context.Context, access *fleet.Access, do func(context.Context, *Store) error) error {
 	cluster, err := access.Cluster()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return Of(cluster), nil
+	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
+	defer cancel()
+	return do(ctx, Of(cluster))
 }
 
 // Secret returns the data of a Secret; nil if it does not exist.
@@ -222,14 +224,8 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 	return out, nil
 }
 
-// initIn creates the authority of a cluster in that cluster.
-func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string, v identity.Validity) error {
-	p, err := pkiIn(access)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
-	defer cancel()
+// create makes the authority of a cluster in that cluster.
+func (p *Store) create(ctx context.Context, w io.Writer, name string, v identity.Validity) error {
 	made, err := p.Ensure(ctx, name, v, time.Now())
 	if err != nil {
 		return err
@@ -243,14 +239,8 @@ func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string,
 	return err
 }
 
-// rotateIn replaces the certificates of parts in a cluster that has its own authority.
-func rotateIn(ctx context.Context, w io.Writer, access *fleet.Access, parts []string, validity time.Duration) error {
-	p, err := pkiIn(access)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
-	defer cancel()
+// rotate replaces the certificates of parts in a cluster that has its own authority.
+func (p *Store) rotate(ctx context.Context, w io.Writer, parts []string, validity time.Duration) error {
 	a, err := p.Authority(ctx)
 	if err != nil {
 		return err
@@ -270,21 +260,6 @@ func rotateIn(ctx context.Context, w io.Writer, access *fleet.Access, parts []st
 	}
 	_, err = fmt.Fprintf(w, "%s: made certificates of %s; parts read them within two minutes, and nothing restarts\n",
 		p.Cluster.Context, strings.Join(parts, ", "))
-	return err
-}
-
-// bundleIn prints the roots of a cluster as its parts have them.
-func bundleIn(ctx context.Context, w io.Writer, access *fleet.Access) error {
-	p, err := pkiIn(access)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
-	defer cancel()
-	own, err := p.Own(ctx)
-	if err == nil {
-		_, err = w.Write(own.Bundle)
-	}
 	return err
 }
 

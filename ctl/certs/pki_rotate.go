@@ -2,6 +2,7 @@ package certs
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -28,7 +29,9 @@ func pkiRotateCommand(access *fleet.Access) *cobra.Command {
 				return err
 			}
 			if dir == "" {
-				return rotateIn(cmd.Context(), cmd.ErrOrStderr(), access, parts, v.is().Certificate)
+				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
+					return p.rotate(ctx, cmd.ErrOrStderr(), parts, v.is().Certificate)
+				})
 			}
 			if err := identity.Rotate(dir, parts, v.is().Certificate, time.Now()); err != nil {
 				return err
