@@ -1,11 +1,7 @@
 package bundle
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
-	"errors"
-	"io"
 	"io/fs"
 	"maps"
 	"slices"
@@ -24,25 +20,15 @@ func TestPathsInABundle(t *testing.T) {
 	}
 	var archive bytes.Buffer
 	must(t, b.write(&archive, false, time.Now()))
-	zipped, err := gzip.NewReader(&archive)
-	must(t, err)
-	read := tar.NewReader(zipped)
 	texts := map[string]string{}
-	for {
-		header, err := read.Next()
-		if errors.Is(err, io.EOF) {
-			break
+	for name, text := range unpack(t, &archive) {
+		path, ok := strings.CutPrefix(name, "semaphore-bundle/")
+		if !ok || !fs.ValidPath(path) || strings.ContainsAny(path, "\\\x1b\n") {
+			t.Errorf("the archive has %q", name)
 		}
-		must(t, err)
-		path, ok := strings.CutPrefix(header.Name, "semaphore-bundle/")
-		if !ok || !fs.ValidPath(path) || strings.ContainsAny(path, "\\\x1b\n") || texts[path] != "" {
-			t.Errorf("the archive has %q", header.Name)
-		}
-		text, err := io.ReadAll(read)
-		must(t, err)
-		texts[path] = string(text)
+		texts[path] = text
 	}
-	if len(texts) != 12 { // with the version and the errors
+	if len(texts) != 12 { // each has a path of its own, with the version and the errors
 		t.Errorf("%d files, not 12: %q", len(texts), slices.Sorted(maps.Keys(texts)))
 	}
 	for _, name := range []string{"c1/ok.json", "arn:aws:eks:eu-west-1:1:cluster/prod/ok.json"} {

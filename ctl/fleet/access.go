@@ -97,7 +97,7 @@ func (a *Access) Clusters() ([]*Cluster, error) {
 	}
 	var out []*Cluster
 	for _, name := range contexts {
-		c, err := a.cluster(name)
+		c, err := a.One(name)
 		if err != nil {
 			return nil, err
 		}
@@ -117,9 +117,6 @@ func (a *Access) Cluster() (*Cluster, error) {
 	}
 	return all[0], nil
 }
-
-// One returns the cluster of one context, in place of those of the flags.
-func (a *Access) One(context string) (*Cluster, error) { return a.cluster(context) }
 
 // Names returns the contexts of the kubeconfig, for shell completion.
 func (a *Access) Names() ([]string, error) {
@@ -142,7 +139,8 @@ func (a *Access) loader(context string) clientcmd.ClientConfig {
 		&clientcmd.ConfigOverrides{CurrentContext: context})
 }
 
-func (a *Access) cluster(context string) (*Cluster, error) {
+// One returns the cluster of one context, in place of those of the flags.
+func (a *Access) One(context string) (*Cluster, error) {
 	loader := a.loader(context)
 	cfg, err := loader.ClientConfig()
 	if err != nil {

@@ -34,6 +34,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -189,31 +190,14 @@ func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 	if status == nil {
 		return
 	}
-	socket := filepath.Join(t.TempDir(), "part.sock")
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
 	recorder := debug.NewRecorder(part, "c1", "")
 	recorder.Record(debug.Event{Source: "c1", Object: "service shop/echo", Action: "export"})
 	if k.recorders == nil {
 		k.recorders = map[string]*debug.Recorder{}
 	}
 	k.recorders[part] = recorder
-	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, status, k.answers),
-			func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, &k.orders) })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		must(t, <-done)
-	})
-	testkit.Eventually(t, 3*time.Minute, "a server listens", func() error {
-		conn, err := net.Dial("unix", socket)
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	})
-	k.sockets[name] = socket
+	k.sockets[name] = ctltest.ServeAnswers(t, recorder, status, k.answers,
+		func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, &k.orders) })
 }
 
 // were returns the commands since the last call.

@@ -26,7 +26,7 @@ act, and one command. docs/findings.md has all codes.
 Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is wrong.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			facts, m, err := Mesh(cmd.Context(), access, timeout)
+			facts, m, err := gather(cmd.Context(), access, timeout)
 			if err != nil {
 				return err
 			}

@@ -21,17 +21,6 @@ import (
 // fewAgents is how many agents are asked while their broker does not answer.
 const fewAgents = 3
 
-// gather asks the parts of all selected clusters concurrently. If a broker does not answer, it asks a few of its
-// agents, and the apiserver.
-func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, error) {
-	clusters, err := access.Clusters()
-	if err != nil {
-		return nil, err
-	}
-	all, _ := fleet.All(clusters, func(c *fleet.Cluster) (mesh.Facts, error) { return factsOf(ctx, c, timeout), nil })
-	return all, ctx.Err()
-}
-
 func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.Facts {
 	facts := mesh.Facts{Context: c.Context, Server: c.Config.Host, Unreached: map[string]string{}}
 	parts := []string{fleet.Broker, fleet.Exporter}
@@ -118,18 +107,20 @@ func brokerPods(ctx context.Context, c *fleet.Cluster) ([]string, error) {
 	return notes, nil
 }
 
-// Mesh returns the answers of the parts of all selected clusters, and what they are together.
-func Mesh(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, *mesh.Mesh, error) {
-	facts, err := gather(ctx, access, timeout)
+// gather asks the parts of all selected clusters concurrently, and joins their answers. If a broker does not answer, it
+// asks a few of its agents, and the apiserver.
+func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, *mesh.Mesh, error) {
+	clusters, err := access.Clusters()
 	if err != nil {
 		return nil, nil, err
 	}
-	return facts, mesh.Join(facts), nil
+	facts, _ := fleet.All(clusters, func(c *fleet.Cluster) (mesh.Facts, error) { return factsOf(ctx, c, timeout), nil })
+	return facts, mesh.Join(facts), ctx.Err()
 }
 
 // meshStatus prints one verdict about all selected clusters.
 func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
-	facts, m, err := Mesh(ctx, access, timeout)
+	facts, m, err := gather(ctx, access, timeout)
 	if err != nil {
 		return err
 	}

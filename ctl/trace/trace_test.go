@@ -116,10 +116,6 @@ func TestTrace(t *testing.T) {
 		!strings.Contains(lines[6], "update") {
 		t.Errorf("code %d:\n%s", code, out)
 	}
-	out, code = trace("trace", "--history", "service/shop/echo")
-	if code != 0 || strings.Count(out, "\n") != 4 || !strings.Contains(out, "create") {
-		t.Errorf("history: code %d:\n%s", code, out)
-	}
 	if out, code := trace("trace", "service/shop/gone"); code != 1 {
 		t.Errorf("an object of nobody: code %d:\n%s", code, out)
 	}

@@ -4,16 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
 var (
@@ -158,21 +157,9 @@ func TestPrint(t *testing.T) {
 		if err := r.Print(&out, output); err != nil {
 			t.Fatal(err)
 		}
-		file := filepath.Join("testdata", "report."+output)
-		if os.Getenv("UPDATE") != "" {
-			if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), out.String()); diff != "" {
-			t.Errorf("%s (UPDATE=1 writes it):\n%s", file, diff)
-		}
+		ctltest.Compare(t, filepath.Join("testdata", "report."+output), out.String())
 		if strings.ContainsAny(out.String(), "\x1b\u009b") {
-			t.Errorf("%s commands a terminal", file)
+			t.Errorf("%s commands a terminal", output)
 		}
 		if output == "json" {
 			var back Report

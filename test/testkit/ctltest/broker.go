@@ -1,8 +1,6 @@
 package ctltest
 
 import (
-	"context"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -31,17 +29,6 @@ func WebSet() *semaphorev1.PolicySet {
 
 func ServeControl(t *testing.T, part string, c semaphorev1.ControlServiceServer) (socket string) {
 	t.Helper()
-	socket = filepath.Join(t.TempDir(), part+".sock")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder(part, "c1", ""), Well, debug.Answers{}),
-			func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		must(t, <-done)
-	})
-	Listens(t, socket)
-	return socket
+	return ServeAnswers(t, debug.NewRecorder(part, "c1", ""), Well, debug.Answers{},
+		func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) })
 }

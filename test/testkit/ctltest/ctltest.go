@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -62,14 +63,14 @@ func Serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 	return ServeAnswers(t, rec, status, debug.Answers{})
 }
 
-// ServeAnswers starts a part on a socket, with what it answers besides its status.
+// ServeAnswers starts a part on a socket, with what it answers besides its status, and with other services.
 func ServeAnswers(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse,
-	answers debug.Answers) (socket string) {
+	answers debug.Answers, services ...func(grpc.ServiceRegistrar)) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "part.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, answers)) }()
+	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, answers), services...) }()
 	t.Cleanup(func() {
 		cancel()
 		must(t, <-done)
