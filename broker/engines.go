@@ -35,7 +35,10 @@ type engine interface {
 	// Remind repeats the warnings about problems for which there was no room.
 	Remind()
 	Findings() []finding.Finding
-	// ResyncDue and Release concern what the engine retains when most of a remote's objects would be removed.
+}
+
+// braking is an engine that retains objects when most of a remote's would be removed.
+type braking interface {
 	ResyncDue(cluster string) bool
 	Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 }
@@ -70,6 +73,15 @@ func (e engines) all() (all []engine) {
 	return all
 }
 
+func (e engines) braking() (all []braking) {
+	for _, one := range e.all() {
+		if b, ok := one.(braking); ok {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
 func (e engines) collectors() (all []prometheus.Collector) {
 	for _, one := range e.all() {
 		if c, ok := one.(prometheus.Collector); ok {
@@ -88,7 +100,7 @@ func (e engines) Remind() {
 
 // ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
 func (e engines) ResyncDue(cluster string) bool {
-	for _, b := range e.all() {
+	for _, b := range e.braking() {
 		if b.ResyncDue(cluster) {
 			return true
 		}
@@ -100,7 +112,7 @@ func (e engines) ResyncDue(cluster string) bool {
 // all. It returns the number of removed objects, by the kind of their sources.
 func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	released := map[semaphorev1.Kind]int{}
-	for _, b := range e.all() {
+	for _, b := range e.braking() {
 		for kind, n := range b.Release(cluster, kinds...) {
 			released[kind] += n
 		}
