@@ -209,8 +209,8 @@ func TestTunnels(t *testing.T) {
 				t.Fatalf("without a guard no packet arrives from %s", from)
 			}
 		}
-		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16"), Port: 7775,
-			Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
+		c2 := Remote{Subnets: prefixes("10.2.0.0/16"), Port: 7775, Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}
+		set(t)(g.Set("c2", c2))
 		// the nodes of this remote may have any address
 		set(t)(g.Set("c3", Remote{Subnets: prefixes("10.3.0.0/16"), Port: 7776}))
 		for _, c := range []struct {
@@ -239,43 +239,43 @@ func TestTunnels(t *testing.T) {
 		if arrives("203.0.113.1", "192.0.2.1") {
 			t.Error("a later agent has let a stranger's packet in")
 		}
-		// A stranger's packet costs the node no more than one that nothing refuses.
-		cost := func() time.Duration {
-			const rounds, packets = 10, 2_000
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP("203.0.113.1")},
-				&net.UDPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7775})
-			must(t, err)
-			defer c.Close()
-			ran := func() time.Duration { // sending includes the way to the receiver
-				var use unix.Rusage
-				must(t, unix.Getrusage(unix.RUSAGE_THREAD, &use))
-				return time.Duration(use.Utime.Nano() + use.Stime.Nano())
-			}
-			var best time.Duration // the others include interrupts of something else
-			for i := range rounds {
-				before := ran()
-				for range packets {
-					_, _ = c.Write([]byte("x"))
-				}
-				if each := (ran() - before) / packets; i == 0 || each < best {
-					best = each
-				}
-			}
-			return best
+		// A stranger's packet costs the node no more than one that nothing refuses. Something else on the processor makes
+		// some rounds dearer, and those with and without the guard take turns.
+		var refused, free []time.Duration
+		for range 10 {
+			set(t)(later.Set("c2", c2))
+			refused = append(refused, sending(t, 2_000))
+			set(t)(later.Remove("c2"))
+			free = append(free, sending(t, 2_000))
 		}
-		refused := cost()
-		set(t)(later.Remove("c2"))
 		if !arrives("203.0.113.1", "192.0.2.1") {
 			t.Error("without c2 a packet to the port does not arrive")
 		}
-		free := cost()
-		t.Logf("a stranger's packet: %s of CPU, and %s without the guard", refused, free)
-		if refused > 2*free {
+		t.Logf("a stranger's packet: %s of CPU, and %s without the guard", slices.Min(refused), slices.Min(free))
+		if slices.Min(refused) > 2*slices.Min(free) {
 			t.Errorf("a stranger's packet costs %s of CPU, and %s without the guard", refused, free)
 		}
 	})
+}
+
+// sending returns the processor time of one of some packets of a stranger, with its way to the receiver.
+func sending(t *testing.T, packets int) time.Duration {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP("203.0.113.1")},
+		&net.UDPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7775})
+	must(t, err)
+	defer c.Close()
+	ran := func() time.Duration {
+		var use unix.Rusage
+		must(t, unix.Getrusage(unix.RUSAGE_THREAD, &use))
+		return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+	}
+	before := ran()
+	for range packets {
+		_, _ = c.Write([]byte("x"))
+	}
+	return (ran() - before) / time.Duration(packets)
 }
 
 func TestGuard(t *testing.T) {
