@@ -238,8 +238,7 @@ func (a *Applier) Served(ctx context.Context, definition Ref) error {
 
 // Record returns the record of the cluster's installation; nil for none.
 func (a *Applier) Record(ctx context.Context) (*Record, error) {
-	found, err := a.Get(ctx, Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"},
-		Namespace: a.Cluster.Namespace, Name: RecordName})
+	found, err := a.Get(ctx, ConfigMapRef(a.Cluster.Namespace, RecordName))
 	if err != nil || found == nil {
 		return nil, err
 	}
@@ -264,11 +263,19 @@ func (a *Applier) Keep(ctx context.Context, r *Record) error {
 
 // Workload names an object with pods of the namespace of the parts.
 func (a *Applier) Workload(kind, name string) Ref {
+	return WorkloadRef(kind, a.Cluster.Namespace, name)
+}
+
+func WorkloadRef(kind, namespace, name string) Ref {
 	gvk := schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: kind}
 	if kind == "Job" {
 		gvk.Group = "batch"
 	}
-	return Ref{GroupVersionKind: gvk, Namespace: a.Cluster.Namespace, Name: name}
+	return Ref{GroupVersionKind: gvk, Namespace: namespace, Name: name}
+}
+
+func ConfigMapRef(namespace, name string) Ref {
+	return Ref{corev1.SchemeGroupVersion.WithKind("ConfigMap"), namespace, name}
 }
 
 // ErrStandsInTheWay is the error of verbs that have printed the reason.

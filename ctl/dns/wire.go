@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 
@@ -43,22 +42,12 @@ type dnsWiring struct {
 	outside []string
 }
 
-func ConfigMapRef(namespace, name string) apply.Ref {
-	return apply.Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}, Namespace: namespace,
-		Name: name}
-}
-
-func deploymentRef(namespace, name string) apply.Ref {
-	return apply.Ref{GroupVersionKind: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"},
-		Namespace: namespace, Name: name}
-}
-
 // ErrNoCoreDNS is the error for clusters whose names another program answers.
 var ErrNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see docs/services.md for other servers")
 
 // Find finds out how CoreDNS is configured.
 func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
-	found, err := a.Get(ctx, ConfigMapRef(fleet.System, fleet.CoreDNS))
+	found, err := a.Get(ctx, apply.ConfigMapRef(fleet.System, fleet.CoreDNS))
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +55,7 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, ErrNoCoreDNS)
 	}
 	d := &dnsWiring{Applier: a, version: found.GetResourceVersion()}
-	mark, err := a.Get(ctx, ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS))
+	mark, err := a.Get(ctx, apply.ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS))
 	if err != nil {
 		return nil, err
 	}
@@ -134,11 +123,11 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 		}
 		return "restarted to read", d.restart(ctx, blocks)
 	}
-	where := ConfigMapRef(fleet.System, fleet.CoreDNS)
+	where := apply.ConfigMapRef(fleet.System, fleet.CoreDNS)
 	value := any(coredns.WithSection(d.corefile, blocks))
 	key := "Corefile"
 	if d.file != "" {
-		where, key, value = ConfigMapRef(fleet.System, d.custom), d.file, blocks
+		where, key, value = apply.ConfigMapRef(fleet.System, d.custom), d.file, blocks
 		if blocks == "" {
 			value = nil
 		}
@@ -167,7 +156,7 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 // restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
 // a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
 func (d *dnsWiring) restart(ctx context.Context, blocks string) error {
-	deployment := deploymentRef(fleet.System, fleet.CoreDNS)
+	deployment := apply.WorkloadRef("Deployment", fleet.System, fleet.CoreDNS)
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339),
 			blocksAnnotation: sumOf(blocks)}}}}})
@@ -199,7 +188,7 @@ func sumOf(blocks string) any {
 
 // stale reports whether semaphorectl restarted CoreDNS for other blocks than these.
 func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
-	deployment, err := d.Get(ctx, deploymentRef(fleet.System, fleet.CoreDNS))
+	deployment, err := d.Get(ctx, apply.WorkloadRef("Deployment", fleet.System, fleet.CoreDNS))
 	if err != nil || deployment == nil || blocks == "" {
 		return false, err
 	}
@@ -262,7 +251,7 @@ func (d *dnsWiring) mark(ctx context.Context) error {
 	if d.marked {
 		return nil
 	}
-	ref := ConfigMapRef(d.Cluster.Namespace, naming.ConfigMapDNS)
+	ref := apply.ConfigMapRef(d.Cluster.Namespace, naming.ConfigMapDNS)
 	_, err := apply.ServerSideApply(ctx, d.Of(ref), ref.Name, map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
 		"metadata": map[string]any{"name": ref.Name, "namespace": ref.Namespace,
 			"labels": map[string]any{apply.PartOf: "semaphore"}},
@@ -286,7 +275,7 @@ func Unwire(ctx context.Context, a *apply.Applier) error {
 			return err
 		}
 		// First, so that the broker neither reports nor restores what is removed now.
-		ref := ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS)
+		ref := apply.ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS)
 		if err := a.Of(ref).Delete(ctx, ref.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, ref, err)
 		}

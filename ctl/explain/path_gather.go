@@ -50,7 +50,6 @@ type pathGatherer struct {
 	// source and target are the clusters of both ends; target is nil without a context of it.
 	source, target *side
 	sourcePod      *corev1.Pod
-	targetPod      *corev1.Pod
 	// protocol and port are those of the question, the port of the pod; 0 for any.
 	protocol string
 	port     uint16
@@ -338,8 +337,7 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 	if err != nil {
 		return fmt.Errorf("TO %w", err)
 	}
-	g.target, g.targetPod = s, pod
-	g.facts.Target = podFacts(s.name, pod, g.facts.Source.IP)
+	g.target, g.facts.Target = s, podFacts(s.name, pod, g.facts.Source.IP)
 	return nil
 }
 
@@ -380,7 +378,7 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 // byService collects the facts between a name and an endpoint.
 func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, name string) error {
 	g.facts.Name = &policy.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
-		Known: ofSeveral(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
+		Known: policy.Several(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
 			func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == remote })}
 	g.facts.Target.Cluster = remote
 	g.target = g.side(remote)
@@ -473,11 +471,6 @@ func usualPrefix(remote string) string {
 		return naming.ImportPrefix
 	}
 	return naming.ClusterLabel(remote)
-}
-
-// ofSeveral reports whether a Service represents those of several clusters.
-func ofSeveral(remote string) bool {
-	return remote == naming.GlobalCluster || remote == coredns.ClusterSetDomain
 }
 
 // represents reports whether a Service of the broker represents one of a remote, or of several clusters.
@@ -615,7 +608,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	n := g.facts.Name
 	for _, d := range g.source.broker.GetDrains() {
 		t := d.GetTarget()
-		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || ofSeveral(n.Remote)
+		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || policy.Several(n.Remote)
 		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
 			out.Drains = append(out.Drains, show.TargetName(t))
 		}
@@ -627,7 +620,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 		out.Gone = strings.Split(gone, ",")
 	}
 	for _, f := range g.source.broker.GetFindings() {
-		if f.GetCode() == string(finding.NoTunnel) && (f.GetCluster() == n.Remote || ofSeveral(n.Remote)) {
+		if f.GetCode() == string(finding.NoTunnel) && (f.GetCluster() == n.Remote || policy.Several(n.Remote)) {
 			out.NoTunnel = append(out.NoTunnel, f.GetFirst()...)
 		}
 	}
@@ -684,9 +677,7 @@ func (g *pathGatherer) endpointPod(ctx context.Context) error {
 			return err
 		}
 		if pod != nil {
-			g.target, g.targetPod = s, pod
-			at := g.facts.Target.IP
-			g.facts.Target = podFacts(s.name, pod, at)
+			g.target, g.facts.Target = s, podFacts(s.name, pod, g.facts.Target.IP)
 			return nil
 		}
 	}

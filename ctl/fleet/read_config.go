@@ -14,8 +14,6 @@ type PartConfig struct {
 	LabelDomains    []string        `json:"labelDomains"`
 	MirrorSelector  string          `json:"mirrorSelector"`
 	GlobalSelector  string          `json:"globalSelector"`
-	// Unread is why the configuration is unknown, and defaults are assumed.
-	Unread string
 }
 
 func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }

@@ -42,17 +42,12 @@ type verified struct {
 	pods       map[string]Pod
 }
 
-// readConfig reads the configuration of a part from the ConfigMap of its pods.
+// readConfig reads the configuration of a part from the ConfigMap of its pods. One that cannot be read is taken for the
+// usual one.
 func (c *verified) readConfig(ctx context.Context, configMap string) (p fleet.PartConfig) {
 	data, err := c.Objects.ConfigMap(ctx, c.Namespace, configMap)
-	switch {
-	case err == nil && data == nil:
-		err = fmt.Errorf("there is no ConfigMap %s/%s", c.Namespace, configMap)
-	case err == nil:
-		err = yaml.Unmarshal([]byte(data["config.yaml"]), &p)
-	}
-	if err != nil {
-		p.Unread = err.Error()
+	if err != nil || yaml.Unmarshal([]byte(data["config.yaml"]), &p) != nil {
+		return fleet.PartConfig{}
 	}
 	return p
 }

@@ -100,10 +100,7 @@ func (e *explainer) direction() string {
 
 func Explain(c *Cluster, p Packet) Result {
 	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), notEvaluated: slices.Clone(c.Unread)}
-	var out Result
-	for _, s := range e.sets {
-		out.InSets = append(out.InSets, s.name)
-	}
+	out := Result{InSets: names(e.sets)}
 	policies := e.selecting()
 	tiers := e.tiers()
 	for _, p := range policies {

@@ -315,7 +315,7 @@ func (j *judge) slices() Link {
 			l = l.broken(fmt.Sprintf("in %s: make a pod behind Service %s/%s ready", remote, j.Name.Namespace,
 				j.Name.Service),
 				"none of %d endpoints is ready, and none is in %s either", s.Total, remote)
-		case !s.Connected && !several(j.Name.Remote):
+		case !s.Connected && !Several(j.Name.Remote):
 			l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why "+remote+" is not connected",
 				"none of %d endpoints is ready, and %s is not connected", s.Total, remote)
 		default:
@@ -331,7 +331,7 @@ func (j *judge) slices() Link {
 			l = l.add("%s", line)
 		}
 	}
-	if several(j.Name.Remote) {
+	if Several(j.Name.Remote) {
 		return l
 	}
 	if s.Connected {
@@ -343,7 +343,8 @@ func (j *judge) slices() Link {
 // globalName is the cluster of global services in names, and clusterSetName that of imported ones.
 const globalName, clusterSetName = "global", "clusterset.local"
 
-func several(remote string) bool { return remote == globalName || remote == clusterSetName }
+// Several reports whether a Service, by its remote, represents those of several clusters.
+func Several(remote string) bool { return remote == globalName || remote == clusterSetName }
 
 // prints returns the command that prints the server block of a name.
 func prints(remote string) string {
