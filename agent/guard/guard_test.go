@@ -244,9 +244,9 @@ func TestTunnels(t *testing.T) {
 		var refused, free []time.Duration
 		for range 10 {
 			set(t)(later.Set("c2", c2))
-			refused = append(refused, sending(t, 2_000))
+			refused = append(refused, costOf(t, 2_000))
 			set(t)(later.Remove("c2"))
-			free = append(free, sending(t, 2_000))
+			free = append(free, costOf(t, 2_000))
 		}
 		if !arrives("203.0.113.1", "192.0.2.1") {
 			t.Error("without c2 a packet to the port does not arrive")
@@ -258,18 +258,18 @@ func TestTunnels(t *testing.T) {
 	})
 }
 
-// sending returns the processor time of one of some packets of a stranger, with its way to the receiver.
-func sending(t *testing.T, packets int) time.Duration {
+// costOf returns the processor time of one of some packets of a stranger, with its way to the receiver.
+func costOf(t *testing.T, packets int) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP("203.0.113.1")},
 		&net.UDPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7775})
 	must(t, err)
 	defer c.Close()
-	ran := func() time.Duration {
-		var use unix.Rusage
-		must(t, unix.Getrusage(unix.RUSAGE_THREAD, &use))
-		return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+	ran := func() time.Duration { // getrusage counts in ticks of the kernel, which are longer than a round
+		var at unix.Timespec
+		must(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at))
+		return time.Duration(at.Nano())
 	}
 	before := ran()
 	for range packets {
