@@ -3,6 +3,7 @@ package mirror
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
@@ -173,6 +174,30 @@ func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
 	c.follow(c.SetGone("c3", true, c.Now))
 	if got := c.Services[shared].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
 		t.Errorf("the Service notes %q as gone, not c3", got)
+	}
+}
+
+// While the cluster that decides is silent, the Service notes who goes and who comes back, and nothing else of it
+// changes.
+func TestWhoIsGoneIsNotedWhileTheDecidingClusterIsSilent(t *testing.T) {
+	c := blank(t)
+	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.heard("c2", "c2-a", "c3")
+	was := c.Services[shared].DeepCopy()
+	for _, after := range []struct {
+		gone  bool
+		noted string
+	}{{true, "c3"}, {false, ""}} {
+		c = c.restartedAwaiting()
+		c.heard("c3")
+		c.apply("c3", offers("10.4.0.1")...)
+		c.follow(c.SetGone("c3", after.gone, c.Now))
+		want := was.DeepCopy()
+		want.Annotations[naming.AnnotationGoneClusters] = after.noted
+		if diff := cmp.Diff(want, c.Services[shared]); diff != "" {
+			t.Errorf("gone %t:\n%s", after.gone, diff)
+		}
 	}
 }
 

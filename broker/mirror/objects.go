@@ -19,8 +19,8 @@ import (
 
 // Service returns the desired Service of a name. It takes from its source the ports, the headless flag,
 // publishNotReadyAddresses, session affinity, traffic distribution and the allowed labels, and nothing else by which
-// a remote could reach further (R15). s is nil although wanted is true while the authoritative cluster is not
-// complete.
+// a remote could reach further (R15). While the authoritative cluster is not complete, s is what exists, with the gone
+// clusters of today, or nil if nothing of it is to change.
 func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	t := p.targets[name]
 	if t == nil || t.of.name == "" {
@@ -28,7 +28,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	}
 	source := t.authoritative()
 	if source == nil {
-		return nil, true
+		return t.noteGone(), true
 	}
 	out := &corev1.Service{
 		ObjectMeta: p.meta(t, t.owner(), t.of),
@@ -99,6 +99,21 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	if t.shape.hints {
 		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 needs it
 	}
+}
+
+// noteGone returns the existing Service with the clusters that are gone now; nil if it names them already. The next
+// broker takes from it who was gone.
+func (t *target) noteGone() *corev1.Service {
+	s, gone := t.existing(), strings.Join(t.goneClusters(), ",")
+	if s == nil {
+		return nil
+	}
+	if was, noted := s.Annotations[naming.AnnotationGoneClusters]; !noted || was == gone {
+		return nil
+	}
+	out := s.DeepCopy()
+	out.Annotations[naming.AnnotationGoneClusters] = gone
+	return out
 }
 
 // Slice returns the desired EndpointSlice of a name, and when it changes as time passes; zero for never. It names no
