@@ -102,17 +102,27 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 }
 
 // noteGone returns the existing Service with the clusters that are gone now; nil if it names them already. The next
-// broker takes from it who was gone.
+// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet.
 func (t *target) noteGone() *corev1.Service {
-	s, gone := t.existing(), strings.Join(t.goneClusters(), ",")
+	s := t.existing()
 	if s == nil {
 		return nil
 	}
-	if was, noted := s.Annotations[naming.AnnotationGoneClusters]; !noted || was == gone {
+	offering := t.goneClusters()
+	var gone []string
+	for _, cluster := range t.plan.clusters {
+		stays := t.wasGone(cluster) && (t.plan.gone[cluster] || t.plan.presenceUnknown[cluster])
+		if stays || slices.Contains(offering, cluster) {
+			gone = append(gone, cluster)
+		}
+	}
+	was, noted := s.Annotations[naming.AnnotationGoneClusters]
+	now := strings.Join(gone, ",")
+	if !noted || was == now {
 		return nil
 	}
 	out := s.DeepCopy()
-	out.Annotations[naming.AnnotationGoneClusters] = gone
+	out.Annotations[naming.AnnotationGoneClusters] = now
 	return out
 }
 

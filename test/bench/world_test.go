@@ -51,6 +51,9 @@ type world struct {
 	server  *federation.Server
 	sink    *sink
 	address string
+	// publisher exists from the first publish to the restart of the exporter.
+	publisher *publish.Publisher
+	registry  *prometheus.Registry
 }
 
 // newWorld starts the broker, without any exports.
@@ -115,17 +118,23 @@ func (w *world) serve() {
 // restartExporter replaces the exporter's catalog by an empty one with an epoch of its own. The exporter must not be
 // publishing.
 func (w *world) restartExporter() {
-	w.catalog = newCatalog()
+	w.catalog, w.publisher = newCatalog(), nil
 	w.sink.mu.Lock()
 	defer w.sink.mu.Unlock()
 	w.sink.head = 0
 }
 
-// publish runs an exporter of the catalog until stop is called. stop returns the bytes of the messages that it sent.
+// publish connects the exporter of the catalog until stop is called. stop returns the bytes of the messages that it
+// sent meanwhile.
 func (w *world) publish() (stop func() (sent float64)) {
-	registry := prometheus.NewRegistry()
-	p := publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address}, w.source("c2", "exporter"),
-		w.catalog, debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(registry), publish.Options{})
+	if w.publisher == nil {
+		w.registry = prometheus.NewRegistry()
+		w.publisher = publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address},
+			w.source("c2", "exporter"), w.catalog, debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(w.registry),
+			publish.Options{})
+	}
+	p, registry := w.publisher, w.registry
+	before := sum(w.tb, registry, "semaphore_exporter_sent_bytes_total")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -134,7 +143,7 @@ func (w *world) publish() (stop func() (sent float64)) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			w.tb.Error(err)
 		}
-		return sum(w.tb, registry, "semaphore_exporter_sent_bytes_total")
+		return sum(w.tb, registry, "semaphore_exporter_sent_bytes_total") - before
 	})
 }
 
