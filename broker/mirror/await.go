@@ -15,7 +15,6 @@ func (p *Plan) MarkPresenceUnknown(clusters ...string) {
 	}
 }
 
-// presenceKnown records that a cluster is present.
 func (w *work) presenceKnown(cluster string) {
 	if !w.presenceUnknown[cluster] {
 		return

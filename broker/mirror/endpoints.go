@@ -50,7 +50,6 @@ type sliceGroup struct {
 	serves bool
 }
 
-// slice is a desired EndpointSlice.
 type slice struct {
 	name  string
 	owner *clusterEndpoints
@@ -85,7 +84,6 @@ func (m *member) ready() bool {
 	return ptr.Deref(m.existing.Conditions.Ready, true)
 }
 
-// all returns the slices of all groups.
 func (h *clusterEndpoints) all() (all []*slice) {
 	for _, b := range h.groups {
 		all = append(all, b.slices...)
@@ -323,7 +321,6 @@ func (w *work) detach(h *clusterEndpoints) {
 	}
 }
 
-// attach connects a source.
 func (w *work) attach(h *clusterEndpoints, s *source) {
 	h.source, h.of = s, s.ref
 	s.users = append(s.users, h)

@@ -109,13 +109,10 @@ func (t *target) noteGone() *corev1.Service {
 		return nil
 	}
 	offering := t.goneClusters()
-	var gone []string
-	for _, cluster := range t.plan.clusters {
+	gone := slices.DeleteFunc(slices.Clone(t.plan.clusters), func(cluster string) bool {
 		stays := t.wasGone(cluster) && (t.plan.gone[cluster] || t.plan.presenceUnknown[cluster])
-		if stays || slices.Contains(offering, cluster) {
-			gone = append(gone, cluster)
-		}
-	}
+		return !stays && !slices.Contains(offering, cluster)
+	})
 	was, noted := s.Annotations[naming.AnnotationGoneClusters]
 	now := strings.Join(gone, ",")
 	if !noted || was == now {

@@ -325,7 +325,6 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 	return w.finish(now)
 }
 
-// clusterIPs are those of an existing Service.
 func clusterIPs(s *corev1.Service) []string {
 	if s == nil {
 		return nil

@@ -131,7 +131,6 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 	return out
 }
 
-// first returns the first name in sorted order.
 func first(names map[string]bool) (name string) {
 	for other := range names {
 		if name == "" || other < name {
