@@ -26,7 +26,7 @@ func (w *work) presenceKnown(cluster string) {
 // markClusterDirty makes all global services of a cluster choose again.
 func (w *work) markClusterDirty(cluster string) {
 	for name, t := range w.targets {
-		if t.shared() && (t.perCluster[cluster] != nil || t.offeredBefore(cluster)) {
+		if t.shared() && (t.perCluster[cluster] != nil || slices.Contains(t.clustersBefore(), cluster)) {
 			w.markDirty(t)
 			w.touchService(name) // its annotations name the gone clusters
 		}

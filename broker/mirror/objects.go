@@ -102,7 +102,8 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 }
 
 // noteGone returns the existing Service with the clusters that are gone now; nil if it names them already. The next
-// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet.
+// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet, and the
+// next broker believes what the Service says of it.
 func (t *target) noteGone() *corev1.Service {
 	s := t.existing()
 	if s == nil {
@@ -110,8 +111,8 @@ func (t *target) noteGone() *corev1.Service {
 	}
 	offering := t.goneClusters()
 	gone := slices.DeleteFunc(slices.Clone(t.plan.clusters), func(cluster string) bool {
-		stays := t.wasGone(cluster) && (t.plan.gone[cluster] || t.plan.presenceUnknown[cluster])
-		return !stays && !slices.Contains(offering, cluster)
+		known := t.wasGone(cluster) || slices.Contains(t.clustersBefore(), cluster)
+		return !slices.Contains(offering, cluster) && !t.wasGoneLast(cluster) && !(known && t.plan.gone[cluster])
 	})
 	was, noted := s.Annotations[naming.AnnotationGoneClusters]
 	now := strings.Join(gone, ",")
