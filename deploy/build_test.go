@@ -196,7 +196,8 @@ func TestExampleFits(t *testing.T) {
 	}
 	// Without an overlay for it, the agents report that and do not run.
 	bare := find[*corev1.ConfigMap](t, build(t, "broker"), "semaphore-subnets").Data["broker.yaml"]
-	if s := subnetsOfAgents(bare, "c1"); s.Known || !strings.Contains(fmt.Sprint(s.Problems), "broker.yaml: the file is empty") {
+	s := subnetsOfAgents(bare, "c1")
+	if s.Known || !strings.Contains(fmt.Sprint(s.Problems), "broker.yaml: the file is empty") {
 		t.Errorf("without an overlay the agents' subnets are taken: %+v", s)
 	}
 

@@ -102,8 +102,8 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 }
 
 // noteGone returns the existing Service with the clusters that are gone now; nil if it names them already. The next
-// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet, and the
-// next broker believes what the Service says of it.
+// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet, and
+// the next broker believes what the Service says of it.
 func (t *target) noteGone() *corev1.Service {
 	s := t.existing()
 	if s == nil {
