@@ -106,8 +106,8 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 // Limits of a scrape of 5,000 peers: the size of its text, and the memory that it takes.
 const (
 	maxScrapeBytes  = 3.8e6 // 25,000 series, each with the labels cluster, device and public_key
-	maxScrapeMemory = 9e6
-	maxScrapeAllocs = 170_000
+	maxScrapeMemory = 7.5e6
+	maxScrapeAllocs = 500
 )
 
 // BenchmarkFamilies measures the cost of a scrape, with its text, after 5,000 peers were read.
