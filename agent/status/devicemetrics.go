@@ -2,7 +2,6 @@ package status
 
 import (
 	"encoding/base64"
-	"net/netip"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -166,16 +165,12 @@ func (b *familyBuilder) peer(cluster, name *dto.LabelPair, p *wgtypes.Peer) {
 	}
 	key := label(&labelKey, base64.StdEncoding.AppendEncode(b.scratch, p.PublicKey[:]))
 	for i := range p.AllowedIPs {
-		ip, _ := netip.AddrFromSlice(p.AllowedIPs[i].IP)
-		ones, _ := p.AllowedIPs[i].Mask.Size()
-		b.add(metricAllowedIPs, label(&labelAllowed, netip.PrefixFrom(ip.Unmap(), ones).AppendTo(b.scratch)), cluster, name,
-			key).Gauge = oneMetric
+		prefix, _ := kernel.PrefixOf(&p.AllowedIPs[i])
+		b.add(metricAllowedIPs, label(&labelAllowed, prefix.AppendTo(b.scratch)), cluster, name, key).Gauge = oneMetric
 	}
 	endpoint := b.scratch
 	if p.Endpoint != nil {
-		// wgctrl has IPv4 addresses of userspace devices as IPv4-mapped ones.
-		at := p.Endpoint.AddrPort()
-		endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).AppendTo(endpoint)
+		endpoint = kernel.EndpointOf(p).AppendTo(endpoint)
 	}
 	b.add(metricPeer, cluster, name, label(&labelEndpoint, endpoint), key).Gauge = oneMetric
 	last := int64(0)
