@@ -72,13 +72,7 @@ func SideOf(name string) Side {
 	return Side(Side_value["SIDE_"+strings.ReplaceAll(strings.ToUpper(name), "-", "_")])
 }
 
-// SessionStateName is the word for the state of a session, as in metrics; empty for unspecified, and for one that this
-// version does not know.
-func SessionStateName(s SessionState) string {
-	return known(int32(s), SessionState_name, "SESSION_STATE_")
-}
-
-// SessionStateOf is the state of a word that SessionStateName returns; unspecified for any other.
+// SessionStateOf is the state of a session's word, as in metrics; unspecified for any other.
 func SessionStateOf(name string) SessionState {
 	return SessionState(SessionState_value["SESSION_STATE_"+strings.ToUpper(name)])
 }
