@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
+	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
@@ -172,6 +173,11 @@ func (b *broker) buildServices(p parts) error {
 	local := cfg.LocalPrefixes
 	if cfg.Own() != nil {
 		local = nil // the own exporter reports the existing ones
+	}
+	if cfg.GlobalServices.OwnNames {
+		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), p.options)
+		b.services.BindOwnNames(own, func(l mirror.Lent) { p.events.OwnName(cfg.Cluster, l) })
+		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.drains})
 	}
 	if cfg.MCS.Enabled {
 		if err := b.buildImports(p); err != nil {

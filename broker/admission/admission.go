@@ -33,7 +33,6 @@ const (
 	maxEndpoints = 1000 // discovery.k8s.io/v1 EndpointSlice
 	maxAddresses = 100  // discovery.k8s.io/v1 Endpoint
 	maxPreferred = 64   // clusters that a global service prefers
-	maxMinReady  = 1_000_000
 	maxAffinity  = 86400 // seconds, v1 ClientIPConfig
 	maxPodIPs    = 16
 	maxUID       = 128

@@ -101,13 +101,21 @@ func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(finding.InvalidSetting, "global_settings.prefer: %s", reason)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Prefer = nil })
 	}
-	if n := g.GetMinReady(); n < 0 || n > maxMinReady {
-		t.refuse(finding.InvalidSetting, "global_settings.min_ready: %d: use 0 to %d", n, maxMinReady)
+	if n := g.GetMinReady(); n < 0 || n > config.MaxMinReady {
+		t.refuse(finding.InvalidSetting, "global_settings.min_ready: %d: use 0 to %d", n, config.MaxMinReady)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.MinReady = 0 })
+	}
+	if n := g.GetMinReadyPercent(); n < 0 || n > 100 {
+		t.refuse(finding.InvalidSetting, "global_settings.min_ready_percent: %d: use 0 to 100", n)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.MinReadyPercent = 0 })
 	}
 	if w := g.GetWhenGone(); w != semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED && semaphorev1.WhenGoneName(w) == "" {
 		t.refuse(finding.InvalidSetting, "global_settings.when_gone: %d: use keep, demote or withdraw", w)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED })
+	}
+	if o := s.GetOwnName(); len(o.GetUse()) > maxUID || len(o.GetUid()) > maxUID {
+		t.refuse(finding.InvalidSetting, "own_name: a value is longer than %d bytes", maxUID)
+		leave(func(s *semaphorev1.Service) { s.OwnName = nil })
 	}
 	return taken
 }

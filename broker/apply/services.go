@@ -201,8 +201,9 @@ func (c serviceClient) Update(ctx context.Context, s *corev1.Service) (*corev1.S
 func mergeService(have, want *corev1.Service) *corev1.Service {
 	out := have.DeepCopy()
 	if want.Labels[naming.LabelGlobal] == "true" {
-		// the only annotation of its domain that the broker sets at times
+		// annotations that the broker sets at times
 		delete(out.Annotations, corev1.AnnotationTopologyMode)
+		delete(out.Annotations, naming.AnnotationOwnName)
 	}
 	dropCopied(&out.ObjectMeta)
 	mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -281,15 +282,29 @@ func EndpointSlices(
 func ImportSlices(
 	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
+	return slicesOfAll(kube, writes.ImportSlice, writes.OwnedImportSlices, desired, options)
+}
+
+// OwnSlices writes the slices under the own names of Services, in all namespaces. Their names are NAMESPACE/NAME.
+func OwnSlices(
+	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
+) *Objects[*discoveryv1.EndpointSlice] {
+	return slicesOfAll(kube, writes.OwnSlice, writes.OwnedOwnSlices, desired, options)
+}
+
+func slicesOfAll(
+	kube kubernetes.Interface, name writes.ObjectKind, selector string,
+	desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
+) *Objects[*discoveryv1.EndpointSlice] {
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
-		Kind:       sliceKind(writes.ImportSlice),
+		Kind:       sliceKind(name),
 		example:    &discoveryv1.EndpointSlice{},
 		everywhere: true,
 		connect: func(context.Context) (connection[*discoveryv1.EndpointSlice], error) {
 			return connection[*discoveryv1.EndpointSlice]{
 				client: slicesEverywhere{kube},
 				listWatch: ListWatch(kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
-					metav1.ListOptions{LabelSelector: writes.OwnedImportSlices}),
+					metav1.ListOptions{LabelSelector: selector}),
 			}, nil
 		},
 	}, desired, options)
@@ -331,6 +346,9 @@ func sliceKind(name writes.ObjectKind) writes.Kind[*discoveryv1.EndpointSlice] {
 			out := have.DeepCopy()
 			delete(out.Annotations, naming.AnnotationUnusedEndpoints) // set only while some are not in use
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+			if len(want.OwnerReferences) > 0 { // none while the own exporter is silent
+				out.OwnerReferences = want.OwnerReferences
+			}
 			out.Endpoints, out.Ports = want.Endpoints, want.Ports
 			return out
 		},

@@ -17,8 +17,9 @@ import (
 type Settings struct {
 	// Prefer lists clusters in order, each with its own place; all others share the last place.
 	Prefer []string
-	// MinReady is the number of ready endpoints that is enough; at least 1.
-	MinReady int
+	// MinReady is the number of ready endpoints that is enough; at least 1. MinReadyPercent, unless it is 0, is the share
+	// of all endpoints, ready or not, of the clusters that are used.
+	MinReady, MinReadyPercent int
 	// WhenGone selects how a gone cluster is treated; empty is config.Demote.
 	WhenGone config.WhenGone
 }
@@ -28,6 +29,8 @@ type Offer struct {
 	Cluster string
 	// Ready is the number of ready endpoints, without those excluded for another reason, such as a drain.
 	Ready int
+	// All is the number of endpoints that are not about to end, ready or not.
+	All int
 	// Gone is true for a cluster that is gone.
 	Gone bool
 }
@@ -78,21 +81,41 @@ func rank(s Settings, o Offer) int {
 // needed returns the last place that is needed; every place before it is used, too. behind reports whether demoted
 // clusters are needed.
 func needed(s Settings, offers []Offer) (last int, behind bool) {
-	ready := make([]int, len(s.Prefer)+1)
+	ready, known := make([]int, len(s.Prefer)+1), make([]int, len(s.Prefer)+1)
 	all := 0
 	for _, o := range offers {
 		if place := rank(s, o); place >= 0 {
 			ready[place] += max(0, o.Ready)
+			known[place] += max(0, o.All)
 			all += max(0, o.Ready)
 		}
 	}
-	sum := 0
+	sum, of := 0, 0
 	for last = range ready {
-		if sum += ready[last]; sum >= max(1, s.MinReady) {
+		sum, of = sum+ready[last], of+known[last]
+		if sum >= s.enough(of) {
 			break
 		}
 	}
 	return last, all == 0
+}
+
+// enough returns how many ready endpoints of all are enough.
+func (s Settings) enough(all int) int {
+	if s.MinReadyPercent > 0 {
+		return max(1, (all*s.MinReadyPercent+99)/100)
+	}
+	return max(1, s.MinReady)
+}
+
+// OwnFirst returns the settings with a cluster ahead of all others. moved reports whether the order named another one
+// before it.
+func (s Settings) OwnFirst(own string) (_ Settings, moved bool) {
+	at := slices.Index(s.Prefer, own)
+	if at != 0 {
+		s.Prefer = append([]string{own}, slices.DeleteFunc(slices.Clone(s.Prefer), func(c string) bool { return c == own })...)
+	}
+	return s, at > 0
 }
 
 // InUse reports for each cluster of a service whether its endpoints are used, and after how long that changes by time;

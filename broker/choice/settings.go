@@ -2,6 +2,7 @@ package choice
 
 import (
 	"cmp"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 
 // SettingsOf returns the settings that a cluster exports, except local-first.
 func SettingsOf(g *semaphorev1.GlobalSettings) Settings {
-	return Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()),
+	return Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()), MinReadyPercent: int(g.GetMinReadyPercent()),
 		WhenGone: config.WhenGone(semaphorev1.WhenGoneName(g.GetWhenGone()))}
 }
 
@@ -22,16 +23,39 @@ func SettingsIn(annotations map[string]string) Settings {
 	if text := annotations[naming.AnnotationPreferClusters]; text != "" {
 		out.Prefer = strings.Split(text, ",")
 	}
-	if n, err := strconv.Atoi(annotations[naming.AnnotationMinReady]); err == nil {
-		out.MinReady = n
+	if count, percent, err := config.ParseMinReady(annotations[naming.AnnotationMinReady]); err == nil {
+		out.MinReady, out.MinReadyPercent = count, percent
 	}
 	return out
+}
+
+// Keep returns the settings with those of before that unreadable names.
+func (s Settings) Keep(unreadable []string, before Settings) Settings {
+	for _, setting := range unreadable {
+		switch naming.Domain + setting {
+		case naming.AnnotationPreferClusters:
+			s.Prefer = before.Prefer
+		case naming.AnnotationMinReady:
+			s.MinReady, s.MinReadyPercent = before.MinReady, before.MinReadyPercent
+		case naming.AnnotationWhenGone:
+			s.WhenGone = before.WhenGone
+		}
+	}
+	return s
+}
+
+// MinReadyText returns what is enough, as the annotation has it.
+func (s Settings) MinReadyText() string {
+	if s.MinReadyPercent > 0 {
+		return fmt.Sprintf("%d%%", s.MinReadyPercent)
+	}
+	return strconv.Itoa(max(1, s.MinReady))
 }
 
 // Annotate notes the settings in the annotations of a Service, for people and for the next broker.
 func (s Settings) Annotate(annotations map[string]string) {
 	annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
-	annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
+	annotations[naming.AnnotationMinReady] = s.MinReadyText()
 	annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
 }
 

@@ -31,8 +31,11 @@ type clusterEndpoints struct {
 	// sliceOf maps each endpoint to its slice.
 	sliceOf map[replica.EndpointKey]*slice
 	groups  map[replica.PortGroup]*sliceGroup
-	// families are the ready endpoints that serve all ports of the target, IPv4 and IPv6.
-	families [2]int
+	// families are the ready endpoints that serve all ports of the target, IPv4 and IPv6, and known those that are not
+	// about to end, ready or not.
+	families, known [2]int
+	// lent means that the own name of the target's Service in the own cluster leads to these endpoints, too.
+	lent bool
 	// number is a lower bound of the free slice numbers.
 	number int
 }
@@ -42,8 +45,8 @@ type sliceGroup struct {
 	slices []*slice
 	// open is a lower bound of the index of the first slice with room.
 	open int
-	// ready endpoints that are usable.
-	ready int
+	// ready endpoints that are usable, and known ones that are not about to end.
+	ready, known int
 	// family is the index in clusterEndpoints.families. serves is true if the endpoints serve all ports of the
 	// target.
 	family int
@@ -84,6 +87,13 @@ func (m *member) ready() bool {
 	return ptr.Deref(m.existing.Conditions.Ready, true)
 }
 
+func (m *member) terminating() bool {
+	if m.exported != nil {
+		return m.exported.GetTerminating()
+	}
+	return ptr.Deref(m.existing.Conditions.Terminating, false)
+}
+
 func (h *clusterEndpoints) all() (all []*slice) {
 	for _, b := range h.groups {
 		all = append(all, b.slices...)
@@ -103,6 +113,12 @@ func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
 			h.families[b.family] += by
 		}
 	}
+	if !m.terminating() {
+		b.known += by
+		if b.serves {
+			h.known[b.family] += by
+		}
+	}
 }
 
 // ready is the number of usable endpoints: ready, not drained, reached, and serving all ports of the target. A pod
@@ -120,7 +136,7 @@ func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
 		h.count(b, old, -1)
 		h.count(b, &m, +1)
 		w.updateHostname(h, old.exported, m.exported)
-		if old.ready() != m.ready() || old.usable() != m.usable() {
+		if old.ready() != m.ready() || old.usable() != m.usable() || old.terminating() != m.terminating() {
 			w.markDirty(h.target)
 		}
 		if !old.same(&m) {

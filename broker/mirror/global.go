@@ -75,10 +75,11 @@ func (t *target) updateServedPorts() {
 	}
 	t.served = now
 	for _, h := range t.perCluster {
-		h.families = [2]int{}
+		h.families, h.known = [2]int{}, [2]int{}
 		for g, b := range h.groups {
 			if b.serves = h.serves(g); b.serves {
 				h.families[b.family] += b.ready
+				h.known[b.family] += b.known
 			}
 		}
 	}
@@ -159,10 +160,14 @@ func (t *target) settings() choice.Settings {
 
 func (t *target) rawSettings() choice.Settings {
 	if r := t.plan.operators(t.sourceName()); r != nil {
-		return choice.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
+		count, percent, _ := config.ParseMinReady(r.MinReady.String()) // the configuration was checked
+		return choice.Settings{Prefer: r.Prefer, MinReady: count, MinReadyPercent: percent, WhenGone: r.WhenGone}
 	}
 	if service := t.authoritative(); service != nil {
 		out := choice.SettingsOf(service.GetGlobalSettings())
+		if unreadable := service.GetGlobalSettings().GetUnreadable(); len(unreadable) > 0 && t.existing() != nil {
+			out = out.Keep(unreadable, choice.SettingsIn(t.existing().Annotations))
+		}
 		if service.GetGlobalSettings().GetLocalFirst() && !t.shape.hints {
 			out.Prefer = append([]string{t.plan.own},
 				slices.DeleteFunc(slices.Clone(out.Prefer), func(c string) bool { return c == t.plan.own })...)
@@ -187,7 +192,8 @@ func (w *work) choose(t *target, now time.Time) {
 		t.updateServedPorts()
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
-				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.treatedAsGone()})
+				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), All: max(h.known[0], h.known[1]),
+					Gone: h.treatedAsGone()})
 			}
 		}
 	}
@@ -202,6 +208,9 @@ func (w *work) choose(t *target, now time.Time) {
 			h.unused = unused
 			w.touchSlices(h)
 		}
+	}
+	if own := w.lend(t, settings, offers, now); again == 0 || own > 0 && own < again {
+		again = own
 	}
 	if again > 0 {
 		t.due = now.Add(again)

@@ -96,6 +96,9 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	out.Annotations[t.clustersAnnotation()] = strings.Join(clusters, ",")
 	t.settings().Annotate(out.Annotations)
 	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.goneClusters(), ",")
+	if t.ownUse != "" {
+		out.Annotations[naming.AnnotationOwnName] = t.ownUse // for a broker that starts while its own exporter is silent
+	}
 	if t.shape.hints {
 		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 needs it
 	}

@@ -37,6 +37,9 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 		case finding.Settings:
 			o.Code, o.Reason = finding.OutcomeDiffers, "its global service is as another cluster says, which comes first "+
 				"there, and what it says otherwise of ports, type or settings has no effect"
+		case finding.OwnName:
+			_, o.Reason, _ = strings.Cut(problem.Text, " of cluster "+cluster+" ")
+			o.Code = finding.OutcomeOwnName
 		case finding.Denied:
 			o.Code, o.Reason = finding.OutcomeDenied, "nothing is imported into its namespace there: the operator denies it"
 		default:

@@ -96,6 +96,8 @@ type Plan struct {
 	// reach are the addresses to which tunnels lead, by cluster; nil for all.
 	reach   map[string]*choice.Reachable
 	chooser *choice.Chooser
+	// lenders are the targets whose own name leads to other clusters.
+	lenders map[*target]bool
 	// dirty are targets that must choose again which clusters they use. waiting are targets that do so when time
 	// passes.
 	dirty, waiting map[*target]bool
@@ -116,6 +118,8 @@ type Touched struct {
 // Touches are the objects whose desired state may have changed.
 type Touches struct {
 	Services, Slices []Touched
+	// Lent are the changes of the clusters to which own names lead.
+	Lent []Lent
 }
 
 // New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin. rule decides
@@ -147,6 +151,7 @@ func New(cfg *config.Broker, rule Rule) *Plan {
 		presenceUnknown: map[string]bool{}, reach: map[string]*choice.Reachable{},
 		chooser: choice.NewChooser(cfg.GlobalServices.Settle.Duration),
 		dirty:   map[*target]bool{},
+		lenders: map[*target]bool{},
 		waiting: map[*target]bool{},
 	}
 	p.configure(cfg.Remotes)

@@ -12,7 +12,7 @@ import (
 
 // Codes are all codes.
 var Codes = []finding.Code{finding.TooLong, finding.NameTaken, finding.Settings, finding.Hostname,
-	finding.Denied, finding.Conflict}
+	finding.Denied, finding.Conflict, finding.OwnName}
 
 // Problems returns the problems of exported services.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
@@ -115,6 +115,9 @@ func (p *Plan) derivedProblems(name string) (out []problem.Problem) {
 
 // globalProblems returns the problems of services whose global service differs from them.
 func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
+	if wrong := t.ownNameProblem(); wrong != "" {
+		out = append(out, problemOf(ref{p.own, t.of.namespace, t.of.name}, finding.OwnName, finding.OwnName, "%s", wrong))
+	}
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
 		if differs := t.differences[cluster]; len(differs) > 0 {
@@ -158,6 +161,7 @@ func (w *work) updateHostname(h *clusterEndpoints, was, is *semaphorev1.Endpoint
 	count := func(hostname string, by int) {
 		if hostname != "" && h.target.hostnames.Count(hostname, h.cluster, by, w.clusters) {
 			w.problemsDirty[h.target.name] = true
+			w.touchLent(h.target)
 		}
 	}
 	count(was.GetHostname(), -1)

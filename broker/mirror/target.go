@@ -31,6 +31,8 @@ type target struct {
 	// from.
 	served   map[replica.PortName]int
 	servedBy [2]any
+	// ownUse is how the own name leads to other clusters; empty for not at all.
+	ownUse string
 	// due is the time at which the target chooses again which clusters it uses; zero for never.
 	due time.Time
 }
@@ -86,6 +88,8 @@ func (w *work) collect(t *target, cluster string) {
 		delete(w.waiting, t)
 		w.problemsDirty[t.name] = true
 		w.chooser.Forget(t.name)
+		w.chooser.Forget(ownChoice(t))
+		delete(w.lenders, t)
 	}
 }
 
@@ -194,6 +198,7 @@ func (w *work) rebindSources(name string) {
 	}
 	w.updateShape(t)
 	w.markDirty(t)
+	w.touchLent(t)
 	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
 		w.collect(t, cluster)
 	}

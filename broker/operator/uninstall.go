@@ -71,6 +71,7 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 		c.conditions(client)
 	}
 	c.slices(client, metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
+	c.slices(client, metav1.NamespaceAll, writes.OwnedOwnSlices)    // first: traffic of local names leads to them
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.printf("no sets and pools: %v", err)

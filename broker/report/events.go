@@ -2,8 +2,10 @@ package report
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -22,7 +25,7 @@ import (
 // This file writes Kubernetes Events about what operators and users should know, with a budget for each remote.
 //
 // It owns the budgets and the recently written Events. Its input is a reason and a sentence; its output are Events on
-// the namespace of the mirrors.
+// the namespace of the mirrors, and on Services whose own names lead to other clusters.
 
 const (
 	// repeatAfter is the least time between two Events of one topic.
@@ -135,6 +138,33 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 	if e == nil {
 		return true
 	}
+	// An Event on a cluster-wide object would have to be in the namespace default.
+	return e.queue(cluster, topic, corev1.EventTypeWarning, reason, note, corev1.ObjectReference{APIVersion: "v1",
+		Kind: "Namespace", Name: e.namespace, Namespace: e.namespace})
+}
+
+// OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before.
+func (e *Events) OwnName(own string, l mirror.Lent) {
+	here := fmt.Sprintf("%d of %d ready in this cluster, and %s are enough", l.Ready, l.All, l.Enough)
+	kind, reason := corev1.EventTypeWarning, finding.ServedElsewhere
+	note := fmt.Sprintf("endpoints of %s are used under its own name: %s", strings.Join(l.Clusters, ", "), here)
+	switch {
+	case len(l.Clusters) == 0:
+		kind, reason = corev1.EventTypeNormal, finding.ServedHere
+		note = fmt.Sprintf("endpoints of %s are no longer used under its own name: %s", strings.Join(l.Before, ", "), here)
+	case l.Use == naming.OwnNameAll:
+		kind = corev1.EventTypeNormal
+		note = fmt.Sprintf("endpoints of %s are used under its own name, beside those of this cluster",
+			strings.Join(l.Clusters, ", "))
+	}
+	// Each change is another topic: the second failover of an hour is as important as the first.
+	topic := fmt.Sprintf("%s/%s %s %d", l.Namespace, l.Name, note, time.Now().UnixNano())
+	e.queue(own, topic, kind, reason, note, corev1.ObjectReference{APIVersion: "v1", Kind: "Service",
+		Namespace: l.Namespace, Name: l.Name, UID: l.UID})
+}
+
+func (e *Events) queue(cluster, topic, kind string, reason finding.Code, note string,
+	about corev1.ObjectReference) (accepted bool) {
 	note = finding.CleanTo(note, maxEventNote)
 	now := time.Now()
 	e.mu.Lock()
@@ -149,15 +179,13 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 	}
 	b.asked[topic] = true
 	b.waiting = append(b.waiting, pendingEvent{cluster: cluster, topic: topic, event: &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, GenerateName: naming.ManagedByBroker + "-"},
-		EventTime:  metav1.NewMicroTime(now),
-		Type:       corev1.EventTypeWarning,
-		Reason:     string(reason),
-		Action:     "Apply",
-		Note:       note,
-		// An Event on a cluster-wide object would have to be in the namespace default.
-		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: e.namespace,
-			Namespace: e.namespace},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: about.Namespace, GenerateName: naming.ManagedByBroker + "-"},
+		EventTime:           metav1.NewMicroTime(now),
+		Type:                kind,
+		Reason:              string(reason),
+		Action:              "Apply",
+		Note:                note,
+		Regarding:           about,
 		ReportingController: "semaphore.uw.io/broker",
 		ReportingInstance:   e.instance,
 	}})
@@ -231,8 +259,11 @@ func (e *Events) ended(p pendingEvent, err error) (room bool) {
 	return room
 }
 
-// hopeless reports whether the apiserver refuses an Event for what it is.
-func hopeless(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) }
+// hopeless reports whether the apiserver refuses an Event for what it is, or its namespace is gone.
+func hopeless(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) ||
+		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+}
 
 // Run writes Events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
@@ -251,7 +282,7 @@ func (e *Events) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		_, err := e.kube.EventsV1().Events(e.namespace).Create(ctx, next.event, metav1.CreateOptions{})
+		_, err := e.kube.EventsV1().Events(next.event.Namespace).Create(ctx, next.event, metav1.CreateOptions{})
 		room := e.ended(next, err)
 		switch {
 		case err == nil:

@@ -71,6 +71,10 @@ type Engine struct {
 	services, slices, imports writes.Loop
 	// importSlices writes the slices beside imports; nil if none are written.
 	importSlices writes.Loop
+	// ownSlices writes the slices under the own names of Services, and lent receives where these lead; nil without
+	// globalServices.ownNames.
+	ownSlices writes.Loop
+	lent      func(mirror.Lent)
 }
 
 // remote is the state of one remote, or of the own cluster if its exporter is accepted.
@@ -292,7 +296,9 @@ func (e *Engine) synced() {
 	e.mu.Lock()
 	begins := !e.plan.Begun() && e.services.Synced() && e.slices.Synced()
 	if begins {
-		e.mark(e.plan.Begin(e.now()))
+		touches := e.plan.Begin(e.now())
+		touches.Lent = nil // as an earlier broker had it, as far as is known
+		e.mark(touches)
 	}
 	e.evaluate()
 	e.mu.Unlock()
@@ -327,6 +333,7 @@ func (e *Engine) mark(touches mirror.Touches) {
 	if e.imported != nil {
 		e.markImports(e.imported.Touched(touches))
 	}
+	e.markOwnNames(touches)
 	e.problems.Take(e.plan.Problems(), e.warn)
 	e.queue.Wake() // the next due time may have changed
 }
@@ -893,17 +900,23 @@ var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
 	"Services of a remote that are not mirrored, or not as configured, by reason: TooLong and NameTaken (the name of "+
 		"its mirror or global service), Settings (its global service has another cluster's), Hostname (another cluster's "+
 		"pod has the same name in its global service), Denied (its ServiceExport is of a denied namespace), Conflict "+
-		"(exports of other clusters differ from it, and it decides).",
+		"(exports of other clusters differ from it, and it decides), OwnName (it asks for endpoints of other clusters under "+
+		"its own name, and does not get them as it asks).",
 	[]string{"cluster", "reason"}, nil)
 
 var exportedServices = prometheus.NewDesc("semaphore_broker_exports",
 	"Services of a cluster, the own one too, that ServiceExports export.", []string{"cluster"}, nil)
 
 // Describe implements prometheus.Collector.
-func (e *Engine) Describe(ch chan<- *prometheus.Desc) { ch <- serviceProblems; ch <- exportedServices }
+func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
+	ch <- serviceProblems
+	ch <- exportedServices
+	ch <- ownNameEndpoints
+}
 
 // Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
+	e.collectOwnNames(ch)
 	e.mu.RLock()
 	names, exports := e.names, map[string]int{}
 	for _, cluster := range names {

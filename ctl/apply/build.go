@@ -154,6 +154,9 @@ func exporterConfig(v Values) map[string]any {
 // MCS is the component of the Multi-Cluster Services API.
 const MCS = "mcs"
 
+// OwnNames is the component by which Services lead to other clusters under their own names.
+const OwnNames = "own-names"
+
 // DNS is the component by which the broker keeps its server blocks of CoreDNS current.
 const DNS = "dns"
 
@@ -171,7 +174,11 @@ func brokerConfig(v Values) map[string]any {
 		out["manageIPPools"] = true
 	}
 	if v.Features.Has(config.Services) {
-		out["globalServices"] = map[string]any{"podSubnets": v.PodSubnets}
+		global := map[string]any{"podSubnets": v.PodSubnets}
+		if slices.Contains(v.Components, OwnNames) {
+			global["ownNames"] = true
+		}
+		out["globalServices"] = global
 	}
 	if slices.Contains(v.Components, DNS) {
 		out["manageCoreDNS"] = true

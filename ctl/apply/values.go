@@ -110,6 +110,9 @@ func (w Wishes) Check() error {
 	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
 		return wrong("components", "%q imports Services: it needs the feature services", MCS)
 	}
+	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, OwnNames) {
+		return wrong("components", "%q has Services lead to other clusters: it needs the feature services", OwnNames)
+	}
 	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, DNS) {
 		return wrong("components", "%q has names of remote Services resolve: it needs the feature services", DNS)
 	}

@@ -19,6 +19,7 @@ object by object.
 {{- if index $c $name }}{{ $files = append $files (printf "features/%s" $file) }}{{ end -}}
 {{- end -}}
 {{- if $c.dns }}{{ $files = concat $files (list "features/dns/rbac.yaml" "features/dns/writes.yaml") }}{{ end -}}
+{{- if $c.ownNames }}{{ $files = concat $files (list "features/own-names/rbac.yaml" "features/own-names/writes.yaml") }}{{ end -}}
 {{- if $c.mcs }}{{ $files = concat $files (list "features/mcs/rbac.yaml" "features/mcs/writes.yaml") }}{{ end -}}
 {{- if .Values.foreignExporter -}}
 {{- $files = list "exporter/deployment.yaml" "exporter/disruption.yaml" "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" -}}

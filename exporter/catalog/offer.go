@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,11 +19,8 @@ import (
 
 // This file projects a Service to the fields that are exported.
 
-// Limits of the settings of a global service. A broker refuses more.
-const (
-	maxPreferred = 64
-	maxMinReady  = 1_000_000
-)
+// maxPreferred bounds the clusters that a global service prefers. A broker refuses more.
+const maxPreferred = 64
 
 // trafficDistributions are the values that the Kubernetes API defines.
 var trafficDistributions = []string{
@@ -93,6 +89,18 @@ func (r Rules) projectService(s *corev1.Service, export *mcsv1beta1.ServiceExpor
 		service.GlobalSettings = settings
 		left = append(left, wrong...)
 	}
+	if use, asked := s.Annotations[naming.AnnotationOwnName]; asked {
+		if service.OwnName = (&semaphorev1.OwnName{Use: use, Uid: string(s.UID)}); !naming.IsOwnNameUse(use) {
+			service.OwnName.Use = ""
+			left = append(left, fmt.Sprintf("annotation %s: %.200q is ignored, and what was valid before stays: use %s or %s, "+
+				"or remove it", naming.AnnotationOwnName, use, naming.OwnNameFailover, naming.OwnNameAll))
+		}
+		if !global {
+			service.OwnName = nil
+			left = append(left, fmt.Sprintf("annotation %s has no effect: the Service is part of no global service; set its "+
+				"label %s", naming.AnnotationOwnName, naming.DefaultGlobalSelector))
+		}
+	}
 	return service, "", strings.Join(left, "; ")
 }
 
@@ -114,7 +122,7 @@ func (r Rules) exportedLabels(all map[string]string) (exported []*semaphorev1.La
 func TrimService(s *corev1.Service) {
 	var annotations map[string]string
 	for _, key := range []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady,
-		naming.AnnotationWhenGone} {
+		naming.AnnotationWhenGone, naming.AnnotationOwnName} {
 		if value, ok := s.Annotations[key]; ok {
 			if annotations == nil {
 				annotations = map[string]string{}
@@ -142,6 +150,9 @@ func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wr
 	said := false
 	bad := func(kind, key, value, use string) {
 		wrong = append(wrong, fmt.Sprintf("%s %s: %.200q is ignored: use %s", kind, key, value, use))
+		if kind == "annotation" {
+			settings.Unreadable, said = append(settings.Unreadable, strings.TrimPrefix(key, naming.Domain)), true
+		}
 	}
 	if text, ok := s.Annotations[naming.AnnotationPreferClusters]; ok {
 		if prefer, ok := clusterList(text); ok {
@@ -152,10 +163,11 @@ func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wr
 		}
 	}
 	if text, ok := s.Annotations[naming.AnnotationMinReady]; ok {
-		if n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 32); err == nil && n >= 1 && n <= maxMinReady {
-			settings.MinReady, said = int32(n), true
+		if count, percent, err := config.ParseMinReady(text); err == nil {
+			settings.MinReady, settings.MinReadyPercent, said = int32(count), int32(percent), true
 		} else {
-			bad("annotation", naming.AnnotationMinReady, text, fmt.Sprintf("a number of endpoints from 1 to %d", maxMinReady))
+			bad("annotation", naming.AnnotationMinReady, text, fmt.Sprintf("a number of ready endpoints from 1 to %d, or a "+
+				"share of all such as 50%%", config.MaxMinReady))
 		}
 	}
 	if text, ok := s.Annotations[naming.AnnotationWhenGone]; ok {

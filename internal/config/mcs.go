@@ -42,15 +42,21 @@ const (
 // defaultDenied matches namespaces with a special meaning in each cluster.
 var defaultDenied = []string{"kube-*", "calico-*", "tigera-operator"}
 
-func (m *BrokerMCS) setDefaults() { m.Settle.Duration = 1500 * time.Millisecond }
+// SystemNamespace reports whether a namespace has a special meaning in each cluster. The admission policies of
+// deploy/features deny the same ones.
+func SystemNamespace(namespace string) bool { return matches(defaultDenied, namespace) }
 
-// Denies reports whether the broker imports nothing into a namespace.
-func (m *BrokerMCS) Denies(namespace string) bool {
-	return slices.ContainsFunc(m.DenyNamespaces, func(pattern string) bool {
+func matches(patterns []string, namespace string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		ok, _ := path.Match(pattern, namespace) // complete checks the patterns
 		return ok
 	})
 }
+
+func (m *BrokerMCS) setDefaults() { m.Settle.Duration = 1500 * time.Millisecond }
+
+// Denies reports whether the broker imports nothing into a namespace.
+func (m *BrokerMCS) Denies(namespace string) bool { return matches(m.DenyNamespaces, namespace) }
 
 func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 	if m.DenyNamespaces == nil {

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -66,6 +69,8 @@ type GlobalServices struct {
 	SilentAfter Duration `json:"silentAfter"`
 	// Settle is how long the preferred clusters must have had enough endpoints before the others are masked.
 	Settle Duration `json:"settle"`
+	// OwnNames has the broker write endpoints of other clusters under the own names of Services that ask for it.
+	OwnNames bool `json:"ownNames"`
 	// LocalZones are the own cluster's zones, for topology hints. Empty for no hints.
 	LocalZones []string `json:"localZones"`
 	// Rules for global services. The first one that matches applies; if none matches, the annotations of the service
@@ -86,8 +91,8 @@ type GlobalRule struct {
 	Clusters []string `json:"clusters"`
 	// Prefer lists clusters in order of preference. All others come last, with equal preference.
 	Prefer []string `json:"prefer"`
-	// MinReady is the number of ready endpoints that is enough.
-	MinReady int `json:"minReady"`
+	// MinReady is what is enough: a number of ready endpoints, or a share of all of them, such as "50%".
+	MinReady intstr.IntOrString `json:"minReady"`
 	// WhenGone selects how endpoints of a gone cluster are handled.
 	WhenGone WhenGone `json:"whenGone"`
 }
@@ -169,6 +174,9 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	if d := g.Settle.Duration; d < 0 || d > maxGlobalTime {
 		p.add(field+".settle", "%s: use 0s to %s", d, maxGlobalTime)
 	}
+	if g.OwnNames && len(g.PodSubnets) == 0 {
+		p.add(field+".ownNames", "needs podSubnets: the broker must know how many endpoints of the own cluster are ready")
+	}
 	if len(g.LocalZones) > maxZones {
 		p.add(field+".localZones", "%d: use %d zones at most; an apiserver takes no more hints of one endpoint",
 			len(g.LocalZones), maxZones)
@@ -221,11 +229,11 @@ func (r *GlobalRule) complete(p *problems, field string) {
 			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
 		}
 	}
-	if r.MinReady == 0 {
-		r.MinReady = 1
+	if r.MinReady == (intstr.IntOrString{}) {
+		r.MinReady = intstr.FromInt32(1)
 	}
-	if r.MinReady < 1 || r.MinReady > maxMinReady {
-		p.add(field+".minReady", "%d: use 1 to %d ready endpoints", r.MinReady, maxMinReady)
+	if _, _, err := ParseMinReady(r.MinReady.String()); err != nil {
+		p.add(field+".minReady", "%s", err)
 	}
 	if r.WhenGone == "" {
 		r.WhenGone = Demote
@@ -247,5 +255,21 @@ func checkClusters(p *problems, field string, clusters []string) {
 // maxZones is the most zones that one endpoint can have hints for (discovery.k8s.io/v1, EndpointHints.forZones).
 const maxZones = 8
 
-// maxMinReady exceeds the number of endpoints of any service.
-const maxMinReady = 100_000
+// MaxMinReady exceeds the number of endpoints of any service.
+const MaxMinReady = 1_000_000
+
+// ParseMinReady parses what is enough for a global service: a number of ready endpoints, or their share of all in
+// percent. One of the results is 0. The error says what is valid.
+func ParseMinReady(text string) (count, percent int, err error) {
+	text = strings.TrimSpace(text)
+	share, isShare := strings.CutSuffix(text, "%")
+	n, err := strconv.Atoi(share)
+	switch {
+	case err == nil && isShare && n >= 1 && n <= 100:
+		return 0, n, nil
+	case err == nil && !isShare && n >= 1 && n <= MaxMinReady:
+		return n, 0, nil
+	}
+	return 0, 0, fmt.Errorf("%.100q: use a number of ready endpoints from 1 to %d, or a share from 1%% to 100%%", text,
+		MaxMinReady)
+}

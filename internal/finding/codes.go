@@ -69,6 +69,8 @@ var (
 	Denied   = define(Services, Error, "Denied", "nothing is imported into the namespace of the exported Service")
 	Conflict = define(Services, Warning, "Conflict",
 		"exports of one name differ, and the one that was first observed decides")
+	OwnName = define(Services, Warning, "OwnName",
+		"a Service asks for endpoints of other clusters under its own name, and does not get them as it asks")
 )
 
 // Services that a broker accepted, and that have no mirror, or another than was exported: its answer to their exporter.
@@ -80,6 +82,8 @@ var (
 		"another cluster, which comes first, decides the global service's settings")
 	OutcomeDenied = define(Outcomes, Error, "denied",
 		"nothing is imported into the namespace of the Service")
+	OutcomeOwnName = define(Outcomes, Warning, "own-name",
+		"the Service's own name does not lead to other clusters as it asks")
 	OutcomeConflict = define(Outcomes, Warning, "conflict",
 		"exports of one name differ, and the one that was first observed decides")
 )
@@ -109,6 +113,10 @@ var (
 	ClusterGone = define(Events, Warning, "ClusterGone",
 		"a remote is stale, and its nodes do not answer handshakes either",
 		Act{Side: Remote, Command: "kubectl --context CLUSTER get nodes", Alert: "SemaphoreClusterGone"})
+	ServedElsewhere = define(Events, Warning, "ServedElsewhere",
+		"the own name of a Service leads to endpoints of other clusters, because the own one has too few",
+		Act{Command: "kubectl describe service NAME", Alert: "SemaphoreServedByOtherCluster"})
+	ServedHere         = define(Events, OK, "ServedHere", "the own name of a Service leads to its own cluster alone again")
 	ClusterBack        = define(Events, OK, "ClusterBack", "a remote that was gone is heard, or its nodes talk, again")
 	LabelDomainsDiffer = define(Events, Warning, "LabelDomainsDiffer",
 		"a remote finds the pods of sets by other labels than this cluster", Act{Side: Both, Command: "semaphorectl check"})

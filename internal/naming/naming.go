@@ -65,12 +65,28 @@ const AnnotationUnusedEndpoints = "semaphore.uw.io/unused-endpoints"
 // AnnotationExportTo names, on a Service or a pod, the only clusters that receive it: "c2,c3", or "none".
 const AnnotationExportTo = "semaphore.uw.io/export-to"
 
+// Domain begins the keys of most labels and annotations.
+const Domain = "semaphore.uw.io/"
+
 // Annotations by which a Service configures its global service; see config.GlobalRule.
 const (
 	AnnotationPreferClusters = "semaphore.uw.io/prefer-clusters"
 	AnnotationMinReady       = "semaphore.uw.io/min-ready"
 	AnnotationWhenGone       = "semaphore.uw.io/when-gone"
 )
+
+// AnnotationOwnName on a Service that is part of a global service has its own name lead to other clusters, too: by
+// OwnNameFailover while the own cluster has too few ready endpoints, by OwnNameAll always.
+const (
+	AnnotationOwnName = "semaphore.uw.io/own-name"
+	OwnNameFailover   = "failover"
+	OwnNameAll        = "all"
+	// LabelOwnName has, on a slice that the broker writes under the own name of a Service, the annotation's value.
+	LabelOwnName = AnnotationOwnName
+)
+
+// IsOwnNameUse reports whether a Service may say so of its own name.
+func IsOwnNameUse(value string) bool { return value == OwnNameFailover || value == OwnNameAll }
 
 // TaintAgentNotReady is the key of the taint that keeps pods off a node until its agent guards the pod subnets of all
 // remotes. The tool that registers nodes sets it, for example with kubelet's --register-with-taints; the broker removes

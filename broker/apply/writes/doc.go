@@ -31,6 +31,9 @@ type Object interface {
 // Owned selects the objects of any type that the broker created.
 var Owned = labels.Set{naming.LabelManagedBy: naming.ManagedByBroker}.String()
 
+// OwnedOwnSlices selects the EndpointSlices that the broker created under the own names of Services.
+var OwnedOwnSlices = Owned + "," + naming.LabelOwnName
+
 // OwnedImportSlices selects the EndpointSlices that the broker created beside ServiceImports.
 var OwnedImportSlices = Owned + "," + mcsv1beta1.LabelServiceName
 

@@ -24,6 +24,8 @@ const (
 	ServiceImport    ObjectKind = "serviceimport"
 	// ImportSlice is an EndpointSlice beside a ServiceImport.
 	ImportSlice ObjectKind = "importslice"
+	// OwnSlice is an EndpointSlice under the own name of a Service.
+	OwnSlice ObjectKind = "ownslice"
 	// Drains is the ConfigMap of drains.
 	Drains ObjectKind = "drains"
 )

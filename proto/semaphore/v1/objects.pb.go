@@ -472,7 +472,10 @@ type Service struct {
 	// configuration allows.
 	Labels []*Label `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Set if a ServiceExport exports the Service (KEP-1645): receivers add it to the ServiceImport of its name.
-	MultiCluster  *MultiClusterExport `protobuf:"bytes,11,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
+	MultiCluster *MultiClusterExport `protobuf:"bytes,11,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
+	// Set if the Service asks for the endpoints of other clusters under its own name. Only the sender's own cluster heeds
+	// it.
+	OwnName       *OwnName `protobuf:"bytes,12,opt,name=own_name,json=ownName,proto3" json:"own_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -584,6 +587,69 @@ func (x *Service) GetMultiCluster() *MultiClusterExport {
 	return nil
 }
 
+func (x *Service) GetOwnName() *OwnName {
+	if x != nil {
+		return x.OwnName
+	}
+	return nil
+}
+
+// OwnName is what a Service of the sender's cluster says of its own name.
+type OwnName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Value of the annotation semaphore.uw.io/own-name: "failover" or "all". With another one the receiver keeps what was
+	// valid last.
+	Use string `protobuf:"bytes,1,opt,name=use,proto3" json:"use,omitempty"`
+	// UID of the Service, which owns what the receiver makes for it.
+	Uid           string `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnName) Reset() {
+	*x = OwnName{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnName) ProtoMessage() {}
+
+func (x *OwnName) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnName.ProtoReflect.Descriptor instead.
+func (*OwnName) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *OwnName) GetUse() string {
+	if x != nil {
+		return x.Use
+	}
+	return ""
+}
+
+func (x *OwnName) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 // MultiClusterExport is what a ServiceExport says of its Service, and what only the Multi-Cluster Services API needs of
 // the Service.
 type MultiClusterExport struct {
@@ -599,7 +665,7 @@ type MultiClusterExport struct {
 
 func (x *MultiClusterExport) Reset() {
 	*x = MultiClusterExport{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +677,7 @@ func (x *MultiClusterExport) String() string {
 func (*MultiClusterExport) ProtoMessage() {}
 
 func (x *MultiClusterExport) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +690,7 @@ func (x *MultiClusterExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiClusterExport.ProtoReflect.Descriptor instead.
 func (*MultiClusterExport) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MultiClusterExport) GetLabels() []*Label {
@@ -659,7 +725,7 @@ type Annotation struct {
 
 func (x *Annotation) Reset() {
 	*x = Annotation{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +737,7 @@ func (x *Annotation) String() string {
 func (*Annotation) ProtoMessage() {}
 
 func (x *Annotation) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +750,7 @@ func (x *Annotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Annotation.ProtoReflect.Descriptor instead.
 func (*Annotation) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Annotation) GetKey() string {
@@ -712,7 +778,7 @@ type Label struct {
 
 func (x *Label) Reset() {
 	*x = Label{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -724,7 +790,7 @@ func (x *Label) String() string {
 func (*Label) ProtoMessage() {}
 
 func (x *Label) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -737,7 +803,7 @@ func (x *Label) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Label.ProtoReflect.Descriptor instead.
 func (*Label) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Label) GetKey() string {
@@ -765,14 +831,19 @@ type GlobalSettings struct {
 	// What happens to the endpoints of a cluster that is gone; unspecified for the default, which is demote.
 	WhenGone WhenGone `protobuf:"varint,5,opt,name=when_gone,json=whenGone,proto3,enum=semaphore.v1.WhenGone" json:"when_gone,omitempty"`
 	// Each cluster prefers its own endpoints.
-	LocalFirst    bool `protobuf:"varint,4,opt,name=local_first,json=localFirst,proto3" json:"local_first,omitempty"`
+	LocalFirst bool `protobuf:"varint,4,opt,name=local_first,json=localFirst,proto3" json:"local_first,omitempty"`
+	// In place of min_ready: the share of all endpoints, ready or not, of the clusters that are used that is enough, in
+	// percent; 0 for unset.
+	MinReadyPercent int32 `protobuf:"varint,6,opt,name=min_ready_percent,json=minReadyPercent,proto3" json:"min_ready_percent,omitempty"`
+	// Settings whose annotation cannot be read: "prefer-clusters", "min-ready", "when-gone". What was valid last holds.
+	Unreadable    []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GlobalSettings) Reset() {
 	*x = GlobalSettings{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +855,7 @@ func (x *GlobalSettings) String() string {
 func (*GlobalSettings) ProtoMessage() {}
 
 func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +868,7 @@ func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GlobalSettings.ProtoReflect.Descriptor instead.
 func (*GlobalSettings) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GlobalSettings) GetPrefer() []string {
@@ -828,6 +899,20 @@ func (x *GlobalSettings) GetLocalFirst() bool {
 	return false
 }
 
+func (x *GlobalSettings) GetMinReadyPercent() int32 {
+	if x != nil {
+		return x.MinReadyPercent
+	}
+	return 0
+}
+
+func (x *GlobalSettings) GetUnreadable() []string {
+	if x != nil {
+		return x.Unreadable
+	}
+	return nil
+}
+
 // Port is a port of a Service or of an EndpointSlice.
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -842,7 +927,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +939,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +952,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Port) GetName() string {
@@ -914,7 +999,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1011,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1024,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EndpointSlice) GetService() string {
@@ -986,7 +1071,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1083,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1096,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Endpoint) GetAddresses() []string {
@@ -1071,7 +1156,7 @@ type SetMember struct {
 
 func (x *SetMember) Reset() {
 	*x = SetMember{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1168,7 @@ func (x *SetMember) String() string {
 func (*SetMember) ProtoMessage() {}
 
 func (x *SetMember) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1181,7 @@ func (x *SetMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMember.ProtoReflect.Descriptor instead.
 func (*SetMember) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetMember) GetPodUid() string {
@@ -1139,7 +1224,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1236,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1249,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Change) GetRevision() uint64 {
@@ -1245,7 +1330,7 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8a\x04\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xbc\x04\n" +
 	"\aService\x12(\n" +
 	"\x05ports\x18\x01 \x03(\v2\x12.semaphore.v1.PortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +
@@ -1259,7 +1344,11 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"ipFamilies\x12+\n" +
 	"\x06labels\x18\n" +
 	" \x03(\v2\x13.semaphore.v1.LabelR\x06labels\x12E\n" +
-	"\rmulti_cluster\x18\v \x01(\v2 .semaphore.v1.MultiClusterExportR\fmultiCluster\"\xb5\x01\n" +
+	"\rmulti_cluster\x18\v \x01(\v2 .semaphore.v1.MultiClusterExportR\fmultiCluster\x120\n" +
+	"\bown_name\x18\f \x01(\v2\x15.semaphore.v1.OwnNameR\aownName\"-\n" +
+	"\aOwnName\x12\x10\n" +
+	"\x03use\x18\x01 \x01(\tR\x03use\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xb5\x01\n" +
 	"\x12MultiClusterExport\x12+\n" +
 	"\x06labels\x18\x01 \x03(\v2\x13.semaphore.v1.LabelR\x06labels\x12:\n" +
 	"\vannotations\x18\x02 \x03(\v2\x18.semaphore.v1.AnnotationR\vannotations\x126\n" +
@@ -1270,13 +1359,17 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xa1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xed\x01\n" +
 	"\x0eGlobalSettings\x12\x16\n" +
 	"\x06prefer\x18\x01 \x03(\tR\x06prefer\x12\x1b\n" +
 	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x123\n" +
 	"\twhen_gone\x18\x05 \x01(\x0e2\x16.semaphore.v1.WhenGoneR\bwhenGone\x12\x1f\n" +
 	"\vlocal_first\x18\x04 \x01(\bR\n" +
-	"localFirstJ\x04\b\x03\x10\x04\"m\n" +
+	"localFirst\x12*\n" +
+	"\x11min_ready_percent\x18\x06 \x01(\x05R\x0fminReadyPercent\x12\x1e\n" +
+	"\n" +
+	"unreadable\x18\a \x03(\tR\n" +
+	"unreadableJ\x04\b\x03\x10\x04\"m\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
@@ -1334,7 +1427,7 @@ func file_semaphore_v1_objects_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_semaphore_v1_objects_proto_goTypes = []any{
 	(Kind)(0),                     // 0: semaphore.v1.Kind
 	(WhenGone)(0),                 // 1: semaphore.v1.WhenGone
@@ -1343,42 +1436,44 @@ var file_semaphore_v1_objects_proto_goTypes = []any{
 	(*Node)(nil),                  // 4: semaphore.v1.Node
 	(*WireGuardEndpoint)(nil),     // 5: semaphore.v1.WireGuardEndpoint
 	(*Service)(nil),               // 6: semaphore.v1.Service
-	(*MultiClusterExport)(nil),    // 7: semaphore.v1.MultiClusterExport
-	(*Annotation)(nil),            // 8: semaphore.v1.Annotation
-	(*Label)(nil),                 // 9: semaphore.v1.Label
-	(*GlobalSettings)(nil),        // 10: semaphore.v1.GlobalSettings
-	(*Port)(nil),                  // 11: semaphore.v1.Port
-	(*EndpointSlice)(nil),         // 12: semaphore.v1.EndpointSlice
-	(*Endpoint)(nil),              // 13: semaphore.v1.Endpoint
-	(*SetMember)(nil),             // 14: semaphore.v1.SetMember
-	(*Change)(nil),                // 15: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*OwnName)(nil),               // 7: semaphore.v1.OwnName
+	(*MultiClusterExport)(nil),    // 8: semaphore.v1.MultiClusterExport
+	(*Annotation)(nil),            // 9: semaphore.v1.Annotation
+	(*Label)(nil),                 // 10: semaphore.v1.Label
+	(*GlobalSettings)(nil),        // 11: semaphore.v1.GlobalSettings
+	(*Port)(nil),                  // 12: semaphore.v1.Port
+	(*EndpointSlice)(nil),         // 13: semaphore.v1.EndpointSlice
+	(*Endpoint)(nil),              // 14: semaphore.v1.Endpoint
+	(*SetMember)(nil),             // 15: semaphore.v1.SetMember
+	(*Change)(nil),                // 16: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
 }
 var file_semaphore_v1_objects_proto_depIdxs = []int32{
 	0,  // 0: semaphore.v1.ObjectKey.kind:type_name -> semaphore.v1.Kind
 	2,  // 1: semaphore.v1.Object.key:type_name -> semaphore.v1.ObjectKey
 	4,  // 2: semaphore.v1.Object.node:type_name -> semaphore.v1.Node
 	6,  // 3: semaphore.v1.Object.service:type_name -> semaphore.v1.Service
-	12, // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
-	14, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
+	13, // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
+	15, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
 	5,  // 6: semaphore.v1.Node.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	11, // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.Port
-	10, // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
-	9,  // 9: semaphore.v1.Service.labels:type_name -> semaphore.v1.Label
-	7,  // 10: semaphore.v1.Service.multi_cluster:type_name -> semaphore.v1.MultiClusterExport
-	9,  // 11: semaphore.v1.MultiClusterExport.labels:type_name -> semaphore.v1.Label
-	8,  // 12: semaphore.v1.MultiClusterExport.annotations:type_name -> semaphore.v1.Annotation
-	1,  // 13: semaphore.v1.GlobalSettings.when_gone:type_name -> semaphore.v1.WhenGone
-	11, // 14: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.Port
-	13, // 15: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
-	16, // 16: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
-	3,  // 17: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
-	2,  // 18: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	12, // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.Port
+	11, // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
+	10, // 9: semaphore.v1.Service.labels:type_name -> semaphore.v1.Label
+	8,  // 10: semaphore.v1.Service.multi_cluster:type_name -> semaphore.v1.MultiClusterExport
+	7,  // 11: semaphore.v1.Service.own_name:type_name -> semaphore.v1.OwnName
+	10, // 12: semaphore.v1.MultiClusterExport.labels:type_name -> semaphore.v1.Label
+	9,  // 13: semaphore.v1.MultiClusterExport.annotations:type_name -> semaphore.v1.Annotation
+	1,  // 14: semaphore.v1.GlobalSettings.when_gone:type_name -> semaphore.v1.WhenGone
+	12, // 15: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.Port
+	14, // 16: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
+	17, // 17: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
+	3,  // 18: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
+	2,  // 19: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_objects_proto_init() }
@@ -1392,8 +1487,8 @@ func file_semaphore_v1_objects_proto_init() {
 		(*Object_EndpointSlice)(nil),
 		(*Object_SetMember)(nil),
 	}
-	file_semaphore_v1_objects_proto_msgTypes[11].OneofWrappers = []any{}
-	file_semaphore_v1_objects_proto_msgTypes[13].OneofWrappers = []any{
+	file_semaphore_v1_objects_proto_msgTypes[12].OneofWrappers = []any{}
+	file_semaphore_v1_objects_proto_msgTypes[14].OneofWrappers = []any{
 		(*Change_Upsert)(nil),
 		(*Change_Delete)(nil),
 	}
@@ -1403,7 +1498,7 @@ func file_semaphore_v1_objects_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_objects_proto_rawDesc), len(file_semaphore_v1_objects_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,293 @@
+package mirror
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// This file holds the own names of Services: a Service of the own cluster that is part of a global service can have its
+// own name lead to the endpoints of other clusters, too. They are in slices beside those of Kubernetes, one for each
+// slice of the global service that is lent (docs/adr/0053-own-name.md).
+
+// Lent is a change of the clusters to which the own name of a Service leads beside its own.
+type Lent struct {
+	Namespace, Name string
+	// UID is that of the Service; empty while its exporter is silent.
+	UID types.UID
+	// Use is how its owner wants it.
+	Use string
+	// Clusters are those to which it leads now; none if the own cluster suffices again. Before are those until now.
+	Clusters, Before []string
+	// Ready of All endpoints of the own cluster are ready, and Enough is what suffices.
+	Ready, All int
+	Enough     string
+}
+
+// ownChoice is the name of the choice for the own name of a target.
+func ownChoice(t *target) string { return t.name + " own" }
+
+// ownName returns how the own name of a Service leads to other clusters, empty for not at all, and the UID of the
+// Service, empty while it is not known. What is misspelled changes nothing, and what is not known stays: then what the
+// broker wrote last counts.
+func (t *target) ownName() (use string, uid types.UID) {
+	p := t.plan
+	if !p.global.OwnNames || !t.shared() || t.derived() || p.deniesOwnName(t.sourceName().namespace) {
+		return "", ""
+	}
+	before := ""
+	if s := t.existing(); s != nil && naming.IsOwnNameUse(s.Annotations[naming.AnnotationOwnName]) {
+		before = s.Annotations[naming.AnnotationOwnName]
+	}
+	h := t.perCluster[p.own]
+	if h == nil || h.source == nil {
+		if t.offeredBefore(p.own) {
+			return before, ""
+		}
+		return "", ""
+	}
+	asked := h.source.service.GetOwnName()
+	switch {
+	case asked == nil:
+		return "", ""
+	case !naming.IsOwnNameUse(asked.GetUse()):
+		return before, types.UID(asked.GetUid())
+	}
+	return asked.GetUse(), types.UID(asked.GetUid())
+}
+
+// deniesOwnName reports whether nothing is written beside the Services of a namespace.
+func (p *Plan) deniesOwnName(namespace string) bool {
+	return namespace == p.namespace || config.SystemNamespace(namespace)
+}
+
+// ownNameProblem says why the own name of a Service does not lead to other clusters as its owner asks, as the rest of a
+// sentence; empty if it does.
+func (t *target) ownNameProblem() string {
+	p := t.plan
+	h := t.perCluster[p.own]
+	if h == nil || h.source == nil || t.derived() || h.source.service.GetOwnName() == nil {
+		return ""
+	}
+	asks := "asks by the annotation " + naming.AnnotationOwnName + " for endpoints of other clusters under its own name, "
+	switch _, moved := t.settings().OwnFirst(p.own); {
+	case !p.global.OwnNames:
+		return asks + "and gets none: globalServices.ownNames of the broker is off; ask the operator of this cluster to " +
+			"install the component own-names"
+	case p.deniesOwnName(t.of.namespace):
+		return asks + "and gets none: its namespace belongs to the cluster itself or to semaphore"
+	case moved:
+		return fmt.Sprintf("%sand prefers %s to this one: Kubernetes always uses the endpoints of its own cluster, so %s comes "+
+			"first under the own name", asks, t.settings().Prefer[0], p.own)
+	}
+	return ""
+}
+
+// lend chooses the clusters to which the own name of a target leads, and returns after how long that changes by time; 0
+// for never. The own cluster comes first: its endpoints belong to Kubernetes, which uses all that are ready.
+func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now time.Time) (again time.Duration) {
+	use, uid := t.ownName()
+	inUse := map[string]bool{}
+	if use == "" {
+		w.chooser.Forget(ownChoice(t))
+		delete(w.lenders, t)
+	} else {
+		if w.lenders[t] = true; use == naming.OwnNameFailover || slices.Contains(s.Prefer, w.own) {
+			s, _ = s.OwnFirst(w.own)
+		}
+		inUse, again = w.chooser.InUse(ownChoice(t), s, offers, now)
+	}
+	was := t.lent()
+	for cluster, h := range t.perCluster {
+		lent := inUse[cluster] && cluster != w.own
+		if lent != h.lent || h.lent && use != t.ownUse {
+			w.touchSlices(h)
+		}
+		h.lent = lent
+	}
+	if use != t.ownUse {
+		t.ownUse = use
+		w.touchService(t.name)
+	}
+	if is := t.lent(); !slices.Equal(was, is) {
+		change := Lent{Namespace: t.sourceName().namespace, Name: t.sourceName().name, UID: uid, Use: use, Clusters: is,
+			Before: was, Enough: s.MinReadyText()}
+		if h := t.perCluster[w.own]; h != nil {
+			change.Ready, change.All = h.ready(), max(h.known[0], h.known[1])
+		}
+		w.touches.Lent = append(w.touches.Lent, change)
+	}
+	return again
+}
+
+// lent returns the clusters to which the own name leads, sorted.
+func (t *target) lent() (clusters []string) {
+	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
+		if t.perCluster[cluster].lent {
+			clusters = append(clusters, cluster)
+		}
+	}
+	return clusters
+}
+
+// touchLent touches the slices under the own name of a target, whose ports, hostnames or owner may have changed.
+func (w *work) touchLent(t *target) {
+	for _, h := range t.perCluster {
+		if h.lent {
+			w.touchSlices(h)
+		}
+	}
+}
+
+// EachOwn calls do with the namespace and name of each desired slice under an own name.
+func (p *Plan) EachOwn(do func(namespace, name string)) {
+	for t := range p.lenders {
+		for _, h := range t.perCluster {
+			if !h.lent {
+				continue
+			}
+			for _, s := range h.all() {
+				if p.OwnSlice(s.name) != nil {
+					do(h.of.namespace, s.name)
+				}
+			}
+		}
+	}
+}
+
+// OwnSlice returns the desired slice under the own name of a Service that has the endpoints of a slice of the global
+// service; nil for none. What is not in use is in no such slice: nobody can mistake it for a part of the Service. The
+// Service says which ports and families it has, and a hostname of the own cluster is no other's.
+func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
+	s := p.slices[name]
+	if s == nil || !s.owner.lent {
+		return nil
+	}
+	h, t := s.owner, s.owner.target
+	use, uid := t.ownName()
+	ports := t.portsOfOwn(s.EndpointPorts())
+	if use == "" || len(ports) == 0 || !t.hasFamily(s.Family()) {
+		return nil
+	}
+	of := t.sourceName()
+	out := &discoveryv1.EndpointSlice{
+		ObjectMeta:  p.meta(t, h.cluster, of),
+		AddressType: s.Family(),
+		Ports:       ports,
+	}
+	out.Namespace, out.Name = of.namespace, name
+	delete(out.Labels, naming.LabelGlobal)
+	out.Labels[discoveryv1.LabelServiceName] = of.name
+	out.Labels[discoveryv1.LabelManagedBy] = naming.ManagedByBroker
+	out.Labels[naming.LabelOwnName] = use
+	if t.shape.headless {
+		out.Labels[corev1.IsHeadlessService] = ""
+	}
+	if uid != "" { // Kubernetes deletes it with the Service
+		out.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: of.name, UID: uid}}
+	}
+	taken := t.hostnamesBefore(h.cluster)
+	for i := range s.members {
+		m := &s.members[i]
+		if !m.usable() {
+			continue
+		}
+		e := m.endpoint(t.shape.headless)
+		if e.Hostname != nil && taken[*e.Hostname] {
+			e.Hostname = nil
+		}
+		out.Endpoints = append(out.Endpoints, e)
+	}
+	if len(out.Endpoints) == 0 {
+		return nil
+	}
+	return out
+}
+
+// hostnamesBefore returns the hostnames of a cluster's endpoints that an earlier cluster has, too: also those of the own
+// cluster that it has not exported since this broker started.
+func (t *target) hostnamesBefore(cluster string) map[string]bool {
+	taken, own := t.hostnames.Of(cluster), t.perCluster[t.plan.own]
+	if !t.shape.headless || own == nil || t.plan.complete[t.plan.own] {
+		return taken
+	}
+	taken = maps.Clone(taken)
+	own.each(func(m *member, _ netip.Addr) {
+		if m.exported == nil && m.existing.Hostname != nil {
+			taken = withName(taken, *m.existing.Hostname)
+		}
+	})
+	return taken
+}
+
+func withName(names map[string]bool, name string) map[string]bool {
+	if names == nil {
+		names = map[string]bool{}
+	}
+	names[name] = true
+	return names
+}
+
+// portsOfOwn returns those ports of endpoints that the Service has, with its protocols of applications.
+func (t *target) portsOfOwn(all []discoveryv1.EndpointPort) (out []discoveryv1.EndpointPort) {
+	protocols := map[replica.PortName]*string{}
+	if decides := t.authoritative(); decides != nil {
+		for _, p := range decides.GetPorts() {
+			protocols[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = optional(p.GetAppProtocol())
+		}
+	} else if s := t.existing(); s != nil {
+		for _, p := range s.Spec.Ports {
+			protocols[replica.PortName{Name: p.Name, Protocol: string(p.Protocol)}] = p.AppProtocol
+		}
+	}
+	for _, port := range all {
+		protocol, has := protocols[replica.PortName{Name: *port.Name, Protocol: string(*port.Protocol)}]
+		if port.AppProtocol = protocol; has {
+			out = append(out, port)
+		}
+	}
+	return out
+}
+
+// hasFamily reports whether the Service has addresses of a family.
+func (t *target) hasFamily(family discoveryv1.AddressType) bool {
+	var families []string
+	if decides := t.authoritative(); decides != nil {
+		families = decides.GetIpFamilies()
+	} else if s := t.existing(); s != nil {
+		for _, f := range s.Spec.IPFamilies {
+			families = append(families, string(f))
+		}
+	}
+	return len(families) == 0 || slices.Contains(families, string(family))
+}
+
+// LentEndpoints is the number of ready endpoints of a cluster to which the own name of a Service leads.
+type LentEndpoints struct {
+	Namespace, Name, Cluster, Use string
+	Ready                         int
+}
+
+// LentEndpoints returns them of all Services and clusters.
+func (p *Plan) LentEndpoints() (out []LentEndpoints) {
+	for t := range p.lenders {
+		for cluster, h := range t.perCluster {
+			if of := t.sourceName(); h.lent {
+				out = append(out, LentEndpoints{of.namespace, of.name, cluster, t.ownUse, h.ready()})
+			}
+		}
+	}
+	return out
+}
