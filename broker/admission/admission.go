@@ -30,9 +30,9 @@ type Refusal struct {
 const (
 	maxPodCIDRs  = 1024 // Calico's IPAM assigns a node a block for each 64 pods
 	maxPorts     = 1000
-	maxEndpoints = 1000 // discovery.k8s.io/v1 EndpointSlice
-	maxAddresses = 100  // discovery.k8s.io/v1 Endpoint
-	maxPreferred = 64   // clusters that a global service prefers
+	maxEndpoints = 1000  // discovery.k8s.io/v1 EndpointSlice
+	maxAddresses = 100   // discovery.k8s.io/v1 Endpoint
+	maxPreferred = 64    // clusters that a global service prefers
 	maxAffinity  = 86400 // seconds, v1 ClientIPConfig
 	maxPodIPs    = 16
 	maxUID       = 128

@@ -216,28 +216,26 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	return out
 }
 
-// hostnamesBefore returns the hostnames of a cluster's endpoints that an earlier cluster has, too: also those of the own
-// cluster that it has not exported since this broker started.
+// hostnamesBefore returns the hostnames of the clusters before one, also of endpoints that these have not exported since
+// this broker started.
 func (t *target) hostnamesBefore(cluster string) map[string]bool {
-	taken, own := t.hostnames.Of(cluster), t.perCluster[t.plan.own]
-	if !t.shape.headless || own == nil || t.plan.complete[t.plan.own] {
+	taken := map[string]bool{}
+	if !t.shape.headless {
 		return taken
 	}
-	taken = maps.Clone(taken)
-	own.each(func(m *member, _ netip.Addr) {
-		if m.exported == nil && m.existing.Hostname != nil {
-			taken = withName(taken, *m.existing.Hostname)
+	for _, earlier := range t.plan.clusters {
+		if earlier == cluster {
+			break
 		}
-	})
-	return taken
-}
-
-func withName(names map[string]bool, name string) map[string]bool {
-	if names == nil {
-		names = map[string]bool{}
+		if h := t.perCluster[earlier]; h != nil {
+			h.each(func(m *member, _ netip.Addr) {
+				if e := m.endpoint(true); e.Hostname != nil {
+					taken[*e.Hostname] = true
+				}
+			})
+		}
 	}
-	names[name] = true
-	return names
+	return taken
 }
 
 // portsOfOwn returns those ports of endpoints that the Service has, with its protocols of applications.

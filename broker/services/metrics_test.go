@@ -76,7 +76,7 @@ func TestServiceProblemsAreCounted(t *testing.T) {
 	if want := "c2 NameTaken 1, c2 TooLong 2, c3 Settings 1, c3 TooLong 1"; text != want {
 		t.Errorf("the metric has %q, want %q", text, want)
 	}
-	if want := 2 * 6; values != want { // two remotes, six reasons
+	if want := 2 * 7; values != want { // two remotes, seven reasons
 		t.Errorf("%d values, want %d", values, want)
 	}
 	// One that is not offered any more is not counted.

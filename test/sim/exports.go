@@ -127,6 +127,9 @@ func (m *memory) exportedService(was *semaphorev1.Object) *semaphorev1.Service {
 			MinReady: m.rng.Int32N(4), WhenGone: pickOf(m, semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED,
 				semaphorev1.WhenGone_WHEN_GONE_KEEP, semaphorev1.WhenGone_WHEN_GONE_WITHDRAW), LocalFirst: m.rng.IntN(2) == 0}
 	}
+	if m.rng.IntN(2) == 0 {
+		s.OwnName = &semaphorev1.OwnName{Use: pickOf(m, "failover", "failover", "all", ""), Uid: "u"}
+	}
 	if is := was.GetService().GetMultiCluster() != nil; is || m.rng.IntN(2) == 0 && !(m.alike && was != nil) {
 		s.MultiCluster = &semaphorev1.MultiClusterExport{InternalTrafficPolicy: pickOf(m, "", "Local")}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -174,6 +175,16 @@ func (m *memory) wrote(verb string, kind writes.ObjectKind, name string, have, i
 
 // asWritten is what an apiserver has of an object to which it adds nothing.
 func asWritten[T writes.Object](_ *memory, _ T, _ bool, want T) T { return want.DeepCopyObject().(T) }
+
+// owned is a slice that keeps its owner while nobody knows another one.
+func owned(_ *memory, have *discoveryv1.EndpointSlice, there bool,
+	want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	out := want.DeepCopy()
+	if there && len(want.OwnerReferences) == 0 {
+		out.OwnerReferences = have.OwnerReferences
+	}
+	return out
+}
 
 // withAddresses is a Service with the ClusterIPs that an apiserver assigns to it.
 func withAddresses(m *memory, have *corev1.Service, there bool, want *corev1.Service) *corev1.Service {

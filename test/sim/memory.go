@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -56,13 +57,13 @@ type memory struct {
 	drains choice.Drains
 
 	// What is in the cluster and outlives a leader: objects, the peers of agents, and the stored peers.
-	services              map[string]*corev1.Service
-	slices, besideImports map[string]*discoveryv1.EndpointSlice
-	imports               map[string]*mcsv1beta1.ServiceImport
-	globalSets            map[string]*calicov3.GlobalNetworkSet
-	networkSets           map[string]*calicov3.NetworkSet
-	peers                 map[string]map[string]string
-	stored                map[string]map[string]*semaphorev1.Node
+	services                   map[string]*corev1.Service
+	slices, besideImports, own map[string]*discoveryv1.EndpointSlice
+	imports                    map[string]*mcsv1beta1.ServiceImport
+	globalSets                 map[string]*calicov3.GlobalNetworkSet
+	networkSets                map[string]*calicov3.NetworkSet
+	peers                      map[string]map[string]string
+	stored                     map[string]map[string]*semaphorev1.Node
 
 	// The present leader. While succeeding it must write nothing; events are what has happened to it, and earlier to the
 	// one before.
@@ -84,7 +85,8 @@ func Memory(seed uint64) *Failure {
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 2)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 		said: map[string]map[replica.Key]*semaphorev1.Object{}, gone: map[string]bool{},
 		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
-		besideImports: map[string]*discoveryv1.EndpointSlice{}, imports: map[string]*mcsv1beta1.ServiceImport{},
+		besideImports: map[string]*discoveryv1.EndpointSlice{}, own: map[string]*discoveryv1.EndpointSlice{},
+		imports:    map[string]*mcsv1beta1.ServiceImport{},
 		globalSets: map[string]*calicov3.GlobalNetworkSet{}, networkSets: map[string]*calicov3.NetworkSet{},
 		peers: map[string]map[string]string{}, stored: map[string]map[string]*semaphorev1.Node{},
 	}
@@ -116,7 +118,7 @@ func Memory(seed uint64) *Failure {
 
 // configuration is that of the cluster's brokers.
 func (m *memory) configuration() *config.Broker {
-	global := pickOf(m, "", ", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2}]")
+	global := pickOf(m, ", ownNames: true", "", ", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2}]")
 	text := fmt.Sprintf(`
 cluster: c1
 features: [encryption, services, policy]
@@ -197,6 +199,10 @@ func (m *memory) lead() {
 	m.mirrors, m.policy = mirroring.New(m.config, quiet, m.clock), policy.NewEngine(m.config, quiet, m.clock)
 	m.mirrors.Bind(newImmediate(m, writes.Service, m.services, m.mirrors.DesiredServices(), withAddresses),
 		newImmediate(m, writes.EndpointSlice, m.slices, m.mirrors.DesiredSlices(), asWritten))
+	if m.config.GlobalServices.OwnNames {
+		m.mirrors.BindOwnNames(newImmediate(m, writes.OwnSlice, m.own, m.mirrors.DesiredOwnSlices(), owned),
+			func(mirror.Lent) {})
+	}
 	if m.config.MCS.Enabled {
 		m.mirrors.BindImports(newImmediate(m, writes.ServiceImport, m.imports, m.mirrors.DesiredImports(), asWritten))
 		m.mirrors.BindImportSlices(newImmediate(m, writes.ImportSlice, m.besideImports, m.mirrors.DesiredImportSlices(),
