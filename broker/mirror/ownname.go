@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -168,8 +169,8 @@ func (p *Plan) EachOwn(do func(namespace, name string)) {
 }
 
 // OwnSlice returns the desired slice under the own name of a Service that has the endpoints of a slice of the global
-// service; nil for none. What is not in use is in no such slice: nobody can mistake it for a part of the Service. The
-// Service says which ports and families it has, and a hostname of the own cluster is no other's.
+// service; nil for none. What is not in use or does not serve is in no such slice: nobody can mistake it for a part of
+// the Service. The Service says which ports and families it has, and a hostname of the own cluster is no other's.
 func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	s := p.slices[name]
 	if s == nil || !s.owner.lent {
@@ -205,6 +206,9 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 			continue
 		}
 		e := m.endpoint(t.shape.headless)
+		if !ptr.Deref(e.Conditions.Serving, true) {
+			continue
+		}
 		if e.Hostname != nil && taken[*e.Hostname] {
 			e.Hostname = nil
 		}
