@@ -527,7 +527,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, file) {
 			t.Errorf("readyz: %d %s", code, page)
 		}
-		sameCodes(t, cfg, "key-file, not-ready: ")
+		sameCodes(t, cfg, "KeyFileProblem, NotReady: ")
 		shows(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`, "1")
 		must(t, os.Remove(fill))
 		eventually(t, "the key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })

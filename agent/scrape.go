@@ -86,7 +86,7 @@ func (a *agent) found() []finding.Finding {
 // findings returns what is wrong, except what follows from the fields of the status.
 func (a *agent) findings() []finding.Finding {
 	return append(a.board.Get().Found(a.session.View(time.Now())),
-		slices.Concat(finding.Line(finding.AgentCache, "", cmp.Or(a.cache.Problem(), a.unreadState())),
+		slices.Concat(finding.Line(finding.StateFileFailed, "", cmp.Or(a.cache.Problem(), a.unreadState())),
 			finding.Line(finding.ClockSetBack, "", a.clockProblem()))...)
 }
 

@@ -152,7 +152,7 @@ func TestFederation(t *testing.T) {
 		}
 		e.Send(players.Snapshot(kind, 3, players.Node("n1", 1, "10.2.1.0/24"), players.Node("n2", 2, "10.9.0.0/24"))...)
 		refused := e.Acked(3)
-		if len(refused) != 1 || refused[0].GetCode() != "cidr-outside-pod-subnets" || refused[0].GetKey().GetName() != "n2" {
+		if len(refused) != 1 || refused[0].GetCode() != "CIDROutsidePodSubnets" || refused[0].GetKey().GetName() != "n2" {
 			t.Errorf("refused %v", refused)
 		}
 		e.Send(players.Upserts(4, players.Node("n3", 3, "10.2.3.0/24")))

@@ -78,8 +78,8 @@ func (f *following) findings() []finding.Finding {
 	}
 	for _, name := range sortedNames(decided.Verdicts) {
 		if v := decided.Verdicts[name]; !v.Accepted() {
-			found = append(found, finding.Line(finding.NotAccepted, name,
-				fmt.Sprintf("RemoteCluster %s is not accepted: %s (%s)", name, v.Message, v.Reason))...)
+			found = append(found, finding.Line(v.Reason, name,
+				fmt.Sprintf("RemoteCluster %s is not accepted: %s", name, v.Message))...)
 		}
 	}
 	return found

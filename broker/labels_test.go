@@ -112,7 +112,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	eventually(t, "both are sent", func() (bool, string) {
 		reported = append(reported, beat()...)
 		slices.Sort(reported)
-		return slices.Equal(reported, []string{"taken not-written", long + " name-too-long"}), strings.Join(reported, ", ")
+		return slices.Equal(reported, []string{"taken MirrorNotWritten", long + " NameTooLong"}), strings.Join(reported, ", ")
 	})
 	if again := beat(); len(again) > 0 {
 		t.Errorf("sent again: %q", again)
@@ -126,7 +126,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	})
 	// A write to an overloaded apiserver may first fail for another reason, which is reported too.
 	for _, one := range reported[:len(reported)-1] {
-		if one != "taken not-written" {
+		if one != "taken MirrorNotWritten" {
 			t.Errorf("before the end %q is sent", one)
 		}
 	}

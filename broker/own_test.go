@@ -47,8 +47,8 @@ func TestTheOwnExporter(t *testing.T) {
 	for _, r := range e.Acked(3) {
 		codesOf[semaphorev1.KindName(r.GetKey().GetKind())] = r.GetCode()
 	}
-	if len(codesOf) != 2 || codesOf["endpointslice"] != "ip-outside-pod-subnets" ||
-		codesOf["setmember"] != "kind-not-taken" {
+	if len(codesOf) != 2 || codesOf["endpointslice"] != "IPOutsidePodSubnets" ||
+		codesOf["setmember"] != "KindNotAccepted" {
 		t.Errorf("refused as %v", codesOf)
 	}
 	own := l.server.Status()[0]

@@ -66,7 +66,7 @@ func TestPodsWithoutATunnel(t *testing.T) {
 		})
 	}
 	finds("both nodes are named", "2 ready endpoints of cluster c2 are not used", "node n2: it has published no key",
-		"node n3: it is refused: ", "endpoint-not-allowed")
+		"node n3: it is refused: ", "EndpointNotAllowed")
 
 	// A restart writes nothing.
 	agent.until("the peer", `

@@ -164,12 +164,12 @@ peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]`, "c2", "c3")
 	// A remote that conflicts with the others, and a change that does.
 	before := r.written()
 	r.create("c4", "{podSubnets: [10.2.128.0/17], nodeSubnets: [172.16.0.0/12]}")
-	if why := r.shows("c4", "not Accepted (SubnetsConflict)"); !strings.Contains(why,
+	if why := r.shows("c4", "not Accepted (SubnetsOverlap)"); !strings.Contains(why,
 		"10.2.128.0/17 overlaps 10.2.0.0/16 (c2 spec.podSubnets)") {
 		t.Errorf("c4 is not accepted: %s", why)
 	}
 	r.patch("c3", `{"podSubnets": ["10.1.0.0/17"]}`)
-	if why := r.shows("c3", "not Accepted (SubnetsConflict)"); !strings.Contains(why, "localSubnets[0]") ||
+	if why := r.shows("c3", "not Accepted (SubnetsOverlap)"); !strings.Contains(why, "localSubnets[0]") ||
 		!strings.Contains(why, "generation 1 stays in effect") {
 		t.Errorf("the change of c3 is not accepted: %s", why)
 	}
@@ -306,7 +306,7 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 	a.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1380, Peers: 1, PeersIdle: 1})
 	e2.Send(players.Upserts(102, players.Slice("shop", "bad", "echo", "192.0.2.99")))
 	e2.Acked(102)
-	r.shows("c2", "Accepted, Connected, not Healthy (ObjectsRefused), port 7775")
+	r.shows("c2", "Accepted, Connected, not Healthy (Refused), port 7775")
 	eventually(t, "MTU and refused object in the status", func() (bool, string) {
 		u, err := r.api.Get(t.Context(), "c2", metav1.GetOptions{})
 		if err != nil {

@@ -72,7 +72,7 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 ) {
 	out := &semaphorev1.GetStatusResponse{Part: "broker", Now: timestamppb.Now()} // the judgement needs both
 	leads, problem := p.elector.Status(out)
-	found := finding.Line(finding.LeaseProblem, "", problem)
+	found := finding.Line(finding.LeaseFailed, "", problem)
 	if _, err := p.ready(); err != nil {
 		found = append(found, finding.Line(finding.NotReady, "", "not ready: "+err.Error())...)
 	}
@@ -103,15 +103,15 @@ func (p *process) findings(b *broker) (found []finding.Finding) {
 		note(finding.MCSUnserved, b.mcs.Problem())
 	}
 	if b.mcs != nil && b.mcs.AboutProblem() != "" {
-		note(finding.ClusterProperty, b.mcs.AboutProblem())
+		note(finding.ClusterPropertyWrong, b.mcs.AboutProblem())
 	}
 	note(finding.NotLed, p.front.Problems()...)
 	if b.peering != nil {
-		note(finding.NodeNetworks, b.networks.Problems()...)
+		note(finding.NodeNetworksUnknown, b.networks.Problems()...)
 		found = append(found, b.peering.Findings()...)
 	}
 	if b.standing != nil {
-		note(finding.StandingPeers, b.standing.Problems()...)
+		note(finding.PeersNotStored, b.standing.Problems()...)
 		note(finding.StoredRestored, b.standing.Reports()...)
 	}
 	if b.presence != nil {

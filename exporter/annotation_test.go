@@ -95,7 +95,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
-		Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})
+		Name: "refused"}, Code: "NameTooLong", Reason: "its Service would be named too long"})
 	const more = "features: [services]\nleaderElection: {enabled: false}\nannotateServices: true"
 	e := startAs(t, limited, trust, c2.address, more)
 	says := func(name, want string) {

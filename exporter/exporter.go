@@ -344,7 +344,7 @@ func (e *exporter) found() []finding.Finding {
 func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetStatusResponse, []finding.Finding) {
 	s := &semaphorev1.GetStatusResponse{Part: "exporter", Now: timestamppb.Now()} // which the judgement needs
 	leads, problem := e.elector.Status(s)
-	found := finding.Line(finding.LeaseProblem, "", problem)
+	found := finding.Line(finding.LeaseFailed, "", problem)
 	if _, err := e.ready(); err != nil {
 		found = append(found, finding.Line(finding.NotReady, "", err.Error())...)
 	}

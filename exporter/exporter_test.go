@@ -187,7 +187,7 @@ func checkMetrics(t *testing.T, e *running) {
 		`semaphore_exporter_acked_revision{cluster="c2"} 4`,
 		`semaphore_exporter_changes_sent_total{cluster="c2",kind="endpointslice"} 1`,
 		`semaphore_exporter_watch_errors_total{resource="pods",verb="list"} 0`,
-		`semaphore_exporter_problems{reason="export-to"} 0`,
+		`semaphore_exporter_problems{reason="InvalidExportTo"} 0`,
 		`semaphore_exporter_last_heard_timestamp_seconds{cluster="c2"} `,
 		`semaphore_exporter_sent_bytes_total{cluster="c2"} `,
 		`grpc_client_started_total{`,

@@ -90,7 +90,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	}
 	long := "x-" + strings.Repeat("y", 50)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
-		Name: long}, Code: "name-too-long", Reason: "its Service would be named too long"})
+		Name: long}, Code: "NameTooLong", Reason: "its Service would be named too long"})
 	fine := create("fine", nil)
 	create("outside", nil, func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}

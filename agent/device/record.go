@@ -47,7 +47,7 @@ func (r *Reconciler) findings(d *device, contest error, peers []string) (found [
 		found = append(found, finding.New(finding.DeviceContested, d.cluster, 1, events.ProblemLine(contest)))
 	}
 	if err := r.Keys.Problem(d.cluster); err != nil {
-		found = append(found, finding.New(finding.KeyFile, d.cluster, 1, events.ProblemLine(err)))
+		found = append(found, finding.New(finding.KeyFileProblem, d.cluster, 1, events.ProblemLine(err)))
 	}
 	return found
 }

@@ -352,13 +352,13 @@ func (m *Monitor) findings() []finding.Finding {
 	p := &m.problems
 	var found []finding.Finding
 	if m.declared != nil {
-		found = finding.Lines(finding.SubnetsFile, "", m.declared.Problems)
+		found = finding.Lines(finding.SubnetsFileProblem, "", m.declared.Problems)
 	}
 	found = slices.Concat(found, finding.Lines(finding.Unguarded, "", p.guard),
-		finding.Lines(finding.RouteSource, "", p.source), finding.Lines(finding.NodeSettings, "", p.settings),
+		finding.Lines(finding.RouteSourceMissing, "", p.source), finding.Lines(finding.NodeDropsPackets, "", p.settings),
 		finding.Lines(finding.NodeUnread, "", p.check))
 	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
-		found = append(found, finding.Lines(finding.SubnetsFile, cluster, []string{p.retained[cluster]})...)
+		found = append(found, finding.Lines(finding.SubnetsFileProblem, cluster, []string{p.retained[cluster]})...)
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(p.shadows)) {
 		found = append(found, finding.Lines(finding.ShadowRoute, cluster, p.shadows[cluster])...)

@@ -98,7 +98,7 @@ func (d Device) found(cluster string) []finding.Finding {
 
 func (d Device) failed(cluster string) (found []finding.Finding) {
 	for _, f := range d.found(cluster) {
-		if f.Code == finding.DeviceFailed || f.Code == finding.KeyFile {
+		if f.Code == finding.DeviceFailed || f.Code == finding.KeyFileProblem {
 			found = append(found, f)
 		}
 	}

@@ -89,7 +89,7 @@ func (t *check) refuse(code finding.Code, format string, args ...any) {
 func (t *check) object(o *semaphorev1.Object) *semaphorev1.Object {
 	key := o.GetKey()
 	if kind := key.GetKind(); t.own && (kind == semaphorev1.Kind_KIND_NODE || kind == semaphorev1.Kind_KIND_SET_MEMBER) {
-		t.refuse(finding.KindNotTaken, "a %s of the own cluster: its exporter is accepted for global services only",
+		t.refuse(finding.KindNotAccepted, "a %s of the own cluster: its exporter is accepted for global services only",
 			semaphorev1.KindName(kind))
 		return nil
 	}

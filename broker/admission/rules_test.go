@@ -296,8 +296,8 @@ func TestR02TheOwnExporterSendsServicesOnly(t *testing.T) {
 	own := Own(&config.Remote{Name: "c1", PodPrefixes: prefixes("10.1.0.0/16")})
 	for _, o := range []*semaphorev1.Object{node("n1", wg(good, "172.18.1.11:1"), "10.1.1.0/24"),
 		member("u1", "web", "10.1.1.5")} {
-		if taken, refusals := own.Check(o); taken != nil || len(refusals) != 1 || refusals[0].Code != finding.KindNotTaken ||
-			!strings.Contains(refusals[0].Reason, "global services only") {
+		if taken, refusals := own.Check(o); taken != nil || len(refusals) != 1 ||
+			refusals[0].Code != finding.KindNotAccepted || !strings.Contains(refusals[0].Reason, "global services only") {
 			t.Errorf("%v: took %v, refused %v", o, taken, refusals)
 		}
 	}

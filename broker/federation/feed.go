@@ -28,7 +28,7 @@ func (f Feed) Take(cluster string, r replica.Result) {
 	for _, h := range r.Retained {
 		if h.Objects == h.Total { // those that follow belong to the same withdrawal
 			kind := semaphorev1.KindName(h.Kind)
-			f.Warn(cluster, "HeldBack "+kind, finding.HeldBack, fmt.Sprintf(
+			f.Warn(cluster, "Retained "+kind, finding.Retained, fmt.Sprintf(
 				"cluster %s withdrew so many %ss that the broker retains %d of %d %s",
 				cluster, kind, h.Total, h.Peak, f.Brake.Until(cluster)))
 		}

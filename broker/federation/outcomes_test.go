@@ -15,7 +15,7 @@ func TestOutcomes(t *testing.T) {
 	of := func(from, to int, reason string) (all []*semaphorev1.Outcome) {
 		for i := from; i < to; i++ {
 			all = append(all, &semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Namespace: "shop", Name: fmt.Sprintf("echo-%05d",
-				i)}, Code: "denied", Reason: reason})
+				i)}, Code: "NamespaceDenied", Reason: reason})
 		}
 		return all
 	}

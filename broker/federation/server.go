@@ -726,7 +726,7 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	v.findings = refusals(l.cluster, refused)
 	for _, kind := range l.kinds {
 		if line := l.retainedProblem(kind); line != "" {
-			v.findings = append(v.findings, finding.Detail(finding.HeldBack, l.cluster, []string{line})...)
+			v.findings = append(v.findings, finding.Detail(finding.Retained, l.cluster, []string{line})...)
 		}
 	}
 	v.findings = append(v.findings, finding.Line(finding.SourceRefused, l.cluster, second)...)

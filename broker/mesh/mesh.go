@@ -218,7 +218,7 @@ func (p *Plan) record(who ref, now decision) {
 	}
 	var problems []problem.Problem
 	for i, text := range now.problems {
-		one := problem.Problem{Cluster: r.config.Name, Object: who.node, Reason: finding.PeerRefused, Text: text, Count: 1}
+		one := problem.Problem{Cluster: r.config.Name, Object: who.node, Code: finding.PeerRefused, Text: text, Count: 1}
 		if i == len(now.problems)-1 {
 			one.Count += now.more
 		}

@@ -167,7 +167,7 @@ func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.mu.Unlock()
 	for _, cluster := range names { // also zeros, so that the metric exists
 		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue,
-			float64(e.problems.Of(cluster).Counts[""]), cluster)
+			float64(e.problems.Of(cluster).Counts[finding.PeerRefused]), cluster)
 	}
 	nodes := slices.SortedFunc(maps.Keys(claims),
 		func(a, b string) int { return cmp.Or(cmp.Compare(claims[b], claims[a]), cmp.Compare(a, b)) })

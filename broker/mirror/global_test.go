@@ -102,7 +102,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution " +
 			"PreferClose, not none; " +
 			"prefer-clusters c3, not none; min-ready 7, not 1; when-gone keep, not demote; local-first true, not false"
-		if len(all) != 1 || all[0].Text != want || all[0].Reason != finding.GlobalServiceDiffers {
+		if len(all) != 1 || all[0].Text != want || all[0].Code != finding.SettingsDiffer {
 			t.Errorf("%v: problems %v", order, all)
 		}
 		p.apply("c1", svc("shop", "echo", nil))

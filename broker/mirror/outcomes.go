@@ -26,22 +26,21 @@ type Outcome struct {
 func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 	var out []Outcome
 	for _, problem := range p.problems.Of(cluster) {
-		o := Outcome{}
+		o := Outcome{Code: problem.Code}
 		o.Namespace, o.Name, _ = strings.Cut(problem.Object, "/")
 		switch problem.Code {
-		case finding.TooLong:
-			o.Code, o.Reason = finding.OutcomeTooLong, p.tooLongReason(ref{cluster, o.Namespace, o.Name})
+		case finding.NameTooLong:
+			o.Reason = p.tooLongReason(ref{cluster, o.Namespace, o.Name})
 		case finding.NameTaken:
-			o.Code, o.Reason = finding.OutcomeTaken,
-				"its Service would have the name of another: choose another name, or have the operator change servicePrefix"
-		case finding.Settings:
-			o.Code, o.Reason = finding.OutcomeDiffers, "its global service is as another cluster says, which comes first "+
+			o.Reason = "its Service would have the name of another: choose another name, or have the operator change " +
+				"servicePrefix"
+		case finding.SettingsDiffer:
+			o.Reason = "its global service is as another cluster says, which comes first " +
 				"there, and what it says otherwise of ports, type or settings has no effect"
 		case finding.OwnName:
 			_, o.Reason, _ = strings.Cut(problem.Text, " of cluster "+cluster+" ")
-			o.Code = finding.OutcomeOwnName
-		case finding.Denied:
-			o.Code, o.Reason = finding.OutcomeDenied, "nothing is imported into its namespace there: the operator denies it"
+		case finding.NamespaceDenied:
+			o.Reason = "nothing is imported into its namespace there: the operator denies it"
 		default:
 			continue // it concerns only the operator of this cluster
 		}
@@ -53,7 +52,7 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 			continue
 		}
 		if t.of.cluster == cluster || t.shared() && slices.Contains(t.offeringClusters(), cluster) {
-			out = append(out, Outcome{Namespace: t.of.namespace, Name: t.of.name, Code: finding.OutcomeNotWritten,
+			out = append(out, Outcome{Namespace: t.of.namespace, Name: t.of.name, Code: finding.MirrorNotWritten,
 				Reason: reason})
 		}
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // Codes are all codes.
-var Codes = []finding.Code{finding.TooLong, finding.NameTaken, finding.Settings, finding.Hostname,
-	finding.Denied, finding.Conflict, finding.OwnName}
+var Codes = []finding.Code{finding.NameTooLong, finding.NameTaken, finding.SettingsDiffer, finding.HostnameTwice,
+	finding.NamespaceDenied, finding.ExportsConflict, finding.OwnName}
 
 // Problems returns the problems of exported services.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
@@ -30,9 +30,9 @@ func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 }
 
 // problemOf returns a problem of an exported service. The rest of the sentence begins with a verb.
-func problemOf(r ref, reason, code finding.Code, format string, args ...any) problem.Problem {
+func problemOf(r ref, code finding.Code, format string, args ...any) problem.Problem {
 	return problem.Problem{
-		Cluster: r.cluster, Object: r.namespace + "/" + r.name, Reason: reason, Code: code,
+		Cluster: r.cluster, Object: r.namespace + "/" + r.name, Code: code,
 		Text: fmt.Sprintf("service %s/%s of cluster %s ", r.namespace, r.name, r.cluster) + fmt.Sprintf(format, args...),
 	}
 }
@@ -56,12 +56,12 @@ func (p *Plan) tooLongProblems(name string) (out []problem.Problem) {
 	for _, r := range p.tooLong[name] {
 		for _, of := range p.exportedAs(r) {
 			if r.cluster == "" {
-				out = append(out, problemOf(of, finding.NotMirrored, finding.TooLong, "is in no global service: that would be "+
+				out = append(out, problemOf(of, finding.NameTooLong, "is in no global service: that would be "+
 					"named %s, %d characters where a Service may have %d: shorten its name or its namespace's",
 					name, len(name), maxServiceName))
 				continue
 			}
-			out = append(out, problemOf(of, finding.NotMirrored, finding.TooLong, "is not mirrored: its mirror would be named "+
+			out = append(out, problemOf(of, finding.NameTooLong, "is not mirrored: its mirror would be named "+
 				"%s, %d characters where a Service may have %d: shorten its name, its namespace's or the servicePrefix of %s",
 				name, len(name), maxServiceName, r.cluster))
 		}
@@ -92,7 +92,7 @@ func (p *Plan) nameTakenProblems(name string) (out []problem.Problem) {
 			what = "is in no global service: that"
 		}
 		for _, of := range p.exportedAs(r) {
-			out = append(out, problemOf(of, finding.NotMirrored, finding.NameTaken,
+			out = append(out, problemOf(of, finding.NameTaken,
 				"%s would be named %s, which is that of %s", what, name, first))
 		}
 	}
@@ -103,12 +103,12 @@ func (p *Plan) nameTakenProblems(name string) (out []problem.Problem) {
 func (p *Plan) derivedProblems(name string) (out []problem.Problem) {
 	if r, denied := p.denied[name]; denied {
 		for _, of := range p.exportedAs(r) {
-			out = append(out, problemOf(of, finding.NotMirrored, finding.Denied, "%s", p.rule.Denied(r.namespace)))
+			out = append(out, problemOf(of, finding.NamespaceDenied, "%s", p.rule.Denied(r.namespace)))
 		}
 	}
 	if t := p.targets[name]; t != nil && t.merged != nil && len(t.merged.Conflict.Reasons) > 0 {
-		out = append(out, problemOf(ref{t.merged.Order[0], t.of.namespace, t.of.name}, finding.GlobalServiceDiffers,
-			finding.Conflict, "is exported by several clusters: %s", t.merged.Conflict.Message))
+		out = append(out, problemOf(ref{t.merged.Order[0], t.of.namespace, t.of.name}, finding.ExportsConflict,
+			"is exported by several clusters: %s", t.merged.Conflict.Message))
 	}
 	return out
 }
@@ -121,12 +121,12 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
 		if differs := t.differences[cluster]; len(differs) > 0 {
-			out = append(out, problemOf(of, finding.GlobalServiceDiffers, finding.Settings,
+			out = append(out, problemOf(of, finding.SettingsDiffer,
 				"has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(),
 				strings.Join(differs, "; ")))
 		}
 		if twice := t.hostnames.Of(cluster); t.shape.headless && len(twice) > 0 {
-			out = append(out, problemOf(of, finding.GlobalServiceDiffers, finding.Hostname, "has in the global service %s a "+
+			out = append(out, problemOf(of, finding.HostnameTwice, "has in the global service %s a "+
 				"pod of the hostname %s (%d such), as another cluster has: the name stands for both",
 				t.name, first(twice), len(twice)))
 		}

@@ -125,7 +125,7 @@ func TestInABrowser(t *testing.T) {
 	})
 	t.Logf("red after %s", took)
 	page.Wait(time.Minute, "the page shows what status says", equal)
-	if got := page.Text("#announce"); got != "Findings: silent-pairs of c2" {
+	if got := page.Text("#announce"); got != "Findings: SilentPairs of c2" {
 		t.Errorf("a screen reader is given %q", got)
 	}
 	if rows := page.Rows("#pairs tbody"); len(rows) != 1 || rows[0][1] != "c2/m1" {

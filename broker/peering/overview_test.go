@@ -71,9 +71,9 @@ func TestOverview(t *testing.T) {
 			}
 			got = append(got, strings.Join(of, ", "))
 		}
-		want := "no-agent  1, not-ready  1, silent-pairs c000 5"
+		want := "NoAgent  1, NotReady  1, SilentPairs c000 5"
 		if remotes > 1 {
-			want = "no-agent  1, not-ready  1, silent-pairs  15"
+			want = "NoAgent  1, NotReady  1, SilentPairs  15"
 		}
 		if got[0] != want || got[1] != want {
 			t.Errorf("%d remotes: the status finds %q and a scrape %q, want %q", remotes, got[0], got[1], want)

@@ -240,7 +240,7 @@ func (s *State) Findings() (found []finding.Finding) {
 	clusters := map[string]bool{}
 	for k, n := range s.tooLarge {
 		clusters[k.cluster] = true
-		set.Replace(k.cluster+"/"+k.node, []problem.Problem{{Cluster: k.cluster, Object: k.node, Reason: finding.PeerTooLarge,
+		set.Replace(k.cluster+"/"+k.node, []problem.Problem{{Cluster: k.cluster, Object: k.node, Code: finding.PeerTooLarge,
 			Text: fmt.Sprintf("peer %s/%s has %d bytes, more than the limit of %d: no agent receives it", k.cluster, k.node, n,
 				maxEntry)}})
 	}

@@ -347,7 +347,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, k := range e.kinds {
 		for _, name := range e.names {
-			found = append(found, finding.Line(finding.HeldBack, name, k.guards[name].Problem())...)
+			found = append(found, finding.Line(finding.Retained, name, k.guards[name].Problem())...)
 		}
 	}
 	e.mu.RUnlock()

@@ -557,7 +557,7 @@ func (p *Plan) problemsOf(set setRef) []problem.Problem {
 		kind = "NetworkSet"
 	}
 	return []problem.Problem{{
-		Cluster: set.cluster, Object: set.namespace + "/" + set.name, Reason: finding.NoSet,
+		Cluster: set.cluster, Object: set.namespace + "/" + set.name, Code: finding.NoSet,
 		Text: fmt.Sprintf("set %s/%s of cluster %s has no %s: both names it could have, %s and %s, are those of other sets",
 			set.namespace, set.name, set.cluster, kind, plain, suffixed),
 	}}

@@ -62,7 +62,7 @@ func (b *Board) Remind(warn Warn) {
 }
 
 func (p Problem) warn(warn Warn) (accepted bool) {
-	return warn(p.Cluster, string(p.Reason)+" "+p.Object+" "+string(p.Code), p.Reason, p.Text)
+	return warn(p.Cluster, string(p.Code)+" "+p.Object, p.Code, p.Text)
 }
 
 // Of returns the summary of a remote, which is immutable.

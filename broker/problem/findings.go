@@ -8,32 +8,22 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Findings returns the findings of the summary: one for each code, or for the reason of problems without a code. The
-// last one has the number of the problems that are not listed.
+// Findings returns the findings of the summary: one for each code. The last one has the number of the
+// problems that are not listed.
 func (s *Summary) Findings(cluster string) (found []finding.Finding) {
 	if s == nil {
 		return nil
 	}
 	coded := map[finding.Code][]Problem{}
-	var reason finding.Code
 	for _, p := range s.First {
 		coded[p.Code] = append(coded[p.Code], p)
-		if p.Code == "" {
-			reason = p.Reason
-		}
 	}
 	for _, code := range slices.Sorted(maps.Keys(s.Counts)) {
 		var first []string
 		for _, p := range coded[code] {
 			first = append(first, p.Text)
 		}
-		as := code
-		if as == "" {
-			as = reason
-		}
-		if as != "" {
-			found = append(found, finding.New(as, cluster, s.Counts[code], first...).Full(first...))
-		}
+		found = append(found, finding.New(code, cluster, s.Counts[code], first...).Full(first...))
 	}
 	if more := s.Total - len(s.First); more > 0 && len(found) > 0 {
 		last := &found[len(found)-1]

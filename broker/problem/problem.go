@@ -19,9 +19,8 @@ type Problem struct {
 	Cluster string
 	// Object names the object that has the problem, and orders the problems of a remote.
 	Object string
-	// Reason is the reason of an Event, one word in CamelCase. Code is a metric's label; empty if a remote's problems
-	// are counted together.
-	Reason, Code finding.Code
+	// Code is a metric's label, and the reason of an Event.
+	Code finding.Code
 	// Text is a sentence.
 	Text string
 	// Count is the number of things with the problem; 0 means 1.

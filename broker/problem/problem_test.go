@@ -70,7 +70,7 @@ func TestWarningsWithoutRoom(t *testing.T) {
 		return true
 	}
 	is := func(cluster string, i int) Problem {
-		return Problem{Cluster: cluster, Object: fmt.Sprint(i), Reason: finding.NotMirrored,
+		return Problem{Cluster: cluster, Object: fmt.Sprint(i), Code: finding.NameTooLong,
 			Text: fmt.Sprint(cluster, " ", i)}
 	}
 	const all, most = 500, 200
@@ -120,7 +120,7 @@ func TestWarningsWithoutRoom(t *testing.T) {
 func TestLinesAreBounded(t *testing.T) {
 	var s Set
 	for i := range 10_000 {
-		s.Replace(fmt.Sprint(i), []Problem{{Cluster: "c2", Object: fmt.Sprint(i), Reason: finding.PeerRefused,
+		s.Replace(fmt.Sprint(i), []Problem{{Cluster: "c2", Object: fmt.Sprint(i), Code: finding.PeerRefused,
 			Text: fmt.Sprintf("%d %01000d ä", i, 0)}})
 	}
 	lines := finding.Texts(s.Summary("c2").Findings("c2"))

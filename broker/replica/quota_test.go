@@ -158,7 +158,7 @@ func TestR05ExistingObjectsStay(t *testing.T) {
 			r, s := limited(t, c.limits)
 			must(t, s, changes(put(1, c.stood)))
 			if name != "services" && name != "exports" { // more ports need no more of these
-				if res := must(t, s, changes(put(2, c.grown))); len(res.Refused) != 1 || res.Refused[0].Code != finding.OverQuota {
+				if res := must(t, s, changes(put(2, c.grown))); len(res.Refused) != 1 || res.Refused[0].Code != finding.OverLimit {
 					t.Errorf("refused %v", res.Refused)
 				}
 				left(r)
@@ -228,7 +228,7 @@ func TestR05EachLimitIsKept(t *testing.T) {
 		t.Run(c.key+" "+semaphorev1.KindName(c.objects[0].Key.Kind), func(t *testing.T) {
 			check := func(res Result) {
 				t.Helper()
-				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != finding.OverQuota ||
+				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != finding.OverLimit ||
 					!strings.Contains(res.Refused[0].Reason, "limits."+c.key+" ") {
 					t.Errorf("refused %+v, want %s by limits.%s", res.Refused, c.refused, c.key)
 				}

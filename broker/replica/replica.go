@@ -312,7 +312,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 		if reason := k.overLimitReason(n); reason != "" {
 			// A remote that exceeds a limit loses nothing that works: only the excess is refused.
 			taken, lacks = k.partThatFits(taken, previous.object), &n
-			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
+			refusals = append([]admission.Refusal{{Code: finding.OverLimit, Reason: reason}}, refusals...)
 		}
 	}
 	received := held{taken, revision, streams.DigestOf(o)}

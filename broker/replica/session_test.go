@@ -288,7 +288,7 @@ func TestRefusals(t *testing.T) {
 	s := r.Open()
 	res := must(t, s, hello("e1", 3, 0, kNode), begin(kNode, 3),
 		changes(upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")))
-	if len(res.Responses) != 2 || res.Responses[0].GetRefusal().GetCode() != "malformed" ||
+	if len(res.Responses) != 2 || res.Responses[0].GetRefusal().GetCode() != "Malformed" ||
 		res.Responses[0].GetRefusal().GetKey().GetName() != "bad1" || res.Responses[0].GetRefusal().GetRevision() != 2 {
 		t.Fatalf("responses %v", res.Responses)
 	}

@@ -53,7 +53,7 @@ func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now 
 		}
 		if reason := s.overLimitReason(n); reason != "" {
 			received.object, lacks = s.partThatFits(taken, previous), &n
-			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
+			refusals = append([]admission.Refusal{{Code: finding.OverLimit, Reason: reason}}, refusals...)
 		}
 	}
 	if received.object != nil {
@@ -128,5 +128,5 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 	if left.object != nil {
 		s.add(key, left)
 	}
-	s.refuseAll(key, []admission.Refusal{{Code: finding.OverQuota, Reason: why}}, left, &lacks, now, result)
+	s.refuseAll(key, []admission.Refusal{{Code: finding.OverLimit, Reason: why}}, left, &lacks, now, result)
 }

@@ -33,7 +33,7 @@ func TestEventsOfOneRemote(t *testing.T) {
 			t.Fatalf("the %dth Event is accepted: %t", i+1, accepted)
 		}
 	}
-	e.Warn("c3", "HeldBack", "cluster c3 has withdrawn most")
+	e.Warn("c3", "Retained", "cluster c3 has withdrawn most")
 	e.Warn("c9", "Refused", "of a cluster that is not configured")
 	written, room := map[string]int{}, []int{}
 	take := func() {

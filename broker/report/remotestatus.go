@@ -72,10 +72,10 @@ func StatusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus)
 			"a second cluster, whose namespace kube-system has the UID %s, says that it is this remote, and is refused: see "+
 				"semaphorectl status", finding.CleanTo(link.GetRefusedSourceId(), maxBecause)))
 	case s.Retained > 0:
-		condition(v1alpha1.ConditionHealthy, false, finding.ObjectsRetained,
+		condition(v1alpha1.ConditionHealthy, false, finding.Retained,
 			"the brake retains objects that the remote cluster withdrew: see semaphorectl status")
 	case s.Refused > 0:
-		condition(v1alpha1.ConditionHealthy, false, finding.ObjectsRefused,
+		condition(v1alpha1.ConditionHealthy, false, finding.Refused,
 			"objects of the remote cluster are refused: see semaphorectl status")
 	default:
 		condition(v1alpha1.ConditionHealthy, true, finding.Healthy, "no object is refused or retained")

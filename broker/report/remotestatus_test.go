@@ -43,10 +43,10 @@ func TestStatusOf(t *testing.T) {
 		{"objects are refused", accepted, &semaphorev1.LinkStatus{Connected: true, Kinds: []*semaphorev1.KindStatus{
 			kind(semaphorev1.Kind_KIND_NODE, 1, 1, 0), kind(semaphorev1.Kind_KIND_SERVICE, 2, 4, 0),
 			kind(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 3, 0, 0), kind(semaphorev1.Kind_KIND_SET_MEMBER, 4, 0, 0)}},
-			"Accepted=True/Accepted Connected=True/Connected Healthy=False/ObjectsRefused port 7974 {1 2 3 4} 5 0", ""},
+			"Accepted=True/Accepted Connected=True/Connected Healthy=False/Refused port 7974 {1 2 3 4} 5 0", ""},
 		{"the brake precedes a refusal", accepted, &semaphorev1.LinkStatus{Connected: true,
 			Kinds: []*semaphorev1.KindStatus{kind(semaphorev1.Kind_KIND_NODE, 1, 2, 3)}},
-			"Accepted=True/Accepted Connected=True/Connected Healthy=False/ObjectsRetained port 7974 {1 0 0 0} 2 3", ""},
+			"Accepted=True/Accepted Connected=True/Connected Healthy=False/Retained port 7974 {1 0 0 0} 2 3", ""},
 		{"another cluster is refused", accepted, &semaphorev1.LinkStatus{Connected: true, RefusedSourceId: "uid\n2",
 			Kinds: []*semaphorev1.KindStatus{kind(semaphorev1.Kind_KIND_NODE, 1, 2, 3)}},
 			"Accepted=True/Accepted Connected=True/Connected Healthy=False/SourceRefused port 7974 {1 0 0 0} 2 3", ""},

@@ -344,7 +344,7 @@ func TestImportConflicts(t *testing.T) {
 				for _, reason := range o.Conflict.Reasons {
 					reasons = append(reasons, string(reason))
 				}
-				if o.Code != finding.OutcomeConflict || o.Reason != "" {
+				if o.Code != finding.ExportsConflict || o.Reason != "" {
 					t.Errorf("%s: the outcome is %+v", test.name, o)
 				}
 				messages = append(messages, o.Conflict.Message)
@@ -533,7 +533,7 @@ func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 			t.Errorf("%s: there are %v, %v", namespace, sorted(p.Services), p.Imports())
 		}
 		out := p.outcomes("c2")
-		if len(out) != 1 || out[0].Code != finding.OutcomeDenied {
+		if len(out) != 1 || out[0].Code != finding.NamespaceDenied {
 			t.Errorf("%s: its exporter receives %+v", namespace, out)
 		}
 		if n := len(p.Problems().Of("c2")); n != 1 {

@@ -149,7 +149,7 @@ func (p *ImportPlan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Out
 		if len(m.Conflict.Reasons) == 0 || !slices.Contains(m.Exporting, p.own) {
 			continue
 		}
-		o := mirror.Outcome{Namespace: of.Namespace, Name: of.Name, Code: finding.OutcomeConflict, Conflict: m.Conflict}
+		o := mirror.Outcome{Namespace: of.Namespace, Name: of.Name, Code: finding.ExportsConflict, Conflict: m.Conflict}
 		if i, there := slices.BinarySearchFunc(out[:known], o, order); there {
 			out[i].Conflict = m.Conflict
 		} else {

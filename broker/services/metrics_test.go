@@ -73,7 +73,7 @@ func TestServiceProblemsAreCounted(t *testing.T) {
 		f.take(cluster, replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
 	}
 	text, values := f.problems(t)
-	if want := "c2 NameTaken 1, c2 TooLong 2, c3 Settings 1, c3 TooLong 1"; text != want {
+	if want := "c2 NameTaken 1, c2 NameTooLong 2, c3 NameTooLong 1, c3 SettingsDiffer 1"; text != want {
 		t.Errorf("the metric has %q, want %q", text, want)
 	}
 	if want := 2 * 7; values != want { // two remotes, seven reasons
@@ -81,7 +81,7 @@ func TestServiceProblemsAreCounted(t *testing.T) {
 	}
 	// One that is not offered any more is not counted.
 	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(exported["c2"]["shop/"+long].Key)}}})
-	if text, _ := f.problems(t); text != "c2 NameTaken 1, c2 TooLong 1, c3 Settings 1, c3 TooLong 1" {
+	if text, _ := f.problems(t); text != "c2 NameTaken 1, c2 NameTooLong 1, c3 NameTooLong 1, c3 SettingsDiffer 1" {
 		t.Errorf("afterwards the metric has %q", text)
 	}
 }

@@ -492,7 +492,7 @@ func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
 	out.Imports = uint64(e.imported.Count())
 	e.mu.RUnlock()
 	for _, name := range names { // a conflict is a problem of the cluster that decides
-		out.Conflicts += uint64(e.problems.Of(name).Counts[finding.Conflict])
+		out.Conflicts += uint64(e.problems.Of(name).Counts[finding.ExportsConflict])
 	}
 	return out
 }
@@ -745,7 +745,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, name := range e.names {
 		for _, g := range []*writes.Retention{e.remotes[name].slices, e.remotes[name].services} {
-			found = append(found, finding.Line(finding.HeldBack, name, g.Problem())...)
+			found = append(found, finding.Line(finding.Retained, name, g.Problem())...)
 		}
 	}
 	e.mu.RUnlock()
@@ -897,11 +897,11 @@ func (g groups) split(changes []replica.Change, ids []int) (all [][]replica.Chan
 }
 
 var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
-	"Services of a remote that are not mirrored, or not as configured, by reason: TooLong and NameTaken (the name of "+
-		"its mirror or global service), Settings (its global service has another cluster's), Hostname (another cluster's "+
-		"pod has the same name in its global service), Denied (its ServiceExport is of a denied namespace), Conflict "+
-		"(exports of other clusters differ from it, and it decides), OwnName (it asks for endpoints of other clusters under "+
-		"its own name, and does not get them as it asks).",
+	"Services of a remote that are not mirrored, or not as configured, by reason: NameTooLong and NameTaken (the name "+
+		"of its mirror or global service), SettingsDiffer (its global service has another cluster's), HostnameTwice "+
+		"(another cluster's pod has the same name in its global service), NamespaceDenied (its ServiceExport is of a "+
+		"denied namespace), ExportsConflict (exports of other clusters differ from it, and it decides), OwnName (it asks "+
+		"for endpoints of other clusters under its own name, and does not get them as it asks).",
 	[]string{"cluster", "reason"}, nil)
 
 var exportedServices = prometheus.NewDesc("semaphore_broker_exports",

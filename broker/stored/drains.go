@@ -129,7 +129,7 @@ func (d *Drains) Findings() []finding.Finding {
 		since := p.Since.UTC().Format(time.RFC3339)
 		lines = append(lines, fmt.Sprintf("drains that have ended are not removed: %v (since %s)", p.Err, since))
 	}
-	return finding.Lines(finding.Drains, "", lines)
+	return finding.Lines(finding.DrainsFailed, "", lines)
 }
 
 // Run watches the ConfigMap until ctx ends.

@@ -227,7 +227,7 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 	}
 	findings := preflight.Judge([]*preflight.Cluster{&facts})
 	if err := config.ClusterName(v.Cluster); err != nil {
-		findings = append(findings, show.Blocker(facts.Context, finding.NameMissing, "name",
+		findings = append(findings, show.Blocker(facts.Context, finding.ClusterNameMissing, "name",
 			"name the cluster by --cluster", "%v", err))
 	}
 	if facts.Calico == nil && v.Features.Has(config.Policy) {

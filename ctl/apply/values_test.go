@@ -50,22 +50,22 @@ func TestDecide(t *testing.T) {
 			want: func(v *Values) { v.Image = "r.example/semaphore:x" }},
 		"no Calico": {found: func(c *preflight.Cluster) { c.Calico, c.CNI = nil, "flannel" }, want: func(v *Values) {
 			v.Features, v.Components = config.Features{config.Encryption, config.Services}, nil
-		}, findings: []string{"no-calico warning"}},
+		}, findings: []string{"NoCalico warning"}},
 		"policy without Calico": {found: func(c *preflight.Cluster) { c.Calico, c.CNI = nil, "flannel" },
 			wishes:   Wishes{Features: config.Features{config.Policy}},
 			want:     func(v *Values) { v.Features, v.Components = config.Features{config.Policy}, nil },
-			findings: []string{"no-calico warning", "policy-without-calico error"}},
+			findings: []string{"NoCalico warning", "PolicyWithoutCalico error"}},
 		"an old kernel": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
 			want:     func(v *Values) { v.Components = []string{"ippools", "userspace-wireguard"} },
-			findings: []string{"kernel-without-wireguard warning"}},
+			findings: []string{"KernelWithoutWireGuard warning"}},
 		"an old kernel, and no agents": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
 			wishes:   Wishes{Features: config.Features{config.Services}},
 			want:     func(v *Values) { v.Features = config.Features{config.Services} },
-			findings: []string{"kernel-without-wireguard warning"}},
+			findings: []string{"KernelWithoutWireGuard warning"}},
 		"privileged in place of the other": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
 			wishes:   Wishes{Components: []string{"userspace-wireguard-privileged"}},
 			want:     func(v *Values) { v.Components = []string{"ippools", "userspace-wireguard-privileged"} },
-			findings: []string{"kernel-without-wireguard warning"}},
+			findings: []string{"KernelWithoutWireGuard warning"}},
 		"SELinux": {found: func(c *preflight.Cluster) { c.Nodes[0].OS = "Rocky Linux 9.4 (Blue Onyx)" },
 			want: func(v *Values) { v.Components = []string{"ippools", "selinux"} }},
 		"OpenShift": {found: func(c *preflight.Cluster) {
@@ -87,11 +87,11 @@ func TestDecide(t *testing.T) {
 				v.NodeSubnets, v.Expose, v.NodePort = prefixes("192.0.2.7/32"), LoadBalancer, 30001
 			}},
 		"no subnets": {found: func(c *preflight.Cluster) { c.Services.Prefixes = nil },
-			want: func(v *Values) { v.ServiceSubnets = nil }, findings: []string{"subnets-unknown error"}},
+			want: func(v *Values) { v.ServiceSubnets = nil }, findings: []string{"SubnetsUnknown error"}},
 		"no subnets, but said": {found: func(c *preflight.Cluster) { c.Services.Prefixes = nil },
 			wishes: Wishes{ServiceSubnets: prefixes("10.101.0.0/16")}, want: func(v *Values) {}},
 		"no name": {found: func(c *preflight.Cluster) { c.Names, c.Context = nil, "!" },
-			want: func(v *Values) { v.Cluster = "!" }, findings: []string{"name-missing error"}},
+			want: func(v *Values) { v.Cluster = "!" }, findings: []string{"ClusterNameMissing error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if x.found == nil {

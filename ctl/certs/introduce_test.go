@@ -67,19 +67,19 @@ func TestNobodyNamesItself(t *testing.T) {
 	}
 	for _, verb := range []string{"link --context c1 --context c2 --yes", "pki exchange --context c1 --context c2 --yes",
 		"link --context c1,c2 --dry-run -o yaml"} {
-		if out := ctl(2, verb); !strings.Contains(out, "not-the-same-cluster  c1: remote c3") &&
+		if out := ctl(2, verb); !strings.Contains(out, "NotTheSameCluster  c1: remote c3") &&
 			!strings.HasSuffix(verb, "yaml") {
 			t.Errorf("%s says %s", verb, out)
 		}
 		unchanged(verb)
 	}
-	if out := ctl(2, "unlink --context c1 --context c2"); !strings.Contains(out, "not-the-same-cluster") {
+	if out := ctl(2, "unlink --context c1 --context c2"); !strings.Contains(out, "NotTheSameCluster") {
 		t.Errorf("unlink says %s", out)
 	}
 	unchanged("unlink")
 	// The same where only roots are known by that name.
 	must(t, remotes["c1"].Delete(t.Context(), "c3", metav1.DeleteOptions{}))
-	if out := ctl(2, "link --context c1 --context c2 --yes"); !strings.Contains(out, "not-the-same-cluster") ||
+	if out := ctl(2, "link --context c1 --context c2 --yes"); !strings.Contains(out, "NotTheSameCluster") ||
 		bundles("c1")["c3.pem"] != trusted["c3.pem"] {
 		t.Errorf("a name of which c1 has the roots alone: %s", out)
 	}

@@ -38,12 +38,12 @@ func judgeCalico(c Calico) []show.Finding {
 		all = append(all, preflight.JudgePools(c.Pools, c.PoolResource, "", r)...)
 	}
 	if len(all) == 0 && len(c.Remotes) > 0 {
-		all = append(all, show.Finding{Code: finding.Pools, Subject: "IPPools",
+		all = append(all, show.Finding{Code: finding.PoolsHarmless, Subject: "IPPools",
 			Evidence: fmt.Sprintf("none of %d gives out or announces IPs of remote pods", len(c.Pools))})
 	}
 	switch {
 	case c.IPAM.Blocks && c.IPAM.Strict:
-		all = append(all, show.Finding{Code: finding.StrictAffinity, Subject: "Calico's IPAM",
+		all = append(all, show.Finding{Code: finding.AffinityStrict, Subject: "Calico's IPAM",
 			Evidence: "nodes take IPs of their own blocks only"})
 	case c.IPAM.Blocks:
 		all = append(all, show.Finding{Code: finding.AffinityNotStrict, Subject: "Calico's IPAM", Side: "here",

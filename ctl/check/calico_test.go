@@ -26,26 +26,26 @@ func TestJudgeCalico(t *testing.T) {
 		facts      Calico
 		want, says string
 	}{
-		"as it should be": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
-		"announced": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported",
+		"as it should be": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "PoolsHarmless", ""},
+		"announced": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:PoolExported",
 			`kubectl patch ippools.crd.projectcalico.org c2 --type merge -p '{"spec":{"disableBGPExport":true}}'`},
 		"announced, a part": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16"),
-			pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:pool-exported", "IPPool c2a"},
-		"given out": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled",
+			pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:PoolExported", "IPPool c2a"},
+		"given out": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:PoolEnabled",
 			`'{"spec":{"disabled":true,"disableBGPExport":true}}'`},
-		"given out, and more": {Calico{Pools: []fleet.Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled",
+		"given out, and more": {Calico{Pools: []fleet.Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:PoolEnabled",
 			"put pools in its place"},
-		"no pool": {Calico{Pools: []fleet.Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
+		"no pool": {Calico{Pools: []fleet.Pool{own}}, "WARNING:PoolMissing", "manageIPPools: true"},
 		"no pool, no masquerade": {Calico{Pools: []fleet.Pool{pool("own", "10.1.0.0/16",
-			func(p *fleet.Pool) { p.Disabled = false })}}, "pools", ""},
+			func(p *fleet.Pool) { p.Disabled = false })}}, "PoolsHarmless", ""},
 		"strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true, Strict: true}},
-			"pools strict-affinity", ""},
+			"PoolsHarmless AffinityStrict", ""},
 		"not strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true}},
-			"pools WARNING:affinity-not-strict", "calicoctl ipam configure --strictaffinity=true"},
-		"not strict, host-local": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
-		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "NOT-CHECKED:calico-not-read",
+			"PoolsHarmless WARNING:AffinityNotStrict", "calicoctl ipam configure --strictaffinity=true"},
+		"not strict, host-local": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "PoolsHarmless", ""},
+		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "NOT-CHECKED:CalicoNotRead",
 			"forbidden"},
-		"down": {Calico{Err: errors.New("refused")}, "WARNING:calico-unreadable", "refused"},
+		"down": {Calico{Err: errors.New("refused")}, "WARNING:CalicoUnreadable", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.Remotes, test.facts.PoolResource = c2, "ippools.crd.projectcalico.org"

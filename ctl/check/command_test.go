@@ -24,7 +24,7 @@ func TestCheck(t *testing.T) {
 	address := ctltest.ListenAs(t, dir, identity.Exporter("c1"))
 	before := []string{"--dir", at("c1"), "--peer-bundle", "c2=" + at("c2.pem"), "--address", address, "--expect",
 		"spiffe://c2/broker"}
-	if f, code := ctltest.Found(t, before...); code != 0 || f["connection"].Level != finding.OK || len(f) != 4 {
+	if f, code := ctltest.Found(t, before...); code != 0 || f["ConnectionAgreed"].Level != finding.OK || len(f) != 4 {
 		t.Errorf("two clusters that are linked as documented: exit code %d\n%+v", code, f)
 	}
 	exporter := func(cert string) string {
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 		return path
 	}
 	if f, code := ctltest.Found(t, "--config", exporter("c1/exporter")); code != 0 ||
-		f["connection"].Level != finding.OK ||
+		f["ConnectionAgreed"].Level != finding.OK ||
 		f["peer"].Subject != "spiffe://c2/broker at "+address {
 		t.Errorf("an exporter's configuration: exit code %d\n%+v", code, f)
 	}
@@ -45,49 +45,49 @@ func TestCheck(t *testing.T) {
 	must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\ntls: "+
 		"{certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
 		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
-	if f, code := ctltest.Found(t, "--config", broker); f["certificate"].Subject != "spiffe://c1/broker" ||
-		f["bundle-missing"].Code != "" {
+	if f, code := ctltest.Found(t, "--config", broker); f["CertificateValid"].Subject != "spiffe://c1/broker" ||
+		f["BundleMissing"].Code != "" {
 		t.Errorf("a broker's configuration: exit code %d\n%+v", code, f)
 	}
 	agent := at("agent.yaml")
 	must(t, os.WriteFile(agent,
 		[]byte(fmt.Sprintf("cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))), 0o644))
-	if f, code := ctltest.Found(t, "--config", agent); code != 2 || f["not-shown"].Level != finding.Warning ||
+	if f, code := ctltest.Found(t, "--config", agent); code != 2 || f["CertificateNotShown"].Level != finding.Warning ||
 		f["peer"].Level != finding.OK {
 		t.Errorf("an agent's, with the address of the listener for exporters: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--config", exporter("c1/broker")); code != 2 ||
-		f["certificate-name"].Level != finding.Error ||
-		f["refused-by-peer"].Side != "c2" {
+		f["CertificateNameWrong"].Level != finding.Error ||
+		f["RefusedByListener"].Side != "c2" {
 		t.Errorf("another part's certificate: exit code %d\n%+v", code, f)
 	}
 	wrong := at("wrong.yaml")
 	must(t, os.WriteFile(wrong, []byte("cluster: C1\nlocalBroker: {cluster: c2, address: x}\n"), 0o644))
-	if f, code := ctltest.Found(t, "--config", wrong); code != 2 || f["config-invalid"].Level != finding.Error {
+	if f, code := ctltest.Found(t, "--config", wrong); code != 2 || f["ConfigInvalid"].Level != finding.Error {
 		t.Errorf("a configuration that is wrong: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--tls-dir", at("c1/semaphorectl"), "--own", "spiffe://c1/semaphorectl"); code != 0 ||
-		f["certificate"].Level != finding.OK || f["root"].Level != finding.OK {
+		f["CertificateValid"].Level != finding.OK || f["root"].Level != finding.OK {
 		t.Errorf("an operator's directory: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--address", address, "--expect", "spiffe://c2/broker"); code != 2 ||
-		f["peer-not-verified"].Level != finding.Warning {
+		f["ListenerNotVerified"].Level != finding.Warning {
 		t.Errorf("an address alone: exit code %d\n%+v", code, f)
 	}
 
 	// Files that were mixed up.
 	must(t, os.Chmod(at("c1/exporter/tls.key"), 0o644))
-	if f, code := ctltest.Found(t, before...); code != 2 || f["key-open"].Fix != "chmod 600 "+at("c1/exporter/tls.key") {
+	if f, code := ctltest.Found(t, before...); code != 2 || f["KeyOpen"].Fix != "chmod 600 "+at("c1/exporter/tls.key") {
 		t.Errorf("a key for everyone: exit code %d\n%+v", code, f)
 	}
 	must(t, os.WriteFile(at("c2.pem"), []byte("hello"), 0o644))
-	if f, code := ctltest.Found(t, before...); code != 2 || f["bundle-unreadable"].Subject != at("c2.pem") {
+	if f, code := ctltest.Found(t, before...); code != 2 || f["BundleUnreadable"].Subject != at("c2.pem") {
 		t.Errorf("no bundle: exit code %d\n%+v", code, f)
 	}
 
 	out, code, err := ctltest.Run(t, append([]string{"check"}, before...)...)
 	if code != 2 || err.Error() != "1 error, 1 warning" || !strings.HasPrefix(out, "OK ") ||
-		!strings.Contains(out, "\nERROR    bundle-unreadable  "+at("c2.pem")) ||
+		!strings.Contains(out, "\nERROR    BundleUnreadable  "+at("c2.pem")) ||
 		!strings.Contains(out, "to do (here): in c2: semaphorectl pki bundle") {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
@@ -133,21 +133,21 @@ func TestCheckWorkloadAPI(t *testing.T) {
 		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
 			"localBroker: {cluster: c2, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
 			socket)), 0o644))
-	if f, code := ctltest.Found(t, "--config", path); code != 0 || f["connection"].Level != finding.OK ||
-		f["certificate"].Subject != "spiffe://c1/exporter" {
+	if f, code := ctltest.Found(t, "--config", path); code != 0 || f["ConnectionAgreed"].Level != finding.OK ||
+		f["CertificateValid"].Subject != "spiffe://c1/exporter" {
 		t.Errorf("exit code %d\n%+v", code, f)
 	}
 	must(t, os.WriteFile(path,
 		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
 			"localBroker: {cluster: c3, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
 			socket)), 0o644))
-	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["bundle-missing"].Level != finding.Error ||
-		f["peer-name"].Level != finding.Error {
+	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["BundleMissing"].Level != finding.Error ||
+		f["ListenerNameWrong"].Level != finding.Error {
 		t.Errorf("a cluster that is not federated: exit code %d\n%+v", code, f)
 	}
 	must(t, os.WriteFile(path,
 		[]byte(fmt.Sprintf("cluster: c1\nbroker: {address: %q, workloadAPI: 'unix://%s.not'}\n", address, socket)), 0o644))
-	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["certificate-unreadable"].Level != finding.Error {
+	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["CertificateUnreadable"].Level != finding.Error {
 		t.Errorf("no agent of SPIRE: exit code %d\n%+v", code, f)
 	}
 }

@@ -45,7 +45,7 @@ func judgeDNS(d DNS) []show.Finding {
 	want, left := coredns.Served(d.Want)
 	for _, text := range left {
 		why, fix, _ := strings.Cut(text, "; ")
-		all = append(all, show.Finding{Code: finding.CoreDNSMissing, Subject: d.Where, Side: "here",
+		all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: d.Where, Side: "here",
 			Evidence: "there can be " + why, Fix: fix})
 	}
 	faults := map[string]coredns.Fault{}
@@ -59,12 +59,12 @@ func judgeDNS(d DNS) []show.Finding {
 		case !wrong:
 			right = append(right, b.Zone())
 		case f.Missing:
-			all = append(all, show.Finding{Code: finding.CoreDNSMissing, Subject: d.Where, Side: "here",
+			all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: d.Where, Side: "here",
 				Evidence: fmt.Sprintf("it has no server block %s, so names such as NAME.NAMESPACE.svc.%s are not found",
 					b.Zone(), b.Zone()),
 				Fix: d.Print + ", and add what it prints"})
 		default:
-			all = append(all, show.Finding{Code: finding.CoreDNSDiffers, Subject: d.Where, Side: "here",
+			all = append(all, show.Finding{Code: finding.CoreDNSBlockDiffers, Subject: d.Where, Side: "here",
 				Evidence: fmt.Sprintf("its server block %s lacks the line %q, by which names become those of mirrors in %s",
 					b.Zone(), f.Line, b.MirrorNamespace),
 				Fix: d.Print + ", and put what it prints in its place"})
@@ -82,8 +82,8 @@ func judgeDNS(d DNS) []show.Finding {
 			Evidence: "whether semaphorectl put blocks there: " + d.MarkErr.Error()})
 	}
 	if len(right) > 0 {
-		all = append(all, show.Finding{Code: finding.CoreDNS, Subject: d.Where, Evidence: "it has the server blocks of " +
-			strings.Join(right, ", ")})
+		all = append(all, show.Finding{Code: finding.CoreDNSComplete, Subject: d.Where,
+			Evidence: "it has the server blocks of " + strings.Join(right, ", ")})
 	}
 	return all
 }

@@ -21,8 +21,8 @@ func TestBlockLeftOut(t *testing.T) {
 	found := judgeDNS(DNS{Where: "here", Corefile: corefile.String(), Want: want, Print: "print"})
 	complete(t, found[:1])
 	const why = "there can be no block for cluster.local: it would answer names of cluster.local"
-	if len(found) != 2 || found[0].Code != finding.CoreDNSMissing || found[0].Fix == "" ||
-		!strings.HasPrefix(found[0].Evidence, why) || found[1].Code != finding.CoreDNS {
+	if len(found) != 2 || found[0].Code != finding.CoreDNSBlockMissing || found[0].Fix == "" ||
+		!strings.HasPrefix(found[0].Evidence, why) || found[1].Code != finding.CoreDNSComplete {
 		t.Errorf("%+v", found)
 	}
 }

@@ -40,7 +40,7 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 		return ctltest.Found(t, "--config", at("broker.yaml"), "--coredns", "none", "--kubeconfig", kubetest.Kubeconfig(t,
 			api))
 	}
-	if f, code := look(); code != 0 || f["pools"].Code != "" {
+	if f, code := look(); code != 0 || f["PoolsHarmless"].Code != "" {
 		t.Errorf("without Calico: exit code %d, %+v", code, f)
 	}
 	kubetest.InstallCalico(t, api, gv, "globalnetworksets", "ippools", "blockaffinities")
@@ -56,7 +56,7 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	configs := kubetest.CalicoCRD.WithResource("ipamconfigs")
 	pools := gv.WithResource("ippools")
 	create(pools, "IPPool", "own", map[string]any{"cidr": "10.1.0.0/16", "natOutgoing": true, "nodeSelector": "all()"})
-	if f, code := look(); code != 2 || f["pool-missing"].Level != finding.Warning {
+	if f, code := look(); code != 2 || f["PoolMissing"].Level != finding.Warning {
 		t.Errorf("without a pool: exit code %d, %+v", code, f)
 	}
 	create(pools, "IPPool", "pods-of-c2", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
@@ -65,13 +65,13 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	create(gv.WithResource("blockaffinities"), "BlockAffinity", "n1-10-1-2-0-26",
 		map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"})
 	f, code := look()
-	if code != 2 || f["pool-exported"].Level != finding.Warning || f["pool-enabled"].Level != finding.Error ||
-		f["affinity-not-strict"].Fix != "calicoctl ipam configure --strictaffinity=true" {
+	if code != 2 || f["PoolExported"].Level != finding.Warning || f["PoolEnabled"].Level != finding.Error ||
+		f["AffinityNotStrict"].Fix != "calicoctl ipam configure --strictaffinity=true" {
 		t.Errorf("a pool that is announced, one that is given out, no strict affinity: exit code %d, %+v", code, f)
 	}
 	create(configs, "IPAMConfig", "default", map[string]any{"strictAffinity": false, "autoAllocateBlocks": true})
 	f, _ = look()
-	for _, word := range []string{"pool-exported", "pool-enabled", "affinity-not-strict"} {
+	for _, word := range []string{"PoolExported", "PoolEnabled", "AffinityNotStrict"} {
 		command := regexp.MustCompile(`^kubectl patch (\S+?)\.(\S+) (\S+) --type merge -p '(.*)'$`).
 			FindStringSubmatch(f[word].Fix)
 		if command == nil {
@@ -95,12 +95,12 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 				"semaphore.uw.systems/cluster": "c2",
 			}}, "spec": map[string]any{"nets": []any{"10.2.0.1/32"}},
 		}})
-	if f, code := look(); code != 2 || f["policy-without-cluster"].Level != finding.Warning {
+	if f, code := look(); code != 2 || f["PolicyWithoutCluster"].Level != finding.Warning {
 		t.Errorf("a policy that lets any remote in: exit code %d, %+v", code, f)
 	}
 	must(t, client.Resource(gv.WithResource("globalnetworkpolicies")).Delete(t.Context(), "open", metav1.DeleteOptions{}))
-	if f, code := look(); code != 0 || f["policies"].Level != finding.OK || f["pools"].Level != finding.OK ||
-		f["strict-affinity"].Level != finding.OK {
+	if f, code := look(); code != 0 || f["PoliciesNameClusters"].Level != finding.OK ||
+		f["PoolsHarmless"].Level != finding.OK || f["AffinityStrict"].Level != finding.OK {
 		t.Errorf("fixed: exit code %d, %+v", code, f)
 	}
 }

@@ -35,8 +35,8 @@ func TestCheckCoreDNS(t *testing.T) {
 	kubetest.CreateRemote(t, api, "c2", "{servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")
 
-	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-unreadable"].Level != finding.Warning ||
-		!strings.Contains(f["coredns-unreadable"].Evidence, `configmaps "coredns" not found`) {
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["CoreDNSUnreadable"].Level != finding.Warning ||
+		!strings.Contains(f["CoreDNSUnreadable"].Evidence, `configmaps "coredns" not found`) {
 		t.Errorf("no CoreDNS: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--config", broker, "--coredns", "none"); code != 0 {
@@ -46,7 +46,7 @@ func TestCheckCoreDNS(t *testing.T) {
 		Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
 	config = kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 	f, code := ctltest.Found(t, "--config", broker)
-	if missing := f["coredns-missing"]; code != 2 ||
+	if missing := f["CoreDNSBlockMissing"]; code != 2 ||
 		missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" ||
 		missing.Subject != "ConfigMap kube-system/coredns" {
 		t.Errorf("without blocks: exit code %d\n%+v", code, f)
@@ -55,8 +55,8 @@ func TestCheckCoreDNS(t *testing.T) {
 	kubetest.Namespace(t, admin, "mirrors")
 	kubetest.Create(t, admin.CoreV1().ConfigMaps("mirrors"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Name: "semaphore-dns"}})
-	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-lost"].Level != finding.Error ||
-		f["coredns-missing"].Code != "" {
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["CoreDNSLost"].Level != finding.Error ||
+		f["CoreDNSBlockMissing"].Code != "" {
 		t.Errorf("with lost blocks: exit code %d\n%+v", code, f)
 	}
 	must(t, admin.CoreV1().ConfigMaps("mirrors").Delete(t.Context(), "semaphore-dns", metav1.DeleteOptions{}))
@@ -72,16 +72,16 @@ func TestCheckCoreDNS(t *testing.T) {
 		want  map[string]string // by code, what the evidence says
 	}{
 		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0,
-			map[string]string{"coredns": "it has the server blocks of cluster.c2, cluster.global"}},
+			map[string]string{"CoreDNSComplete": "it has the server blocks of cluster.c2, cluster.global"}},
 		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 2,
-			map[string]string{"coredns": "of cluster.global",
-				"coredns-differs": `its server block cluster.c2 lacks the line "name regex`}},
+			map[string]string{"CoreDNSComplete": "of cluster.global",
+				"CoreDNSBlockDiffers": `its server block cluster.c2 lacks the line "name regex`}},
 		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 2,
-			map[string]string{"coredns-differs": "home.arpa"}},
+			map[string]string{"CoreDNSBlockDiffers": "home.arpa"}},
 		{map[string]string{"Corefile": "import custom/*.server\n", "semaphore.server": blocks},
-			[]string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"coredns": "cluster.c2, cluster.global"}},
+			[]string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"CoreDNSComplete": "cluster.c2, cluster.global"}},
 		{map[string]string{"other": blocks}, nil, 2,
-			map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
+			map[string]string{"CoreDNSUnreadable": "it has no key Corefile, only other"}},
 	} {
 		config.Data = test.data
 		config = kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
@@ -89,7 +89,7 @@ func TestCheckCoreDNS(t *testing.T) {
 		if code != test.code {
 			t.Errorf("%v: exit code %d, not %d\n%+v", test.want, code, test.code, f)
 		}
-		for _, word := range []string{"coredns", "coredns-missing", "coredns-differs", "coredns-unreadable"} {
+		for _, word := range []string{"CoreDNSComplete", "CoreDNSBlockMissing", "CoreDNSBlockDiffers", "CoreDNSUnreadable"} {
 			if want, got := test.want[word], f[word]; (want == "") != (got.Code == "") || !strings.Contains(got.Evidence,
 				want) {
 				t.Errorf("%v: %s is %+v, not %q", test.flags, word, got, want)
@@ -102,16 +102,16 @@ func TestCheckCoreDNS(t *testing.T) {
 	config = kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 	custom := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns-custom"},
 		Data: map[string]string{"semaphore.disabled": blocks}}
-	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["CoreDNSBlockMissing"].Code == "" {
 		t.Errorf("without the file: exit code %d\n%+v", code, f)
 	}
 	custom = kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), custom)
-	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["CoreDNSBlockMissing"].Code == "" {
 		t.Errorf("with a file that is not imported: exit code %d\n%+v", code, f)
 	}
 	custom.Data = map[string]string{"semaphore.server": blocks}
 	kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), custom)
-	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["coredns"].Evidence !=
+	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["CoreDNSComplete"].Evidence !=
 		"it has the server blocks of cluster.c2, cluster.global" {
 		t.Errorf("with the file: exit code %d\n%+v", code, f)
 	}
@@ -120,15 +120,15 @@ func TestCheckCoreDNS(t *testing.T) {
 
 	// The check is skipped on a machine that is not a pod, unless a kubeconfig is given, and without services.
 	write("")
-	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["coredns-not-read"].Level != finding.NotChecked {
+	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["CoreDNSNotRead"].Level != finding.NotChecked {
 		t.Errorf("nowhere: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--config", broker, "--kubeconfig", kubetest.Kubeconfig(t, api)); code != 2 ||
-		f["coredns-unreadable"].Code == "" {
+		f["CoreDNSUnreadable"].Code == "" {
 		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
 	}
 	write("features: [encryption, policy]\n")
-	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["coredns-not-read"].Code != "" {
+	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["CoreDNSNotRead"].Code != "" {
 		t.Errorf("without services: exit code %d\n%+v", code, f)
 	}
 }

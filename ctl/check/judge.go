@@ -65,7 +65,8 @@ func graded(all []show.Finding) []show.Finding {
 // judgeConfig judges a configuration file: one finding for each fault.
 func judgeConfig(c Config) []show.Finding {
 	if c.Err == nil {
-		return []show.Finding{{Code: finding.Config, Subject: c.File, Evidence: "the configuration " + c.Of + " is valid"}}
+		return []show.Finding{{Code: finding.ConfigValid, Subject: c.File,
+			Evidence: "the configuration " + c.Of + " is valid"}}
 	}
 	wrong := []error{c.Err}
 	if several, ok := c.Err.(interface{ Unwrap() []error }); ok {
@@ -85,7 +86,7 @@ func judgeConfig(c Config) []show.Finding {
 	return all
 }
 
-var validities = []finding.Validity{finding.Certificate, finding.Root, finding.Peer}
+var validities = []finding.Validity{finding.Certificate, finding.Root, finding.ListenerCertificate}
 
 // judgeClock judges our own clock if certificates are not valid now: many clocks are right although the kernel does not
 // know it.
@@ -97,7 +98,7 @@ func judgeClock(f Facts, found []show.Finding) []show.Finding {
 		}) {
 			continue
 		}
-		clock := show.Finding{Code: finding.Clock, Subject: "this machine's clock",
+		clock := show.Finding{Code: finding.ClockSynchronised, Subject: "this machine's clock",
 			Evidence: fmt.Sprintf("it says %s, and the kernel considers it synchronised: check the other side's",
 				f.Now.UTC().Format(layout))}
 		if !f.ClockSynced {
@@ -131,7 +132,7 @@ func judgeBundle(b Bundle, now time.Time) []show.Finding {
 	for _, root := range b.Roots {
 		name := fmt.Sprintf("root %s of %s", Fingerprint(root), b.Cluster)
 		if len(root.URIs) == 1 && root.URIs[0].Host != b.Cluster {
-			all = append(all, show.Finding{Code: finding.BundleOfAnother, Subject: b.File, Side: "here", Fix: fetch,
+			all = append(all, show.Finding{Code: finding.BundleOfAnotherCluster, Subject: b.File, Side: "here", Fix: fetch,
 				Evidence: fmt.Sprintf("a root in it is that of %q", root.URIs[0].Host)})
 			continue
 		}
@@ -186,11 +187,11 @@ func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding 
 	cert := own.Certs[0]
 	id, err := x509svid.IDFromCert(cert)
 	if err != nil {
-		return []show.Finding{bad(finding.CertificateName, own.CertFile, own.Fix, "it has no SPIFFE ID: %v", err)}
+		return []show.Finding{bad(finding.CertificateNameWrong, own.CertFile, own.Fix, "it has no SPIFFE ID: %v", err)}
 	}
 	var all []show.Finding
 	if !own.Want.IsZero() && id != own.Want {
-		all = append(all, bad(finding.CertificateName, own.CertFile,
+		all = append(all, bad(finding.CertificateNameWrong, own.CertFile,
 			"mount the Secret of the part that this is, or correct the configuration's cluster",
 			"it belongs to %s, and it must be %s", id, own.Want))
 	}
@@ -207,7 +208,7 @@ func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding 
 	switch err := chain(own.Certs, b, now); {
 	case !known, len(b.Roots) == 0: // judgeBundle reports it
 	case err != nil:
-		all = append(all, bad(finding.CertificateChain, own.CertFile, own.Fix,
+		all = append(all, bad(finding.CertificateUntrusted, own.CertFile, own.Fix,
 			"%s; every cluster that trusts %s refuses it",
 			err, b.File))
 	}
@@ -310,39 +311,39 @@ func judgeHandshake(d Dialled, there, service string) []show.Finding {
 // judgePeer judges the certificate that a listener showed.
 func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time) []show.Finding {
 	if len(d.Certs) == 0 {
-		return []show.Finding{{Code: finding.PeerName, Subject: d.Address, Evidence: "it shows no certificate", Side: there,
-			Fix: "correct the address"}}
+		return []show.Finding{{Code: finding.ListenerNameWrong, Subject: d.Address, Evidence: "it shows no certificate",
+			Side: there, Fix: "correct the address"}}
 	}
 	id, err := x509svid.IDFromCert(d.Certs[0])
 	if err != nil {
-		return []show.Finding{{Code: finding.PeerName, Subject: d.Address, Side: there,
+		return []show.Finding{{Code: finding.ListenerNameWrong, Subject: d.Address, Side: there,
 			Fix: "correct the address, in the exporter's configuration",
 			Evidence: fmt.Sprintf("its certificate (%s) has no SPIFFE ID, so that it is no part of semaphore: %v",
 				d.Certs[0].Subject, err)}}
 	}
 	var all []show.Finding
 	if id != d.Expect {
-		all = append(all, show.Finding{Code: finding.PeerName, Subject: d.Address, Side: "here",
+		all = append(all, show.Finding{Code: finding.ListenerNameWrong, Subject: d.Address, Side: "here",
 			Fix:      "correct the address or the cluster's name, in the exporter's configuration",
 			Evidence: fmt.Sprintf("%s is there, and %s is expected", id, d.Expect)})
 	}
 	subject := id.String() + " at " + d.Address
-	all = append(all, judgeTime(finding.Peer, subject, d.Certs[0], now, there,
+	all = append(all, judgeTime(finding.ListenerCertificate, subject, d.Certs[0], now, there,
 		"in "+there+": semaphorectl pki rotate --dir DIR"))
 	b, known := bundles[identity.ClusterOf(id)]
 	switch err := chain(d.Certs, b, now); {
 	case len(bundles) == 0 && !d.Showed: // only an address was given
-		all = append(all, show.Finding{Code: finding.PeerNotVerified, Subject: subject, Side: "here",
+		all = append(all, show.Finding{Code: finding.ListenerNotVerified, Subject: subject, Side: "here",
 			Evidence: "no root certificates were given to verify it with",
 			Fix:      "give --config, --dir or --tls-dir"})
 	case !known:
-		all = append(all, show.Finding{Code: finding.PeerUntrusted, Subject: subject, Side: "here",
+		all = append(all, show.Finding{Code: finding.ListenerUntrusted, Subject: subject, Side: "here",
 			Evidence: fmt.Sprintf("no root certificates of %s are known here", identity.ClusterOf(id)),
 			Fix: fmt.Sprintf("take the bundle of %s (semaphorectl pki bundle, there), and give it to semaphorectl pki secrets "+
 				"--peer-bundle", identity.ClusterOf(id))})
 	case len(b.Roots) == 0: // judgeBundle reports it
 	case err != nil:
-		all = append(all, show.Finding{Code: finding.PeerUntrusted, Subject: subject, Side: "here", Evidence: err.Error(),
+		all = append(all, show.Finding{Code: finding.ListenerUntrusted, Subject: subject, Side: "here", Evidence: err.Error(),
 			Fix: fmt.Sprintf("get the bundle of %s again (semaphorectl pki bundle, there): compare it with %s", there,
 				b.File)})
 	}
@@ -356,18 +357,18 @@ func judgeAnswer(d Dialled, there, from string) (show.Finding, bool) {
 		strings.TrimPrefix(d.Expect.Path(), "/"))
 	switch {
 	case d.AfterErr == nil && (d.Showed || !d.Mutual):
-		f.Code, f.Side, f.Evidence = finding.Connection, "", "TLS 1.3 is agreed on"
+		f.Code, f.Side, f.Evidence = finding.ConnectionAgreed, "", "TLS 1.3 is agreed on"
 		if d.Mutual {
 			f.Evidence += ", and our certificate is taken"
 		}
 	case !d.Showed:
-		f.Code, f.Side = finding.NotShown, from
+		f.Code, f.Side = finding.CertificateNotShown, from
 		f.Evidence = "no certificate was shown to it, so that it is not known whether it accepts ours"
 		f.Fix = "give --tls-dir, --dir or --config"
 	case isTimeout(d.AfterErr):
 		f.Code, f.Evidence, f.Fix = finding.SilentAfterTLS, "it agreed on TLS, and says nothing since", logs
 	default:
-		f.Code, f.Fix = finding.RefusedByPeer, logs
+		f.Code, f.Fix = finding.RefusedByListener, logs
 		f.Evidence = fmt.Sprintf("it refuses our certificate, and TLS lets it say no more than %q: the reason is in its "+
 			"log. Usual are: it has no or another bundle of %s, it does not list %s, or the clocks differ", d.AfterErr,
 			from, from)

@@ -85,32 +85,32 @@ func TestJudgeOwn(t *testing.T) {
 		want  string
 		says  []string
 	}{
-		"good": {func(*Own) {}, roots, now, "certificate", []string{"valid until"}},
-		"last days": {func(*Own) {}, roots, now.Add(340 * day), "WARNING:certificate-expires-soon",
+		"good": {func(*Own) {}, roots, now, "CertificateValid", []string{"valid until"}},
+		"last days": {func(*Own) {}, roots, now.Add(340 * day), "WARNING:CertificateExpiresSoon",
 			[]string{"25 days from now"}},
-		"not yet the last days": {func(*Own) {}, roots, now.Add(330 * day), "certificate", nil},
-		"expired": {func(*Own) {}, roots, now.Add(366 * day), "ERROR:certificate-expired",
+		"not yet the last days": {func(*Own) {}, roots, now.Add(330 * day), "CertificateValid", nil},
+		"expired": {func(*Own) {}, roots, now.Add(366 * day), "ERROR:CertificateExpired",
 			[]string{"has expired 24h0m0s ago", "and our clock says"}},
-		"our clock is behind": {func(*Own) {}, roots, now.Add(-10 * time.Minute), "ERROR:certificate-not-yet-valid",
+		"our clock is behind": {func(*Own) {}, roots, now.Add(-10 * time.Minute), "ERROR:CertificateNotYetValid",
 			[]string{"for another 5m0s", "our clock says"}},
-		"5 minutes behind": {func(*Own) {}, roots, now.Add(-5 * time.Minute), "certificate", nil},
+		"5 minutes behind": {func(*Own) {}, roots, now.Add(-5 * time.Minute), "CertificateValid", nil},
 		"another part's": {func(o *Own) { *o = own(t, dir, "broker") }, roots, now,
-			"ERROR:certificate-name certificate",
+			"ERROR:CertificateNameWrong CertificateValid",
 			[]string{"belongs to spiffe://c1/broker, and it must be spiffe://c1/exporter"}},
 		"another authority's": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now,
-			"certificate ERROR:certificate-chain", []string{"no root that is trusted for c1 signed it"}},
+			"CertificateValid ERROR:CertificateUntrusted", []string{"no root that is trusted for c1 signed it"}},
 		"and expired": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now.Add(366 * day),
-			"ERROR:certificate-expired ERROR:certificate-chain", nil},
-		"no bundle": {func(*Own) {}, nil, now, "certificate", nil},
-		"no certificate": {func(o *Own) { o.CertErr = os.ErrNotExist }, roots, now, "ERROR:certificate-unreadable",
+			"ERROR:CertificateExpired ERROR:CertificateUntrusted", nil},
+		"no bundle": {func(*Own) {}, nil, now, "CertificateValid", nil},
+		"no certificate": {func(o *Own) { o.CertErr = os.ErrNotExist }, roots, now, "ERROR:CertificateUnreadable",
 			[]string{"file does not exist"}},
-		"no SPIFFE ID": {func(o *Own) { o.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:certificate-name",
+		"no SPIFFE ID": {func(o *Own) { o.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:CertificateNameWrong",
 			[]string{"has no SPIFFE ID"}},
 		"no key": {func(o *Own) { o.KeyErr = os.ErrNotExist }, roots, now,
-			"ERROR:key-unusable certificate", nil},
-		"a key for everyone": {func(o *Own) { o.KeyOpen = true }, roots, now, "WARNING:key-open certificate", nil},
+			"ERROR:KeyUnusable CertificateValid", nil},
+		"a key for everyone": {func(o *Own) { o.KeyOpen = true }, roots, now, "WARNING:KeyOpen CertificateValid", nil},
 		"any name, as none given": {func(o *Own) { *o = own(t, dir, "broker"); o.Want = identity.Broker("c1") }, roots, now,
-			"certificate", nil},
+			"CertificateValid", nil},
 	} {
 		o := good
 		test.own(&o)
@@ -139,24 +139,24 @@ func TestJudgeBundle(t *testing.T) {
 		at     time.Time
 		want   string
 	}{
-		"good":                 {Bundle{Roots: roots[:1]}, now, "root"},
-		"two roots":            {Bundle{Roots: roots}, now, "root root"},
-		"missing":              {Bundle{Missing: true}, now, "ERROR:bundle-missing"},
-		"unreadable":           {Bundle{Err: os.ErrPermission}, now, "ERROR:bundle-unreadable"},
-		"empty":                {Bundle{}, now, "ERROR:bundle-unreadable"},
-		"another cluster's":    {Bundle{Roots: bundleOf(t, c2).Roots}, now, "ERROR:bundle-of-another-cluster"},
-		"no authority":         {Bundle{Roots: own(t, c1, "broker").Certs}, now, "ERROR:bundle-of-another-cluster"},
-		"a leaf without names": {Bundle{Roots: []*x509.Certificate{{}}}, now, "ERROR:root-is-no-authority"},
-		"last days":            {Bundle{Roots: roots[:1]}, now.Add(3625 * day), "WARNING:root-expires-soon"},
-		"expired":              {Bundle{Roots: roots[:1]}, now.Add(3651 * day), "ERROR:root-expired"},
-		"our clock is behind":  {Bundle{Roots: roots[:1]}, now.Add(-time.Hour), "ERROR:root-not-yet-valid"},
+		"good":                 {Bundle{Roots: roots[:1]}, now, "RootValid"},
+		"two roots":            {Bundle{Roots: roots}, now, "RootValid RootValid"},
+		"missing":              {Bundle{Missing: true}, now, "ERROR:BundleMissing"},
+		"unreadable":           {Bundle{Err: os.ErrPermission}, now, "ERROR:BundleUnreadable"},
+		"empty":                {Bundle{}, now, "ERROR:BundleUnreadable"},
+		"another cluster's":    {Bundle{Roots: bundleOf(t, c2).Roots}, now, "ERROR:BundleOfAnotherCluster"},
+		"no authority":         {Bundle{Roots: own(t, c1, "broker").Certs}, now, "ERROR:BundleOfAnotherCluster"},
+		"a leaf without names": {Bundle{Roots: []*x509.Certificate{{}}}, now, "ERROR:RootIsNoAuthority"},
+		"last days":            {Bundle{Roots: roots[:1]}, now.Add(3625 * day), "WARNING:RootExpiresSoon"},
+		"expired":              {Bundle{Roots: roots[:1]}, now.Add(3651 * day), "ERROR:RootExpired"},
+		"our clock is behind":  {Bundle{Roots: roots[:1]}, now.Add(-time.Hour), "ERROR:RootNotYetValid"},
 	} {
 		b := test.bundle
 		b.Cluster, b.File = "c1", "c1.pem"
 		got := graded(judgeBundle(b, test.at))
 		complete(t, got)
 		if name == "no authority" {
-			test.want = "ERROR:root-is-no-authority"
+			test.want = "ERROR:RootIsNoAuthority"
 		}
 		if codes(got) != test.want {
 			t.Errorf("%s: %s; want %s", name, codes(got), test.want)
@@ -178,51 +178,51 @@ func TestJudgeDialled(t *testing.T) {
 		want   string
 		side   string // the side of the last finding
 	}{
-		"good": {func(*Dialled) {}, roots, now, "peer connection", ""},
+		"good": {func(*Dialled) {}, roots, now, "ListenerCertificateValid ConnectionAgreed", ""},
 		"a listener for agents": {func(d *Dialled) { d.Mutual, d.Showed = false, false }, roots, now,
-			"peer connection", ""},
+			"ListenerCertificateValid ConnectionAgreed", ""},
 		"no such name": {func(d *Dialled) { d.ResolveErr = &net.DNSError{} }, roots, now,
-			"ERROR:address-unknown", "c1"},
+			"ERROR:AddressUnknown", "c1"},
 		"nobody listens": {func(d *Dialled) { d.ConnectErr = &net.OpError{Err: syscall.ECONNREFUSED} }, roots, now,
-			"ERROR:port-closed", "c2"},
-		"nobody answers": {func(d *Dialled) { d.ConnectErr = timeout }, roots, now, "ERROR:port-unreachable",
+			"ERROR:PortClosed", "c2"},
+		"nobody answers": {func(d *Dialled) { d.ConnectErr = timeout }, roots, now, "ERROR:PortUnreachable",
 			"network"},
 		"no route": {func(d *Dialled) { d.ConnectErr = syscall.EHOSTUNREACH }, roots, now,
-			"ERROR:port-unreachable", "network"},
+			"ERROR:PortUnreachable", "network"},
 		"no TLS": {func(d *Dialled) { d.HandshakeErr = tls.RecordHeaderError{Msg: "first record"} }, roots,
-			now, "ERROR:not-tls", "c2"},
-		"silence": {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:tls-silent", "c2"},
-		"cut":     {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:tls-cut", "c2"},
+			now, "ERROR:NotTLS", "c2"},
+		"silence": {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:TLSSilent", "c2"},
+		"cut":     {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:TLSCut", "c2"},
 		"TLS 1.1": {func(d *Dialled) {
 			d.HandshakeErr = errors.New("remote error: tls: protocol version " +
 				"not supported")
-		}, roots, now, "ERROR:tls-old", "c2"},
-		"TLS 1.2": {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:tls-old", "c2"},
+		}, roots, now, "ERROR:TLSOld", "c2"},
+		"TLS 1.2": {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:TLSOld", "c2"},
 		"another alert": {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: internal error") },
-			roots, now, "ERROR:tls-failed", "c2"},
+			roots, now, "ERROR:TLSFailed", "c2"},
 		"somebody else": {func(d *Dialled) { d.Certs = exporter }, roots, now,
-			"ERROR:peer-name peer connection", ""},
+			"ERROR:ListenerNameWrong ListenerCertificateValid ConnectionAgreed", ""},
 		"a web server": {func(d *Dialled) { d.Certs = []*x509.Certificate{{}} }, roots, now,
-			"ERROR:peer-name connection", ""},
-		"no certificate": {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:peer-name connection", ""},
+			"ERROR:ListenerNameWrong ConnectionAgreed", ""},
+		"no certificate": {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:ListenerNameWrong ConnectionAgreed", ""},
 		"another root": {func(d *Dialled) { d.Certs = own(t, other, "broker").Certs }, roots, now,
-			"peer ERROR:peer-untrusted connection", ""},
+			"ListenerCertificateValid ERROR:ListenerUntrusted ConnectionAgreed", ""},
 		"only an address": {func(d *Dialled) { d.Showed, d.AfterErr = false, io.EOF }, nil, now,
-			"peer WARNING:peer-not-verified WARNING:not-shown", "c1"},
-		"no root": {func(*Dialled) {}, nil, now, "peer ERROR:peer-untrusted connection", ""},
-		"expired": {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:peer-expired connection", ""},
+			"ListenerCertificateValid WARNING:ListenerNotVerified WARNING:CertificateNotShown", "c1"},
+		"no root": {func(*Dialled) {}, nil, now, "ListenerCertificateValid ERROR:ListenerUntrusted ConnectionAgreed", ""},
+		"expired": {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:ListenerCertificateExpired ConnectionAgreed", ""},
 		"our clock is behind": {func(*Dialled) {}, roots, now.Add(-time.Hour),
-			"ERROR:peer-not-yet-valid connection", ""},
+			"ERROR:ListenerCertificateNotYetValid ConnectionAgreed", ""},
 		"soon": {func(*Dialled) {}, roots, now.Add(350 * day),
-			"WARNING:peer-expires-soon connection", ""},
+			"WARNING:ListenerCertificateExpiresSoon ConnectionAgreed", ""},
 		"it refuses us": {func(d *Dialled) { d.AfterErr = errors.New("remote error: tls: bad certificate") },
-			roots, now, "peer ERROR:refused-by-peer", "c2"},
+			roots, now, "ListenerCertificateValid ERROR:RefusedByListener", "c2"},
 		"we have nothing to show": {func(d *Dialled) { d.Showed = false; d.AfterErr = errors.New("certificate required") },
-			roots, now, "peer WARNING:not-shown", "c1"},
+			roots, now, "ListenerCertificateValid WARNING:CertificateNotShown", "c1"},
 		"it is silent after TLS": {func(d *Dialled) { d.AfterErr = timeout }, roots, now,
-			"peer WARNING:silent-after-tls", "c2"},
+			"ListenerCertificateValid WARNING:SilentAfterTLS", "c2"},
 		"nothing is known of whose": {func(d *Dialled) { d.From = ""; d.Showed = false; d.AfterErr = io.EOF }, roots, now,
-			"peer WARNING:not-shown", "here"},
+			"ListenerCertificateValid WARNING:CertificateNotShown", "here"},
 	} {
 		d := good
 		test.change(&d)
@@ -244,10 +244,10 @@ func TestJudgeClock(t *testing.T) {
 		synced bool
 		want   string
 	}{
-		{now, true, false, "root certificate"},
-		{now.Add(366 * day), true, false, "root ERROR:certificate-expired WARNING:clock-not-synchronised"},
-		{now.Add(366 * day), true, true, "root ERROR:certificate-expired clock"},
-		{now.Add(366 * day), false, false, "root ERROR:certificate-expired"},
+		{now, true, false, "RootValid CertificateValid"},
+		{now.Add(366 * day), true, false, "RootValid ERROR:CertificateExpired WARNING:ClockNotSynchronised"},
+		{now.Add(366 * day), true, true, "RootValid ERROR:CertificateExpired ClockSynchronised"},
+		{now.Add(366 * day), false, false, "RootValid ERROR:CertificateExpired"},
 	} {
 		facts.Now, facts.ClockKnown, facts.ClockSynced = test.at, test.known, test.synced
 		got := Judge(facts)
@@ -261,7 +261,7 @@ func TestJudgeClock(t *testing.T) {
 		{File: "e.yaml", Err: errors.Join(errors.New(`cluster: "" is no cluster name`), errors.New("remotes: required"))}}}
 	got := Judge(facts)
 	complete(t, got)
-	if codes(got) != "ERROR:config-invalid config ERROR:config-invalid ERROR:config-invalid" ||
+	if codes(got) != "ERROR:ConfigInvalid ConfigValid ERROR:ConfigInvalid ERROR:ConfigInvalid" ||
 		got[3].Evidence != "remotes: required" || !strings.Contains(got[2].Fix, "--cluster") {
 		t.Error(codes(got), got)
 	}

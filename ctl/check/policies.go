@@ -28,7 +28,7 @@ func judgePolicies(p Policies) []show.Finding {
 		return []show.Finding{{Code: finding.PoliciesUnreadable, Subject: subject, Side: "here", Evidence: p.Err.Error(),
 			Fix: "give --kubeconfig of somebody who may read Calico's policies and sets"}}
 	case len(p.Open) == 0:
-		return []show.Finding{{Code: finding.Policies, Subject: subject,
+		return []show.Finding{{Code: finding.PoliciesNameClusters, Subject: subject,
 			Evidence: fmt.Sprintf("none of %d lets in a set whichever remote it is of", p.Total)}}
 	}
 	var all []show.Finding

@@ -22,7 +22,7 @@ func judgePolicyKeys(k PolicyKeys) show.Finding {
 		f.Code, f.Side, f.Evidence = finding.PolicyKeysUnreadable, "here", k.Err.Error()
 		f.Fix = "give --kubeconfig of somebody who may list ConfigMaps"
 	default:
-		f.Code, f.Evidence = finding.PolicyKeys, "admission policies know the subnets of the broker's file"
+		f.Code, f.Evidence = finding.PolicyKeysAgree, "admission policies know the subnets of the broker's file"
 	}
 	return f
 }

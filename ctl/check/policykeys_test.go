@@ -16,17 +16,17 @@ func TestJudgePolicyKeys(t *testing.T) {
 		says []string
 	}{
 		"none":     {nil, "", nil},
-		"the same": {&PolicyKeys{}, "policy-keys", nil},
-		"unreadable": {&PolicyKeys{Err: errors.New("forbidden")}, "NOT-CHECKED:policy-keys-unreadable",
+		"the same": {&PolicyKeys{}, "PolicyKeysAgree", nil},
+		"unreadable": {&PolicyKeys{Err: errors.New("forbidden")}, "NOT-CHECKED:PolicyKeysUnreadable",
 			[]string{"forbidden"}},
 		"others": {&PolicyKeys{Differ: errors.New("localSubnets is one, podSubnets is another")},
-			"ERROR:policy-keys-differ", []string{"localSubnets is one", "podSubnets is another"}},
+			"ERROR:PolicyKeysDiffer", []string{"localSubnets is one", "podSubnets is another"}},
 		"unreadable in part": {&PolicyKeys{Err: errors.New("forbidden"), Differ: errors.New("localSubnets is one")},
-			"ERROR:policy-keys-differ", []string{"localSubnets is one"}},
+			"ERROR:PolicyKeysDiffer", []string{"localSubnets is one"}},
 	} {
 		var got []show.Finding
 		for _, f := range Judge(Facts{Now: now, PolicyKeys: test.keys}) {
-			if strings.HasPrefix(string(f.Code), "policy-keys") {
+			if strings.HasPrefix(string(f.Code), "PolicyKeysAgree") {
 				got = append(got, f)
 			}
 		}

@@ -256,7 +256,7 @@ func (d *dnsWiring) mark(ctx context.Context) error {
 		"metadata": map[string]any{"name": ref.Name, "namespace": ref.Namespace,
 			"labels": map[string]any{apply.PartOf: "semaphore"}},
 		"data": map[string]any{"README": "semaphorectl put server blocks into CoreDNS's configuration. If they are " +
-			"missing, the broker reports coredns-lost, and restores them with manageCoreDNS. To end that, delete this " +
+			"missing, the broker reports CoreDNSLost, and restores them with manageCoreDNS. To end that, delete this " +
 			"ConfigMap."},
 	}, true)
 	if err != nil {

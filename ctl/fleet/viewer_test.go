@@ -156,7 +156,7 @@ func TestViewer(t *testing.T) {
 		"pki rotate"} {
 		out, err := call(verb)
 		if asked := k.were(); err == nil || len(asked) > 0 || !strings.Contains(out+err.Error(), "forbidden") &&
-			!strings.Contains(out+err.Error(), "may only ask") && !strings.Contains(out, "right-missing") {
+			!strings.Contains(out+err.Error(), "may only ask") && !strings.Contains(out, "RightMissing") {
 			t.Errorf("a viewer calls %s: %v, asked %q\n%s", verb, err, asked, out)
 		}
 	}

@@ -251,7 +251,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 		has = authority.Cluster()
 	}
 	if i.wishes.Name != "" && has != "" && has != i.wishes.Name {
-		refuse(finding.OtherName, "name", "install without --cluster, or uninstall first",
+		refuse(finding.ClusterNameDiffers, "name", "install without --cluster, or uninstall first",
 			"semaphore is installed as %q, not as %q: other clusters, certificates and objects have that name", has,
 			i.wishes.Name)
 	}

@@ -54,7 +54,7 @@ func TestInstall(t *testing.T) {
 		return c.Data["Corefile"]
 	}
 	before := ctltest.Everything(t, cfg)
-	if out := ctl(2, "install -n kube-system"); !strings.Contains(out, "namespace-taken") {
+	if out := ctl(2, "install -n kube-system"); !strings.Contains(out, "NamespaceTaken") {
 		t.Errorf("into a namespace of others:\n%s", out)
 	}
 	yaml := ctl(0, "install --dry-run=client -o yaml")
@@ -80,7 +80,7 @@ func TestInstall(t *testing.T) {
 	records := admin.CoreV1().ConfigMaps("semaphore")
 	record := kubetest.Get(t, records, apply.RecordName)
 	must(t, records.Delete(t.Context(), record.Name, metav1.DeleteOptions{}))
-	if out := ctl(2, "install"); !strings.Contains(out, "record-lost") {
+	if out := ctl(2, "install"); !strings.Contains(out, "RecordLost") {
 		t.Errorf("without the record: %s", out)
 	}
 	ctl(0, "install --features services --dry-run=client -o yaml")

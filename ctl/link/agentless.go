@@ -227,7 +227,7 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
 	if len(f.facts.Pods.Prefixes) == 0 {
-		found = append(found, show.Blocker(f.facts.Context, "subnets-unknown", "pod subnets",
+		found = append(found, show.Blocker(f.facts.Context, finding.SubnetsUnknown, "pod subnets",
 			"write the RemoteCluster by hand: docs/agentless.md",
 			"none were found, and addresses outside of them are refused"))
 	}
@@ -247,7 +247,8 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	for _, feature := range has {
 		if !features.Has(feature) {
 			unlink := fleet.CommandFor(p.applier.Cluster, "unlink")
-			found = append(found, show.Blocker(p.facts.Context, "feature-in-use", f.name+" is read for "+string(feature),
+			found = append(found, show.Blocker(p.facts.Context, finding.FeatureInUse,
+				f.name+" is read for "+string(feature),
 				fmt.Sprintf("%s --agentless %s=%s --yes, then link again; or name this feature, too", unlink,
 					f.applier.Cluster.Context, f.name),
 				"if the exporter no longer published these objects, %s would keep what it has of them as it is",
@@ -259,7 +260,7 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 		return nil, err
 	}
 	if remote != nil && exporter == nil {
-		found = append(found, show.Blocker(p.facts.Context, "name-taken", "RemoteCluster "+remote.GetName(),
+		found = append(found, show.Blocker(p.facts.Context, finding.ClusterNameTaken, "RemoteCluster "+remote.GetName(),
 			fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
 				p.facts.Context, f.name), "it is there already, for a cluster with an exporter of its own"))
 	}

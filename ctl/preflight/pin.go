@@ -152,7 +152,7 @@ func (in *pinning) pin(b *bounds) []netip.Prefix {
 	for _, other := range in.Others {
 		for _, p := range out {
 			if q, ok := overlapping(p, b.anothers(other)); ok {
-				in.add("subnets-overlap", b.what+" of "+in.Says.Name,
+				in.add(finding.SubnetsOverlap, b.what+" of "+in.Says.Name,
 					fmt.Sprintf("name others by --%s %s=CIDR, or unlink %s --force first",
 						b.flag, in.There, other.Name), "%s overlaps %s, a subnet of %s", p, q, other.Name)
 			}

@@ -150,8 +150,8 @@ type judged struct {
 	all []show.Finding
 }
 
-func (c *judged) add(level finding.Level, code finding.Code, subject, fix, evidence string, args ...any) {
-	c.all = append(c.all, show.Finding{Code: code, Level: level, Subject: c.Context + ": " + subject,
+func (c *judged) add(code finding.Code, subject, fix, evidence string, args ...any) {
+	c.all = append(c.all, show.Finding{Code: code, Level: code.Level(), Subject: c.Context + ": " + subject,
 		Evidence: fmt.Sprintf(evidence, args...), Side: c.Context, Fix: fix})
 }
 
@@ -164,15 +164,15 @@ func one(cluster *Cluster) []show.Finding {
 	for what, s := range map[string]Subnets{"pod subnets": c.Pods, "service subnets": c.Services,
 		"addresses of nodes": c.IPs} {
 		if len(s.Prefixes) == 0 {
-			c.add(finding.Error, "subnets-unknown", what, "name them in the configuration", "none were found")
+			c.add(finding.SubnetsUnknown, what, "name them in the configuration", "none were found")
 		}
 	}
 	switch {
 	case c.DNS.ConfigMap == "":
-		c.add(finding.Warning, "no-coredns", "DNS", "see docs/services.md for other servers",
+		c.add(finding.NoCoreDNS, "DNS", "see docs/services.md for other servers",
 			"there is no ConfigMap coredns: names of remote services are by CoreDNS")
 	case c.DNS.NodeLocal:
-		c.add(finding.OK, "node-local-dns", "DNS", "",
+		c.add(finding.NodeLocalDNS, "DNS", "",
 			"NodeLocal DNSCache runs: it must forward the names of remotes to CoreDNS, see docs/services.md")
 	}
 	slices.SortStableFunc(c.all, func(a, b show.Finding) int { return strings.Compare(a.Subject, b.Subject) })
@@ -182,36 +182,36 @@ func one(cluster *Cluster) []show.Finding {
 // apiserver judges the version, the rights, what could not be read, and the clock.
 func (c *judged) apiserver() {
 	if minor, ok := minorOf(c.Version); ok && minor < 30 {
-		c.add(finding.Error, "kubernetes-old", "Kubernetes", "upgrade to 1.30 or later",
+		c.add(finding.KubernetesOld, "Kubernetes", "upgrade to 1.30 or later",
 			"it is %s, and admission policies by CEL are of 1.30", c.Version)
 	}
 	for _, right := range c.Lacks {
-		c.add(finding.Error, "right-missing", "your rights", "install as an administrator of the cluster",
+		c.add(finding.RightMissing, "your rights", "install as an administrator of the cluster",
 			"you may not %s", right)
 	}
 	for _, u := range c.Unread {
-		c.add(finding.Warning, "not-read", "what was looked at", "look with more rights", "%s", u)
+		c.add(finding.NotRead, "what was looked at", "look with more rights", "%s", u)
 	}
 	if c.Clock != nil && c.Clock.Abs() > clocks {
-		c.add(finding.Warning, "clock", "the apiserver's clock", "synchronise the clocks of its nodes, or of this machine",
+		c.add(finding.ClocksDiffer, "the apiserver's clock", "synchronise the clocks of its nodes, or of this machine",
 			"it differs from this machine's by %s", c.Clock.Round(time.Second))
 	}
 }
 
 func (c *judged) calico() {
 	if c.Calico == nil {
-		c.add(finding.Warning, "no-calico", "CNI", "leave the feature policy out",
+		c.add(finding.NoCalico, "CNI", "leave the feature policy out",
 			"it is %s: policies by sets of remote pods need Calico", c.CNI)
 		return
 	}
 	if c.Calico.Blocks && !c.Calico.Strict {
 		fix := fleet.IPAM{Configs: c.Calico.IPAMConfigs}.BeStrict(c.Context)
-		c.add(finding.Warning, finding.AffinityNotStrict, "Calico's IPAM", fix,
+		c.add(finding.AffinityNotStrict, "Calico's IPAM", fix,
 			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
 	}
 	c.bpf()
 	if c.Calico.WireGuard {
-		c.add(finding.OK, "calico-wireguard", "Calico's WireGuard", "",
+		c.add(finding.CalicoWireGuard, "Calico's WireGuard", "",
 			"Calico encrypts between the nodes of this cluster; semaphore's devices and ports are its own")
 	}
 }
@@ -230,14 +230,14 @@ func (c *judged) bpf() {
 	pattern, err := regexp.Compile(c.Calico.BPFL3Interfaces)
 	switch {
 	case err != nil:
-		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane", fix, "%s, which is no pattern: %v", says, err)
+		c.add(finding.CalicoEBPF, "Calico's eBPF dataplane", fix, "%s, which is no pattern: %v", says, err)
 	case c.Calico.BPFL3Interfaces == "" || !pattern.MatchString(naming.Device("c2")) ||
 		!pattern.MatchString(naming.Device(strings.Repeat("c", naming.MaxClusterName))):
-		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane", fix,
+		c.add(finding.CalicoEBPF, "Calico's eBPF dataplane", fix,
 			"%s, which does not match semaphore's devices, such as %s: Calico drops packets of tunnels, or lets them pass "+
 				"without its policies. Nobody has tested semaphore with it", says, naming.Device("c2"))
 	default:
-		c.add(finding.Warning, "calico-ebpf", "Calico's eBPF dataplane",
+		c.add(finding.CalicoEBPF, "Calico's eBPF dataplane",
 			"try it before you rely on it: semaphorectl check --traffic",
 			"%s, which matches semaphore's devices; nobody has tested semaphore with it", says)
 	}
@@ -247,7 +247,7 @@ func (c *judged) nodes() {
 	var without []string
 	for _, n := range c.Nodes {
 		if len(n.InternalIPs) == 0 {
-			c.add(finding.Error, "no-internal-ip", "node "+n.Name, "have the kubelet or the cloud provider set it",
+			c.add(finding.NoInternalIP, "node "+n.Name, "have the kubelet or the cloud provider set it",
 				"it has no InternalIP, at which tunnels end")
 		}
 		if len(n.PodCIDRs) == 0 {
@@ -255,12 +255,12 @@ func (c *judged) nodes() {
 		}
 	}
 	if old := c.OldKernels(); len(old) > 0 {
-		c.add(finding.Warning, "kernel-without-wireguard", "kernels",
+		c.add(finding.KernelWithoutWireGuard, "kernels",
 			"add the component features/userspace-wireguard, which is slower, or a kernel of 5.6 or later",
 			"%s: Linux before 5.6 has WireGuard only where somebody added it", shortened(old))
 	}
 	if len(without) > 0 && (c.Calico == nil || !c.Calico.Blocks) {
-		c.add(finding.Error, "no-pod-cidrs", "nodes",
+		c.add(finding.NoPodCIDRs, "nodes",
 			"have kube-controller-manager allocate them (--allocate-node-cidrs), or use Calico's IPAM",
 			"%s: no spec.podCIDRs, and no IPAM of Calico's: nothing says which addresses a node's pods have",
 			shortened(without))
@@ -271,12 +271,12 @@ func (c *judged) nodes() {
 func JudgePair(a, b *Cluster) []show.Finding {
 	var all []show.Finding
 	between := a.Context + " and " + b.Context
-	add := func(level finding.Level, code finding.Code, subject, fix, evidence string, args ...any) {
-		all = append(all, show.Finding{Code: code, Level: level, Subject: between + ": " + subject,
+	add := func(code finding.Code, subject, fix, evidence string, args ...any) {
+		all = append(all, show.Finding{Code: code, Level: code.Level(), Subject: between + ": " + subject,
 			Evidence: fmt.Sprintf(evidence, args...), Side: "both", Fix: fix})
 	}
 	if a.Name() == b.Name() {
-		add(finding.Error, "name-taken", "names", "name one of them otherwise", "both would be %q", a.Name())
+		add(finding.ClusterNameTaken, "names", "name one of them otherwise", "both would be %q", a.Name())
 	}
 	kinds := func(c *Cluster) []struct {
 		what string
@@ -298,7 +298,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 				for _, q := range y.of {
 					if p.Overlaps(q) {
 						apart = false
-						add(finding.Error, "subnets-overlap", "subnets",
+						add(finding.SubnetsOverlap, "subnets",
 							"give one of the clusters other subnets: semaphore does not translate addresses",
 							"%s (%s of %s) overlaps %s (%s of %s)", p, x.what, a.Context, q, y.what, b.Context)
 					}
@@ -307,7 +307,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 		}
 	}
 	if apart && len(a.Pods.Prefixes) > 0 && len(b.Pods.Prefixes) > 0 {
-		add(finding.OK, "subnets", "subnets", "", "%s and %s are apart", a.Pods, b.Pods)
+		add(finding.SubnetsDisjoint, "subnets", "", "%s and %s are apart", a.Pods, b.Pods)
 	}
 	for _, way := range [][2]*Cluster{{a, b}, {b, a}} {
 		here, there := way[0], way[1]
@@ -326,7 +326,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 		return all
 	}
 	if apart := (*a.Clock - *b.Clock).Abs(); apart > clocks {
-		add(finding.Warning, "clock", "clocks",
+		add(finding.ClocksDiffer, "clocks",
 			"synchronise them: a certificate of one is not valid yet, or no longer, for the other", "they differ by %s",
 			apart.Round(time.Second))
 	}

@@ -14,7 +14,7 @@ func TestFindings(t *testing.T) {
 	m := &mesh.Mesh{Clusters: []mesh.Cluster{{Name: "c2"}, {Name: "c1"}}}
 	var out bytes.Buffer
 	must(t, printFindings(&out, m, "table"))
-	m.Findings = []mesh.Finding{{Code: "stale", Level: "error", Meaning: "nothing was heard of a remote",
+	m.Findings = []mesh.Finding{{Code: "Stale", Level: "error", Meaning: "nothing was heard of a remote",
 		Side: "remote-cluster", Command: "semaphorectl status --context c2", Cluster: "c2", At: "c1",
 		Part: "broker", Count: 1, First: []string{"for 5m\x1b[2J"}}}
 	must(t, printFindings(&out, m, "table"))
@@ -23,7 +23,7 @@ func TestFindings(t *testing.T) {
 	must(t, printFindings(&out, m, "json"))
 	var read struct{ Findings []mesh.Finding }
 	must(t, json.Unmarshal(out.Bytes(), &read))
-	if len(read.Findings) != 1 || read.Findings[0].Code != "stale" {
+	if len(read.Findings) != 1 || read.Findings[0].Code != "Stale" {
 		t.Errorf("%+v", read)
 	}
 }

@@ -81,11 +81,11 @@ func TestMeshStatus(t *testing.T) {
 		Since:  before(time.Minute),
 		Reason: "no answer to handshakes; endpoint 192.0.2.7:51820"}}
 	wrong.SilentPairsTotal = 1
-	judged(wrong, finding.New(finding.OverQuota, "c5", 2, "service shop/a: the remote has 10,000 services, its limit",
+	judged(wrong, finding.New(finding.OverLimit, "c5", 2, "service shop/a: the remote has 10,000 services, its limit",
 		"service shop/b: the remote has 10,000 services, its limit"))
 	old := aPart("exporter", "c1", "c2", "c3")
 	old.SoftwareVersion, old.Links = "v1.1.0", nil
-	judged(old, finding.New(finding.LeaseProblem, "", 1, "leases.coordination.k8s.io is forbidden"))
+	judged(old, finding.New(finding.LeaseFailed, "", 1, "leases.coordination.k8s.io is forbidden"))
 
 	agent := aPart("agent", "c1")
 	agent.Node, agent.Links = "n1",

@@ -82,7 +82,7 @@ func TestStatusThatIsWrong(t *testing.T) {
 				s := ctltest.Well()
 				test.spoil(s)
 				s.Now = timestamppb.Now()
-				return judged(s, finding.Lines(finding.LeaseProblem, "", s.Problems)...)
+				return judged(s, finding.Lines(finding.LeaseFailed, "", s.Problems)...)
 			})
 			out, code, err := ctltest.Run(t, "status", "--socket", socket)
 			if code != 2 {

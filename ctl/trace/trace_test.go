@@ -119,7 +119,7 @@ func TestTrace(t *testing.T) {
 	if out, code := trace("trace", "service/shop/gone"); code != 1 {
 		t.Errorf("an object of nobody: code %d:\n%s", code, out)
 	}
-	record(1, "service shop/echo", "refuse", "invalid-port: \x1b[31m")
+	record(1, "service shop/echo", "refuse", "InvalidPort: \x1b[31m")
 	if out, code := trace("trace", "service/shop/echo", "-o", "json"); code != 2 ||
 		strings.Contains(out, "\x1b") {
 		t.Errorf("refused: code %d:\n%s", code, out)

@@ -140,8 +140,8 @@ func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
 		return c.failed(finding.PodUnreachable, fmt.Sprintf("semaphorectl status of both clusters; UDP between the nodes; "+
 			"policies in %s that deny pods of %s", c.To, c.From), "%s: %s", path, o.said())
 	case o.Answer.Pod != server.Name:
-		return c.failed(finding.AnotherPod, "look for another pod or host with that address", "%s: pod %q answered, not %s",
-			path, o.Answer.Pod, server.Name)
+		return c.failed(finding.AnotherPodAnswers, "look for another pod or host with that address",
+			"%s: pod %q answered, not %s", path, o.Answer.Pod, server.Name)
 	}
 	seen, _, err := net.SplitHostPort(o.Answer.Client)
 	from, parseErr := netip.ParseAddr(seen)
@@ -276,7 +276,8 @@ func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
 // JudgeDNS judges a request to a name below svc.cluster.REMOTE.
 func JudgeDNS(c Check, name string, server Pod, o Outcome) Check {
 	if o.Reason == NoName {
-		return c.failed(finding.NameUnknown, "semaphorectl check --context of "+c.From+": the Corefile; NodeLocal DNSCache",
+		return c.failed(finding.NameUnresolved,
+			"semaphorectl check --context of "+c.From+": the Corefile; NodeLocal DNSCache",
 			"%s does not resolve: %s", name, o.Error)
 	}
 	return c.answered(finding.ServiceUnreachable, "the mirror that the name leads to in "+c.From, name, server, o)
@@ -287,8 +288,8 @@ func (c Check) answered(code finding.Code, fix, what string, server Pod, o Outco
 	case !o.Answered:
 		return c.failed(code, fix, "%s: %s", what, o.said())
 	case o.Answer.Pod != server.Name:
-		return c.failed(finding.AnotherPod, "which endpoints it has", "%s: pod %q answered, not %s", what, o.Answer.Pod,
-			server.Name)
+		return c.failed(finding.AnotherPodAnswers, "which endpoints it has", "%s: pod %q answered, not %s", what,
+			o.Answer.Pod, server.Name)
 	}
 	return c.passed("%s: %s", what, millis(o.Seconds))
 }

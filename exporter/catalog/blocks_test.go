@@ -342,7 +342,7 @@ func TestOutsideNode(t *testing.T) {
 		if got := c.OutsidePrefixes(); got != n {
 			t.Errorf("%d IPs are outside; want %d", got, n)
 		}
-		if got := c.CountProblems()[finding.OutsideNode]; got != len(want) {
+		if got := c.CountProblems()[finding.IPOutsideNode]; got != len(want) {
 			t.Errorf("%d nodes have such; want %d", got, len(want))
 		}
 		got := finding.Texts(c.Findings())

@@ -277,21 +277,21 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	defer c.mu.Unlock()
 	key := podKey(p.Namespace, p.Name)
 	member, outside := projectPod(p, c.rules.LabelDomains, c.rules.PodSubnets)
-	c.setProblem(key, finding.OutsidePodSubnets, outside)
-	c.setProblem(key, finding.SetLabels, otherSets(p, c.rules.LabelDomains, member))
+	c.setProblem(key, finding.IPOutsideOwnPodSubnets, outside)
+	c.setProblem(key, finding.SetLabelsContradict, otherSets(p, c.rules.LabelDomains, member))
 	var at map[string][]netip.Addr
 	if member != nil && p.Spec.NodeName != "" {
 		at = map[string][]netip.Addr{p.Spec.NodeName: addresses(member.GetIps())}
 	}
 	c.setLocation(key, at)
 	if member == nil {
-		c.setProblem(key, finding.ExportTo, "")
+		c.setProblem(key, finding.InvalidExportTo, "")
 		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
 	to, problem := c.audience(config.Policy, p.Namespace, p.Labels, p.Annotations)
-	c.setProblem(key, finding.ExportTo, problem)
+	c.setProblem(key, finding.InvalidExportTo, problem)
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, to, now)
 }
 

@@ -521,7 +521,8 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	} {
 		c.PutPod(newPod("web", "", func(p *corev1.Pod) { p.Labels = k.labels }), time.Now())
 		e, _ := c.journal.Get(podKey("shop", "web"))
-		if got := e.Object.GetSetMember().GetSetName(); got != k.set || c.CountProblems()[finding.SetLabels] != k.problems {
+		if got := e.Object.GetSetMember().GetSetName(); got != k.set ||
+			c.CountProblems()[finding.SetLabelsContradict] != k.problems {
 			t.Errorf("%s: set %q, problems %q", name, got, finding.Texts(c.Findings()))
 		}
 		c.DeletePod("shop", "web", time.Now())

@@ -167,7 +167,7 @@ func TestR26WhoSeesWhat(t *testing.T) {
 			if test.problem != "" {
 				want = 2
 			}
-			if len(problems) != want || c.CountProblems()[finding.ExportTo] != want || want > 0 &&
+			if len(problems) != want || c.CountProblems()[finding.InvalidExportTo] != want || want > 0 &&
 				!strings.Contains(problems[0], test.problem) {
 				t.Errorf("problems are %q, not %d with %q", problems, want, test.problem)
 			}

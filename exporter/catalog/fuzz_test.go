@@ -44,7 +44,7 @@ func FuzzCatalogAnnotations(f *testing.F) {
 				}
 			}
 		}
-		if seen == 0 && strings.TrimSpace(exportTo) != "none" && c.CountProblems()[finding.ExportTo] != 2 {
+		if seen == 0 && strings.TrimSpace(exportTo) != "none" && c.CountProblems()[finding.InvalidExportTo] != 2 {
 			t.Fatalf("nobody sees anything for %q, and problems are %q", exportTo, finding.Texts(c.Findings()))
 		}
 		n1, _ := c.Journal().Get(nodeKey("c2", "n1"))

@@ -70,11 +70,11 @@ func (c *Catalog) prefixesChanged(changed podcidr.Changed, now time.Time) {
 
 // exportNode exports a node to every remote, with the node's tunnel endpoint for that remote.
 func (c *Catalog) exportNode(name string, prefixes []string, now time.Time) {
-	c.setProblem(Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name}, finding.BadPodCIDR, c.prefixes.Problem(name))
+	c.setProblem(Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name}, finding.InvalidNodePodCIDR, c.prefixes.Problem(name))
 	for _, cluster := range c.remotes {
 		key := nodeKey(cluster, name)
 		end, problem := projectTunnelEndpoint(c.nodes[name], cluster)
-		c.setProblem(key, finding.BadAnnotation, problem)
+		c.setProblem(key, finding.InvalidNodeEndpoint, problem)
 		c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Node{
 			Node: &semaphorev1.Node{PodCidrs: prefixes, Wireguard: end},
 		}}, c.audienceOf[cluster], now)

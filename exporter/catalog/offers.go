@@ -71,7 +71,7 @@ func (c *Catalog) Offers() []Offer {
 	for at, is := range c.offers {
 		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid, Reason: is.withheld}
 		key := o.Key()
-		o.IgnoredSettings = c.problems[problemKey{key, finding.ServiceSettings}]
+		o.IgnoredSettings = c.problems[problemKey{key, finding.InvalidServiceSetting}]
 		if e, ok := c.journal.Last(key); ok && !e.Deleted {
 			service := e.Value.Object.GetService()
 			o.Mirror, o.Global, o.Revision = service.GetMirror(), service.GetGlobal(), e.Revision
@@ -82,7 +82,7 @@ func (c *Catalog) Offers() []Offer {
 				}
 			}
 		} else if o.Reason == "" {
-			for _, reason := range []finding.Code{finding.ServiceType, finding.Unsendable, finding.ExportTo} {
+			for _, reason := range []finding.Code{finding.UnsupportedServiceType, finding.Unsendable, finding.InvalidExportTo} {
 				if o.Reason = c.problems[problemKey{key, reason}]; o.Reason != "" {
 					break
 				}

@@ -54,7 +54,7 @@ func (c *Catalog) Findings() (found []finding.Finding) {
 	}
 	if n := len(c.locations.outside); n > 0 {
 		lines := c.outsideProblems()
-		found = append(found, finding.New(finding.OutsideNode, "", n, lines...).Full(lines...))
+		found = append(found, finding.New(finding.IPOutsideNode, "", n, lines...).Full(lines...))
 	}
 	return found
 }
@@ -65,7 +65,7 @@ func (c *Catalog) CountProblems() map[finding.Code]int {
 	defer c.mu.Unlock()
 	out := map[finding.Code]int{}
 	if n := len(c.locations.outside); n > 0 {
-		out[finding.OutsideNode] = n
+		out[finding.IPOutsideNode] = n
 	}
 	for p := range c.problems {
 		out[p.reason]++

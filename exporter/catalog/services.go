@@ -26,15 +26,15 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	key, at := serviceKey(s.Namespace, s.Name), name{s.Namespace, s.Name}
 	service, problem, ignored := c.rules.projectService(s, c.multi.exports[at])
-	c.setProblem(key, finding.ServiceType, problem)
-	c.setProblem(key, finding.ServiceSettings, ignored)
+	c.setProblem(key, finding.UnsupportedServiceType, problem)
+	c.setProblem(key, finding.InvalidServiceSetting, ignored)
 	if service == nil {
 		if problem == "" {
 			c.setOffer(key, nil)
 		} else {
 			c.setOffer(key, &offered{uid: s.UID})
 		}
-		c.setProblem(key, finding.ExportTo, "")
+		c.setProblem(key, finding.InvalidExportTo, "")
 		c.withdrawService(key, now)
 		return
 	}
@@ -42,7 +42,7 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	if to != Nobody && problem == "" {
 		to, problem = c.narrowed(to, at)
 	}
-	c.setProblem(key, finding.ExportTo, problem)
+	c.setProblem(key, finding.InvalidExportTo, problem)
 	offers := &offered{uid: s.UID}
 	if to == Nobody && problem == "" {
 		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
@@ -113,7 +113,7 @@ func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, to Audience, now time.T
 	}
 	key := sliceKey(s.Namespace, s.Name)
 	slice, located, outside := projectSlice(s, c.rules.PodSubnets)
-	c.setProblem(key, finding.OutsidePodSubnets, outside)
+	c.setProblem(key, finding.IPOutsideOwnPodSubnets, outside)
 	c.setLocation(key, located)
 	if slice == nil {
 		c.setProblem(key, finding.Unsendable, "")

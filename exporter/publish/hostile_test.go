@@ -91,7 +91,7 @@ func TestHostileBroker(t *testing.T) {
 		hostile.answers <- refuse(fmt.Sprint("pod-", i), long[:25_000])
 		hostile.answers <- &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
 			Outcome: &semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE,
-				Namespace: "shop", Name: fmt.Sprint(long[:25_000], i)}, Code: "differs", Reason: long[:10_000],
+				Namespace: "shop", Name: fmt.Sprint(long[:25_000], i)}, Code: "SettingsDiffer", Reason: long[:10_000],
 				Conflicts: domains}}}
 	}
 	hostile.answers <- &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{

@@ -209,7 +209,7 @@ func TestVerdictOfAServiceThatIsBack(t *testing.T) {
 			if m.GetHeartbeat() != nil && !said {
 				said = true
 				answers = slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
-					Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: "name-taken", Reason: "taken"}}})
+					Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: "NameTaken", Reason: "taken"}}})
 			}
 			return answers
 		})

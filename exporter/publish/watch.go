@@ -302,7 +302,7 @@ func (w *Watcher) Synced() error {
 			line := it.description
 			if failure := it.failure(); failure != "" {
 				line += ": " + failure
-				causes = append(causes, finding.New(finding.NotFollowed, "", 1, line))
+				causes = append(causes, finding.New(finding.WatchFailed, "", 1, line))
 			}
 			missing = append(missing, line)
 		}
@@ -327,10 +327,10 @@ func (w *Watcher) Findings() (found []finding.Finding) {
 			switch failure := it.failure(); {
 			case failure == "":
 			case it.synced():
-				found = append(found, finding.Line(finding.NotFollowed, "",
+				found = append(found, finding.Line(finding.WatchFailed, "",
 					fmt.Sprintf("%s: the watch fails: %s", it.description, failure))...)
 			default: // the text of what is not ready has it
-				found = append(found, finding.New(finding.NotFollowed, "", 1, it.description+": "+failure))
+				found = append(found, finding.New(finding.WatchFailed, "", 1, it.description+": "+failure))
 			}
 			found = append(found, finding.Lines(finding.Unreadable, "", it.unread.Lines())...)
 		}

@@ -11,14 +11,18 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Code is the stable name of a finding, for programs, metrics and documents.
 type Code string
 
 // Anchor is the place of the code in the documents.
-func (c Code) Anchor() string { return "docs/troubleshooting.md#" + string(c) }
+func (c Code) Anchor() string {
+	if c.Definition().Area == Preflights {
+		return "docs/install.md#" + string(c)
+	}
+	return "docs/troubleshooting.md#" + string(c)
+}
 
 // Level returns the severity of a code; Error for one that is not defined.
 func (c Code) Level() Level { return c.Definition().Level }
@@ -46,17 +50,18 @@ const (
 	Exports Area = "exports"
 	// Offers are the reasons of the exporter's Events on Services.
 	Offers Area = "offers"
-	// Services are the codes of Services of remotes that have no mirror, or another than was exported.
+	// Services are the codes of Services of remotes that have no mirror, or another than was exported: in Events, in a
+	// metric, and in the broker's answer to the exporter.
 	Services Area = "services"
-	// Outcomes are the codes by which a broker answers an exporter about a Service that it accepted.
-	Outcomes Area = "outcomes"
 	Events   Area = "events"
-	// Conditions are the reasons of the conditions of a RemoteCluster.
+	// Conditions are reasons of the conditions of a RemoteCluster that no other area has.
 	Conditions Area = "conditions"
 	// Paths are the links that semaphorectl explain examines.
-	Paths   Area = "paths"
-	Checks  Area = "checks"
-	Traffic Area = "traffic"
+	Paths  Area = "paths"
+	Checks Area = "checks"
+	// Preflights are the codes of semaphorectl check --pre that no other area has.
+	Preflights Area = "preflights"
+	Traffic    Area = "traffic"
 	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of check --pre.
 	Installs Area = "installs"
 	// Status are the codes of what is wrong with a part itself, and with those that it is connected to.
@@ -96,8 +101,7 @@ var acts = map[Area]Act{
 		Condition: "Healthy"},
 	Exports:    {Side: Here, Command: "semaphorectl status"},
 	Offers:     {Side: Both, Command: "semaphorectl status"},
-	Services:   {Side: Both, Command: "kubectl -n semaphore get events"},
-	Outcomes:   {Side: Both, Command: "semaphorectl status --context CLUSTER"},
+	Services:   {Side: Both, Command: "semaphorectl status -o wide"},
 	Events:     {Side: Here, Command: "kubectl -n semaphore get events"},
 	Checks:     {Side: Here, Command: "semaphorectl check"},
 	Conditions: {Side: Here, Command: "kubectl get remotecluster CLUSTER -o yaml"},
@@ -167,15 +171,4 @@ func All() []Definition {
 			cmp.Compare(a.Code, b.Code))
 	})
 	return all
-}
-
-// Reason returns the code as the reason of a condition or an Event: CamelCase.
-func (c Code) Reason() string {
-	var out strings.Builder
-	for word := range strings.SplitSeq(string(c), "-") {
-		if word != "" {
-			out.WriteString(strings.ToUpper(word[:1]) + word[1:])
-		}
-	}
-	return out.String()
 }

@@ -9,10 +9,12 @@ import (
 	"time"
 )
 
-// TestCodes: each code is valid as the value of a metric's label, as an Event's reason and as an anchor, and has a
-// meaning and a level.
+// TestCodes: each code is CamelCase, as the reasons of Events and conditions are, so that it is one word as an
+// anchor and the value of a label too. It has a meaning and a level. No two codes differ by the case of letters alone,
+// or have one meaning: one cause has one code.
 func TestCodes(t *testing.T) {
-	word := regexp.MustCompile(`^(?:[a-z]+(?:-[a-z]+)*|(?:[A-Z][a-z]+)+)$`)
+	word := regexp.MustCompile(`^[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*$`)
+	codes, meanings := map[string]Code{}, map[string]Code{}
 	all := All()
 	if len(all) < 90 {
 		t.Errorf("%d codes", len(all))
@@ -21,6 +23,13 @@ func TestCodes(t *testing.T) {
 		if !word.MatchString(string(d.Code)) || d.Meaning == "" || d.Area == "" || d.Code.Level() != d.Level {
 			t.Errorf("%+v", d)
 		}
+		if other, is := codes[strings.ToLower(string(d.Code))]; is {
+			t.Errorf("%s and %s are one word", d.Code, other)
+		}
+		if other, is := meanings[d.Meaning]; is {
+			t.Errorf("%s and %s have one meaning", d.Code, other)
+		}
+		codes[strings.ToLower(string(d.Code))], meanings[d.Meaning] = d.Code, d.Code
 		if !slices.Contains([]Level{OK, NotChecked, Warning, Error}, d.Level) {
 			t.Errorf("%s has the level %q", d.Code, d.Level)
 		}
@@ -40,16 +49,16 @@ func TestACodeIsDefinedOnce(t *testing.T) {
 			t.Error("a second definition of a code was accepted")
 		}
 	}()
-	define(Checks, Error, OverQuota, "another meaning")
+	define(Checks, Error, OverLimit, "another meaning")
 }
 
 // TestTexts: the lines of a status are those of its findings, in their order and complete. Those that do not fit are
 // counted.
 func TestTexts(t *testing.T) {
 	long := strings.Repeat("ä", 1000)
-	found := slices.Concat(Lines(Drains, "", []string{"first", "second", "third", "fourth"}),
-		[]Finding{New(NoAgent, "", 2, "in another field")}, Line(StandingPeers, "", ""),
-		Detail(HeldBack, "c2", []string{"a\xffb"}), Line(StandingPeers, "", long))
+	found := slices.Concat(Lines(DrainsFailed, "", []string{"first", "second", "third", "fourth"}),
+		[]Finding{New(NoAgent, "", 2, "in another field")}, Line(PeersNotStored, "", ""),
+		Detail(Retained, "c2", []string{"a\xffb"}), Line(PeersNotStored, "", long))
 	got := Texts(found)
 	if want := []string{"first", "second", "third", "fourth", "a�b", strings.Repeat("ä", 250) +
 		"…"}; !slices.Equal(got, want) {
@@ -69,7 +78,7 @@ func TestTexts(t *testing.T) {
 	for range 10_000 {
 		many = append(many, long)
 	}
-	got = Texts(Lines(Drains, "", many))
+	got = Texts(Lines(DrainsFailed, "", many))
 	size := 0
 	for _, line := range got {
 		size += len(line)

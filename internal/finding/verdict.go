@@ -150,12 +150,12 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	}
 	switch hears := s.GetPart() == "broker"; { // exporters send to it regularly
 	case hears && l.GetLastHeard() == nil:
-		found = append(found, of(NeverHeard, "%s never heard", cluster))
+		found = append(found, of(NeverConnected, "%s never heard", cluster))
 	case hears && Age(s, l.GetLastHeard()) > StaleAfter:
 		found = append(found, of(Stale, "%s stale %s%s", cluster, Since(s, l.GetLastHeard()), traffic(s, cluster)).
 			At(TimeOf(l.GetLastHeard())))
 	case !l.GetConnected():
-		found = append(found, of(NotConnected, "%s not connected for %s", cluster, Since(s, l.GetSince())).
+		found = append(found, of(Disconnected, "%s not connected for %s", cluster, Since(s, l.GetSince())).
 			At(TimeOf(l.GetSince())))
 	}
 	fresh := l.GetLastHeard() != nil && Age(s, l.GetLastHeard()) <= StaleAfter
@@ -166,7 +166,7 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 				fmt.Sprintf("%s objects of %s stale %s", kind, cluster, Since(s, k.GetLastHeard()))).At(TimeOf(k.GetLastHeard())))
 		}
 		if n := k.GetHeldBack(); n > 0 {
-			found = append(found, New(HeldBack, cluster, int(n), fmt.Sprintf(
+			found = append(found, New(Retained, cluster, int(n), fmt.Sprintf(
 				"%s withdrew %d %s objects, which the brake holds for %s", cluster, n, kind, Since(s, k.GetHeldBackSince()))).
 				At(TimeOf(k.GetHeldBackSince())))
 		}
@@ -199,7 +199,7 @@ func ofDevice(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) (fo
 		found = append(found, f)
 	}
 	if d.GetProblem() == "" && d.GetPeersPresent() != d.GetPeersWanted() {
-		found = append(found, New(PeerCount, d.GetCluster(), 1, fmt.Sprintf(
+		found = append(found, New(PeerCountDiffers, d.GetCluster(), 1, fmt.Sprintf(
 			"device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted())))
 	}
 	if d.GetConfirmedAt() != nil && Age(s, d.GetConfirmedAt()) > StaleAfter {
@@ -277,7 +277,7 @@ func Summary(s *semaphorev1.GetStatusResponse) string {
 // Wrong lists what is wrong in a few words each; nothing when all is well.
 func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 	all := s.GetFindings()
-	ages := []string{string(Stale), string(KindStale), string(NeverHeard)}
+	ages := []string{string(Stale), string(KindStale), string(NeverConnected)}
 	if slices.ContainsFunc(all, func(f *semaphorev1.Finding) bool { return slices.Contains(ages, f.GetCode()) }) {
 		fresh, of := fresh(s)
 		wrong = append(wrong, fmt.Sprintf("%d of %d remotes fresh", fresh, of))
@@ -297,7 +297,7 @@ const maxTexts = 5
 // Text is a finding in a few words: its only line, or its meaning and count.
 func Text(f *semaphorev1.Finding) string {
 	// has the number in its line
-	counts := f.GetCode() == string(HeldBack) || f.GetCode() == string(Refused)
+	counts := f.GetCode() == string(Retained) || f.GetCode() == string(Refused)
 	if n := len(f.GetFirst()); (f.GetCount() <= 1 && n > 0 || n == 1 && counts) && len(f.GetFirst()[0]) <= 120 {
 		return f.GetFirst()[0]
 	}

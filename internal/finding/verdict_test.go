@@ -82,7 +82,7 @@ func TestVerdict(t *testing.T) {
 		"one kind":    {broker(oneKind), "1 of 1 remotes fresh; service objects of c2 stale 40s"},
 		"the brake":   {broker(held), "c2 withdrew 6 service objects, which the brake holds for 1m30s"},
 		"refused": {broker(refusedAndGone),
-			"0 of 1 remotes fresh; c2 stale 20s: the last known state stays in use; 2 service objects of c2 refused"},
+			"0 of 1 remotes fresh; 2 service objects of c2 refused; c2 stale 20s: the last known state stays in use"},
 		// Brokers send exporters and agents something only when there is news.
 		"an exporter's broker":     {of("exporter", broker(heard("c2", time.Hour))), "all is well"},
 		"an agent's broker":        {of("agent", broker(heard("c1", time.Hour))), "all is well"},
@@ -113,7 +113,7 @@ func TestFindingsAreBounded(t *testing.T) {
 	}
 	var found []Finding
 	for range 10_000 {
-		found = append(found, New(OverQuota, "c2", 1, hostile, hostile, hostile, hostile))
+		found = append(found, New(OverLimit, "c2", 1, hostile, hostile, hostile, hostile))
 		found = append(found, Findings([]*semaphorev1.Finding{{Code: hostile, Cluster: hostile, Count: 1 << 60,
 			First: []string{hostile, hostile, hostile, hostile}, Level: 99, Command: hostile}}, hostile)...)
 	}
@@ -130,8 +130,8 @@ func TestFindingsAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if counts["over-quota"] != 10_000 || counts["no-agent"] != 10_000 || counts["stale"] != 500 ||
-		counts["unknown-code"] < 10_000 {
+	if counts["OverLimit"] != 10_000 || counts["NoAgent"] != 10_000 || counts["Stale"] != 500 ||
+		counts["UnknownCode"] < 10_000 {
 		t.Errorf("the counts: %v", counts)
 	}
 	if n := proto.Size(&semaphorev1.GetStatusResponse{Findings: s.GetFindings()}); n > 512<<10 {

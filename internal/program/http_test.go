@@ -96,17 +96,17 @@ func TestPrivatePages(t *testing.T) {
 	if body := ask("/metrics"); strings.Contains(body, "secret") || !strings.Contains(body, "semaphore_build_info") {
 		t.Errorf("a stranger reads %.200q", body)
 	}
-	if body := ask("/readyz"); body != "not-ready\n" {
+	if body := ask("/readyz"); body != "NotReady\n" {
 		t.Errorf("a stranger gets %q", body)
 	}
-	if body := ask("/readyz?verbose"); body != "not-ready\n[-]not-ready (error, 1)\n" {
+	if body := ask("/readyz?verbose"); body != "NotReady\n[-]NotReady (error, 1)\n" {
 		t.Errorf("a stranger gets %q", body)
 	}
 	trusted.Store(true)
 	if body := ask("/metrics"); !strings.Contains(body, "secret 0") {
 		t.Errorf("who is trusted reads %.200q", body)
 	}
-	if body := ask("/readyz"); body != "not-ready: no route to 10.2.0.0/16\n" {
+	if body := ask("/readyz"); body != "NotReady: no route to 10.2.0.0/16\n" {
 		t.Errorf("who is trusted gets %q", body)
 	}
 }
@@ -126,7 +126,7 @@ func TestHTTP(t *testing.T) {
 	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" {
 		t.Errorf("/healthz: %d %q", code, body)
 	}
-	if code, body := get(t, url+"/readyz"); code != 503 || !strings.HasPrefix(body, "not-ready: standing by") {
+	if code, body := get(t, url+"/readyz"); code != 503 || !strings.HasPrefix(body, "NotReady: standing by") {
 		t.Errorf("/readyz: %d %q; want the reason", code, body)
 	}
 	problem.Store("")
@@ -162,7 +162,7 @@ func TestHTTP(t *testing.T) {
 // whatever is wrong, and computes findings only on request.
 func TestCodes(t *testing.T) {
 	var asked atomic.Int32
-	key := finding.New(finding.KeyFile, "c2", 1, "the file is damaged")
+	key := finding.New(finding.KeyFileProblem, "c2", 1, "the file is damaged")
 	stale := finding.New(finding.Stale, "c3", 1, "c3 stale 4m")
 	var err atomic.Value
 	err.Store(finding.Because(errors.New("device wireguard.c2: the file is damaged"), key))
@@ -177,9 +177,9 @@ func TestCodes(t *testing.T) {
 	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" || asked.Load() != 0 {
 		t.Errorf("/healthz: %d %q, after %d questions", code, body, asked.Load())
 	}
-	const first = "key-file, not-ready: device wireguard.c2: the file is damaged\n"
-	const list = `[-]key-file of c2 (error, 1): the file is damaged
-[-]not-ready (error, 1): device wireguard.c2: the file is damaged
+	const first = "KeyFileProblem, NotReady: device wireguard.c2: the file is damaged\n"
+	const list = `[-]KeyFileProblem of c2 (error, 1): the file is damaged
+[-]NotReady (error, 1): device wireguard.c2: the file is damaged
 [!]stale of c3 (error, 1)
 `
 	for path, want := range map[string]string{"/readyz": first, "/readyz?verbose": first + list} {

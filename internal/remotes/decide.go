@@ -217,7 +217,7 @@ func (d *decider) remotes(of Objects) []config.Remote {
 func reasonOf(text string) finding.Code {
 	switch field, _, _ := strings.Cut(text, ":"); {
 	case strings.Contains(field, "spec.podSubnets"), strings.Contains(field, "spec.nodeSubnets"):
-		return finding.SubnetsConflict
+		return finding.SubnetsOverlap
 	case strings.Contains(field, "spec.servicePrefix"):
 		return finding.PrefixConflict
 	case strings.Contains(field, "spec.wireguard.listenPort"):

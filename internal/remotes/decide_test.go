@@ -72,9 +72,9 @@ func TestDecide(t *testing.T) {
 		"nothing":                        {want: ""},
 		"two, ports in the order of age": {objects: all(c3, c2), want: "c2 10.2.0.0/16 7775, c3 10.3.0.0/16 7776"},
 		"the newer one loses": {objects: all(c2, overlaps),
-			want: "c2 10.2.0.0/16 7775, not c4: SubnetsConflict"},
+			want: "c2 10.2.0.0/16 7775, not c4: SubnetsOverlap"},
 		"what is in effect stays in effect": {before: all(port(overlaps, 7780)), objects: all(c2, overlaps),
-			want: "c4 10.2.128.0/17 7780, not c2: SubnetsConflict"},
+			want: "c4 10.2.128.0/17 7780, not c2: SubnetsOverlap"},
 		"a change that makes room": {
 			before: all(port(overlaps, 7780)), objects: all(c2, at(t, 4, "c4", "{podSubnets: [10.4.0.0/16]"+nodes+"}")),
 			want: "c2 10.2.0.0/16 7775, c4 10.4.0.0/16 7780",
@@ -82,12 +82,12 @@ func TestDecide(t *testing.T) {
 		"a change that is not accepted": {
 			before:  all(port(c2, 7775), port(c3, 7776)),
 			objects: all(c2, at(t, 3, "c3", "{podSubnets: [10.2.0.0/24]"+nodes+"}")),
-			want:    "c2 10.2.0.0/16 7775, c3 10.3.0.0/16 7776, not c3: SubnetsConflict",
+			want:    "c2 10.2.0.0/16 7775, c3 10.3.0.0/16 7776, not c3: SubnetsOverlap",
 		},
 		"the own configuration has changed": {
 			config:  "globalServices: {}\nwireguard: {portRange: 7775-7775}",
 			before:  all(port(at(t, 2, "c2", "{podSubnets: [10.1.0.0/24]"+nodes+"}"), 7775)),
-			objects: all(at(t, 2, "c2", "{podSubnets: [10.1.0.0/24]"+nodes+"}")), want: "not c2: SubnetsConflict",
+			objects: all(at(t, 2, "c2", "{podSubnets: [10.1.0.0/24]"+nodes+"}")), want: "not c2: SubnetsOverlap",
 		},
 		"a deleted one": {before: all(port(c2, 7775), port(c3, 7776)), objects: all(c3),
 			want: "c3 10.3.0.0/16 7776"},
@@ -109,14 +109,14 @@ func TestDecide(t *testing.T) {
 		"the own cluster": {objects: all(at(t, 2, "c1", "{podSubnets: [10.2.0.0/16]"+nodes+"}")), want: "not c1: OwnCluster"},
 		"nodes in a subnet of another's pods": {
 			objects: all(c2, at(t, 3, "c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [10.2.1.0/24]}")),
-			want:    "c2 10.2.0.0/16 7775, not c3: SubnetsConflict",
+			want:    "c2 10.2.0.0/16 7775, not c3: SubnetsOverlap",
 		},
 		"pods in a subnet of another's nodes": {
 			objects: all(c2, at(t, 3, "c3", "{podSubnets: [192.0.2.128/25], nodeSubnets: [198.51.100.0/24]}")),
-			want:    "c2 10.2.0.0/16 7775, not c3: SubnetsConflict",
+			want:    "c2 10.2.0.0/16 7775, not c3: SubnetsOverlap",
 		},
 		"no nodes, with encryption": {objects: all(at(t, 2, "c2", "{podSubnets: [10.2.0.0/16]}")),
-			want: "not c2: SubnetsConflict"},
+			want: "not c2: SubnetsOverlap"},
 		"no nodes, without": {
 			config: "features: [services]", objects: all(at(t, 2, "c2", "{podSubnets: [10.2.0.0/16]}")),
 			want: "c2 10.2.0.0/16 7775",

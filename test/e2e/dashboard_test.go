@@ -84,7 +84,7 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 	d.page.Eval(`(() => { window.states = []; stream.addEventListener("message", event => {
 		const v = JSON.parse(event.data), cell = document.querySelector("#links tbody td");
 		states.push({at: v.at, seen: Date.now(), every: v.every,
-			silent: (v.mesh.findings || []).some(f => f.code === "silent-pairs"),
+			silent: (v.mesh.findings || []).some(f => f.code === "SilentPairs"),
 			shown: cell.textContent, color: getComputedStyle(cell).color});
 	}); return true; })()`, &ok)
 	d.follow(ctx, t)

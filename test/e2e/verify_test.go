@@ -149,10 +149,10 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 			return err
 		}))
 		expect(t, b.verifies(ctx, t, 2), blocks, map[string]string{
-			"c1 c2 pod-ip": "failed pod-unreachable", "c1 c2 dns": "unchecked", "c1 c2 encryption": "unchecked",
+			"c1 c2 pod-ip": "failed PodUnreachable", "c1 c2 dns": "unchecked", "c1 c2 encryption": "unchecked",
 			"c1 c2 path-mtu": "unchecked",
 			"c1 c2 mirror":   "unchecked", "c1 c2 global": "unchecked", "c1 c2 policy": "unchecked",
-			"c2 c1 mirror": "failed mirror-missing", "c2 c1 dns": "unchecked", "c2 c1 global": "failed mirror-missing",
+			"c2 c1 mirror": "failed MirrorMissing", "c2 c1 dns": "unchecked", "c2 c1 global": "failed MirrorMissing",
 		})
 		_, err = c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks")
 		must(t, err)
@@ -179,7 +179,7 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 			for _, name := range directed {
 				want[way+name] = "unchecked"
 			}
-			want[way+"pod-ip"] = "failed pod-unreachable"
+			want[way+"pod-ip"] = "failed PodUnreachable"
 		}
 		expect(t, b.verifies(ctx, t, 2), blocks, want)
 		patch("null")

@@ -57,32 +57,32 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		object           *semaphorev1.Object
 	}
 	attacks := []attack{
-		{"R7", "invalid-cidr", "node", wrongNode("a1", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.2.0.1/24"} })},
-		{"R7", "cidr-outside-pod-subnets", "node",
+		{"R7", "InvalidCIDR", "node", wrongNode("a1", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.2.0.1/24"} })},
+		{"R7", "CIDROutsidePodSubnets", "node",
 			wrongNode("a2", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.3.0.0/24"} })},
-		{"R10", "invalid-public-key", "node",
+		{"R10", "InvalidPublicKey", "node",
 			wrongNode("a3", func(n *semaphorev1.Node) { n.Wireguard.PublicKey = make([]byte, 32) })},
-		{"R11", "invalid-endpoint", "node",
+		{"R11", "InvalidEndpoint", "node",
 			wrongNode("a4", func(n *semaphorev1.Node) { n.Wireguard.Address = "localhost:51820" })},
-		{"R11", "endpoint-not-allowed", "node",
+		{"R11", "EndpointNotAllowed", "node",
 			wrongNode("a5", func(n *semaphorev1.Node) { n.Wireguard.Address = "169.254.169.254:80" })},
-		{"R5", "over-quota", "service", service("b0", 101)},
-		{"R20", "too-large", "service", service("b1", 1001)},
-		{"R15", "invalid-port", "service", wrongService("b2", func(s *semaphorev1.Service) { s.Ports[0].Protocol = "ICMP" })},
-		{"R15", "invalid-setting", "service",
+		{"R5", "OverLimit", "service", service("b0", 101)},
+		{"R20", "TooLarge", "service", service("b1", 1001)},
+		{"R15", "InvalidPort", "service", wrongService("b2", func(s *semaphorev1.Service) { s.Ports[0].Protocol = "ICMP" })},
+		{"R15", "InvalidSetting", "service",
 			wrongService("b3", func(s *semaphorev1.Service) { s.ClientIpAffinitySeconds = -1 })},
-		{"R30", "invalid-export", "service", wrongService("b7", func(s *semaphorev1.Service) {
+		{"R30", "InvalidExport", "service", wrongService("b7", func(s *semaphorev1.Service) {
 			s.MultiCluster = &semaphorev1.MultiClusterExport{
 				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/instance", Value: "theirs"}}}
 		})},
-		{"R14", "invalid-name", "service", service("-b-", 1)},
-		{"R14", "invalid-address-type", "endpointslice",
+		{"R14", "InvalidName", "service", service("-b-", 1)},
+		{"R14", "InvalidAddressType", "endpointslice",
 			wrongSlice("b4", func(s *semaphorev1.EndpointSlice) { s.AddressType = "FQDN" })},
-		{"R14", "invalid-ip", "endpointslice",
+		{"R14", "InvalidIP", "endpointslice",
 			wrongSlice("b5", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"::ffff:10.2.0.1"} })},
-		{"R13", "ip-outside-pod-subnets", "endpointslice",
+		{"R13", "IPOutsidePodSubnets", "endpointslice",
 			wrongSlice("b6", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"169.254.169.254"} })},
-		{"R21", "ip-outside-pod-subnets", "setmember", member(1, "10.1.0.1")},
+		{"R21", "IPOutsidePodSubnets", "setmember", member(1, "10.1.0.1")},
 		{"R2", "malformed", "setmember", &semaphorev1.Object{Key: member(2).GetKey(), Spec: node("c2", "x", 1).GetSpec()}},
 	}
 	byKind := map[semaphorev1.Kind][]*semaphorev1.Object{}
@@ -106,7 +106,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	unknown.Key.Kind = later
 	s.tell(snapshot(later, 1000, unknown)...)
 	s.acked(1000)
-	attacks = append(attacks, attack{"R2", "unknown-kind", "", unknown})
+	attacks = append(attacks, attack{"R2", "UnknownKind", "", unknown})
 
 	own := v.publish("c1")
 	own.tell(hello("c1", "e1", 1, nodeKind))
@@ -121,7 +121,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 			return nil
 		})
 	}
-	tried := map[string]bool{"kind-not-taken": true}
+	tried := map[string]bool{"KindNotAccepted": true}
 	for _, a := range attacks {
 		tried[a.code] = true
 		labels := []string{`cluster="c2"`, `code="` + a.code + `"`}
@@ -130,7 +130,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		}
 		has(a.rule+", "+a.code, "semaphore_broker_refused_total", labels...)
 	}
-	has("R2, kind-not-taken", "semaphore_broker_refused_total", `cluster="c1"`, `code="kind-not-taken"`, `kind="node"`)
+	has("R2, KindNotAccepted", "semaphore_broker_refused_total", `cluster="c1"`, `code="KindNotAccepted"`, `kind="node"`)
 	for code := range documented {
 		if !tried[code] {
 			t.Errorf("nothing is sent here that is refused as %s", code)

@@ -67,7 +67,7 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 		v.t.Errorf("%s of CPU for each export with reserved labels; %s is the most", cpu, 2*time.Millisecond)
 	}
 	if len(refused) < n || slices.ContainsFunc(refused, func(r *semaphorev1.Refusal) bool {
-		return r.GetCode() != "invalid-export"
+		return r.GetCode() != "InvalidExport"
 	}) {
 		v.t.Errorf("%d refusals of %d exports with reserved labels, such as %v", len(refused), n,
 			refused[:min(1, len(refused))])
@@ -117,7 +117,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	t.Logf("%d ServiceImports were written in %s", most, time.Since(begun).Round(time.Millisecond))
 
 	refusals := func() float64 {
-		return v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="over-quota"`)
+		return v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="OverLimit"`)
 	}
 	s.tell(changesOf(upsert(most+1, exported("one-too-many"))))
 	if refused := s.acked(most + 1); len(refused) != 1 || refusedBy(refused, "exports") != 1 || refusals() != 1 {
@@ -201,7 +201,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	bins := testkit.Value(programs())(t)
 	out, _ := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "2m", "--socket",
 		v.path("broker.sock")).CombinedOutput()
-	for _, part := range []string{"over-quota (c2)", "limits.exports of this remote"} {
+	for _, part := range []string{"OverLimit (c2)", "limits.exports of this remote"} {
 		if !strings.Contains(string(out), part) {
 			t.Errorf("semaphorectl status says nothing of %q:\n%.2000s", part, out)
 		}

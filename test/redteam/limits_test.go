@@ -73,7 +73,7 @@ func (v *victim) slices() []discoveryv1.EndpointSlice {
 // refusedBy returns how many refusals name a limit.
 func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	for _, r := range all {
-		if r.GetCode() == "over-quota" && strings.Contains(r.GetReason(), "(limits."+limit+" ") {
+		if r.GetCode() == "OverLimit" && strings.Contains(r.GetReason(), "(limits."+limit+" ") {
 			n++
 		}
 	}
@@ -153,10 +153,10 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	if n := v.metric("semaphore_broker_objects", `cluster="c2"`, `kind="service"`); n != 1000 {
 		t.Errorf("%v Services are held", n)
 	}
-	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="over-quota"`); n != 502 {
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="OverLimit"`); n != 502 {
 		t.Errorf("semaphore_broker_refused_total counts %v Services", n)
 	}
-	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="over-quota"`); n < 144 {
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="OverLimit"`); n < 144 {
 		t.Errorf("semaphore_broker_refused_total counts %v nodes", n)
 	}
 	v.eventuallyWithin(patience, "all that is desired is written", func() error {
@@ -396,7 +396,7 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	nodes := remote.Spec.NodeSubnets
 	remote.Spec.NodeSubnets = nil
 	v.run()
-	v.decides("c2", "SubnetsConflict",
+	v.decides("c2", "SubnetsOverlap",
 		`spec.nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`)
 	if s, err := open(t, v.dial("c2", "exporter"), publishMethod, ""); err == nil && s.end(patience) == nil {
 		t.Error("a remote that is not accepted has a stream")
@@ -424,7 +424,7 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 		t.Errorf("%d of %d tunnels to elsewhere were refused: %v", len(refused), len(all), refused)
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`,
-		`code="endpoint-not-allowed"`); n != float64(len(all)) {
+		`code="EndpointNotAllowed"`); n != float64(len(all)) {
 		t.Errorf("semaphore_broker_refused_total counts %v of %d", n, len(all))
 	}
 }

@@ -60,7 +60,7 @@ func TestRefusalsAreSentAgain(t *testing.T) {
 	first.tell(hello("c2", "e1", 2, kind))
 	testkit.Value(first.next(patience))(t)
 	first.tell(snapshot(kind, 2, member(1, "10.2.0.1"), member(2, "8.8.8.8"))...)
-	if r := first.acked(2); len(r) != 1 || r[0].GetCode() != "ip-outside-pod-subnets" {
+	if r := first.acked(2); len(r) != 1 || r[0].GetCode() != "IPOutsidePodSubnets" {
 		t.Fatalf("refused at first: %v", r)
 	}
 	second := v.publish("c2")

@@ -61,7 +61,7 @@ var cases = map[string][]recorded{
 		{"gone", []string{leads, `semaphore_broker_cluster_gone{` + pod + `,cluster="c2"} 1+0x40`}, true},
 		{"there", []string{leads, `semaphore_broker_cluster_gone{` + pod + `,cluster="c2"} 0+0x40`}, false},
 	},
-	"SemaphoreWithdrawalHeld": {
+	"SemaphoreObjectsRetained": {
 		{"objects", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 70+0x40`}, true},
 		{"peers", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="node"} 70+0x40`}, true},
 		{"nothing", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
@@ -132,16 +132,16 @@ var cases = map[string][]recorded{
 			`,device="wireguard.c2",direction="out"} 7+0x40`}, false},
 	},
 	"SemaphoreFindingError": {
-		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, true},
+		{"an error", []string{`semaphore_findings{` + pod + `,code="LeaseFailed",level="error",cluster=""} 2+0x40`}, true},
 		{"no remote name resolves", []string{`semaphore_findings{` + pod +
-			`,code="coredns-lost",level="error",cluster=""} 1+0x40`}, true},
-		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 1+0x20 _x20`},
+			`,code="CoreDNSLost",level="error",cluster=""} 1+0x40`}, true},
+		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="LeaseFailed",level="error",cluster=""} 1+0x20 _x20`},
 			false},
 	},
 	"SemaphoreFindingWarning": {
-		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, true},
+		{"a warning", []string{`semaphore_findings{` + pod + `,code="Leftovers",level="warning",cluster=""} 2+0x40`}, true},
 		{"with an alert of its own", []string{`semaphore_findings{` + pod +
-			`,code="HeldBack",level="warning",cluster="c2"} 2+0x40`}, false},
+			`,code="Retained",level="warning",cluster="c2"} 2+0x40`}, false},
 	},
 	"SemaphoreKeyFileProblem": {
 		{"damaged", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 1+0x40`}, true},

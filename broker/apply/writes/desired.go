@@ -115,7 +115,7 @@ func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) b
 		return withdrawn, len(names), ok
 	})
 	if warning != "" {
-		warn(g.Cluster(), "HeldBack "+g.Objects(), finding.HeldBack, warning)
+		warn(g.Cluster(), "Retained "+g.Objects(), finding.Retained, warning)
 	}
 	if changed {
 		loop.WakeOwned(g.Cluster())

@@ -31,21 +31,21 @@ func TestOneNameOfSeveralContexts(t *testing.T) {
 	}
 	one := mesh.Join([]mesh.Facts{at("prod-1", asks), at("prod-2", broker("c2", "c1"))})
 	if got := command(one); !strings.Contains(got, "--context prod-2") || strings.Contains(one.Verdict, "c2, c2") ||
-		slices.ContainsFunc(one.Findings, func(f mesh.Finding) bool { return f.Code == string(finding.OneName) }) {
+		slices.ContainsFunc(one.Findings, func(f mesh.Finding) bool { return f.Code == string(finding.ClusterNameTaken) }) {
 		t.Errorf("one context of the name: %q, %v", got, one.Findings)
 	}
 	admin, user := at("prod-2", broker("c2", "c1")), at("user", broker("c2", "c1"))
 	user.Server = admin.Server
 	same := mesh.Join([]mesh.Facts{at("prod-1", asks), admin, user})
 	if got := command(same); !strings.Contains(got, "--context prod-2") || slices.ContainsFunc(same.Findings,
-		func(f mesh.Finding) bool { return f.Code == string(finding.OneName) }) {
+		func(f mesh.Finding) bool { return f.Code == string(finding.ClusterNameTaken) }) {
 		t.Errorf("two users of one cluster: %q, %v", got, same.Findings)
 	}
 	two := mesh.Join([]mesh.Facts{at("prod-1", asks), at("prod-2", broker("c2", "c1")), at("copy", broker("c2", "c1"))})
 	if got := command(two); strings.Contains(got, "prod-2") || strings.Contains(got, "copy") {
 		t.Errorf("two contexts of the name: the command leads to one of them: %q", got)
 	}
-	i := slices.IndexFunc(two.Findings, func(f mesh.Finding) bool { return f.Code == string(finding.OneName) })
+	i := slices.IndexFunc(two.Findings, func(f mesh.Finding) bool { return f.Code == string(finding.ClusterNameTaken) })
 	if i < 0 || two.Well {
 		t.Fatalf("not reported: %v", two.Findings)
 	}

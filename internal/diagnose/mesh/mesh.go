@@ -179,8 +179,8 @@ func Join(all []Facts) *Mesh {
 
 // rankOf sorts what is wrong between clusters before what is wrong in one.
 func rankOf(code string) int {
-	order := []finding.Code{finding.Unreached, finding.ClusterGone, finding.Stale, finding.NeverHeard, finding.KindStale,
-		finding.SilentPairs, finding.NoLeader, finding.NotReady}
+	order := []finding.Code{finding.Unreached, finding.ClusterGone, finding.Stale, finding.NeverConnected,
+		finding.KindStale, finding.SilentPairs, finding.NoLeader, finding.NotReady}
 	if i := slices.Index(order, finding.Code(code)); i >= 0 {
 		return i
 	}
@@ -419,7 +419,7 @@ func (m *Mesh) alike(contexts map[string][]Facts) {
 		for _, f := range of {
 			names = append(names, f.Context)
 		}
-		m.own("mesh", "", "semaphorectl", finding.New(finding.OneName, name, len(of), fmt.Sprintf(
+		m.own("mesh", "", "semaphorectl", finding.New(finding.ClusterNameTaken, name, len(of), fmt.Sprintf(
 			"the contexts %s lead to clusters that all say they are %s: ask them one at a time",
 			strings.Join(names, ", "), name)))
 	}

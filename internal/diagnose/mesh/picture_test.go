@@ -329,7 +329,7 @@ func TestOfMany(t *testing.T) {
 			if i == 77 {
 				level = semaphorev1.Level_LEVEL_ERROR
 			}
-			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "stale", Level: level, Meaning: strings.Repeat("m", 1000),
+			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "Stale", Level: level, Meaning: strings.Repeat("m", 1000),
 				Count: 1 << 40, First: []string{strings.Repeat("f", 1000)}, Cluster: others[0]})
 		}
 		parts = append(parts, s)

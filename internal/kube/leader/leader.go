@@ -184,7 +184,7 @@ func (e *Elector) Ready(working func() error) (note string, err error) {
 	switch followed, problem := e.lock.follows(); {
 	case problem != "":
 		return "", finding.Because(fmt.Errorf("standby: cannot take over: %s", problem),
-			finding.Line(finding.LeaseProblem, "", problem)...)
+			finding.Line(finding.LeaseFailed, "", problem)...)
 	case !followed:
 		return "", fmt.Errorf("%w, and was not seen to renew the lease yet", standby)
 	}

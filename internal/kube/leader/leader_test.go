@@ -174,7 +174,7 @@ func (c *candidate) status() *semaphorev1.GetStatusResponse {
 	if leads == s.GetStandby() {
 		c.t.Errorf("leads is %t, the status %v", leads, s)
 	}
-	s.Problems = finding.Texts(finding.Line(finding.LeaseProblem, "", problem))
+	s.Problems = finding.Texts(finding.Line(finding.LeaseFailed, "", problem))
 	return s
 }
 

@@ -158,7 +158,7 @@ func (e *InEffect) Findings() []finding.Finding {
 	e.mu.Unlock()
 	return slices.Concat(finding.Lines(finding.RemotesUnread, "", e.Problems()),
 		finding.Lines(finding.RemotesUnwritten, "", append(e.store.Problems(), e.Status.Problems()...)),
-		finding.Lines(finding.StoredRestored, "", e.store.Reports()), finding.Line(finding.TrustBundle, "", roots))
+		finding.Lines(finding.StoredRestored, "", e.store.Reports()), finding.Line(finding.TrustBundleUnusable, "", roots))
 }
 
 // RefuseLosses returns an error if a part's configuration takes RemoteClusters out of effect that an earlier process of

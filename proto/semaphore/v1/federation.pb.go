@@ -1107,7 +1107,7 @@ type Refusal struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Key      *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Stable code for metrics and documents, such as "ip-outside-pod-subnets".
+	// Stable code for metrics and documents, such as "IPOutsidePodSubnets".
 	Code string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
 	// One sentence for a person: the field, what is wrong and what would be accepted.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1179,14 +1179,15 @@ func (x *Refusal) GetReason() string {
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Stable code: "name-too-long", "name-taken", "not-written", "differs" or "conflict".
+	// Stable code: "NameTooLong", "NameTaken", "MirrorNotWritten", "SettingsDiffer", "NamespaceDenied" or
+	// "ExportsConflict".
 	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
 	// One sentence for a person in the sender's cluster. To other clusters than the own one it names nothing of others
 	// but the name that the Service would have.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Only to the sender's own cluster, for a Service that a ServiceExport exports: the reasons of KEP-1645's condition
 	// Conflict, such as "PortConflict", and a sentence that names the fields and the cluster that decides. The code is
-	// "conflict" if nothing else is to be said; reason is then empty.
+	// "ExportsConflict" if nothing else is to be said; reason is then empty.
 	Conflicts []string `protobuf:"bytes,4,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
 	Conflict  string   `protobuf:"bytes,5,opt,name=conflict,proto3" json:"conflict,omitempty"`
 	// Without a key and a code: the number of services whose outcomes are not sent, as there are too many. It holds until

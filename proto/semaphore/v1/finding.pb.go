@@ -131,7 +131,7 @@ func (Side) EnumDescriptor() ([]byte, []int) {
 // that change the direction of text.
 type Finding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The stable name of what is wrong, such as "stale"; docs/troubleshooting.md has a section for each.
+	// The stable name of what is wrong, such as "Stale"; docs/troubleshooting.md has a section for each.
 	Code  string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	Level Level  `protobuf:"varint,10,opt,name=level,proto3,enum=semaphore.v1.Level" json:"level,omitempty"`
 	// What the code means: one clause without a period.

@@ -328,7 +328,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		if err != nil {
 			t.Fatalf("%v; want an ack of revision 1", err)
 		}
-		if r := m.GetRefusal(); r != nil && (r.GetKey().GetKind() != 99 || r.GetCode() != "unknown-kind") {
+		if r := m.GetRefusal(); r != nil && (r.GetKey().GetKind() != 99 || r.GetCode() != "UnknownKind") {
 			t.Errorf("refused: %v", r)
 		}
 		if m.GetAck().GetRevision() == 1 {
