@@ -67,7 +67,7 @@ func TestConditionsHaveRegisteredReasons(t *testing.T) {
 			t.Errorf("%s has the reason %s of its own", file, m)
 		}
 	}
-	types := []string{"Accepted", "Connected", "Exporting", "Healthy"}
+	types := []string{"Ready", "Accepted", "Connected", "Exporting", "Healthy"}
 	for _, code := range finding.Of(finding.Conditions) {
 		if d := code.Definition(); d.Level != finding.OK && !slices.Contains(types, d.Condition) {
 			t.Errorf("%s: RemoteClusters have no condition %q", code, d.Condition)

@@ -236,6 +236,6 @@ func (f *following) report(ctx context.Context, d *remotes.Decision, objects rem
 				link.GetLastError())
 		}
 		c.Reason = string(reason)
-		f.Status.Report(ctx, o, v1alpha1.RemoteClusterStatus{Conditions: []metav1.Condition{c}})
+		f.Status.Propose(ctx, o, v1alpha1.RemoteClusterStatus{Conditions: []metav1.Condition{c}})
 	}
 }

@@ -10,17 +10,19 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=remoteclusters,scope=Cluster,shortName=remote;remotes,categories=semaphore
 // +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The summary of all conditions."
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="The reason of the summary: that of the first condition that is false."
+// +kubebuilder:printcolumn:name="Last Heard",type=date,JSONPath=`.status.lastHeard`,description="How long ago the remote cluster's exporter sent something, as of the last write of the status, once a minute."
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="The spec is in effect."
 // +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.conditions[?(@.type=="Connected")].status`,description="The remote cluster's exporter is connected to this cluster's broker."
 // +kubebuilder:printcolumn:name="Exporting",type=string,JSONPath=`.status.conditions[?(@.type=="Exporting")].status`,description="This cluster's exporter is connected to the remote cluster's broker."
-// +kubebuilder:printcolumn:name="Port",type=integer,JSONPath=`.status.listenPort`,description="The UDP port of this cluster's nodes for the remote."
 // +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.objects.nodes`
 // +kubebuilder:printcolumn:name="Services",type=integer,JSONPath=`.status.objects.services`
-// +kubebuilder:printcolumn:name="Members",type=integer,JSONPath=`.status.objects.setMembers`
+// +kubebuilder:printcolumn:name="Set Members",type=integer,JSONPath=`.status.objects.setMembers`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Port",type=integer,JSONPath=`.status.listenPort`,priority=1,description="The UDP port of this cluster's nodes for the remote."
 // +kubebuilder:printcolumn:name="Broker",type=string,JSONPath=`.spec.broker.address`,priority=1
 // +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption`,priority=1
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="metadata.name: it is the remote cluster's name: use 1 to 63 lower-case letters, digits, '-' and '.', such as \"c2\" or \"eu-1.example.com\""
 // +kubebuilder:validation:XValidation:rule="self.metadata.name != 'global'",message="metadata.name: \"global\" means all clusters in names such as echo.shop.svc.cluster.global: use another name for the cluster, in all clusters"
 type RemoteCluster struct {
@@ -29,6 +31,7 @@ type RemoteCluster struct {
 
 	Spec RemoteClusterSpec `json:"spec"`
 	// +optional
+	// +kubebuilder:default={conditions: {{type: "Ready", status: "Unknown", reason: "NotReported", message: "the broker of this cluster has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status RemoteClusterStatus `json:"status,omitempty"`
 }
 
@@ -302,6 +305,8 @@ const (
 
 // Types of conditions of a RemoteCluster.
 const (
+	// ConditionReady is the summary of the others.
+	ConditionReady = "Ready"
 	// ConditionAccepted is true when the newest spec is in effect. If it is false, the last accepted spec stays in effect.
 	ConditionAccepted = "Accepted"
 	// ConditionConnected is true while the remote cluster's exporter is connected to this cluster's broker.
@@ -314,11 +319,18 @@ const (
 
 // RemoteClusterStatus is what this cluster's broker and exporter report.
 type RemoteClusterStatus struct {
-	// Conditions are Accepted, Connected, Exporting and Healthy.
+	// Conditions are Accepted, Connected, Exporting and Healthy, and their summary Ready. Ready is true if the spec is in
+	// effect, the clusters are connected in each direction that the spec names, and no object is refused or retained. It
+	// is false with the reason of the first condition that is false, and unknown while this cluster's broker or exporter
+	// has not reported about this generation of the object.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// ObservedGeneration is the generation of the object that the broker has seen.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
 	// ListenPort is the UDP port of this cluster's nodes for the remote cluster.
 	// +optional
@@ -333,7 +345,8 @@ type RemoteClusterStatus struct {
 	// +optional
 	SourceID string `json:"sourceID,omitempty"`
 
-	// LastHeard is the time of the last message from the remote cluster's exporter, as of the last change of this status.
+	// LastHeard is the time of the last message from the remote cluster's exporter, as of the last write of this status.
+	// While messages arrive, it is written once a minute.
 	// +optional
 	LastHeard *metav1.Time `json:"lastHeard,omitempty"`
 

@@ -26,7 +26,7 @@ func TestOutcomes(t *testing.T) {
 	failing := map[string]string{"c2-shop-73736d-broken": "cannot be written",
 		"gl-shop-73736d-echo": "cannot be written either", "nobody": "x"}
 	for cluster, want := range map[string]string{
-		"c2":   "shop/broken MirrorNotWritten, shop/echo SettingsDiffer, shop/" + long + " NameTooLong",
+		"c2":   "shop/broken MirrorNotWritten, shop/echo MirrorNotWritten, shop/" + long + " NameTooLong",
 		"c2-a": "shop/secret NameTaken",
 		"c1":   "shop/echo MirrorNotWritten",
 		"c3":   "",

@@ -2,7 +2,9 @@ package report
 
 import (
 	"fmt"
+	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -13,6 +15,38 @@ import (
 
 // StatusOf returns what a broker reports of a RemoteCluster. link is nil if nothing is accepted from it.
 func StatusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
+	s := stateOf(o, v, link)
+	s.ObservedGeneration = o.Generation
+	s.Conditions = append([]metav1.Condition{ready(o, s.Conditions)}, s.Conditions...)
+	return s
+}
+
+// ready summarizes the broker's conditions of an object, and the exporter's condition, which the object has.
+func ready(o remotes.Object, conditions []metav1.Condition) metav1.Condition {
+	unreported := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionUnknown,
+		Reason: string(finding.NotReported), Message: "the exporter of this cluster has not reported yet"}
+	if o.Spec.Broker != nil { // else nothing is to be exported, whatever the exporter says
+		exporting := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionExporting)
+		if exporting == nil || exporting.ObservedGeneration != o.Generation {
+			exporting = &unreported
+		}
+		conditions = append(slices.Clone(conditions), *exporting)
+	}
+	out := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: o.Generation,
+		Reason: string(finding.Ready), Message: finding.Ready.Definition().Meaning}
+	for _, c := range conditions {
+		if c.Status == metav1.ConditionTrue || finding.Code(c.Reason) == finding.NothingTaken {
+			continue
+		}
+		// The first that is false precedes one that is not known.
+		if out.Status == metav1.ConditionTrue || out.Status == metav1.ConditionUnknown && c.Status == metav1.ConditionFalse {
+			out.Status, out.Reason, out.Message = c.Status, c.Reason, c.Type+": "+c.Message
+		}
+	}
+	return out
+}
+
+func stateOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
 	var s v1alpha1.RemoteClusterStatus
 	condition := func(kind string, is bool, reason finding.Code, message string) {
 		c := metav1.Condition{

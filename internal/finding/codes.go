@@ -316,6 +316,10 @@ var (
 
 // Reasons of the conditions of a RemoteCluster.
 var (
+	Ready = define(Conditions, OK, "Ready",
+		"the spec is in effect, the clusters are connected, and no object is refused or retained")
+	NotReported = define(Conditions, NotChecked, "NotReported",
+		"the broker or the exporter of this cluster has not reported about the object", Act{Condition: "Ready"})
 	Accepted       = define(Conditions, OK, "Accepted", "the spec is in effect")
 	SubnetsOverlap = define(Conditions, Error, "SubnetsOverlap",
 		"the subnets overlap those of another cluster", Act{Condition: "Accepted"})

@@ -18,12 +18,17 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 // countsEvery is the interval of writes of an object's status if only counts and times changed.
 const countsEvery = 10 * time.Second
+
+// heardEvery is how much later the last message is than the one that was written before the time is written, if nothing
+// else changes.
+const heardEvery = time.Minute
 
 // StatusWriter writes the part of the status of RemoteClusters that one program owns, by server-side apply.
 type StatusWriter struct {
@@ -49,6 +54,25 @@ func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger)
 // Problems returns why status is not written, a line.
 func (w *StatusWriter) Problems() []string { return w.problem.Lines() }
 
+// Unreported is the condition Ready of an object before the broker reports it. The CustomResourceDefinition has it as
+// the default of an object without any status.
+func Unreported() metav1.Condition {
+	return metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionUnknown,
+		Reason: string(finding.NotReported), Message: "the broker of this cluster has not reported yet"}
+}
+
+// Propose is Report for the exporter, which adds that the object is not known to be ready, until the broker reports
+// that. Otherwise its first report would leave an object without Ready, which tools take for one that is ready. The
+// apiserver refuses the proposal if the broker has reported meanwhile, and the next report comes without it.
+func (w *StatusWriter) Propose(ctx context.Context, o remotes.Object, want v1alpha1.RemoteClusterStatus) {
+	none := Unreported()
+	none.ObservedGeneration = o.Generation
+	if is := meta.FindStatusCondition(o.Status.Conditions, none.Type); is == nil || is.Message == none.Message {
+		want.Conditions = append(want.Conditions, none)
+	}
+	w.Report(ctx, o, want)
+}
+
 // Report writes what this program reports of an object, if it differs from the last write, or from the object before
 // the first one. Transition times are those of the object.
 func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alpha1.RemoteClusterStatus) {
@@ -62,7 +86,7 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 		if was == nil {
 			was = meta.FindStatusCondition(o.Status.Conditions, c.Type)
 		}
-		if was != nil && was.Status == c.Status {
+		if was != nil && was.Status == c.Status && was.LastTransitionTime.Unix() > 0 { // 0 in the default of an object
 			c.LastTransitionTime = was.LastTransitionTime
 		}
 	}
@@ -70,7 +94,7 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 	switch {
 	case have && last.failed && now.Sub(last.at) < again:
 		return
-	case have && !last.failed && same(last.status, want, true):
+	case have && !last.failed && same(last.status, want, true) && !heardLater(last.status, want):
 		return
 	case have && !last.failed && same(last.status, want, false) && now.Sub(last.at) < countsEvery:
 		return
@@ -112,6 +136,11 @@ func same(a, b v1alpha1.RemoteClusterStatus, counts bool) bool {
 	return reflect.DeepEqual(a, b)
 }
 
+// heardLater reports whether the last message is so much later that its time is written.
+func heardLater(was, is v1alpha1.RemoteClusterStatus) bool {
+	return is.LastHeard != nil && was.LastHeard != nil && is.LastHeard.Sub(was.LastHeard.Time) >= heardEvery
+}
+
 func (w *StatusWriter) write(ctx context.Context, o remotes.Object, status v1alpha1.RemoteClusterStatus) error {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
 	if err != nil {
@@ -121,7 +150,9 @@ func (w *StatusWriter) write(ctx context.Context, o remotes.Object, status v1alp
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
 	u.SetName(o.Name)
 	u.SetUID(o.UID) // the object of that name was created again since then
+	ready := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionReady)
+	proposes := ready != nil && ready.Message == Unreported().Message
 	_, err = w.client.Resource(v1alpha1.RemoteClusters).ApplyStatus(ctx, o.Name, u,
-		metav1.ApplyOptions{FieldManager: w.manager, Force: true})
+		metav1.ApplyOptions{FieldManager: w.manager, Force: !proposes})
 	return err
 }
