@@ -136,7 +136,7 @@ func BenchmarkPeers(b *testing.B) {
 				}
 				var looks, seconds float64
 				eventually(b, "there were looks", func() bool {
-					looks, seconds = number(b, "semaphore_agent_look_seconds_count"), number(b, "semaphore_agent_look_seconds_sum")
+					looks, seconds = number(b, "semaphore_agent_device_check_duration_seconds_count"), number(b, "semaphore_agent_device_check_duration_seconds_sum")
 					return looks > 0
 				})
 				var scrapes []float64
@@ -178,7 +178,7 @@ func polling(b *testing.B, peers int) {
 	broker, cfg := newBroker(b, "c2")
 	removeAtEnd(b, device)
 	agent := settled(b, broker, cfg, peers)
-	looks := func() float64 { return number(b, "semaphore_agent_look_seconds_count") }
+	looks := func() float64 { return number(b, "semaphore_agent_device_check_duration_seconds_count") }
 	h := newHost(b)
 	for b.Loop() {
 		carried := childrenOf(b, agent)
@@ -450,7 +450,7 @@ func BenchmarkThroughput(b *testing.B) {
 				rawPeer(7, rawKeys+1), {PublicKey: publicKey(rawKeys), Remove: true},
 			}}))
 		}
-		updates := func() float64 { return number(b, `semaphore_agent_apply_seconds_count{what="peers"}`) }
+		updates := func() float64 { return number(b, `semaphore_agent_apply_duration_seconds_count{what="peers"}`) }
 		before := updates()
 		var alone, changed, bareChanged []float64
 		var sent, back, sentChanged, backChanged float64

@@ -42,7 +42,7 @@ func healsAndLooks(t *testing.T) (heals, looks int) {
 		switch name {
 		case `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`:
 			_, _ = fmt.Sscan(value, &heals)
-		case "semaphore_agent_look_seconds_count":
+		case "semaphore_agent_device_check_duration_seconds_count":
 			_, _ = fmt.Sscan(value, &looks)
 		}
 	}

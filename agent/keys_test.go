@@ -437,14 +437,14 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 			!strings.Contains(err.Error(), "its broker is gone") {
 			t.Errorf("at the socket: %v", err)
 		}
-		rounds := metric(t, "semaphore_agent_look_seconds_count")
+		rounds := metric(t, "semaphore_agent_device_check_duration_seconds_count")
 		for _, n := range []int{250, 500} { // one every 20 ms
 			eventually(t, "packets arrive, each way", func() bool { return out.arrived() >= n && in.arrived() >= n })
 		}
 		if keyIn(t, cfg) != old {
 			t.Fatal("there is a new key, of which the remote does not know")
 		}
-		t.Logf("looks at the device: %s, then %s", rounds, metric(t, "semaphore_agent_look_seconds_count"))
+		t.Logf("looks at the device: %s, then %s", rounds, metric(t, "semaphore_agent_device_check_duration_seconds_count"))
 		r.follow(t, b, 300*time.Millisecond)
 		b.delivers()
 		eventually(t, "there is a new key", func() bool { return keyIn(t, cfg) != old })

@@ -512,7 +512,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 			all = append(all, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820", prefix(i)))
 		}
 		b.program(t, all...)
-		updates := func() float64 { return number(t, `semaphore_agent_apply_seconds_count{what="peers"}`) }
+		updates := func() float64 { return number(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`) }
 		set := updates()
 		tr := startTraffic(t)
 		begin := time.Now()
@@ -765,9 +765,9 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 			r.GetPeers() != 1 {
 			t.Errorf("the agent reports %v", r)
 		}
-		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
+		singles := metric(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`)
 		b.program(t, peerOf("c3", "n1", publicKey(11), "192.0.2.250:9", "10.3.1.0/24"))
-		if after := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`); after == singles {
+		if after := metric(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`); after == singles {
 			t.Errorf("%s changes of single peers before one, %s after", singles, after)
 		}
 		must(t, h.Configure("wireguard.c3", wgtypes.Config{ReplacePeers: true}))

@@ -91,8 +91,8 @@ func TestPeersAreHealed(t *testing.T) {
 			}
 		}
 		eventually(t, "the remote pod can be reached", reachable)
-		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_look_seconds_count"),
-			metric(t, "semaphore_agent_look_seconds_sum"))
+		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_device_check_duration_seconds_count"),
+			metric(t, "semaphore_agent_device_check_duration_seconds_sum"))
 	})
 }
 
@@ -125,9 +125,9 @@ func TestRoamingPeer(t *testing.T) {
 		t.Cleanup(func() { c.Close(); <-ended })
 		eventually(t, "WireGuard has followed the peer", func() bool { return at() == "192.0.2.2:51999" })
 		eventually(t, "it is reported that the peer has roamed", roamed("1"))
-		looks := number(t, "semaphore_agent_look_seconds_count")
+		looks := number(t, "semaphore_agent_device_check_duration_seconds_count")
 		eventually(t, "it is looked at again, and again",
-			func() bool { return number(t, "semaphore_agent_look_seconds_count") >= looks+3 })
+			func() bool { return number(t, "semaphore_agent_device_check_duration_seconds_count") >= looks+3 })
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" ||
 			at() != "192.0.2.2:51999" {
 			t.Errorf("%s heals, the peer is at %s", heals, at())
@@ -258,7 +258,7 @@ func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 		if problem := b.reportOf("c2").GetProblem(); !strings.HasPrefix(problem, "peer poison: public key") {
 			t.Errorf("reported: %q", problem)
 		}
-		singles := func() float64 { return number(t, `semaphore_agent_apply_seconds_count{what="peers"}`) }
+		singles := func() float64 { return number(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`) }
 		before := singles()
 		for i := range 10 {
 			b.program(t, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(2000+i), "192.0.2.9:51820",

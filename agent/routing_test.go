@@ -106,12 +106,12 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		stands("a bridge was made")
 		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 		// A change of a peer is still one small update.
-		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
+		singles := metric(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`)
 		b.say(peerOf("c2", "n9", publicKey(9), "192.0.2.9:51820", "10.2.9.0/24"))
 		eventually(t, "a peer is programmed", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 2 })
 		b.say(noPeer("c2", "n9"))
 		eventually(t, "it is gone", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1 })
-		if after := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`); after == singles {
+		if after := metric(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`); after == singles {
 			t.Errorf("%s single changes before, %s after two", singles, after)
 		}
 		tr.noneLost(t, "")
@@ -378,7 +378,7 @@ func TestManyServices(t *testing.T) {
 		run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		time.Sleep(nodetest.Patience(2 * plan.HealGap))
-		wholes := func() float64 { return number(t, `semaphore_agent_apply_seconds_count{what="device"}`) }
+		wholes := func() float64 { return number(t, `semaphore_agent_apply_duration_seconds_count{what="device"}`) }
 		before, began := wholes(), time.Now()
 		addresses(t, "del", 1000)
 		time.Sleep(nodetest.Patience(2 * plan.HealGap))

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
@@ -46,6 +47,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 	newServers(table, slog.Default())
 	table.MustRegister(e.collectors()...)
 	table.MustRegister(federation.NewPresence(federation.PresenceOptions{}), debug.Findings(nil),
-		services.NewTraffic("semaphore", nil))
+		services.NewTraffic("semaphore", nil), identity.Expiry(nil, "c1"))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }

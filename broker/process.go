@@ -74,6 +74,7 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 		cfg: cfg, source: source, registry: program.NewRegistry(),
 		recorder: debug.NewRecorder("broker", cfg.Cluster, ""), log: slog.Default(), storeEvery: kube.StoreEvery,
 	}
+	p.registry.MustRegister(identity.Expiry(source, cfg.Cluster))
 	var err error
 	if p.rest, err = kube.Config(cfg.Kube, "broker"); err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ func TestMonitoring(t *testing.T) {
 	must(t, err)
 	var d dashboard
 	must(t, json.Unmarshal(data, &d))
-	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 2 {
+	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 3 {
 		t.Errorf("the dashboard lacks what Grafana needs: %q %q %d %v", d.UID, d.Title, d.SchemaVersion, d.Templating)
 	}
 	ids := map[int]bool{}
@@ -106,6 +106,13 @@ func TestMonitoring(t *testing.T) {
 		}
 	}
 
+	// A variable that no query has would be a list without effect.
+	for _, variable := range []string{`namespace=~\"$namespace\"`, `cluster=~\"$cluster\"`} {
+		if n := strings.Count(string(data), variable); n < 20 {
+			t.Errorf("%d queries have %s", n, variable)
+		}
+	}
+
 	text, err := os.ReadFile("../docs/alerts.md")
 	must(t, err)
 	var lines []string
@@ -117,14 +124,23 @@ func TestMonitoring(t *testing.T) {
 			!slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) {
 			t.Errorf("alert %s: labels %v, annotations %v", r.Alert, r.Labels, r.Annotations)
 		}
-		line := fmt.Sprintf("| `%s` | %s | %s | `%s` |", r.Alert, r.Labels["severity"], r.For,
+		// Those of findings lead to the entry of the code.
+		page, anchor := "alerts.md", r.Alert
+		if strings.HasPrefix(r.Alert, "SemaphoreFinding") {
+			page, anchor = "troubleshooting.md", "{{ $labels.code }}"
+		}
+		const repository = "https://github.com/kube-semaphore/semaphore/blob/main/docs/"
+		if want := repository + page + "#" + anchor; r.Annotations["runbook_url"] != want {
+			t.Errorf("alert %s: runbook_url %q, want %s", r.Alert, r.Annotations["runbook_url"], want)
+		}
+		line := fmt.Sprintf("| <a id=%q></a>`%s` | %s | %s | `%s` | ", r.Alert, r.Alert, r.Labels["severity"], r.For,
 			strings.ReplaceAll(r.Expr, "|", "\\|"))
-		if !strings.Contains(string(text), "\n"+line+"\n") {
-			t.Errorf("docs/alerts.md lacks %s", line)
+		if _, todo, found := strings.Cut(string(text), "\n"+line); !found || strings.HasPrefix(todo, "|") {
+			t.Errorf("docs/alerts.md lacks %s, and what to do", line)
 		}
 		lines = append(lines, line)
 	}
-	if n := strings.Count(string(text), "\n| `Semaphore"); n != len(lines) {
+	if n := strings.Count(string(text), "\n| <a id=\"Semaphore"); n != len(lines) {
 		t.Errorf("docs/alerts.md has %d alerts, of %d", n, len(lines))
 	}
 }

@@ -66,6 +66,7 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 		return err
 	}
 	reg := program.NewRegistry()
+	reg.MustRegister(identity.Expiry(source, cfg.Cluster))
 	elector, err := leader.Of("exporter", cfg.LeaderElection, cfg.Kube, reg, slog.Default())
 	if err != nil {
 		return err

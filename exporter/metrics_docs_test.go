@@ -8,6 +8,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/report"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/test/testkit/metricsdoc"
 )
@@ -25,6 +26,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := publish.NewWatcher(nil, nil, catalog.New(catalog.Rules{}), table, publish.WatcherOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	table.MustRegister(&exporter{}, debug.Findings(nil))
+	table.MustRegister(&exporter{}, debug.Findings(nil), identity.Expiry(nil, "c1"))
 	table.Compare(t, "../docs/metrics.md", "semaphore-exporter")
 }

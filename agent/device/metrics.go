@@ -34,7 +34,7 @@ func newMetrics() *metrics {
 		queueFull: counter("semaphore_wg_sync_queue_full_failures_total",
 			"Times that the kernel had more events than its queue holds, so that the agent checked the complete device."),
 		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_agent_apply_seconds",
+			Name:    "semaphore_agent_apply_duration_seconds",
 			Help:    "Seconds to apply a change: to a complete device, or to single peers.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"what"}),
@@ -45,7 +45,7 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
 		}, []string{"cluster"}),
 		lookSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "semaphore_agent_look_seconds",
+			Name:    "semaphore_agent_device_check_duration_seconds",
 			Help:    "Seconds to check whether a device is as the agent configured it.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}),

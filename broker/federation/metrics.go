@@ -97,7 +97,7 @@ var (
 		[]string{"cluster", "kind"}, nil)
 	limitDesc = prometheus.NewDesc("semaphore_broker_objects_limit",
 		"The limit of objects of a remote.", []string{"cluster", "kind"}, nil)
-	heldBackDesc = prometheus.NewDesc("semaphore_broker_held_back",
+	heldBackDesc = prometheus.NewDesc("semaphore_broker_retained",
 		"Objects that a remote has withdrawn and the brake retains.", []string{"cluster", "kind"}, nil)
 	omittedDesc = prometheus.NewDesc("semaphore_broker_outcomes_omitted",
 		"Services of a remote for which something is wrong here, of which it receives no outcome, as there are too many.",

@@ -38,7 +38,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Objects that the broker of the cluster refused.",
 		}, []string{"cluster", "kind", "code"}),
 		acknowledged: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_exporter_acknowledge_seconds",
+			Name:    "semaphore_exporter_ack_duration_seconds",
 			Help:    "Seconds from observing a change to the broker's acknowledgement, on the exporter's clock.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"cluster"}),

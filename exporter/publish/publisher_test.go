@@ -269,7 +269,7 @@ func TestPublisher(t *testing.T) {
 
 	b.pod("pod-0", "10.1.99.99")
 	lag := within(t, "a change is acknowledged, and the metrics say so", func() bool {
-		return p.Status().GetBehind() == 0 && b.metric("semaphore_exporter_acknowledge_seconds", "c2") >= 1 &&
+		return p.Status().GetBehind() == 0 && b.metric("semaphore_exporter_ack_duration_seconds", "c2") >= 1 &&
 			b.metric("semaphore_exporter_acked_revision", "c2") == float64(b.catalog.Journal().Head())
 	})
 	t.Logf("a change was acknowledged within %s", lag)

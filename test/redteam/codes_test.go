@@ -148,7 +148,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	again := v.publish("c2")
 	again.tell(hello("c2", "e2", 5, memberKind))
 	again.tell(snapshot(memberKind, 5)...)
-	has("R24", "semaphore_broker_held_back", `cluster="c2"`, `kind="setmember"`)
+	has("R24", "semaphore_broker_retained", `cluster="c2"`, `kind="setmember"`)
 
 	// R5: changes that come too fast.
 	fast := v.publish("c3")

@@ -243,8 +243,8 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	}
 	s.acked(at)
 	for _, kind := range []string{"node", "service", "endpointslice", "setmember"} {
-		if back := v.metric("semaphore_broker_held_back", `cluster="c2"`, `kind="`+kind+`"`); back < n/2-1 {
-			t.Errorf("semaphore_broker_held_back of kind %s is %v of %d", kind, back, n)
+		if back := v.metric("semaphore_broker_retained", `cluster="c2"`, `kind="`+kind+`"`); back < n/2-1 {
+			t.Errorf("semaphore_broker_retained of kind %s is %v of %d", kind, back, n)
 		}
 	}
 	// What c2 exports last is written after all that follows from the rest.

@@ -245,7 +245,7 @@ func TestPriceOfEachRule(t *testing.T) {
 			}
 			s.tell(changesOf(changes...))
 			s.acked(at)
-			if back := v.metric("semaphore_broker_held_back", `cluster="c2"`, `kind="setmember"`); back < n/2-1 {
+			if back := v.metric("semaphore_broker_retained", `cluster="c2"`, `kind="setmember"`); back < n/2-1 {
 				t.Errorf("%v are retained", back)
 			}
 			return 2 * n

@@ -99,8 +99,8 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	tell("c3")
 	has("after a first snapshot without nodes")
 	v.eventually("what is retained is counted", func() error {
-		if got := v.metric("semaphore_broker_held_back", `cluster="c3"`, `kind="node"`); got != n {
-			return fmt.Errorf("semaphore_broker_held_back of nodes is %v", got)
+		if got := v.metric("semaphore_broker_retained", `cluster="c3"`, `kind="node"`); got != n {
+			return fmt.Errorf("semaphore_broker_retained of nodes is %v", got)
 		}
 		return nil
 	})

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,9 +63,9 @@ var cases = map[string][]recorded{
 		{"there", []string{leads, `semaphore_broker_cluster_gone{` + pod + `,cluster="c2"} 0+0x40`}, false},
 	},
 	"SemaphoreObjectsRetained": {
-		{"objects", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 70+0x40`}, true},
-		{"peers", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="node"} 70+0x40`}, true},
-		{"nothing", []string{leads, `semaphore_broker_held_back{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
+		{"objects", []string{leads, `semaphore_broker_retained{` + pod + `,cluster="c2",kind="service"} 70+0x40`}, true},
+		{"peers", []string{leads, `semaphore_broker_retained{` + pod + `,cluster="c2",kind="node"} 70+0x40`}, true},
+		{"nothing", []string{leads, `semaphore_broker_retained{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
 	},
 	"SemaphoreObjectsRefused": {
 		{"refused", []string{leads, `semaphore_broker_refused{` + pod + `,cluster="c2",kind="service"} 1+0x40`}, true},
@@ -147,10 +148,32 @@ var cases = map[string][]recorded{
 		{"damaged", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 1+0x40`}, true},
 		{"whole", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 0+0x40`}, false},
 	},
+	"SemaphoreCertificateExpiresSoon": {
+		{"20 days of a year", certificate(20, 365), true},
+		{"40 days of a year", certificate(40, 365), false},
+		{"20 days of a month", certificate(20, 30), false},
+	},
+	"SemaphoreCertificateExpires": {
+		{"3 days of a year", certificate(3, 365), true},
+		{"expired", certificate(-1, 365), true},
+		{"3 days of a week", certificate(3, 7), false},
+		{"half an hour of an hour", []string{`semaphore_certificate_not_before_timestamp_seconds{` + pod +
+			`,type="own",cluster="c1"} 0+0x40`, `semaphore_certificate_not_after_timestamp_seconds{` + pod +
+			`,type="own",cluster="c1"} 3600+0x40`}, false},
+	},
 	"SemaphoreRemoteAddressesOutsideNodes": {
 		{"some", []string{leads, `semaphore_exporter_ips_outside_node_prefixes{` + pod + `} 3+0x40`}, true},
 		{"none", []string{leads, `semaphore_exporter_ips_outside_node_prefixes{` + pod + `} 0+0x40`}, false},
 	},
+}
+
+// certificate is one that is valid for some days more, of a number in all.
+func certificate(left, all int) []string {
+	series := func(edge string, days int) string {
+		return fmt.Sprintf(`semaphore_certificate_not_%s_timestamp_seconds{%s,type="own",cluster="c1"} %d+0x40`, edge, pod,
+			days*86400)
+	}
+	return []string{series("before", left-all), series("after", left)}
 }
 
 func bucket(le string, each int) string {
