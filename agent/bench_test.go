@@ -136,7 +136,8 @@ func BenchmarkPeers(b *testing.B) {
 				}
 				var looks, seconds float64
 				eventually(b, "there were looks", func() bool {
-					looks, seconds = number(b, "semaphore_agent_device_check_duration_seconds_count"), number(b, "semaphore_agent_device_check_duration_seconds_sum")
+					looks = number(b, "semaphore_agent_device_check_duration_seconds_count")
+					seconds = number(b, "semaphore_agent_device_check_duration_seconds_sum")
 					return looks > 0
 				})
 				var scrapes []float64

@@ -259,7 +259,7 @@ func TestDrainsFirst(t *testing.T) {
 		ok, page := get("http://" + w.cfg.Listen.HTTP + "/readyz?verbose")
 		_, metrics := get("http://" + w.cfg.Listen.HTTP + "/metrics")
 		err := testkit.SameCodes(page, metrics, w.status(w.cfg).GetFindings())
-		return !ok && err == nil && strings.HasPrefix(page, "drains, NotReady: "), fmt.Sprint(err, page)
+		return !ok && err == nil && strings.HasPrefix(page, "DrainsFailed, NotReady: "), fmt.Sprint(err, page)
 	})
 	e := w.exporter("c2")
 	e.SendAll("c2", "e1", players.Service("shop", "echo", 80), players.Slice("shop", "echo-x", "echo", "10.2.1.5"),

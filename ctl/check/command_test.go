@@ -38,7 +38,7 @@ func TestCheck(t *testing.T) {
 	}
 	if f, code := ctltest.Found(t, "--config", exporter("c1/exporter")); code != 0 ||
 		f["ConnectionAgreed"].Level != finding.OK ||
-		f["peer"].Subject != "spiffe://c2/broker at "+address {
+		f["ListenerCertificateValid"].Subject != "spiffe://c2/broker at "+address {
 		t.Errorf("an exporter's configuration: exit code %d\n%+v", code, f)
 	}
 	broker := at("broker.yaml")
@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 	must(t, os.WriteFile(agent,
 		[]byte(fmt.Sprintf("cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))), 0o644))
 	if f, code := ctltest.Found(t, "--config", agent); code != 2 || f["CertificateNotShown"].Level != finding.Warning ||
-		f["peer"].Level != finding.OK {
+		f["ListenerCertificateValid"].Level != finding.OK {
 		t.Errorf("an agent's, with the address of the listener for exporters: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--config", exporter("c1/broker")); code != 2 ||
@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("a configuration that is wrong: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--tls-dir", at("c1/semaphorectl"), "--own", "spiffe://c1/semaphorectl"); code != 0 ||
-		f["CertificateValid"].Level != finding.OK || f["root"].Level != finding.OK {
+		f["CertificateValid"].Level != finding.OK || f["RootValid"].Level != finding.OK {
 		t.Errorf("an operator's directory: exit code %d\n%+v", code, f)
 	}
 	if f, code := ctltest.Found(t, "--address", address, "--expect", "spiffe://c2/broker"); code != 2 ||

@@ -26,7 +26,7 @@ func TestJudgePolicyKeys(t *testing.T) {
 	} {
 		var got []show.Finding
 		for _, f := range Judge(Facts{Now: now, PolicyKeys: test.keys}) {
-			if strings.HasPrefix(string(f.Code), "PolicyKeysAgree") {
+			if strings.HasPrefix(string(f.Code), "PolicyKeys") {
 				got = append(got, f)
 			}
 		}

@@ -26,7 +26,7 @@ func (b *Brake) complete(p *problems, field string) {
 	}
 	b.Hold.check(p, field+".hold")
 	if b.Hold.Duration == 0 {
-		b.Hold.Duration = 10 * time.Minute
+		b.Hold.Duration = time.Hour
 	}
 	if b.Percent < 1 || b.Percent > 100 {
 		p.add(field+".percent", "%d: use 1 to 100 percent; 100 switches the brake off", b.Percent)

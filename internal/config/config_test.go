@@ -141,7 +141,7 @@ func TestLoadBroker(t *testing.T) {
 		AllowedIPs: AutoAllowedIPs,
 		MCS: BrokerMCS{DenyNamespaces: []string{"kube-*", "calico-*", "tigera-operator"},
 			EndpointSlices: AllImportSlices, Settle: Duration{Duration: 1500 * time.Millisecond}},
-		Brake:  Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
+		Brake:  Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: time.Hour}},
 		Agents: Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
 		TLS:    TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:   Kube{QPS: 1000},

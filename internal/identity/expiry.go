@@ -19,40 +19,40 @@ var (
 			"cannot be read.", []string{"type", "cluster"}, nil)
 )
 
-// expiry collects until when the certificates of a source are valid.
-type expiry struct {
+// lifetimes collects until when the certificates of a source are valid.
+type lifetimes struct {
 	source  *Source
 	cluster string
 }
 
 // Expiry returns the collector of the validity of a part's own certificate and of roots. cluster is the own one.
-func Expiry(source *Source, cluster string) prometheus.Collector { return &expiry{source, cluster} }
+func Expiry(source *Source, cluster string) prometheus.Collector { return &lifetimes{source, cluster} }
 
 // Describe implements prometheus.Collector.
-func (e *expiry) Describe(ch chan<- *prometheus.Desc) { ch <- notBefore; ch <- notAfter }
+func (l *lifetimes) Describe(ch chan<- *prometheus.Desc) { ch <- notBefore; ch <- notAfter }
 
 // Collect implements prometheus.Collector.
-func (e *expiry) Collect(ch chan<- prometheus.Metric) {
+func (l *lifetimes) Collect(ch chan<- prometheus.Metric) {
 	send := func(cert *x509.Certificate, kind, cluster string) {
 		for desc, at := range map[*prometheus.Desc]int64{notBefore: cert.NotBefore.Unix(), notAfter: cert.NotAfter.Unix()} {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(at), kind, cluster)
 		}
 	}
-	if svid, err := e.source.backend.GetX509SVID(); err == nil {
-		send(svid.Certificates[0], "own", e.cluster)
+	if svid, err := l.source.backend.GetX509SVID(); err == nil {
+		send(svid.Certificates[0], "own", l.cluster)
 	}
-	e.source.mu.Lock()
-	clusters := map[string]bool{e.cluster: true}
-	for cluster := range e.source.given {
+	l.source.mu.Lock()
+	clusters := map[string]bool{l.cluster: true}
+	for cluster := range l.source.given {
 		clusters[cluster] = true
 	}
-	e.source.mu.Unlock()
+	l.source.mu.Unlock()
 	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
 		td, err := spiffeid.TrustDomainFromString(cluster)
 		if err != nil {
 			continue
 		}
-		bundle, err := e.source.GetX509BundleForTrustDomain(td)
+		bundle, err := l.source.GetX509BundleForTrustDomain(td)
 		if err != nil || bundle.Empty() {
 			continue
 		}

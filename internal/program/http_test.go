@@ -180,7 +180,7 @@ func TestCodes(t *testing.T) {
 	const first = "KeyFileProblem, NotReady: device wireguard.c2: the file is damaged\n"
 	const list = `[-]KeyFileProblem of c2 (error, 1): the file is damaged
 [-]NotReady (error, 1): device wireguard.c2: the file is damaged
-[!]stale of c3 (error, 1)
+[!]Stale of c3 (error, 1)
 `
 	for path, want := range map[string]string{"/readyz": first, "/readyz?verbose": first + list} {
 		if code, body := get(t, url+path); code != 503 || body != want {

@@ -83,7 +83,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		{"R13", "IPOutsidePodSubnets", "endpointslice",
 			wrongSlice("b6", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"169.254.169.254"} })},
 		{"R21", "IPOutsidePodSubnets", "setmember", member(1, "10.1.0.1")},
-		{"R2", "malformed", "setmember", &semaphorev1.Object{Key: member(2).GetKey(), Spec: node("c2", "x", 1).GetSpec()}},
+		{"R2", "Malformed", "setmember", &semaphorev1.Object{Key: member(2).GetKey(), Spec: node("c2", "x", 1).GetSpec()}},
 	}
 	byKind := map[semaphorev1.Kind][]*semaphorev1.Object{}
 	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}

@@ -287,7 +287,7 @@ func TestPriceOfEachRule(t *testing.T) {
 				return o
 			})()
 			v.eventuallyWithin(patience, "the broker denies them", func() error {
-				if got := v.metric("semaphore_broker_service_problems", `cluster="c2"`, `reason="Denied"`); got != n {
+				if got := v.metric("semaphore_broker_service_problems", `cluster="c2"`, `reason="NamespaceDenied"`); got != n {
 					return fmt.Errorf("%v of %d", got, n)
 				}
 				return nil
