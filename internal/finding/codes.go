@@ -96,7 +96,8 @@ var (
 		"another cluster, with the certificate of one that stands, is refused",
 		Act{Side: Both, Command: "kubectl describe remotecluster CLUSTER", Condition: "Healthy"})
 	Retained = define(Events, Warning, "Retained", "the brake retains objects that a remote has withdrawn",
-		Act{Side: Remote, Command: "semaphorectl status", Alert: "SemaphoreObjectsRetained", Condition: "Healthy"})
+		Act{Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreObjectsRetained",
+			Condition: "Healthy"})
 	ClusterGone = define(Events, Error, "ClusterGone",
 		"a remote is stale, and its nodes do not answer handshakes either",
 		Act{Side: Remote, Command: "kubectl --context CLUSTER get nodes", Alert: "SemaphoreClusterGone"})

@@ -22,7 +22,7 @@ var (
 	NeverConnected = define(Status, Error, "NeverConnected", "the exporter of a remote has not connected yet",
 		Act{Side: Remote, Command: "semaphorectl check --context CLUSTER", Alert: "SemaphoreRemoteDisconnected",
 			Condition: "Connected"})
-	Disconnected = define(Status, Error, "Disconnected", "the exporter and the broker of two clusters are not connected",
+	Disconnected = define(Status, Error, "Disconnected", "there is no stream to a cluster, or from it",
 		Act{Side: Both, Command: "semaphorectl check", Alert: "SemaphoreExporterDisconnected", Condition: "Exporting"})
 	RemotesUnread = define(Status, Error, "RemotesUnread", "RemoteClusters are not followed, or one is lost",
 		Act{Command: "kubectl get remoteclusters"})
