@@ -28,17 +28,18 @@ type Refusal struct {
 
 // Limits of one object. The apiserver would reject more. Those without an API's name bound the cost of one object.
 const (
-	maxPodCIDRs  = 1024 // Calico's IPAM assigns a node a block for each 64 pods
-	maxPorts     = 1000
-	maxEndpoints = 1000  // discovery.k8s.io/v1 EndpointSlice
-	maxAddresses = 100   // discovery.k8s.io/v1 Endpoint
-	maxPreferred = 64    // clusters that a global service prefers
-	maxAffinity  = 86400 // seconds, v1 ClientIPConfig
-	maxPodIPs    = 16
-	maxUID       = 128
-	maxReasons   = 8 // refusals of one object; the last one counts the others
-	maxReason    = 1 << 10
-	maxText      = 317 // bytes of a qualified name, the longest name
+	maxPodCIDRs   = 1024 // Calico's IPAM assigns a node a block for each 64 pods
+	maxPorts      = 1000
+	maxEndpoints  = 1000  // discovery.k8s.io/v1 EndpointSlice
+	maxAddresses  = 100   // discovery.k8s.io/v1 Endpoint
+	maxPreferred  = 64    // clusters that a global service prefers
+	maxAffinity   = 86400 // seconds, v1 ClientIPConfig
+	maxPodIPs     = 16
+	maxUID        = 128
+	maxReasons    = 8 // refusals of one object; the last one counts the others
+	maxReason     = 1 << 10
+	maxText       = 317 // bytes of a qualified name, the longest name
+	maxUnreadable = 16  // settings of a global service; this version has three
 )
 
 // Checker checks the objects of one remote cluster. It has no state.

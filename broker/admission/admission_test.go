@@ -361,6 +361,31 @@ func TestObjectsAtTheLimit(t *testing.T) {
 		"least ready endpoints": {1_000_000, func(n int) *semaphorev1.Object {
 			return service("shop", "echo", settled(0, "", nil, int32(n), 0))
 		}, finding.InvalidSetting},
+		"share of ready endpoints": {100, func(n int) *semaphorev1.Object {
+			o := service("shop", "echo", settled(0, "", nil, 0, 0))
+			o.GetService().GlobalSettings.MinReadyPercent = int32(n)
+			return o
+		}, finding.InvalidSetting},
+		"settings that cannot be read": {16, func(n int) *semaphorev1.Object {
+			o := service("shop", "echo", settled(0, "", nil, 0, 0))
+			o.GetService().GlobalSettings.Unreadable = slices.Repeat([]string{"min-ready"}, n)
+			return o
+		}, finding.InvalidSetting},
+		"name of such a setting": {128, func(n int) *semaphorev1.Object {
+			o := service("shop", "echo", settled(0, "", nil, 0, 0))
+			o.GetService().GlobalSettings.Unreadable = []string{strings.Repeat("x", n)}
+			return o
+		}, finding.InvalidSetting},
+		"use of an own name": {128, func(n int) *semaphorev1.Object {
+			o := service("shop", "echo", settled(0, "", nil, 0, 0))
+			o.GetService().OwnName = &semaphorev1.OwnName{Use: strings.Repeat("x", n), Uid: "u"}
+			return o
+		}, finding.InvalidSetting},
+		"UID of a Service": {128, func(n int) *semaphorev1.Object {
+			o := service("shop", "echo", settled(0, "", nil, 0, 0))
+			o.GetService().OwnName = &semaphorev1.OwnName{Use: "all", Uid: strings.Repeat("x", n)}
+			return o
+		}, finding.InvalidSetting},
 		"seconds of affinity": {86400, func(n int) *semaphorev1.Object {
 			return service("shop", "echo", settled(int32(n), "", nil, 0, 0))
 		}, finding.InvalidSetting},

@@ -113,6 +113,12 @@ func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(finding.InvalidSetting, "global_settings.when_gone: %d: use keep, demote or withdraw", w)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED })
 	}
+	if u := g.GetUnreadable(); len(u) > maxUnreadable ||
+		slices.ContainsFunc(u, func(name string) bool { return len(name) > maxUID }) {
+		t.refuse(finding.InvalidSetting, "global_settings.unreadable: more than %d names, or one longer than %d bytes",
+			maxUnreadable, maxUID)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Unreadable = nil })
+	}
 	if o := s.GetOwnName(); len(o.GetUse()) > maxUID || len(o.GetUid()) > maxUID {
 		t.refuse(finding.InvalidSetting, "own_name: a value is longer than %d bytes", maxUID)
 		leave(func(s *semaphorev1.Service) { s.OwnName = nil })
