@@ -15,7 +15,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
-	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/peering"
@@ -176,7 +175,7 @@ func (b *broker) buildServices(p parts) error {
 	}
 	if cfg.GlobalServices.OwnNames {
 		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), p.options)
-		b.services.BindOwnNames(own, func(l mirror.Lent) { p.events.OwnName(cfg.Cluster, l) })
+		b.services.BindOwnNames(own, p.events.OwnName)
 		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.drains})
 	}
 	if cfg.MCS.Enabled {

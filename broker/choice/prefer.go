@@ -113,7 +113,8 @@ func (s Settings) enough(all int) int {
 func (s Settings) OwnFirst(own string) (_ Settings, moved bool) {
 	at := slices.Index(s.Prefer, own)
 	if at != 0 {
-		s.Prefer = append([]string{own}, slices.DeleteFunc(slices.Clone(s.Prefer), func(c string) bool { return c == own })...)
+		others := slices.DeleteFunc(slices.Clone(s.Prefer), func(c string) bool { return c == own })
+		s.Prefer = append([]string{own}, others...)
 	}
 	return s, at > 0
 }

@@ -277,7 +277,7 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 	if !ruled {
 		a, b := s.GetGlobalSettings(), decides.GetGlobalSettings()
 		is("prefer-clusters", strings.Join(a.GetPrefer(), ","), strings.Join(b.GetPrefer(), ","))
-		is("min-ready", max(1, a.GetMinReady()), max(1, b.GetMinReady()))
+		is("min-ready", choice.SettingsOf(a).MinReadyText(), choice.SettingsOf(b).MinReadyText())
 		const demote = semaphorev1.WhenGone_WHEN_GONE_DEMOTE
 		is("when-gone", semaphorev1.WhenGoneName(cmp.Or(a.GetWhenGone(), demote)),
 			semaphorev1.WhenGoneName(cmp.Or(b.GetWhenGone(), demote)))

@@ -37,6 +37,18 @@ type Lent struct {
 	Enough     string
 }
 
+// Moved returns the first cluster that is in one of the lists alone.
+func (l Lent) Moved() string {
+	for _, lists := range [][2][]string{{l.Clusters, l.Before}, {l.Before, l.Clusters}} {
+		for _, cluster := range lists[0] {
+			if !slices.Contains(lists[1], cluster) {
+				return cluster
+			}
+		}
+	}
+	return ""
+}
+
 // ownChoice is the name of the choice for the own name of a target.
 func ownChoice(t *target) string { return t.name + " own" }
 
@@ -45,7 +57,7 @@ func ownChoice(t *target) string { return t.name + " own" }
 // broker wrote last counts.
 func (t *target) ownName() (use string, uid types.UID) {
 	p := t.plan
-	if !p.global.OwnNames || !t.shared() || t.derived() || p.deniesOwnName(t.sourceName().namespace) {
+	if !p.global.OwnNames || !t.shared() || t.derived() || p.deniesOwnName(t.sourceName()) {
 		return "", ""
 	}
 	before := ""
@@ -69,9 +81,10 @@ func (t *target) ownName() (use string, uid types.UID) {
 	return asked.GetUse(), types.UID(asked.GetUid())
 }
 
-// deniesOwnName reports whether nothing is written beside the Services of a namespace.
-func (p *Plan) deniesOwnName(namespace string) bool {
-	return namespace == p.namespace || config.SystemNamespace(namespace)
+// deniesOwnName reports whether nothing is written beside a Service.
+func (p *Plan) deniesOwnName(of ref) bool {
+	return of.namespace == p.namespace || config.SystemNamespace(of.namespace) ||
+		of.namespace == metav1.NamespaceDefault && of.name == "kubernetes" // by which every pod finds the apiserver
 }
 
 // ownNameProblem says why the own name of a Service does not lead to other clusters as its owner asks, as the rest of a
@@ -87,11 +100,11 @@ func (t *target) ownNameProblem() string {
 	case !p.global.OwnNames:
 		return asks + "and gets none: globalServices.ownNames of the broker is off; ask the operator of this cluster to " +
 			"install the component own-names"
-	case p.deniesOwnName(t.of.namespace):
-		return asks + "and gets none: its namespace belongs to the cluster itself or to semaphore"
+	case p.deniesOwnName(t.of):
+		return asks + "and gets none: it belongs to the cluster itself or to semaphore"
 	case moved:
-		return fmt.Sprintf("%sand prefers %s to this one: Kubernetes always uses the endpoints of its own cluster, so %s comes "+
-			"first under the own name", asks, t.settings().Prefer[0], p.own)
+		return fmt.Sprintf("%sand prefers %s to this one: Kubernetes always uses the endpoints of its own cluster, so %s "+
+			"comes first under the own name", asks, t.settings().Prefer[0], p.own)
 	}
 	return ""
 }

@@ -143,8 +143,9 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 		Kind: "Namespace", Name: e.namespace, Namespace: e.namespace})
 }
 
-// OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before.
-func (e *Events) OwnName(own string, l mirror.Lent) {
+// OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before. The cluster
+// that joined or left pays for it, so that one that does so all the time delays no Event of others.
+func (e *Events) OwnName(l mirror.Lent) {
 	here := fmt.Sprintf("%d of %d ready in this cluster, and %s are enough", l.Ready, l.All, l.Enough)
 	kind, reason := corev1.EventTypeWarning, finding.ServedElsewhere
 	note := fmt.Sprintf("endpoints of %s are used under its own name: %s", strings.Join(l.Clusters, ", "), here)
@@ -159,7 +160,7 @@ func (e *Events) OwnName(own string, l mirror.Lent) {
 	}
 	// Each change is another topic: the second failover of an hour is as important as the first.
 	topic := fmt.Sprintf("%s/%s %s %d", l.Namespace, l.Name, note, time.Now().UnixNano())
-	e.queue(own, topic, kind, reason, note, corev1.ObjectReference{APIVersion: "v1", Kind: "Service",
+	e.queue(l.Moved(), topic, kind, reason, note, corev1.ObjectReference{APIVersion: "v1", Kind: "Service",
 		Namespace: l.Namespace, Name: l.Name, UID: l.UID})
 }
 
