@@ -325,23 +325,27 @@ func TestServices(t *testing.T) {
 			service: newService("echo", globalLabels,
 				annotated(map[string]string{naming.AnnotationPreferClusters: "c2,C3", naming.AnnotationMinReady: "2"})),
 			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
-				GlobalSettings: &semaphorev1.GlobalSettings{MinReady: 2}},
+				GlobalSettings: &semaphorev1.GlobalSettings{MinReady: 2, Unreadable: []string{"prefer-clusters"}}},
 			problem: `annotation semaphore.uw.io/prefer-clusters: "c2,C3" is ignored`,
 		},
 		"a cluster twice": {
 			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationPreferClusters: "c2,c2"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{Unreadable: []string{"prefer-clusters"}}},
 			problem: `"c2,c2" is ignored`,
 		},
 		"no number": {
 			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationMinReady: "0"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
-			problem: `annotation semaphore.uw.io/min-ready: "0" is ignored: use a number of endpoints from 1 to 1000000`,
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{Unreadable: []string{"min-ready"}}},
+			problem: `annotation semaphore.uw.io/min-ready: "0" is ignored: use a number of ready endpoints from 1 to ` +
+				`1000000, or a share of all such as 50%`,
 		},
 		"no way to be gone, and no routing": {
 			service: newService("echo", with(globalLabels, naming.LabelRouting, "far-first"),
 				annotated(map[string]string{naming.AnnotationWhenGone: "panic"})),
-			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{Unreadable: []string{"when-gone"}}},
 			problem: `annotation semaphore.uw.io/when-gone: "panic" is ignored: use keep, demote or withdraw; label ` +
 				`mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is ignored`,
 		},

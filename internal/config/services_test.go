@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/intstr"
+
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -24,9 +26,11 @@ globalServices:
   limits: {services: 3}
   silentAfter: 1m
   settle: 0s
+  ownNames: true
   localZones: [zone-a, zone-b]
   rules:
   - {namespaces: [shop], names: [cart, pay], prefer: [c1, c2], minReady: 2, whenGone: withdraw}
+  - {names: [web], minReady: 50%}
   - {}
 `))
 	testkit.Must(t, err)
@@ -35,11 +39,13 @@ globalServices:
 		PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/17"), netip.MustParsePrefix("fd00:1::/48")},
 		Limits:      OwnLimits{3, 10_000, 100_000, 10_000},
 		SilentAfter: Duration{Duration: time.Minute},
+		OwnNames:    true,
 		LocalZones:  []string{"zone-a", "zone-b"},
 		Rules: []GlobalRule{
-			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"}, MinReady: 2,
-				WhenGone: Withdraw},
-			{MinReady: 1, WhenGone: Demote},
+			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"},
+				MinReady: intstr.FromInt32(2), WhenGone: Withdraw},
+			{Names: []string{"web"}, MinReady: intstr.FromString("50%"), WhenGone: Demote},
+			{MinReady: intstr.FromInt32(1), WhenGone: Demote},
 		},
 	}
 	if !reflect.DeepEqual(c.GlobalServices, want) {
@@ -107,8 +113,14 @@ func TestBadGlobalServices(t *testing.T) {
 		"globalServices: {rules: [{clusters: [c2], prefer: [c1]}]}": `globalServices.rules[0].prefer[0]: "c1" takes no ` +
 			`part: it is not in clusters`,
 		"globalServices: {rules: [{prefer: [c1, c2, c1]}]}": `globalServices.rules[0].prefer[2]: "c1" is listed twice`,
-		"globalServices: {rules: [{minReady: -1}]}": "globalServices.rules[0].minReady: -1: use 1 to " +
-			"100000 ready endpoints",
+		"globalServices: {ownNames: true}":                  "globalServices.ownNames: needs podSubnets",
+		"globalServices: {rules: [{minReady: -1}]}": `globalServices.rules[0].minReady: "-1": use a number of ready ` +
+			`endpoints from 1 to 1000000, or a share from 1% to 100%`,
+		"globalServices: {rules: [{minReady: 1000001}]}": `globalServices.rules[0].minReady: "1000001": use a number`,
+		"globalServices: {rules: [{minReady: 0%}]}":      `globalServices.rules[0].minReady: "0%": use a number`,
+		"globalServices: {rules: [{minReady: 101%}]}":    `globalServices.rules[0].minReady: "101%": use a number`,
+		"globalServices: {rules: [{minReady: many}]}":    `globalServices.rules[0].minReady: "many": use a number`,
+		"globalServices: {rules: [{minReady: 0.5}]}":     "globalServices.rules.minReady: found number 0.5",
 		"globalServices: {rules: [{whenGone: drop}]}": `globalServices.rules[0].whenGone: "drop": use keep, demote ` +
 			`or withdraw`,
 		"globalServices: {rules: [{prefers: [c1]}]}":          `unknown field "globalServices.rules[0].prefers"`,
@@ -116,6 +128,33 @@ func TestBadGlobalServices(t *testing.T) {
 	} {
 		if _, err := Parse[described]([]byte(brokerOfC1 + text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, and not %q", text, err, want)
+		}
+	}
+}
+
+func TestParseMinReady(t *testing.T) {
+	for text, want := range map[string]struct {
+		count, percent int
+		valid          bool
+	}{
+		"1": {1, 0, true}, " 3 ": {3, 0, true}, "1000000": {MaxMinReady, 0, true}, "1%": {0, 1, true}, "50%": {0, 50, true},
+		"100%": {0, 100, true},
+		"":     {}, "0": {}, "-1": {}, "1000001": {}, "many": {}, "1.5": {},
+		"%": {}, "0%": {}, "101%": {}, "-5%": {}, "50 %": {}, "50%%": {},
+	} {
+		count, percent, err := ParseMinReady(text)
+		if count != want.count || percent != want.percent || (err == nil) != want.valid {
+			t.Errorf("%q is %d or %d%%, %v", text, count, percent, err)
+		}
+	}
+}
+
+// TestSystemNamespace: the namespaces that the admission policies of deploy/features deny, too.
+func TestSystemNamespace(t *testing.T) {
+	for namespace, want := range map[string]bool{"kube-system": true, "kube-public": true, "calico-system": true,
+		"tigera-operator": true, "shop": false, "default": false, "my-kube-system": false, "kubernetes": false} {
+		if SystemNamespace(namespace) != want {
+			t.Errorf("%s: %t", namespace, !want)
 		}
 	}
 }
