@@ -73,6 +73,10 @@ func TestImportWritesElsewhere(t *testing.T) {
 	if !apierrors.IsForbidden(err) {
 		t.Errorf("other subnets of the own cluster: %v", err)
 	}
+	dir := overlay(t, "namespace: "+ns+"\n"+withOwnNames(withoutAgents))
+	s.kubectl(t, "apply", "-k", dir)
+	s.warn(t, bindingsOf(build(t, dir), "own-name"))
+	t.Run("own names", func(t *testing.T) { s.attackOwnNames(t, ns, true) })
 }
 
 // applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
@@ -212,7 +216,15 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 		{"a slice in kube-system", slice("kube-system"), says{"no EndpointSlices into the namespaces of the cluster itself"}},
 		{"a slice of a local Service", slice("shop", func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelServiceName] = "echo"
-		}), says{"of mirrors, global services and ServiceImports only", headless, "only where it may create Services"}},
+		}), says{onlyOwnNames, headless, onlyServices}},
+		{"a slice under the own name of a local Service", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelServiceName], s.Labels[naming.LabelOwnName] = "echo", naming.OwnNameFailover
+			delete(s.Labels, mcsv1beta1.LabelServiceName)
+		}), says{"with features/own-names, own names only"}},
+		{"a slice of an import with an owner", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[naming.LabelOwnName] = naming.OwnNameFailover
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: "echo", UID: "u"}}
+		}), says{"may not change finalizers and owners"}},
 		{"a slice of an import and of a mirror", slice("shop", func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelServiceName] = "c2-shop-73736d-echo"
 		}), says{headless, "only where it may create Services"}},
@@ -226,7 +238,7 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 		}), says{headless}},
 		{"a slice of neither", slice("shop", func(s *discoveryv1.EndpointSlice) {
 			delete(s.Labels, mcsv1beta1.LabelServiceName)
-		}), says{"of mirrors, global services and ServiceImports only"}},
+		}), says{onlyOwnNames}},
 		{"a slice with the own apiserver", slice("shop", addresses("192.0.2.9")),
 			says{"no endpoint in the own cluster's subnets but for its pods"}},
 		{"a slice with a node", slice("shop", func(s *discoveryv1.EndpointSlice) {

@@ -41,6 +41,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
 	t.Run("BrokersWrites", func(t *testing.T) { testBrokersWrites(t, s) })
 	t.Run("ImportWrites", func(t *testing.T) { testImportWrites(t, s) })
+	t.Run("OwnNameWrites", func(t *testing.T) { testOwnNameWrites(t, s) })
 	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
 	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
@@ -174,6 +175,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 				"customresourcedefinitions.apiextensions.k8s.io: get only [serviceexports.multicluster.x-k8s.io " +
 					"serviceimports.multicluster.x-k8s.io]",
 			}, inSemaphore: []string{events}},
+		},
+		"own-names": {
+			"broker": {everywhere: []string{"endpointslices.discovery.k8s.io: " + writes, events,
+				"writes.semaphore.uw.io: own-names"}},
 		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},

@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -29,17 +30,23 @@ configMapGenerator:
       - podSubnets=10.1.0.0/16
 `
 
+// withOwnNames adds features/own-names to an overlay.
+func withOwnNames(overlay string) string {
+	return strings.Replace(overlay, "DEPLOY/features/mcs", "DEPLOY/features/mcs, DEPLOY/features/own-names", 1)
+}
+
 // TestPoliciesFindSubnets checks that in any namespace, with and without agents, each admission policy with parameters
 // finds the ConfigMap with the own subnets.
 func TestPoliciesFindSubnets(t *testing.T) {
 	for name, text := range map[string]string{
-		"as shipped": "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"as shipped": "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs, DEPLOY/features/own-names]\n",
 		"in a namespace": "namespace: federation\nresources: [DEPLOY/example/c1]\n" +
-			"components: [DEPLOY/features/mcs]\n",
+			"components: [DEPLOY/features/mcs, DEPLOY/features/own-names]\n",
 		"with a namePrefix": "namePrefix: other-\nresources: [DEPLOY/example/c1]\n" +
-			"components: [DEPLOY/features/mcs]\n",
+			"components: [DEPLOY/features/mcs, DEPLOY/features/own-names]\n",
 		"without agents":                           withoutAgents,
 		"without agents, in a namespace":           "namespace: federation\n" + withoutAgents,
+		"without agents, with own names":           withOwnNames(withoutAgents),
 		"without agents, in a namespace of a base": "namespace: federation\nresources: [DEPLOY/broker]\n",
 	} {
 		objects := build(t, overlay(t, text))
@@ -67,8 +74,8 @@ func TestPoliciesFindSubnets(t *testing.T) {
 					b.Spec.ParamRef.Namespace, subnets[0].Namespace, err)
 			}
 		}
-		if len(found) != 3 {
-			t.Errorf("%s: the policies with parameters are %v", name, found)
+		if want := 3 + strings.Count(text, "own-names"); len(found) != want {
+			t.Errorf("%s: the policies with parameters are %v, and not %d", name, found, want)
 		}
 		if name == "without agents" {
 			if s := subnetsOfAgents(subnets[0].Data["broker.yaml"], "c1"); len(s.Problems) > 0 {

@@ -314,7 +314,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		mirrors    = "writes Services with the names of mirrors and global services only"
 		noSelector = "without a selector only"
 		ownSlices  = "writes EndpointSlices with its own labels managed-by only"
-		ofMirrors  = "of mirrors, global services and ServiceImports only"
+		ofMirrors  = onlyOwnNames
 		singles    = "single addresses only"
 		changes    = "changes and deletes"
 		inside     = "no endpoint in the own cluster's subnets but for its pods"

@@ -96,7 +96,16 @@ func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 			leave(func(s *semaphorev1.Service) { s.MultiCluster.InternalTrafficPolicy = "" })
 		}
 	}
-	g := s.GetGlobalSettings()
+	t.globalSettings(s.GetGlobalSettings(), leave)
+	if o := s.GetOwnName(); len(o.GetUse()) > maxUID || len(o.GetUid()) > maxUID {
+		t.refuse(finding.InvalidSetting, "own_name: a value is longer than %d bytes", maxUID)
+		leave(func(s *semaphorev1.Service) { s.OwnName = nil })
+	}
+	return taken
+}
+
+// globalSettings has leave leave out what is invalid of the settings of a global service.
+func (t *check) globalSettings(g *semaphorev1.GlobalSettings, leave func(out func(s *semaphorev1.Service))) {
 	if reason := preferred(g.GetPrefer()); reason != "" {
 		t.refuse(finding.InvalidSetting, "global_settings.prefer: %s", reason)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Prefer = nil })
@@ -119,11 +128,6 @@ func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 			maxUnreadable, maxUID)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Unreadable = nil })
 	}
-	if o := s.GetOwnName(); len(o.GetUse()) > maxUID || len(o.GetUid()) > maxUID {
-		t.refuse(finding.InvalidSetting, "own_name: a value is longer than %d bytes", maxUID)
-		leave(func(s *semaphorev1.Service) { s.OwnName = nil })
-	}
-	return taken
 }
 
 // labels returns why the labels of a Service are invalid; empty if they are valid. The mirror decides which of them to
