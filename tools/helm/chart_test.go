@@ -209,13 +209,14 @@ func TestSameObjects(t *testing.T) {
 		"all features, with all components": {
 			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, gke: true, " +
 				"ippools: true, mcs: true, " +
-				"networkPolicies: true, networksets: true, " +
+				"networkPolicies: true, networksets: true, ownNames: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
 				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
-				"nodePort: 30843}}\n",
+				"nodePort: 30843}, remotePodSubnets: {c2: [10.2.0.0/16, 'fd00:2::/64'], eu-1.example.com: [10.4.0.0/16]}}\n",
 			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, " +
 				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
-				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, " +
+				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/own-names, " +
+				"DEPLOY/features/tunnel-addresses, " +
 				"DEPLOY/features/monitors, " +
 				"DEPLOY/features/alerts, DEPLOY/features/dashboard, DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, newName: r.example/semaphore, newTag: v1.2.3}]\n" + `
@@ -224,7 +225,8 @@ patches:
     patch: |
       - {op: add, path: /spec/type, value: NodePort}
       - {op: add, path: /spec/ports/0/nodePort, value: 30843}
-` + names,
+` + strings.Replace(names, "literals: [localSubnets", "literals: ['remotePodSubnets.c2=10.2.0.0/16,fd00:2::/64', "+
+				"remotePodSubnets.eu-1.example.com=10.4.0.0/16, localSubnets", 1),
 		},
 		"variables of exporter and broker": {
 			values: "exporter: {env: [{name: A, value: b}], config: {}}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
@@ -349,7 +351,8 @@ func TestRemoteClusters(t *testing.T) {
 
 // In another namespace nothing is left in "semaphore".
 func TestNamespace(t *testing.T) {
-	for _, values := range []string{"cluster: c1\n", "cluster: c1\nfeatures: {encryption: false}\n"} {
+	for values, want := range map[string]int{"cluster: c1\n": 3, "cluster: c1\nfeatures: {encryption: false}\n": 3,
+		"cluster: c1\ncomponents: {ownNames: true}\n": 4} {
 		all, err := template(t, "federation", values)
 		if err != nil {
 			t.Fatal(err)
@@ -372,7 +375,7 @@ func TestNamespace(t *testing.T) {
 				}
 			}
 		}
-		if parameters != 3 || all["ConfigMap federation/semaphore-subnets"] == nil {
+		if parameters != want || all["ConfigMap federation/semaphore-subnets"] == nil {
 			t.Errorf("%q: %d policies have parameters, and their ConfigMap is %v", values, parameters,
 				all["ConfigMap federation/semaphore-subnets"])
 		}
@@ -386,9 +389,11 @@ func TestWrongValues(t *testing.T) {
 		"cluster: C1":                         "cluster",
 		"cluster: c1\nfeatures: {mesh: true}": "mesh",
 		"cluster: c1\nimage: {digest: v1}":    "digest",
-		"cluster: c1\nbroker: {federation: {type: X}}":   "type",
-		"cluster: c1\nexporter: {config: {cluster: c2}}": "cluster",
-		"cluster: c1\nexporters: {}":                     "exporters",
+		"cluster: c1\nbroker: {federation: {type: X}}":                  "type",
+		"cluster: c1\nexporter: {config: {cluster: c2}}":                "cluster",
+		"cluster: c1\nexporters: {}":                                    "exporters",
+		"cluster: c1\nbroker: {remotePodSubnets: {C_2: [10.2.0.0/16]}}": "C_2",
+		"cluster: c1\nbroker: {remotePodSubnets: {c2: 10.2.0.0/16}}":    "c2",
 	} {
 		if _, err := template(t, "semaphore", values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want an error that names %s", values, err, want)
