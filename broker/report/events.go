@@ -143,8 +143,8 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 		Kind: "Namespace", Name: e.namespace, Namespace: e.namespace})
 }
 
-// OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before. The cluster
-// that joined or left pays for it, so that one that does so all the time delays no Event of others.
+// OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before. The
+// cluster that joined or left pays for it, so that one that does so all the time delays no Event of others.
 func (e *Events) OwnName(l mirror.Lent) {
 	here := fmt.Sprintf("%d of %d ready in this cluster, and %s are enough", l.Ready, l.All, l.Enough)
 	kind, reason := corev1.EventTypeWarning, finding.ServedElsewhere
