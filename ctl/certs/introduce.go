@@ -375,6 +375,10 @@ func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) e
 	for _, dry := range []bool{true, false} {
 		for _, x := range all {
 			if x.Object != nil {
+				// First: admission policies refuse endpoints of a remote whose subnets they do not know.
+				if err := x.Here.PinSubnets(ctx, x.Name, x.Pods, dry); err != nil {
+					return err
+				}
 				if err := x.Here.applyRemote(ctx, x.Object, dry); err != nil {
 					return err
 				}

@@ -303,6 +303,9 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 			return err
 		}
 	}
+	if err := p.pki.PinSubnets(ctx, x.Name, x.Pods, false); err != nil {
+		return err
+	}
 	if _, err := p.applier.Apply(ctx, remote); err != nil {
 		return err
 	}
@@ -571,7 +574,7 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 			}
 			stays := s.remote != nil && linked(s.remote)
 			if stays {
-				s.remote = nil
+				s.remote, s.subnets = nil, false
 				if _, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context,
 					f.name); err != nil {
 					return err

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
@@ -330,9 +331,15 @@ func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduc
 	for i, p := range all {
 		clusters[i].Context, clusters[i].Comment = p.facts.Context, "in "+p.facts.Context
 		for _, x := range gets {
-			if x.Here == p.pki {
-				clusters[i].Objects = append(clusters[i].Objects, x.Object)
+			if x.Here != p.pki {
+				continue
 			}
+			clusters[i].Objects = append(clusters[i].Objects, x.Object)
+			key, value := config.RemotePodSubnets(x.Name, x.Pods)
+			if clusters[i].SubnetKeys == nil {
+				clusters[i].SubnetKeys = map[string]string{}
+			}
+			clusters[i].SubnetKeys[key] = value
 		}
 	}
 	return show.PrintPlanned(w, clusters, l.output.Chosen)
@@ -527,6 +534,8 @@ type share struct {
 	remote   *unstructured.Unstructured
 	exporter apply.Ref
 	read     bool
+	// subnets is set if admission policies know its pod subnets.
+	subnets bool
 }
 
 func remoteRef(name string) apply.Ref {
@@ -539,7 +548,10 @@ func shareOf(ctx context.Context, a *apply.Applier, cluster string) (*share, err
 	if s.remote, err = a.Get(ctx, remoteRef(cluster)); err != nil {
 		return nil, err
 	}
-	// An interrupted call may have left an exporter without a RemoteCluster.
+	// An interrupted call may have left an exporter, or the key with the subnets, without a RemoteCluster.
+	if s.subnets, err = certs.Of(a.Cluster).HasSubnets(ctx, cluster); err != nil {
+		return nil, err
+	}
 	s.exporter, s.read, err = reads(ctx, a, cluster)
 	return s, err
 }
@@ -549,6 +561,10 @@ func (s *share) String() string {
 	out := fmt.Sprintf("%s: has no RemoteCluster %s\n", s.Cluster.Context, s.of)
 	if s.remote != nil {
 		out = fmt.Sprintf("%s: has of %s %s\n", s.Cluster.Context, s.of, countsOf(s.remote))
+	}
+	if s.subnets && s.remote == nil {
+		out += fmt.Sprintf("%s: has the pod subnets of %s in semaphore-subnets, for own names of Services\n",
+			s.Cluster.Context, s.of)
 	}
 	if s.read {
 		out += fmt.Sprintf("%s: has %s with an exporter that reads %s\n", s.Cluster.Context, s.exporter, s.of)
@@ -561,7 +577,7 @@ func (s *share) String() string {
 func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 	known := false
 	for _, s := range all {
-		is := s.remote != nil || s.read
+		is := s.remote != nil || s.read || s.subnets
 		known = known || is
 		if !l.yes || !is {
 			if _, err := io.WriteString(w, s.String()); err != nil {
@@ -592,6 +608,18 @@ func (s *share) end(ctx context.Context, w io.Writer) error {
 		}
 		if _, err := fmt.Fprintf(w, "%s: %s deleted\n", s.Cluster.Context, ref); err != nil {
 			return err
+		}
+	}
+	// After the RemoteCluster: until its slices are gone, the broker may have to write them.
+	if s.subnets {
+		if err := certs.Of(s.Cluster).UnpinSubnets(ctx, s.of); err != nil {
+			return err
+		}
+		if s.remote == nil {
+			if _, err := fmt.Fprintf(w, "%s: pod subnets of %s removed from semaphore-subnets\n", s.Cluster.Context,
+				s.of); err != nil {
+				return err
+			}
 		}
 	}
 	return endReading(ctx, w, s.Applier, s.of)

@@ -2,6 +2,7 @@ package link
 
 import (
 	"encoding/json"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -90,6 +91,7 @@ func TestLink(t *testing.T) {
 		must(t, err)
 		return l.Items
 	}
+	subnets := subnetKeys(t, admins)
 	ctl(0, "pki init --context c1 --cluster c1")
 	if _, code, err := ctltest.Run(t, "link", "--context", "c1", "--with-all", "--kubeconfig", kubeconfig); code != 1 ||
 		!strings.Contains(err.Error(), "give two or more clusters") {
@@ -107,18 +109,23 @@ func TestLink(t *testing.T) {
 		}
 	}
 	yaml := ctl(0, "link --context c1,c2 --dry-run=client -o yaml")
-	if strings.Count(yaml, "kind: RemoteCluster") != 2 || len(list("c1")) != 0 {
+	if strings.Count(yaml, "kind: RemoteCluster") != 2 || len(list("c1")) != 0 ||
+		strings.Contains(yaml, "kind: ConfigMap") || !strings.Contains(yaml, `# the ConfigMap semaphore-subnets also gets remotePodSubnets.c2: "10.2.0.0/16"`) {
 		t.Errorf("printed, and not written:\n%s", yaml)
 	}
 	var asJSON struct{ Clusters []show.Planned }
 	must(t, json.Unmarshal([]byte(ctl(0, "link --context c1,c2 --dry-run=client -o json")), &asJSON))
 	if len(asJSON.Clusters) != 2 || asJSON.Clusters[0].Context != "c1" || len(asJSON.Clusters[0].Objects) != 1 ||
-		asJSON.Clusters[0].Objects[0].GetName() != "c2" || len(list("c1")) != 0 {
+		asJSON.Clusters[0].Objects[0].GetName() != "c2" || len(list("c1")) != 0 ||
+		asJSON.Clusters[1].SubnetKeys["remotePodSubnets.c1"] != "10.1.0.0/16" {
 		t.Errorf("printed as JSON: %v", asJSON)
 	}
+	subnets("c1", "") // printed, and not written
 	linked := ctl(0, "link --context c1 --context c2 --yes")
 	ctltest.Golden(t, "link", regexp.MustCompile(`\b[0-9a-f]{16}\b`).ReplaceAllString(linked, "FINGERPRINT"))
 	ctl(0, "link --context c1 --with-all") // again
+	subnets("c1", "10.2.0.0/16")
+	subnets("c2", "10.1.0.0/16")
 	completesObjects(t, kubeconfig, admins["c1"])
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
 		all := list(here)
@@ -140,7 +147,13 @@ func TestLink(t *testing.T) {
 	if len(list("c1")) != 1 {
 		t.Error("without --yes it was removed")
 	}
+	subnets("c1", "10.2.0.0/16")
 	ctltest.Golden(t, "forget-yes", ctl(0, "unlink c2 --force --context c1,c2 --yes"))
+	subnets("c1", "")
+	subnets("c2", "10.1.0.0/16")
+	// An interrupted call has left the key alone.
+	ctltest.Patch(t, admins["c1"].CoreV1().ConfigMaps("semaphore"), "semaphore-subnets",
+		`{"data":{"remotePodSubnets.c2":"10.2.0.0/16"}}`)
 	ctltest.Golden(t, "unlink", ctl(0, "unlink --context c1,c2"))
 	if n := len(list("c2")); n != 1 {
 		t.Errorf("without --yes, c2 has %d RemoteClusters", n)
@@ -148,6 +161,30 @@ func TestLink(t *testing.T) {
 	ctltest.Golden(t, "unlink-yes", ctl(0, "unlink --context c1,c2 --yes"))
 	if n := len(list("c1")) + len(list("c2")); n != 0 {
 		t.Errorf("%d RemoteClusters are left", n)
+	}
+	subnets("c1", "")
+	subnets("c2", "")
+}
+
+// subnetKeys gives each cluster the ConfigMap semaphore-subnets of an installation, and returns what checks the key for
+// the other cluster, empty for none. All else in it stays.
+func subnetKeys(t *testing.T, admins map[string]kubernetes.Interface) func(cluster, want string) {
+	t.Helper()
+	installed := map[string]string{"broker.yaml": "cluster: any\n", "localSubnets": "10.0.0.0/8"}
+	for _, admin := range admins {
+		kubetest.Create(t, admin.CoreV1().ConfigMaps("semaphore"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Name: "semaphore-subnets", Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}, Data: installed})
+	}
+	return func(cluster, want string) {
+		t.Helper()
+		is := kubetest.Get(t, admins[cluster].CoreV1().ConfigMaps("semaphore"), "semaphore-subnets")
+		all := maps.Clone(installed)
+		if other := map[string]string{"c1": "c2", "c2": "c1"}[cluster]; want != "" {
+			all["remotePodSubnets."+other] = want
+		}
+		if !maps.Equal(is.Data, all) {
+			t.Errorf("semaphore-subnets of %s has %v, want %v", cluster, is.Data, all)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -70,6 +71,8 @@ type Planned struct {
 	Context string                       `json:"context"`
 	Objects []*unstructured.Unstructured `json:"objects"`
 	Comment string                       `json:"-"`
+	// SubnetKeys are added to the ConfigMap semaphore-subnets, whose other keys stay.
+	SubnetKeys map[string]string `json:"subnetKeys,omitempty"`
 }
 
 // PrintPlanned prints objects of several clusters: as one JSON document, else as YAML documents for kubectl.
@@ -80,6 +83,12 @@ func PrintPlanned(w io.Writer, clusters []Planned, output string) error {
 	for _, c := range clusters {
 		if _, err := fmt.Fprintf(w, "---\n# %s\n", Printable(c.Comment)); err != nil {
 			return err
+		}
+		for _, key := range slices.Sorted(maps.Keys(c.SubnetKeys)) {
+			if _, err := fmt.Fprintf(w, "# the ConfigMap semaphore-subnets also gets %s: %q\n", Printable(key),
+				c.SubnetKeys[key]); err != nil {
+				return err
+			}
 		}
 		text, err := YAML(c.Objects)
 		if err != nil {

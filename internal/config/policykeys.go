@@ -24,7 +24,19 @@ const (
 	// KeyStaticServiceIPs has the service addresses that the apiserver assigns to nobody who does not ask for them. The
 	// broker does not know them.
 	KeyStaticServiceIPs = "staticServiceIPs"
+	// KeyRemotePodSubnets, followed by the name of a remote, has the pod subnets of that remote: those in which endpoints
+	// under own names of Services are. The broker itself does not need them.
+	KeyRemotePodSubnets = "remotePodSubnets."
 )
+
+// RemotePodSubnets returns the key for a remote, and what it must be.
+func RemotePodSubnets(remote string, subnets []netip.Prefix) (key, value string) {
+	all := make([]string, len(subnets))
+	for i, s := range subnets {
+		all[i] = s.String()
+	}
+	return KeyRemotePodSubnets + remote, strings.Join(all, ",")
+}
 
 // PolicyKeys returns what the keys of the ConfigMap semaphore-subnets must be for a broker's configuration.
 func PolicyKeys(c *Broker) map[string]string {
@@ -76,10 +88,11 @@ func ComparePolicyKeys(c *Broker, value func(key string) (text string, found boo
 		PolicyKeys(c)[KeyLocalSubnets])
 }
 
-// PolicyKeysIn returns the keys of a ConfigMap that is mounted in a directory.
-func PolicyKeysIn(dir string) (func(key string) (string, bool), error) {
+// PolicyKeysIn returns the keys of a ConfigMap that is mounted in a directory: those that ComparePolicyKeys asks for,
+// and more.
+func PolicyKeysIn(dir string, more ...string) (func(key string) (string, bool), error) {
 	keys := map[string]string{}
-	for _, key := range []string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains} {
+	for _, key := range append([]string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains}, more...) {
 		data, err := volume.ReadFile(filepath.Join(dir, key))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -91,6 +104,9 @@ func PolicyKeysIn(dir string) (func(key string) (string, bool), error) {
 	}
 	return func(key string) (string, bool) { text, found := keys[key]; return text, found }, nil
 }
+
+// SameSubnets reports whether two values of a key have the same subnets.
+func SameSubnets(a, b string) bool { return sameList(a, b) }
 
 // sameList reports whether two lists with commas have the same elements; subnets are compared by what they contain.
 func sameList(a, b string) bool { return slices.Equal(elements(a), elements(b)) }

@@ -1,0 +1,78 @@
+package certs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// This file holds the keys of the ConfigMap semaphore-subnets for remotes: admission policies let the broker write
+// endpoints under own names of Services only in the pod subnets that the operator gave the remote, here.
+
+// PinSubnets writes the key for a remote. A cluster without the ConfigMap has no policies that read it.
+func (p *Store) PinSubnets(ctx context.Context, remote string, pods []netip.Prefix, dry bool) error {
+	key, value := config.RemotePodSubnets(remote, pods)
+	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		if one.Data[key] == value {
+			continue
+		}
+		if err := p.patchSubnets(ctx, &one, key, &value, dry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HasSubnets reports whether there is a key for a remote.
+func (p *Store) HasSubnets(ctx context.Context, remote string) (has bool, err error) {
+	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
+	for _, one := range all {
+		_, is := one.Data[config.KeyRemotePodSubnets+remote]
+		has = has || is
+	}
+	return has, err
+}
+
+// UnpinSubnets removes the key for a remote.
+func (p *Store) UnpinSubnets(ctx context.Context, remote string) error {
+	key := config.KeyRemotePodSubnets + remote
+	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		if _, has := one.Data[key]; !has {
+			continue
+		}
+		if err := p.patchSubnets(ctx, &one, key, nil, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patchSubnets writes one key, or removes it for nil. It is a merge patch, as the other keys are those of install, or of
+// an overlay.
+func (p *Store) patchSubnets(ctx context.Context, in *corev1.ConfigMap, key string, value *string, dry bool) error {
+	patch, err := json.Marshal(map[string]any{"data": map[string]*string{key: value}})
+	if err != nil {
+		return err
+	}
+	if _, err := p.configMaps.Patch(ctx, in.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)}); err != nil {
+		return fmt.Errorf("%s: ConfigMap %s/%s: key %s: %w", p.Cluster.Context, in.Namespace, in.Name, key, err)
+	}
+	return nil
+}
