@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
@@ -79,23 +78,45 @@ func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
 	return out
 }
 
-// subnetsLabel is the label by which admission policies find the ConfigMap with the own subnets.
-const subnetsLabel = "semaphore.uw.io/subnets=true"
+// policyKeys are what admission policies judge by: a ConfigMap.
+type policyKeys struct {
+	namespace, name string
+	value           func(key string) (text string, found bool)
+}
 
-// gatherPolicyKeys compares a broker's file with what the admission policies of its cluster judge by; nil if no cluster
-// is reached, or if it has no such ConfigMap yet.
+// policyKeys returns those of the cluster. In its container a broker has them as files; its token may not read the
+// object.
+func (b *brokersCluster) policyKeys(ctx context.Context) (all []policyKeys, err error) {
+	if dir := os.Getenv("POLICY_KEYS"); dir != "" {
+		var more []string
+		for _, r := range b.Remotes {
+			more = append(more, config.KeyRemotePodSubnets+r.Name)
+		}
+		value, err := config.PolicyKeysIn(dir, more...)
+		return []policyKeys{{b.MirrorNamespace, "semaphore-subnets", value}}, err
+	}
+	if b.err != nil {
+		return nil, b.err
+	}
+	ctx, cancel := context.WithTimeout(ctx, fleet.Within)
+	defer cancel()
+	found, err := b.PolicyKeys(ctx, "")
+	for _, one := range found {
+		all = append(all, policyKeys{one.Namespace, one.Name, func(key string) (string, bool) {
+			text, ok := one.Data[key]
+			return text, ok
+		}})
+	}
+	return all, err
+}
+
+// gatherPolicyKeys compares a broker's file and its remotes with what the admission policies of its cluster judge by;
+// nil if no cluster is reached, or if it has no such ConfigMap yet.
 func (b *brokersCluster) gatherPolicyKeys(ctx context.Context) *PolicyKeys {
 	if b.none() {
 		return nil
 	}
-	var all []corev1.ConfigMap
-	err := b.err
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
-		defer cancel()
-		all, err = fleet.List[corev1.ConfigMap](ctx, b.Objects, fleet.ConfigMapsGVR, "",
-			metav1.ListOptions{LabelSelector: subnetsLabel})
-	}
+	all, err := b.policyKeys(ctx)
 	if err != nil {
 		return &PolicyKeys{Err: fmt.Errorf("what admission policies judge by: %w", err)}
 	}
@@ -104,10 +125,16 @@ func (b *brokersCluster) gatherPolicyKeys(ctx context.Context) *PolicyKeys {
 	}
 	out := &PolicyKeys{}
 	for _, one := range all {
-		out.Differ = errors.Join(out.Differ, config.ComparePolicyKeys(b.Broker, func(key string) (string, bool) {
-			text, ok := one.Data[key]
-			return text, ok
-		}))
+		out.Differ = errors.Join(out.Differ, config.ComparePolicyKeys(b.Broker, one.value))
+		if !b.GlobalServices.OwnNames {
+			continue
+		}
+		for _, r := range b.Remotes {
+			key, want := config.RemotePodSubnets(r.Name, r.PodPrefixes)
+			have, _ := one.value(key)
+			out.Remotes = append(out.Remotes, RemoteKey{Namespace: one.namespace, ConfigMap: one.name, Remote: r.Name,
+				Key: key, Have: have, Want: want})
+		}
 	}
 	return out
 }

@@ -50,7 +50,7 @@ func Judge(f Facts) []show.Finding {
 		all = append(all, judgePolicies(*f.Policies)...)
 	}
 	if f.PolicyKeys != nil {
-		all = append(all, judgePolicyKeys(*f.PolicyKeys))
+		all = append(all, judgePolicyKeys(*f.PolicyKeys)...)
 	}
 	return graded(append(all, judgeClock(f, all)...))
 }

@@ -1,7 +1,10 @@
 package check
 
 import (
+	"fmt"
+
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -9,10 +12,19 @@ import (
 type PolicyKeys struct {
 	// Err is why it is unknown, and Differ how they differ.
 	Err, Differ error
+	// Remotes are the keys of remotes; none unless Services may have endpoints under their own names.
+	Remotes []RemoteKey
+}
+
+// RemoteKey is the key for the pod subnets of a remote in a ConfigMap.
+type RemoteKey struct {
+	Namespace, ConfigMap, Remote, Key string
+	// Have is empty for no key. Want are the subnets of the RemoteCluster.
+	Have, Want string
 }
 
 // judgePolicyKeys judges the keys of the ConfigMap semaphore-subnets.
-func judgePolicyKeys(k PolicyKeys) show.Finding {
+func judgePolicyKeys(k PolicyKeys) []show.Finding {
 	f := show.Finding{Subject: "ConfigMap semaphore-subnets"}
 	switch {
 	case k.Differ != nil:
@@ -23,6 +35,25 @@ func judgePolicyKeys(k PolicyKeys) show.Finding {
 		f.Fix = "give --kubeconfig of somebody who may list ConfigMaps"
 	default:
 		f.Code, f.Evidence = finding.PolicyKeysAgree, "admission policies know the subnets of the broker's file"
+	}
+	all := []show.Finding{f}
+	for _, r := range k.Remotes {
+		if !config.SameSubnets(r.Have, r.Want) {
+			all = append(all, judgeRemoteKey(r))
+		}
+	}
+	return all
+}
+
+func judgeRemoteKey(r RemoteKey) show.Finding {
+	f := show.Finding{Code: finding.RemotePodSubnetsDiffer, Side: "here", Subject: "ConfigMap " + r.ConfigMap,
+		Fix: fmt.Sprintf("kubectl -n %s patch configmap %s --type merge -p '{\"data\":{%q:%q}}'; semaphorectl link does it, "+
+			"and in an overlay it is a literal: docs/overlays.md", r.Namespace, r.ConfigMap, r.Key, r.Want)}
+	if r.Have == "" {
+		f.Evidence = fmt.Sprintf("it has no key %s, so own names of Services lead to no endpoint of %s", r.Key, r.Remote)
+	} else {
+		f.Evidence = fmt.Sprintf("%s is %q, and RemoteCluster %s has %q: own names of Services lead to endpoints of %[3]s "+
+			"only as far as both agree", r.Key, r.Have, r.Remote, r.Want)
 	}
 	return f
 }

@@ -103,7 +103,7 @@ var (
 		Act{Side: Remote, Command: "kubectl --context CLUSTER get nodes", Alert: "SemaphoreClusterGone"})
 	ServedElsewhere = define(Events, Warning, "ServedElsewhere",
 		"the own name of a Service leads to endpoints of other clusters, because the own one has too few",
-		Act{Command: "kubectl describe service NAME", Alert: "SemaphoreServedByOtherCluster"})
+		Act{Command: "kubectl -n NAMESPACE describe service NAME", Alert: "SemaphoreServedByOtherCluster"})
 	ServedHere         = define(Events, OK, "ServedHere", "the own name of a Service leads to its own cluster alone again")
 	ClusterBack        = define(Events, OK, "ClusterBack", "a remote that was gone is heard, or its nodes talk, again")
 	LabelDomainsDiffer = define(Events, Warning, "LabelDomainsDiffer",
@@ -243,6 +243,8 @@ var (
 		"admission policies judge by other subnets than the broker's")
 	PolicyKeysUnreadable = define(Checks, NotChecked, "PolicyKeysUnreadable",
 		"what admission policies judge by cannot be read")
+	RemotePodSubnetsDiffer = define(Checks, Error, "RemotePodSubnetsDiffer",
+		"admission policies judge endpoints under own names by other subnets than a RemoteCluster's")
 )
 
 // check --pre: what a cluster is like before anything is installed.
