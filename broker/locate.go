@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -103,6 +104,9 @@ func (l *locating) services(ctx context.Context, found []federation.Located) err
 		l.Add(debug.Place{Hop: debug.HopPlan, Object: object, Cluster: sourceOf(d), State: debug.PlaceDone,
 			Detail: describe(d)})
 		if err := l.written(ctx, d, object, failing[d.Service]); err != nil {
+			return err
+		}
+		if err := l.ownName(ctx, d); err != nil {
 			return err
 		}
 	}
@@ -190,6 +194,44 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 	place.Detail = fmt.Sprintf("IP %s; slices: %d, endpoints: %d%s", strings.Join(service.Spec.ClusterIPs, ", "),
 		len(list.Items), endpoints, delays)
 	if delays != "" || endpoints == 0 && planned > 0 {
+		place.State = debug.PlaceWaiting
+	}
+	l.Add(place)
+	return nil
+}
+
+// ownName adds where the own name of a Service of this cluster leads, and the slices that lead it there.
+func (l *locating) ownName(ctx context.Context, d mirror.Described) error {
+	if d.Own == nil {
+		return nil
+	}
+	object := "service " + d.Namespace + "/" + d.Name
+	l.Add(debug.Place{Hop: debug.HopPlan, Object: object, State: debug.PlaceDone, Detail: d.Own.String()})
+	list, err := l.process.client.DiscoveryV1().EndpointSlices(d.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: writes.OwnedOwnSlices + "," + discoveryv1.LabelServiceName + "=" + d.Name})
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "slices of %s: %v", object, err)
+	}
+	if len(d.Own.Clusters)+len(list.Items) == 0 {
+		return nil
+	}
+	place := debug.Place{Hop: debug.HopWrite, Object: object, State: debug.PlaceDone}
+	there, endpoints, delays := map[string]bool{}, 0, ""
+	for i := range list.Items {
+		s := &list.Items[i]
+		there[s.Labels[naming.LabelSourceCluster]], endpoints = true, endpoints+len(s.Endpoints)
+		if t := writtenAt(s); t.After(place.Confirmed) {
+			place.Confirmed = t
+		}
+		delays = cmp.Or(delays, l.delay(writes.OwnSlice, d.Namespace+"/"+s.Name))
+	}
+	for _, cluster := range d.Own.Clusters {
+		if !there[cluster] {
+			delays += "; those of " + cluster + " are not written yet"
+		}
+	}
+	place.Detail = fmt.Sprintf("slices of other clusters: %d, endpoints: %d%s", len(list.Items), endpoints, delays)
+	if delays != "" {
 		place.State = debug.PlaceWaiting
 	}
 	l.Add(place)

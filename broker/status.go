@@ -84,6 +84,8 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 		b.propagation.AddTo(out.Links)
 		if b.engines.services != nil {
 			out.MultiCluster = b.engines.services.MultiCluster()
+			names, total := b.engines.services.OwnNames()
+			out.OwnNames, out.OwnNamesTotal = names, uint32(total)
 		}
 		if b.peering != nil {
 			agents(b, out)

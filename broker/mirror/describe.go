@@ -1,6 +1,10 @@
 package mirror
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -24,6 +28,8 @@ type Described struct {
 	Prefer   []string
 	MinReady int
 	WhenGone config.WhenGone
+	// Own is where the own name of the Service leads; nil if its owner does not ask for other clusters.
+	Own *OwnName
 	// Due is the time at which it chooses again which clusters it uses; zero for never.
 	Due time.Time
 }
@@ -46,12 +52,62 @@ type DescribedCluster struct {
 	Differs []string
 }
 
+// OwnName describes where the own name of a Service leads.
+type OwnName struct {
+	// Use is how its owner wants it, and Clusters are the others to which it leads now.
+	Use      string
+	Clusters []string
+	// Ready of All endpoints of the own cluster are ready, and Enough is what suffices.
+	Ready, All int
+	Enough     string
+}
+
+func (o OwnName) String() string {
+	by, are := o.Clusters, "are"
+	if len(by) == 0 || o.Ready > 0 {
+		by = append([]string{"this cluster"}, by...)
+	}
+	if o.Enough == "1" || strings.HasSuffix(o.Enough, "%") {
+		are = "is"
+	}
+	return fmt.Sprintf("own name: %s, served by %s: %d of %d ready here, %s %s enough", o.Use, strings.Join(by, " and "),
+		o.Ready, o.All, o.Enough, are)
+}
+
+// own describes where the own name of a target leads; nil if its owner does not ask for other clusters.
+func (t *target) own() *OwnName {
+	if t.ownUse == "" {
+		return nil
+	}
+	o := &OwnName{Use: t.ownUse, Clusters: t.lent(), Enough: t.settings().MinReadyText()}
+	if h := t.perCluster[t.plan.own]; h != nil {
+		o.Ready, o.All = h.ready(), max(h.known[0], h.known[1])
+	}
+	return o
+}
+
+// OwnNames describes the Services whose own names lead to other clusters now, with Namespace, Name and Own alone: those
+// for which the own cluster does not suffice first.
+func (p *Plan) OwnNames() (out []Described) {
+	for t := range p.lenders {
+		if o := t.own(); o != nil && len(o.Clusters) > 0 {
+			of := t.sourceName()
+			out = append(out, Described{Namespace: of.namespace, Name: of.name, Own: o})
+		}
+	}
+	slices.SortFunc(out, func(a, b Described) int { // failover before all
+		return cmp.Or(cmp.Compare(b.Own.Use, a.Own.Use), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
 // Describe describes targets, or all Services, sorted by name.
 func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
 	for _, t := range p.selectTargets(targets) {
 		of := t.of
-		d := Described{Service: t.name, Global: t.shared(), Imported: t.derived(), Headless: t.shape.headless, Due: t.due}
+		d := Described{Service: t.name, Global: t.shared(), Imported: t.derived(), Headless: t.shape.headless, Due: t.due,
+			Own: t.own()}
 		if d.Global {
 			of = t.sourceName()
 			s := t.settings()

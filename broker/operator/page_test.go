@@ -251,8 +251,10 @@ func TestStream(t *testing.T) {
 			return s
 		},
 		Services: func() []mirror.Described {
-			return []mirror.Described{{Namespace: "shop", Name: "echo", Service: "c2-shop-echo",
-				Clusters: []mirror.DescribedCluster{{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}}}}
+			return []mirror.Described{{Namespace: "pay", Name: "web", Service: "gl-pay-web"},
+				{Namespace: "shop", Name: "echo", Service: "c2-shop-echo",
+					Own:      &mirror.OwnName{Use: "failover", Clusters: []string{"c2"}, All: 1, Enough: "1"},
+					Clusters: []mirror.DescribedCluster{{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}}}}
 		},
 		Sets: func() []*semaphorev1.PolicySet {
 			return []*semaphorev1.PolicySet{{Cluster: "c2", Namespace: "shop", Name: "web", Pods: []*semaphorev1.SetPod{{}, {}}}}
@@ -262,6 +264,8 @@ func TestStream(t *testing.T) {
 	r := read(t, address)
 	v := r.next()
 	if !v.Mesh.Well || len(v.Mesh.Links) != 2 || v.LinkStates[0] != "well" || v.Nodes[0].Name != "n1" ||
+		// Those that lead to others come first.
+		v.Services[0].OwnName != "own name: failover, served by c2: 0 of 1 ready here, 1 is enough" ||
 		v.Services[0].Clusters[0].Ready != 2 || v.Sets[0].Pods != 2 || v.Events[0].Object != "service shop/echo" {
 		t.Fatalf("%+v", v)
 	}

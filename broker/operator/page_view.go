@@ -77,6 +77,7 @@ type Service struct {
 	Global    bool             `json:"global"`
 	Imported  bool             `json:"imported"`
 	Conflict  string           `json:"conflict,omitempty"`
+	OwnName   string           `json:"ownName,omitempty"`
 	Clusters  []ServiceCluster `json:"clusters"`
 }
 
@@ -152,6 +153,7 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *mesh.
 	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })
 	v.More["links"], v.More["pairs"] = cutTo(&m.Links, maxLinks), cutTo(&m.Pairs, maxPairs)
 	v.More["traffic"] = m.MoreTraffic
+	m.OwnNames, m.MoreOwnNames = nil, 0 // the table of Services has them
 	v.More["findings"] = cutTo(&m.Findings, maxFindings)
 	cutTo(&m.Clusters, maxLinks+1)
 	cutTo(&m.Notes, maxFindings)
@@ -223,15 +225,27 @@ func cutTo[T any](list *[]T, most int) int {
 	return more
 }
 
+// leads returns to how many other clusters the own name of a Service leads.
+func leads(d mirror.Described) int {
+	if d.Own == nil {
+		return 0
+	}
+	return len(d.Own.Clusters)
+}
+
 func servicesOf(source func() []mirror.Described) (out []Service, more int) {
 	if source == nil {
 		return nil, 0
 	}
 	all := source()
+	slices.SortStableFunc(all, func(a, b mirror.Described) int { return cmp.Compare(leads(b), leads(a)) })
 	more = cutTo(&all, maxServices)
 	for _, d := range all {
 		is := Service{Namespace: finding.Clean(d.Namespace), Name: finding.Clean(d.Name), Service: finding.Clean(d.Service),
 			Global: d.Global, Imported: d.Imported, Conflict: finding.Clean(d.Conflict)}
+		if d.Own != nil {
+			is.OwnName = finding.Clean(d.Own.String())
+		}
 		for _, c := range d.Clusters[:min(len(d.Clusters), maxServices)] {
 			is.Clusters = append(is.Clusters, ServiceCluster{Cluster: finding.Clean(c.Cluster), Endpoints: c.Endpoints,
 				Ready: c.Ready, Drained: c.Drained, InUse: c.InUse, Gone: c.Gone})

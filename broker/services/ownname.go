@@ -9,6 +9,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // This file holds the slices under the own names of Services of this cluster: each slice of a global service that is
@@ -73,4 +74,20 @@ func (e *Engine) collectOwnNames(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(ownNameEndpoints, prometheus.GaugeValue, float64(l.Ready), l.Namespace, l.Name,
 			l.Cluster, l.Use)
 	}
+}
+
+// maxOwnNames bounds the Services of a status.
+const maxOwnNames = 100
+
+// OwnNames returns the Services whose own names lead to other clusters now, those that the own one does not suffice for
+// first, and the number of all of them.
+func (e *Engine) OwnNames() (out []*semaphorev1.OwnNameStatus, total int) {
+	e.mu.RLock()
+	all := e.plan.OwnNames()
+	e.mu.RUnlock()
+	for _, d := range all[:min(len(all), maxOwnNames)] {
+		out = append(out, &semaphorev1.OwnNameStatus{Namespace: d.Namespace, Service: d.Name, Use: d.Own.Use,
+			Clusters: d.Own.Clusters, Ready: uint32(d.Own.Ready), All: uint32(d.Own.All), Enough: d.Own.Enough})
+	}
+	return out, len(all)
 }

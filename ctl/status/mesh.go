@@ -246,9 +246,14 @@ func meshText(m *mesh.Mesh, most int, wide bool) string {
 		out.WriteByte('\n')
 		show.Table(&out, linkRows(m), most)
 	}
-	if rows := importRows(m); len(rows) > 1 {
-		out.WriteByte('\n')
-		show.Table(&out, rows, most)
+	for _, rows := range [][][]string{importRows(m), ownNameRows(m)} {
+		if len(rows) > 1 {
+			out.WriteByte('\n')
+			show.Table(&out, rows, most)
+		}
+	}
+	if m.MoreOwnNames > 0 {
+		fmt.Fprintf(&out, "and %d more\n", m.MoreOwnNames)
 	}
 	if len(m.Pairs) > 0 {
 		shown := m.Pairs
@@ -314,6 +319,16 @@ func importRows(m *mesh.Mesh) [][]string {
 		}
 		rows = append(rows, []string{c.Name, fmt.Sprint(c.MultiCluster.Exports), fmt.Sprint(others),
 			fmt.Sprint(c.MultiCluster.Imports), fmt.Sprint(c.MultiCluster.Conflicts)})
+	}
+	return rows
+}
+
+// ownNameRows has a row for each Service whose own name leads to other clusters.
+func ownNameRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"AT", "OWN NAME OF", "USE", "LEADS TO", "READY HERE", "ENOUGH"}}
+	for _, o := range m.OwnNames {
+		rows = append(rows, []string{o.At, o.Service, o.Use, strings.Join(o.Clusters, ", "),
+			fmt.Sprintf("%d of %d", o.Ready, o.All), o.Enough})
 	}
 	return rows
 }

@@ -71,6 +71,11 @@ func TestMeshStatus(t *testing.T) {
 	well[0].Parts[0].MultiCluster = multiCluster(5, 1, "c1", 2, "c2", 4)
 	well[1].Parts[0].MultiCluster = multiCluster(0, 0)
 
+	well[0].Parts[0].OwnNames, well[0].Parts[0].OwnNamesTotal = []*semaphorev1.OwnNameStatus{
+		{Namespace: "shop", Service: "web", Use: "failover", Clusters: []string{"c2", "c3"}, Ready: 1, All: 4,
+			Enough: "50%"},
+		{Namespace: "shop", Service: "echo", Use: "all", Clusters: []string{"c2"}, Ready: 2, All: 2, Enough: "1"}}, 3
+
 	wrong := aPart("broker", "c1", "c2", "c3", "c4", "c5")
 	wrong.Links[0].LastHeard, wrong.Links[0].Connected = before(252*time.Second), false
 	wrong.Links[0].LastError = "connection \x1b[31mrefused"

@@ -47,6 +47,25 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestStatusOfOwnNames: the status of a broker has the Services whose own names lead to other clusters.
+func TestStatusOfOwnNames(t *testing.T) {
+	socket := ctltest.Serve(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
+		s := ctltest.Well()
+		s.OwnNames = []*semaphorev1.OwnNameStatus{{Namespace: "shop", Service: "web", Use: "failover",
+			Clusters: []string{"c2", "c3"}, Ready: 1, All: 4, Enough: "50%"}}
+		s.OwnNamesTotal = 7
+		return s
+	})
+	out, code, err := ctltest.Run(t, "status", "--socket", socket)
+	if code != 0 || err != nil {
+		t.Errorf("it is a finding: exit code %d: %v", code, err)
+	}
+	const want = "OWN NAME OF USE LEADS TO READY HERE ENOUGH shop/web failover c2, c3 1 of 4 50% and 6 more"
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+		t.Errorf("the status has no %q:\n%s", want, out)
+	}
+}
+
 func TestStatusThatIsWrong(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*semaphorev1.GetStatusResponse)

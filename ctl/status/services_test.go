@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,4 +77,22 @@ func TestNodes(t *testing.T) {
 	nodes = nil
 	s.Call("get nodes", "--socket", broker)
 	s.Golden("nodes", nil)
+}
+
+// TestOwnNameOfAService: the own name of a Service has a line of its own, with where it leads and what is written for
+// it.
+func TestOwnNameOfAService(t *testing.T) {
+	const global, own = "service semaphore/gl-shop-73736d-web", "service shop/web"
+	got := describe("c1", "shop/web", []*semaphorev1.Place{
+		{Hop: debug.HopPlan, Object: global, State: debug.PlaceDone, Detail: "of several clusters"},
+		{Hop: debug.HopWrite, Object: global, State: debug.PlaceDone, Detail: "IP 10.1.0.9"},
+		{Hop: debug.HopPlan, Object: own, State: debug.PlaceDone, Detail: "own name: failover, served by c2"},
+		{Hop: debug.HopWrite, Object: own, State: debug.PlaceWaiting, Detail: "slices of other clusters: 0"},
+	})
+	want := []service{{At: "c1", Service: "shop/web", Object: "semaphore/gl-shop-73736d-web", State: "done",
+		Detail: "of several clusters; IP 10.1.0.9"}, {At: "c1", Service: "shop/web", State: "waiting",
+		Detail: "own name: failover, served by c2; slices of other clusters: 0"}}
+	if !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
 }

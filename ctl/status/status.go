@@ -208,6 +208,11 @@ func writeTables(t io.Writer, s *semaphorev1.GetStatusResponse) {
 	writeKinds(t, s)
 	show.Drains(t, s)
 	writeMultiCluster(t, s)
+	show.Section(t, "OWN NAME OF\tUSE\tLEADS TO\tREADY HERE\tENOUGH", s.GetOwnNames(), int(s.GetOwnNamesTotal()),
+		func(o *semaphorev1.OwnNameStatus) string {
+			return fmt.Sprintf("%s/%s\t%s\t%s\t%d of %d\t%s", o.GetNamespace(), o.GetService(), o.GetUse(),
+				strings.Join(o.GetClusters(), ", "), o.GetReady(), o.GetAll(), o.GetEnough())
+		})
 	show.Section(t, "DEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES",
 		s.GetDevices(), 0, func(d *semaphorev1.DeviceStatus) string {
 			return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s", d.GetInterface(), d.GetCluster(),

@@ -61,8 +61,8 @@ func (o object) concerns(e *semaphorev1.Event) bool {
 	}
 	mirror := naming.Mirror("", o.namespace, o.name)
 	switch {
-	case kind == o.kind && name == own:
-		return true
+	case kind == o.kind && name == own, o.kind == "endpointslice" && kind == "ownslice" && name == own:
+		return true // a slice under the own name of a Service is in its namespace
 	case o.kind == "node":
 		return kind == "peer" && name == e.GetSource()+"/"+o.name
 	case o.kind == "service":

@@ -122,7 +122,7 @@ function show(v) {
     s.imported ? "ServiceImport" : s.global ? "global" : "mirror";
   fill("services", (v.services || []).map(s => [s.namespace, s.name, made(s),
     wide((s.clusters || []).map(c => c.cluster + " " + c.ready + "/" + c.endpoints + (c.drained ? " (" + c.drained +
-      " drained)" : "") + (c.gone ? " (gone)" : c.inUse ? "" : " (not used)")).join(", "))]), v.more.services);
+      " drained)" : "") + (c.gone ? " (gone)" : c.inUse ? "" : " (not used)")).concat(s.ownName || []).join(", "))]), v.more.services);
   fill("traffic", (m.traffic || []).map(t => [t.service, bytes(t.sentPerSecond), bytes(t.receivedPerSecond), t.connections]),
     v.more.traffic);
   fill("sets", (v.sets || []).map(s => [s.cluster, s.namespace, s.name, s.pods, s.missing, wide(s.problem)]), v.more.sets);

@@ -47,8 +47,11 @@ type Mesh struct {
 	// Traffic is that of Services with remote endpoints, the busiest first; none unless the agents count it.
 	Traffic []Traffic `json:"traffic,omitempty"`
 	// MoreTraffic is how many Services with traffic Traffic does not have: each broker reports its busiest.
-	MoreTraffic int      `json:"moreTraffic,omitempty"`
-	Notes       []string `json:"notes,omitempty"`
+	MoreTraffic int `json:"moreTraffic,omitempty"`
+	// OwnNames are the Services whose own names lead to other clusters, and MoreOwnNames how many are not among them.
+	OwnNames     []OwnName `json:"ownNames,omitempty"`
+	MoreOwnNames int       `json:"moreOwnNames,omitempty"`
+	Notes        []string  `json:"notes,omitempty"`
 }
 
 // Cluster is a cluster that was asked, or that another one knows.
@@ -127,6 +130,19 @@ type Traffic struct {
 	ReceivedPerSecond uint64 `json:"receivedPerSecond"`
 }
 
+// OwnName is a Service of a cluster whose own name leads to others now.
+type OwnName struct {
+	At      string `json:"at"`
+	Service string `json:"service"` // NAMESPACE/NAME
+	// Use is "failover" or "all".
+	Use      string   `json:"use"`
+	Clusters []string `json:"clusters"`
+	// Ready of All endpoints of its own cluster are ready, and Enough is what suffices.
+	Ready  uint32 `json:"ready"`
+	All    uint32 `json:"all"`
+	Enough string `json:"enough"`
+}
+
 type Finding struct {
 	At      string     `json:"at"`
 	Part    string     `json:"part"`
@@ -197,6 +213,19 @@ func (m *Mesh) traffic(at string, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
+// ownNames adds the Services whose own names lead to other clusters.
+func (m *Mesh) ownNames(at string, s *semaphorev1.GetStatusResponse) {
+	m.MoreOwnNames += max(int(s.GetOwnNamesTotal())-len(s.GetOwnNames()), 0)
+	for _, o := range s.GetOwnNames() {
+		is := OwnName{At: at, Service: finding.Clean(o.GetNamespace() + "/" + o.GetService()),
+			Use: finding.Clean(o.GetUse()), Ready: o.GetReady(), All: o.GetAll(), Enough: finding.Clean(o.GetEnough())}
+		for _, cluster := range o.GetClusters() {
+			is.Clusters = append(is.Clusters, finding.Clean(cluster))
+		}
+		m.OwnNames = append(m.OwnNames, is)
+	}
+}
+
 func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 	c := Cluster{Context: f.Context, Asked: true}
 	for _, s := range f.Parts {
@@ -231,6 +260,7 @@ func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 			}
 			c.MultiCluster = multiCluster(s)
 			m.traffic(c.Name, s)
+			m.ownNames(c.Name, s)
 		case s.GetPart() == "agent":
 			m.agent(c.Name, s)
 		}

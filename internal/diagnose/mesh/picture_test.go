@@ -245,6 +245,8 @@ func TestHostile(t *testing.T) {
 	s.SoftwareVersion = hostile
 	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: 99, Cluster: hostile + "2", Meaning: hostile, Count: 9,
 		First: []string{hostile}, Command: hostile}}
+	s.OwnNames = []*semaphorev1.OwnNameStatus{{Namespace: hostile, Service: hostile, Use: hostile, Enough: hostile,
+		Clusters: []string{hostile}}}
 	s.ServiceTraffic = []*semaphorev1.ServiceTrafficStatus{{Namespace: hostile, Service: hostile, SentPerSecond: 1 << 63}}
 	all := formats(mesh.PictureOf(join(s)))
 	for format, out := range all {

@@ -1655,7 +1655,11 @@ type GetStatusResponse struct {
 	ServiceTraffic      []*ServiceTrafficStatus `protobuf:"bytes,33,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
 	ServiceTrafficTotal uint32                  `protobuf:"varint,34,opt,name=service_traffic_total,json=serviceTrafficTotal,proto3" json:"service_traffic_total,omitempty"`
 	// What the Multi-Cluster Services API exports and imports. Unset unless the broker has mcs.enabled. For a broker.
-	MultiCluster  *MultiClusterStatus `protobuf:"bytes,35,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
+	MultiCluster *MultiClusterStatus `protobuf:"bytes,35,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
+	// Services of the own cluster whose own names lead to other clusters now, those that the own one does not suffice for
+	// first, 100 at most; and the number of all. For a broker.
+	OwnNames      []*OwnNameStatus `protobuf:"bytes,36,rep,name=own_names,json=ownNames,proto3" json:"own_names,omitempty"`
+	OwnNamesTotal uint32           `protobuf:"varint,37,opt,name=own_names_total,json=ownNamesTotal,proto3" json:"own_names_total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1837,6 +1841,116 @@ func (x *GetStatusResponse) GetMultiCluster() *MultiClusterStatus {
 	return nil
 }
 
+func (x *GetStatusResponse) GetOwnNames() []*OwnNameStatus {
+	if x != nil {
+		return x.OwnNames
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetOwnNamesTotal() uint32 {
+	if x != nil {
+		return x.OwnNamesTotal
+	}
+	return 0
+}
+
+// OwnNameStatus is a Service whose own name leads to other clusters, by its annotation semaphore.uw.io/own-name.
+type OwnNameStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service   string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	// The value of the annotation.
+	Use string `protobuf:"bytes,3,opt,name=use,proto3" json:"use,omitempty"`
+	// The other clusters.
+	Clusters []string `protobuf:"bytes,4,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	// How many of all endpoints of the own cluster are ready, and what is enough: a number, or a share such as "50%".
+	Ready         uint32 `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	All           uint32 `protobuf:"varint,6,opt,name=all,proto3" json:"all,omitempty"`
+	Enough        string `protobuf:"bytes,7,opt,name=enough,proto3" json:"enough,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnNameStatus) Reset() {
+	*x = OwnNameStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnNameStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnNameStatus) ProtoMessage() {}
+
+func (x *OwnNameStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnNameStatus.ProtoReflect.Descriptor instead.
+func (*OwnNameStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *OwnNameStatus) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *OwnNameStatus) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *OwnNameStatus) GetUse() string {
+	if x != nil {
+		return x.Use
+	}
+	return ""
+}
+
+func (x *OwnNameStatus) GetClusters() []string {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
+}
+
+func (x *OwnNameStatus) GetReady() uint32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *OwnNameStatus) GetAll() uint32 {
+	if x != nil {
+		return x.All
+	}
+	return 0
+}
+
+func (x *OwnNameStatus) GetEnough() string {
+	if x != nil {
+		return x.Enough
+	}
+	return ""
+}
+
 // MultiClusterStatus counts what ServiceExports export to a broker, and what the broker imports for them.
 type MultiClusterStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1852,7 +1966,7 @@ type MultiClusterStatus struct {
 
 func (x *MultiClusterStatus) Reset() {
 	*x = MultiClusterStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +1978,7 @@ func (x *MultiClusterStatus) String() string {
 func (*MultiClusterStatus) ProtoMessage() {}
 
 func (x *MultiClusterStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +1991,7 @@ func (x *MultiClusterStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiClusterStatus.ProtoReflect.Descriptor instead.
 func (*MultiClusterStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MultiClusterStatus) GetExports() []*ClusterExports {
@@ -1912,7 +2026,7 @@ type ClusterExports struct {
 
 func (x *ClusterExports) Reset() {
 	*x = ClusterExports{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2038,7 @@ func (x *ClusterExports) String() string {
 func (*ClusterExports) ProtoMessage() {}
 
 func (x *ClusterExports) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2051,7 @@ func (x *ClusterExports) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterExports.ProtoReflect.Descriptor instead.
 func (*ClusterExports) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ClusterExports) GetCluster() string {
@@ -1974,7 +2088,7 @@ type ServiceTrafficStatus struct {
 
 func (x *ServiceTrafficStatus) Reset() {
 	*x = ServiceTrafficStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2100,7 @@ func (x *ServiceTrafficStatus) String() string {
 func (*ServiceTrafficStatus) ProtoMessage() {}
 
 func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2113,7 @@ func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceTrafficStatus.ProtoReflect.Descriptor instead.
 func (*ServiceTrafficStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ServiceTrafficStatus) GetNamespace() string {
@@ -2072,7 +2186,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2198,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2211,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -2148,7 +2262,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2274,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2287,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -2253,7 +2367,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2379,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2392,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -2384,7 +2498,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2510,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2523,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *KindStatus) GetKind() Kind {
@@ -2520,7 +2634,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2646,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2659,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -2694,7 +2808,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2820,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2833,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -2787,7 +2901,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +2913,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +2926,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -2879,7 +2993,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3005,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3018,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -3017,7 +3131,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3143,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3156,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -3113,7 +3227,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3239,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3252,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -3168,7 +3282,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3294,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3307,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3263,7 +3377,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3389,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3402,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3471,7 +3585,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\xc5\a\n" +
+	"\x10GetStatusRequest\"\xa7\b\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -3495,7 +3609,17 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12K\n" +
 	"\x0fservice_traffic\x18! \x03(\v2\".semaphore.v1.ServiceTrafficStatusR\x0eserviceTraffic\x122\n" +
 	"\x15service_traffic_total\x18\" \x01(\rR\x13serviceTrafficTotal\x12E\n" +
-	"\rmulti_cluster\x18# \x01(\v2 .semaphore.v1.MultiClusterStatusR\fmultiClusterJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1eJ\x04\b \x10!\"\x84\x01\n" +
+	"\rmulti_cluster\x18# \x01(\v2 .semaphore.v1.MultiClusterStatusR\fmultiCluster\x128\n" +
+	"\town_names\x18$ \x03(\v2\x1b.semaphore.v1.OwnNameStatusR\bownNames\x12&\n" +
+	"\x0fown_names_total\x18% \x01(\rR\rownNamesTotalJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1eJ\x04\b \x10!\"\xb5\x01\n" +
+	"\rOwnNameStatus\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x10\n" +
+	"\x03use\x18\x03 \x01(\tR\x03use\x12\x1a\n" +
+	"\bclusters\x18\x04 \x03(\tR\bclusters\x12\x14\n" +
+	"\x05ready\x18\x05 \x01(\rR\x05ready\x12\x10\n" +
+	"\x03all\x18\x06 \x01(\rR\x03all\x12\x16\n" +
+	"\x06enough\x18\a \x01(\tR\x06enough\"\x84\x01\n" +
 	"\x12MultiClusterStatus\x126\n" +
 	"\aexports\x18\x01 \x03(\v2\x1c.semaphore.v1.ClusterExportsR\aexports\x12\x18\n" +
 	"\aimports\x18\x02 \x01(\x04R\aimports\x12\x1c\n" +
@@ -3685,7 +3809,7 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(PlaceState)(0),               // 0: semaphore.v1.PlaceState
 	(SessionState)(0),             // 1: semaphore.v1.SessionState
@@ -3710,109 +3834,111 @@ var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*SetPod)(nil),                // 20: semaphore.v1.SetPod
 	(*GetStatusRequest)(nil),      // 21: semaphore.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 22: semaphore.v1.GetStatusResponse
-	(*MultiClusterStatus)(nil),    // 23: semaphore.v1.MultiClusterStatus
-	(*ClusterExports)(nil),        // 24: semaphore.v1.ClusterExports
-	(*ServiceTrafficStatus)(nil),  // 25: semaphore.v1.ServiceTrafficStatus
-	(*DrainTarget)(nil),           // 26: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 27: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 28: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 29: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 30: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 31: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 32: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 33: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 34: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 35: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 36: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 37: semaphore.v1.Event
-	(*ObjectKey)(nil),             // 38: semaphore.v1.ObjectKey
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(*Finding)(nil),               // 41: semaphore.v1.Finding
-	(Kind)(0),                     // 42: semaphore.v1.Kind
-	(Backend)(0),                  // 43: semaphore.v1.Backend
+	(*OwnNameStatus)(nil),         // 23: semaphore.v1.OwnNameStatus
+	(*MultiClusterStatus)(nil),    // 24: semaphore.v1.MultiClusterStatus
+	(*ClusterExports)(nil),        // 25: semaphore.v1.ClusterExports
+	(*ServiceTrafficStatus)(nil),  // 26: semaphore.v1.ServiceTrafficStatus
+	(*DrainTarget)(nil),           // 27: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 28: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 29: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 30: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 31: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 32: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 33: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 34: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 35: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 36: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 37: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 38: semaphore.v1.Event
+	(*ObjectKey)(nil),             // 39: semaphore.v1.ObjectKey
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*Finding)(nil),               // 42: semaphore.v1.Finding
+	(Kind)(0),                     // 43: semaphore.v1.Kind
+	(Backend)(0),                  // 44: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	38, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
+	39, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
 	5,  // 1: semaphore.v1.LocateResponse.places:type_name -> semaphore.v1.Place
 	0,  // 2: semaphore.v1.Place.state:type_name -> semaphore.v1.PlaceState
-	39, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
-	39, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
+	40, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
+	40, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
 	8,  // 5: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	39, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	40, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
 	9,  // 7: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
 	9,  // 8: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
 	10, // 9: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
 	11, // 10: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
 	12, // 11: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
 	1,  // 12: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
-	39, // 13: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	39, // 14: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	40, // 15: semaphore.v1.PathMeasurement.round_trip:type_name -> google.protobuf.Duration
-	39, // 16: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	39, // 17: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	40, // 13: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	40, // 14: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	41, // 15: semaphore.v1.PathMeasurement.round_trip:type_name -> google.protobuf.Duration
+	40, // 16: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	40, // 17: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
 	15, // 18: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	39, // 19: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	39, // 20: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	39, // 21: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	40, // 19: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	40, // 20: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	40, // 21: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
 	18, // 22: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
 	19, // 23: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
 	20, // 24: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	39, // 25: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	39, // 26: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	39, // 27: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	28, // 28: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	30, // 29: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	34, // 30: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	32, // 31: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	33, // 32: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	27, // 33: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	41, // 34: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	25, // 35: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
-	23, // 36: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
-	24, // 37: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
-	26, // 38: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	39, // 39: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	39, // 40: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	39, // 41: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	39, // 42: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	29, // 43: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	42, // 44: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	39, // 45: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	40, // 46: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	40, // 47: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	40, // 48: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	39, // 49: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	43, // 50: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	39, // 51: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	2,  // 52: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	39, // 53: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	31, // 54: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	32, // 55: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	39, // 56: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	39, // 57: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	39, // 58: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	39, // 59: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	37, // 60: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	39, // 61: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	39, // 62: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	21, // 63: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	35, // 64: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	16, // 65: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	6,  // 66: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	13, // 67: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	3,  // 68: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
-	22, // 69: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	36, // 70: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	17, // 71: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	7,  // 72: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	14, // 73: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	4,  // 74: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
-	69, // [69:75] is the sub-list for method output_type
-	63, // [63:69] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	40, // 25: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	40, // 26: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	40, // 27: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	29, // 28: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	31, // 29: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	35, // 30: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	33, // 31: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	34, // 32: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	28, // 33: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	42, // 34: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	26, // 35: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
+	24, // 36: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
+	23, // 37: semaphore.v1.GetStatusResponse.own_names:type_name -> semaphore.v1.OwnNameStatus
+	25, // 38: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
+	27, // 39: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	40, // 40: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	40, // 41: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	40, // 42: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	40, // 43: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	30, // 44: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	43, // 45: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	40, // 46: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	41, // 47: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	41, // 48: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	41, // 49: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	40, // 50: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	44, // 51: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	40, // 52: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	2,  // 53: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	40, // 54: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	32, // 55: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	33, // 56: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	40, // 57: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	40, // 58: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	40, // 59: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	40, // 60: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	38, // 61: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	40, // 62: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	40, // 63: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	21, // 64: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	36, // 65: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	16, // 66: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 67: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	13, // 68: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	3,  // 69: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	22, // 70: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	37, // 71: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	17, // 72: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	7,  // 73: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	14, // 74: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	4,  // 75: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	70, // [70:76] is the sub-list for method output_type
+	64, // [64:70] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -3823,7 +3949,7 @@ func file_semaphore_v1_debug_proto_init() {
 	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_init()
-	file_semaphore_v1_debug_proto_msgTypes[33].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[34].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -3833,7 +3959,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
