@@ -47,7 +47,8 @@ examine. It changes nothing; to measure the path MTU, the agents of the two node
   semaphorectl explain --context c1 --context c2 shop/client c2/shop/echo-7d9f
 
 FROM is a pod, [CLUSTER/]NAMESPACE/NAME, a Service whose pods send, or the IP of a pod. TO is a pod or a Service in
-the same form, an IP, or a name of the DNS. docs/troubleshooting.md has each link with its causes.
+the same form, an IP, or a name of the DNS; also a Service of FROM's own cluster that asks for endpoints of others
+(semaphore.uw.io/own-name). docs/troubleshooting.md has each link with its causes.
 
 With --from and --to, it judges the policies of one cluster alone: whether the remote pod's IP is in a set there,
 which policies select the local pod, what each makes of a packet between the two, and what is missing where it is

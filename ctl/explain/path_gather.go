@@ -299,6 +299,13 @@ func podFacts(cluster string, p *corev1.Pod, like netip.Addr) policy.Pod {
 // findTarget finds the destination of the packets: a Service of a remote, a pod or an address.
 func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 	if e.host != "" {
+		if g.isOwnDomain(e.host) {
+			if err := g.findOwn(ctx, e); err != nil || g.facts.Name != nil {
+				return err
+			}
+			return fmt.Errorf("TO %s: it is no Service of %s whose own name leads to other clusters: semaphore is not "+
+				"between them", e.text, g.source.name)
+		}
 		return g.byService(ctx, e.host, e.cluster, e.namespace, e.name)
 	}
 	var s *side
@@ -314,6 +321,9 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 			return nil
 		}
 	} else if s, pod, err = findNamed[corev1.Pod](ctx, g, fleet.PodsGVR, e); err == nil && pod == nil {
+		if err := g.findOwn(ctx, e); err != nil || g.facts.Name != nil {
+			return err
+		}
 		of, service, err := findNamed[corev1.Service](ctx, g, fleet.ServicesGVR, e)
 		switch {
 		case err != nil:
@@ -359,6 +369,13 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 	}
 	remote := service.Labels[naming.LabelSourceCluster]
 	if service.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+		if err := g.readOwn(ctx, service); err != nil {
+			return fmt.Errorf("TO %w", err)
+		}
+		if g.facts.Name != nil {
+			g.byOwn(ctx)
+			return nil
+		}
 		return fmt.Errorf("TO: Service %s/%s of %s has that address, and is no mirror of a remote Service",
 			service.Namespace,
 			service.Name, g.source.name)
@@ -591,11 +608,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	var ready []netip.Addr
 	for _, slice := range g.slices {
 		for _, e := range slice.Endpoints {
-			for _, text := range e.Addresses {
-				a, err := netip.ParseAddr(text)
-				if err != nil || g.facts.Source.IP.IsValid() && a.Is4() != g.facts.Source.IP.Is4() {
-					continue
-				}
+			for _, a := range g.alike(e) {
 				out.Total++
 				if isReady(e) {
 					ready = append(ready, a)
@@ -619,11 +632,11 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	if gone := g.mirror.Annotations[naming.AnnotationGoneClusters]; gone != "" {
 		out.Gone = strings.Split(gone, ",")
 	}
-	for _, f := range g.source.broker.GetFindings() {
-		if f.GetCode() == string(finding.NoTunnel) && (f.GetCluster() == n.Remote || policy.Several(n.Remote)) {
-			out.NoTunnel = append(out.NoTunnel, f.GetFirst()...)
-		}
+	of := n.Remote
+	if policy.Several(of) {
+		of = ""
 	}
+	out.NoTunnel = g.noTunnel(of)
 	for _, l := range g.source.broker.GetLinks() {
 		if l.GetCluster() != n.Remote {
 			continue

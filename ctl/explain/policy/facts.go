@@ -69,6 +69,8 @@ type Name struct {
 	Source *Exported
 	// Import is the ServiceImport in the source's cluster; nil except for a name in clusterset.local, and for unknown.
 	Import *Import
+	// Own is set for a Service of the source's own cluster, whose own name leads to other clusters, too.
+	Own *Own
 }
 
 type Import struct {

@@ -166,6 +166,9 @@ func (j *judge) name() Link {
 		}
 		return l.none("a pod or an address was asked for")
 	}
+	if n.Own != nil {
+		return j.ownName(l)
+	}
 	l.Where = n.Remote
 	if !n.Known {
 		return l.broken("use the name of a remote, or global: semaphorectl status lists them",
@@ -233,6 +236,8 @@ func (j *judge) dns() Link {
 	switch {
 	case j.Name == nil:
 		return l.none("no name was asked for")
+	case j.Name.Own != nil:
+		return l.none("the name is of the cluster's own domain")
 	case d == nil:
 		return l.unknown(notExamined)
 	case d.Unreadable != "":
@@ -258,6 +263,9 @@ func (j *judge) dns() Link {
 
 func (j *judge) mirror() Link {
 	l := found(finding.PathMirror, "mirror Service", j.Source.Cluster)
+	if j.Name != nil && j.Name.Own != nil {
+		l.Title = "Service"
+	}
 	m := j.Mirror
 	switch {
 	case j.Name == nil:
@@ -297,6 +305,8 @@ func (j *judge) slices() Link {
 		return l.none("no Service was asked for")
 	case j.is(finding.PathName) || j.is(finding.PathMirror):
 		return l.unknown("follows from the above")
+	case j.Name.Own != nil:
+		return j.ownSlices(l)
 	case s == nil:
 		return l.unknown(notExamined)
 	}

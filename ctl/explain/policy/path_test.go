@@ -63,6 +63,15 @@ func imported(f *Facts) *Import {
 	return f.Name.Import
 }
 
+// ownNamed changes the path to a Service of c1 whose own name leads to c2.
+func ownNamed(f *Facts) *Own {
+	f.Name = &Name{Text: "web.shop.svc.cluster.local", Remote: "c1", Namespace: "shop", Service: "web", Known: true,
+		Own: &Own{Use: "failover", Total: 1, Others: []string{"2 of c2"},
+			Says: "c2 is in use: 0 of 1 ready here, and enough is 1"}}
+	f.DNS, f.Mirror.Namespace, f.Mirror.Name = nil, "shop", "web"
+	return f.Name.Own
+}
+
 func denied(why string, needsSet bool) *Result {
 	return &Result{Verdict: Denied, Why: why, NeedsSet: needsSet, Missing: []string{"a rule"}}
 }
@@ -110,6 +119,15 @@ func TestJudge(t *testing.T) {
 			"no server block clusterset.local", "semaphorectl coredns prints the block of clusterset.local"},
 		{"no endpoints of an import", func(f *Facts) { imported(f); f.Slices.Ready = 0; noTarget(f) }, finding.PathSlices,
 			"none of 2 endpoints is ready", "semaphorectl trace service/shop/echo"},
+		{"an own name without endpoints", func(f *Facts) {
+			ownNamed(f).Others, f.Slices.Ready = nil, 0
+			noTarget(f)
+		}, finding.PathSlices, "0 of 1 endpoints of c1 are ready; it leads to no other cluster",
+			"semaphorectl trace service/shop/web"},
+		{"an own name, and another port", func(f *Facts) { ownNamed(f); f.Mirror.Port = "81/TCP"; noTarget(f) },
+			finding.PathMirror, "Service shop/web has no port 81/TCP", "add the port to the Service in c1"},
+		{"an own name, and no peer", func(f *Facts) { ownNamed(f); f.There.Present, f.There.Session = nil, nil },
+			finding.PathPeer, "desires m1", "--agent n1"},
 		{"no DNS block", func(f *Facts) { f.DNS.Missing = true }, finding.PathDNS, "no server block cluster.c2",
 			"coredns --remote c2"},
 		{"another DNS block", func(f *Facts) { f.DNS.Differs = "name regex" }, finding.PathDNS, "lacks the line",
@@ -292,5 +310,37 @@ func TestJudgePods(t *testing.T) {
 	f.There, f.Back = nil, nil
 	if chain := Judge(*f); chain.Broken() != nil || chain.Count(None) != 13 {
 		t.Errorf("one cluster: %d none, broken %+v", chain.Count(None), chain.Broken())
+	}
+}
+
+// TestJudgeOwnName: the own name of a Service leads to another cluster by the same links as a mirror, without a block
+// of the DNS; while it leads to none, no tunnel is between the pods.
+func TestJudgeOwnName(t *testing.T) {
+	f := good()
+	own := ownNamed(f)
+	chain := Judge(*f)
+	if chain.Broken() != nil || chain.Count(OK) != len(chain.Links)-1 || chain.Count(None) != 1 ||
+		chain.To != "web.shop.svc.cluster.local → c2/shop/echo-1 (10.2.0.5)" {
+		t.Errorf("%d ok, %d none, broken %+v, to %s", chain.Count(OK), chain.Count(None), chain.Broken(), chain.To)
+	}
+	says := func(link int, want string) {
+		t.Helper()
+		if got := strings.Join(chain.Links[link].Evidence, "\n"); got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	}
+	says(0, "Service shop/web of c1, with own name failover")
+	says(3, "0 of 1 endpoints of c1 are ready; 2 of c2 are in use; the chain below is that of 10.2.0.5\n"+
+		"the broker says: c2 is in use: 0 of 1 ready here, and enough is 1")
+	own.Use = "fail-over"
+	chain = Judge(*f)
+	says(0, `Service shop/web of c1: its annotation semaphore.uw.io/own-name is "fail-over", which changes nothing: use `+
+		"failover or all")
+	own.Use, own.Ready, own.Others, own.Says = "failover", 1, nil, ""
+	f.Target.Cluster, f.There, f.Back = "c1", nil, nil
+	chain = Judge(*f)
+	says(3, "1 of 1 endpoints of c1 are ready; it leads to no other cluster; the chain below is that of 10.2.0.5")
+	if chain.Broken() != nil || chain.Links[5].Verdict != None {
+		t.Errorf("within one cluster: broken %+v, route %+v", chain.Broken(), chain.Links[5])
 	}
 }
