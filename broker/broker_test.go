@@ -580,9 +580,17 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
 		testkit.Value(w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}))(t)
+		// Beside a Service of a user: a slice under its own name, and its own one.
+		ours, users := map[string]string{naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelOwnName: "failover",
+			discoveryv1.LabelServiceName: "echo"}, map[string]string{discoveryv1.LabelServiceName: "echo"}
+		beside := w.admin.DiscoveryV1().EndpointSlices("default")
+		for name, labels := range map[string]map[string]string{"gl-default-73736d-echo-c2-1": ours, "echo-x7k2": users} {
+			testkit.Value(beside.Create(t.Context(), &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
+				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
+		}
 		var out strings.Builder
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||
-			!strings.Contains(out.String(), "7 to remove") {
+			!strings.Contains(out.String(), "8 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
 		w.becomes("a dry run removes nothing", whole)
@@ -598,6 +606,10 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		}
 		if _, err := w.admin.CoreV1().Services("semaphore").Get(t.Context(), "mine", metav1.GetOptions{}); err != nil {
 			t.Errorf("someone else's service: %v", err)
+		}
+		left, err := beside.List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=echo"})
+		if err != nil || len(left.Items) != 1 || left.Items[0].Name != "echo-x7k2" {
+			t.Errorf("beside the Service of a user: %v, %v", left, err)
 		}
 		out.Reset()
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{}, &out); err != nil || out.String() != "0 removed\n" {

@@ -60,6 +60,7 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
 	c := &cleaner{ctx: ctx, dryRun: o.DryRun, out: out}
+	c.slices(client, metav1.NamespaceAll, writes.OwnedOwnSlices) // first: traffic to Services of users leads to them
 	c.services(client, cfg.MirrorNamespace)
 	// Those that route the broker's own Services to the leader: nothing else deletes them.
 	c.slices(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace),
@@ -71,7 +72,6 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 		c.conditions(client)
 	}
 	c.slices(client, metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
-	c.slices(client, metav1.NamespaceAll, writes.OwnedOwnSlices)    // first: traffic of local names leads to them
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.printf("no sets and pools: %v", err)

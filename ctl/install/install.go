@@ -516,6 +516,9 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if err := i.removeStale(ctx, stale); err != nil {
 		return err
 	}
+	if err := i.endOwnNames(ctx); err != nil {
+		return err
+	}
 	if err := i.Keep(ctx, record); err != nil {
 		return err
 	}
@@ -579,4 +582,25 @@ func (i *installation) removeStale(ctx context.Context, stale []apply.Ref) error
 		}
 	}
 	return i.Gone(ctx, stale...)
+}
+
+// endOwnNames deletes the slices under own names of Services where the broker writes none: without the component it has
+// no right to delete them, and nothing else would. Services would lead to other clusters for ever.
+func (i *installation) endOwnNames(ctx context.Context) error {
+	if slices.Contains(i.values.Components, apply.OwnNames) {
+		return nil
+	}
+	all, err := fleet.List[metav1.PartialObjectMetadata](ctx, i.Cluster.Objects, fleet.SlicesGVR, "",
+		metav1.ListOptions{LabelSelector: ownSlices})
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		i.Say("deleting EndpointSlice %s/%s: own names of Services lead to no other cluster any more", s.Namespace, s.Name)
+		if err := i.Remove(ctx, apply.Ref{GroupVersionKind: fleet.SlicesGVR.GroupVersion().WithKind("EndpointSlice"),
+			Namespace: s.Namespace, Name: s.Name}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

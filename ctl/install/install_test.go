@@ -10,8 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -19,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -98,10 +101,19 @@ func TestInstall(t *testing.T) {
 		_, err := admin.RbacV1().ClusterRoles().Get(t.Context(), "semaphore-broker-networksets", metav1.GetOptions{})
 		return err
 	}
+	// As link does it.
+	const linked = `{"data":{"remotePodSubnets.c2":"10.2.0.0/16"}}`
+	_, err := admin.CoreV1().ConfigMaps("semaphore").Patch(t.Context(), "semaphore-subnets", types.MergePatchType,
+		[]byte(linked), metav1.PatchOptions{FieldManager: apply.FieldManager})
+	must(t, err)
 	ctltest.Golden(t, "install-component", ctl(0, "install --components networksets"))
 	must(t, rights())
 	ctl(0, "install")
 	must(t, rights()) // the earlier wishes
+	subnets := kubetest.Get(t, admin.CoreV1().ConfigMaps("semaphore"), "semaphore-subnets").Data
+	if subnets["remotePodSubnets.c2"] != "10.2.0.0/16" || subnets["localSubnets"] == "" || subnets["broker.yaml"] == "" {
+		t.Errorf("after a repeated install semaphore-subnets has %v", subnets)
+	}
 	ctl(0, "install --components=")
 	if err := rights(); !apierrors.IsNotFound(err) {
 		t.Errorf("without the component its rights are there still: %v", err)
@@ -119,13 +131,14 @@ func TestInstall(t *testing.T) {
 			t.Errorf("no configuration of %s has %q", name, want)
 		}
 	}
-	if out := ctl(0, "install --components mcs"); strings.Count(out, "created, as there is none") != 2 {
+	if out := ctl(0, "install --components mcs,own-names"); strings.Count(out, "created, as there is none") != 2 {
 		t.Errorf("the definitions are not applied:\n%s", out)
 	}
 	for _, part := range []string{"semaphore-broker", "semaphore-exporter"} {
 		imports(part, "mcs:\n  enabled: true")
 	}
-	ctl(0, "install --components=")
+	imports("semaphore-broker", "ownNames: true")
+	withoutOwnNames(t, admin, ctl)
 
 	ctltest.Golden(t, "install-dns", ctl(0, "install --dns"))
 	if text := names(); !strings.HasPrefix(text, corefile) || !strings.Contains(text, "\ncluster.global {") ||
@@ -171,6 +184,25 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%s was written on this machine", e.Name())
 	}
 	encryptionLater(t, cfg, ctl)
+}
+
+// withoutOwnNames: once the broker no longer writes slices under own names of Services, install deletes them, and no
+// other.
+func withoutOwnNames(t *testing.T, admin kubernetes.Interface, ctl func(want int, args string) string) {
+	t.Helper()
+	beside := admin.DiscoveryV1().EndpointSlices("default")
+	for name, labels := range map[string]map[string]string{"theirs": {}, "ours": {naming.LabelOwnName: "failover",
+		naming.LabelManagedBy: naming.ManagedByBroker}} {
+		kubetest.Create(t, beside, &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}})
+	}
+	ctl(0, "install")
+	kubetest.Get(t, beside, "ours") // the broker has the component still
+	ctl(0, "install --components=")
+	if _, err := beside.Get(t.Context(), "ours", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("without the component, what leads to other clusters is there still: %v", err)
+	}
+	must(t, beside.Delete(t.Context(), "theirs", metav1.DeleteOptions{}))
 }
 
 // encryptionLater: install adds encryption only when each RemoteCluster has what it needs.

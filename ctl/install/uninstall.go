@@ -98,14 +98,19 @@ type removal struct {
 	lines []string
 }
 
+// ownedBy selects what a broker writes, and ownSlices its EndpointSlices under own names of Services.
+const ownedBy, ownSlices = naming.LabelManagedBy + "=" + naming.ManagedByBroker, ownedBy + "," + naming.LabelOwnName
+
 // owned are the kinds that a broker writes, for counting.
 var owned = []struct {
-	of   []schema.GroupVersionResource
-	what string
+	of             []schema.GroupVersionResource
+	selector, what string
 }{
-	{[]schema.GroupVersionResource{fleet.ServicesGVR}, "mirrored Services"},
-	{fleet.CalicoTypes("globalnetworksets"), "GlobalNetworkSets"}, {fleet.CalicoTypes("networksets"), "NetworkSets"},
-	{fleet.CalicoTypes("ippools"), "IPPools"}, {fleet.CalicoTypes("ipreservations"), "IPReservations"},
+	{[]schema.GroupVersionResource{fleet.ServicesGVR}, ownedBy, "mirrored Services"},
+	{[]schema.GroupVersionResource{fleet.SlicesGVR}, ownSlices, "EndpointSlices of other clusters beside Services"},
+	{fleet.CalicoTypes("globalnetworksets"), ownedBy, "GlobalNetworkSets"},
+	{fleet.CalicoTypes("networksets"), ownedBy, "NetworkSets"},
+	{fleet.CalicoTypes("ippools"), ownedBy, "IPPools"}, {fleet.CalicoTypes("ipreservations"), ownedBy, "IPReservations"},
 }
 
 // planRemoval reads what exists; nil for nothing.
@@ -145,8 +150,7 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	}
 	r.planRemotes(add)
 	for _, kind := range owned {
-		list, err := c.Objects.First(ctx, kind.of, "",
-			metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
+		list, err := c.Objects.First(ctx, kind.of, "", metav1.ListOptions{LabelSelector: kind.selector})
 		if err != nil {
 			return nil, err
 		}
