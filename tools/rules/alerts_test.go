@@ -21,7 +21,9 @@ const (
 	leads    = `semaphore_leader{` + pod + `,container="broker"} 1+0x40`
 	standsBy = `semaphore_leader{` + pod + `,container="broker"} 0+0x40`
 	other    = `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 1+0x40`
-	seconds  = 30 // between two samples
+	// As Prometheus stores it: the labels of the target come first.
+	ownName = `semaphore_broker_own_name_endpoints{` + pod + `,exported_namespace="shop",service="web",cluster="c2",`
+	seconds = 30 // between two samples
 )
 
 // recorded are series, one sample each 30 s, and whether an alert fires 20 minutes later at the latest.
@@ -94,6 +96,12 @@ var cases = map[string][]recorded{
 			`semaphore_broker_objects_present{` + pod + `,kind="service"} 8+0x40`}, true},
 		{"all are there", []string{leads, `semaphore_broker_objects_desired{` + pod + `,kind="service"} 10+0x40`,
 			`semaphore_broker_objects_present{` + pod + `,kind="service"} 10+0x40`}, false},
+	},
+	"SemaphoreServedByOtherCluster": {
+		{"failed over", []string{leads, ownName + `use="failover"} 2+0x40`}, true},
+		{"failed over for a while", []string{leads, ownName + `use="failover"} 2+0x10 _x30`}, false},
+		{"without a ready endpoint", []string{leads, ownName + `use="failover"} 0+0x40`}, false},
+		{"as its owner wants it", []string{leads, ownName + `use="all"} 2+0x40`}, false},
 	},
 	"SemaphorePropagationSlow": {
 		{"a minute", []string{bucket("1", 0), bucket("30", 0), bucket("60", 5), bucket("+Inf", 5)}, true},
