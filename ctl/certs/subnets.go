@@ -63,7 +63,7 @@ func (p *Store) UnpinSubnets(ctx context.Context, remote string) error {
 	return nil
 }
 
-// patchSubnets writes one key, or removes it for nil. It is a merge patch, as the other keys are those of install, or of
+// patchSubnets writes one key, or removes it for nil. It is a merge patch, as the other keys are those of install or of
 // an overlay.
 func (p *Store) patchSubnets(ctx context.Context, in *corev1.ConfigMap, key string, value *string, dry bool) error {
 	patch, err := json.Marshal(map[string]any{"data": map[string]*string{key: value}})

@@ -66,7 +66,8 @@ func TestJudgePolicyKeys(t *testing.T) {
 }
 
 // TestCheckRemotePodSubnets: with own names, a RemoteCluster whose pod subnets admission policies do not know is an
-// error, also in a broker's container, and the command that check prints mends it. Without own names nobody reads the key.
+// error, also in a broker's container, and the command that check prints repairs it. Without own names nobody reads the
+// key.
 func TestCheckRemotePodSubnets(t *testing.T) {
 	api := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(api)
@@ -102,7 +103,7 @@ func TestCheckRemotePodSubnets(t *testing.T) {
 	}
 	ctltest.Patch(t, maps, "semaphore-subnets", command[1])
 	if f, code := look(true); code != 0 || f.Code != "" {
-		t.Errorf("mended: exit code %d, %+v", code, f)
+		t.Errorf("repaired: exit code %d, %+v", code, f)
 	}
 	ctltest.Patch(t, maps, "semaphore-subnets", `{"data":{"remotePodSubnets.c2":"10.2.0.0/16"}}`)
 	if f, code := look(true); code != 2 || !strings.Contains(f.Evidence, `is "10.2.0.0/16", and RemoteCluster c2 has`) {

@@ -60,8 +60,8 @@ func (g *pathGatherer) readOwn(ctx context.Context, service *corev1.Service) err
 	return nil
 }
 
-// byOwn collects the facts between the own name of a Service and an endpoint: one of another cluster if there is one, as
-// semaphore is between them.
+// byOwn collects the facts between the own name of a Service and an endpoint: one of another cluster if there is one,
+// as semaphore is between them.
 func (g *pathGatherer) byOwn(ctx context.Context) {
 	s, own := g.mirror, g.facts.Name.Own
 	m := &policy.Mirror{Namespace: s.Namespace, Name: s.Name, Exists: true, Owned: true,

@@ -585,7 +585,7 @@ func (i *installation) removeStale(ctx context.Context, stale []apply.Ref) error
 }
 
 // endOwnNames deletes the slices under own names of Services where the broker writes none: without the component it has
-// no right to delete them, and nothing else would. Services would lead to other clusters for ever.
+// no right to delete them, and nothing else would. Services would continue to lead to other clusters.
 func (i *installation) endOwnNames(ctx context.Context) error {
 	if slices.Contains(i.values.Components, apply.OwnNames) {
 		return nil

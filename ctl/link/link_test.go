@@ -110,7 +110,8 @@ func TestLink(t *testing.T) {
 	}
 	yaml := ctl(0, "link --context c1,c2 --dry-run=client -o yaml")
 	if strings.Count(yaml, "kind: RemoteCluster") != 2 || len(list("c1")) != 0 ||
-		strings.Contains(yaml, "kind: ConfigMap") || !strings.Contains(yaml, `# the ConfigMap semaphore-subnets also gets remotePodSubnets.c2: "10.2.0.0/16"`) {
+		strings.Contains(yaml, "kind: ConfigMap") ||
+		!strings.Contains(yaml, `# the ConfigMap semaphore-subnets also gets remotePodSubnets.c2: "10.2.0.0/16"`) {
 		t.Errorf("printed, and not written:\n%s", yaml)
 	}
 	var asJSON struct{ Clusters []show.Planned }
