@@ -157,9 +157,6 @@ const MCS = "mcs"
 // OwnNames is the component by which Services lead to other clusters under their own names.
 const OwnNames = "own-names"
 
-// OwnNamesRole is the ClusterRole of that component.
-const OwnNamesRole = "semaphore-broker-own-names"
-
 // DNS is the component by which the broker keeps its server blocks of CoreDNS current.
 const DNS = "dns"
 

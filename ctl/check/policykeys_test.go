@@ -87,7 +87,7 @@ func TestCheckRemotePodSubnets(t *testing.T) {
 			"tls: {certFile: %[2]s/tls.crt, keyFile: %[2]s/tls.key, bundleDir: %[3]s}\n", ownNames,
 			filepath.Join(dir, "c1/broker"), filepath.Join(dir, "bundles")), 0o644))
 		f, code := ctltest.Found(t, "--config", file, "--coredns", "none", "--kubeconfig", kubetest.Kubeconfig(t, api))
-		if f["policy-keys"].Level != finding.OK {
+		if f["PolicyKeysAgree"].Level != finding.OK {
 			t.Errorf("the other keys: %+v", f)
 		}
 		return f["RemotePodSubnetsDiffer"], code

@@ -527,25 +527,6 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// removeOwnNames deletes the slices under own names, while the broker that wrote them does not do so any more: without the
-// component nobody would have the right to, and Services would lead to what they say for ever.
-func (i *installation) removeOwnNames(ctx context.Context) error {
-	slice := apply.Ref{GroupVersionKind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice")}
-	all, err := i.Of(slice).List(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" +
-		naming.ManagedByBroker + "," + naming.LabelOwnName})
-	if err != nil {
-		return fmt.Errorf("%s: the EndpointSlices under own names: %w", i.Cluster.Context, err)
-	}
-	for j := range all.Items {
-		slice.Namespace, slice.Name = all.Items[j].GetNamespace(), all.Items[j].GetName()
-		i.Say("deleting %s, which is under an own name", slice)
-		if err := i.Remove(ctx, slice); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // isFirst reports whether objects of a kind must exist before others are applied.
 func isFirst(kind string) bool { return kind == "Namespace" || kind == "CustomResourceDefinition" }
 
@@ -568,13 +549,6 @@ func (i *installation) applyAll(ctx context.Context, counts map[string]int, whic
 // others may have objects in them.
 func (i *installation) removeStale(ctx context.Context, stale []apply.Ref) error {
 	stale = slices.DeleteFunc(stale, func(r apply.Ref) bool { return isFirst(r.Kind) })
-	if slices.ContainsFunc(stale, func(r apply.Ref) bool {
-		return r.Kind == "ClusterRole" && r.Name == apply.OwnNamesRole
-	}) {
-		if err := i.removeOwnNames(ctx); err != nil {
-			return err
-		}
-	}
 	for _, r := range slices.Backward(stale) {
 		i.Say("deleting %s, which the installation no longer has", r)
 		if err := i.Remove(ctx, r); err != nil {
