@@ -116,7 +116,7 @@ func (p *Plan) derivedProblems(name string) (out []problem.Problem) {
 // globalProblems returns the problems of services whose global service differs from them.
 func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 	if wrong := t.ownNameProblem(); wrong != "" {
-		out = append(out, problemOf(ref{p.own, t.of.namespace, t.of.name}, finding.OwnName, finding.OwnName, "%s", wrong))
+		out = append(out, problemOf(ref{p.own, t.of.namespace, t.of.name}, finding.OwnName, "%s", wrong))
 	}
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
