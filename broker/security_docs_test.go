@@ -20,7 +20,7 @@ func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
 	data := testkit.Value(os.ReadFile("../docs/security.md"))(t)
 	text := string(data)
 	// "`TestA`, `TestB` (dir)": names, and then the directory of all of them.
-	group := regexp.MustCompile("((?:`(?:Test|Fuzz)\\w+`(?:, )?)+) \\(([\\w/]+)\\)")
+	group := regexp.MustCompile("((?:`(?:Test|Fuzz)\\w+`(?:,\\s+)?)+)\\s+\\(([\\w/]+)\\)")
 	name := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
 	named := 0
 	for _, g := range group.FindAllString(text, -1) {

@@ -17,7 +17,7 @@ func TestObjectsRemovedByHandAreNotRetained(t *testing.T) {
 		t.Fatalf("problems: %q", finding.Texts(f.Findings()))
 	}
 	f.loop.names = nil
-	f.now = f.now.Add(10 * time.Minute)
+	f.now = f.now.Add(time.Hour)
 	if !f.ResyncDue("c2") {
 		t.Fatal("no other snapshot is asked for")
 	}

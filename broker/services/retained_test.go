@@ -137,7 +137,7 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	if v := f.verdict(30); v != writes.Unknown {
 		t.Errorf("a second snapshot at once releases: %v", v)
 	}
-	f.now = f.now.Add(9 * time.Minute)
+	f.now = f.now.Add(59 * time.Minute)
 	if f.ResyncDue("c2") {
 		t.Error("another snapshot is asked for before its time")
 	}
