@@ -66,7 +66,7 @@ func members(t *testing.T, s mirrored.Service) []*ir.DestinationEndpoint {
 // TestEndpoints: the members that do not drain are the ready endpoints in use; new requests go to them alone. One that
 // is ready while it terminates (publishNotReadyAddresses) drains for Envoy Gateway.
 func TestEndpoints(t *testing.T) {
-	for _, s := range mirrored.Services(t, corev1.ProtocolTCP) {
+	for _, s := range append(mirrored.Services(t, corev1.ProtocolTCP), mirrored.OwnNames(t, corev1.ProtocolTCP)...) {
 		want := s.Ready()
 		for _, e := range s.Endpoints {
 			if e.Terminating {

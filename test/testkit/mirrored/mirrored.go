@@ -49,9 +49,9 @@ type Service struct {
 	Name    string
 	Service *corev1.Service
 	Slices  []*discoveryv1.EndpointSlice
-	// InUse means that the Service uses c2's endpoints, and Own that it has the endpoint of c1.
+	// InUse means that the Service uses c2's endpoints, and Own that it has the endpoint of c1, ready.
 	InUse, Own bool
-	// Endpoints are c2's, with all combinations of conditions that the API allows.
+	// Endpoints are c2's that it has, with all combinations of conditions that the API allows.
 	Endpoints []Endpoint
 }
 
@@ -115,8 +115,8 @@ func Labelled(t testing.TB, labels map[string]string) (all []Service) {
 func (st state) write(t testing.TB, protocol corev1.Protocol, labels map[string]string) Service {
 	t.Helper()
 	p := plan(t)
-	offered := &semaphorev1.Service{Mirror: !st.global, Global: st.global, GlobalSettings: st.settings,
-		Ports: []*semaphorev1.Port{{Name: "web", Protocol: string(protocol), Port: Port}}}
+	offered := service(protocol)
+	offered.Mirror, offered.Global, offered.GlobalSettings = !st.global, st.global, st.settings
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		offered.Labels = append(offered.Labels, &semaphorev1.Label{Key: key, Value: labels[key]})
 	}
@@ -128,21 +128,31 @@ func (st state) write(t testing.TB, protocol corev1.Protocol, labels map[string]
 		offer(p, "c1", offered, protocol, ours)
 	}
 	st.set(p)
+	out.Service, out.Slices = settled(t, p)
+	return out
+}
+
+func service(protocol corev1.Protocol) *semaphorev1.Service {
+	return &semaphorev1.Service{Ports: []*semaphorev1.Port{{Name: "web", Protocol: string(protocol), Port: Port}}}
+}
+
+// settled are the only Service and its slices, after all of it was written and nothing changes by time any more.
+func settled(t testing.TB, p *mirror.Plan) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	t.Helper()
 	names, _ := p.Names()
 	if len(names) != 1 {
 		t.Fatalf("the broker writes the Services %q", names)
 	}
-	service, _ := p.Service(names[0])
-	out.Service = service.DeepCopy()
-	out.Service.Spec.ClusterIP, out.Service.Spec.ClusterIPs = ClusterIP, []string{ClusterIP}
-	out.Service.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
-	p.ObserveService(service.Name, out.Service, now)
+	made, _ := p.Service(names[0])
+	service := made.DeepCopy()
+	service.Spec.ClusterIP, service.Spec.ClusterIPs = ClusterIP, []string{ClusterIP}
+	service.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	p.ObserveService(service.Name, service, now)
 	written(p)
 	for next := p.Next(); !next.IsZero(); next = p.Next() {
 		p.Due(next) // a cluster that is ready is used alone after a while
 	}
-	out.Slices = written(p)
-	return out
+	return service, written(p)
 }
 
 // written are the slices after they were all written, in the order of their names.
@@ -163,7 +173,7 @@ cluster: c1
 features: [services]
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: semaphore
-globalServices: {podSubnets: [10.1.0.0/16]}
+globalServices: {podSubnets: [10.1.0.0/16], ownNames: true}
 remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]
 `)))(t)
 	p := mirror.New(cfg, nil)

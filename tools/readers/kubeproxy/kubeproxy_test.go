@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/component-helpers/node/util/sysctl"
 	fakesysctl "k8s.io/component-helpers/node/util/sysctl/testing"
 	"k8s.io/kubernetes/pkg/proxy"
@@ -144,8 +145,20 @@ func running(t *testing.T, p proxy.Provider, err error, first mirrored.Service) 
 // learn is the change to another state.
 func (k *kubeProxy) learn(s mirrored.Service) {
 	k.OnServiceUpdate(k.has.Service, s.Service)
-	for i, to := range s.Slices {
-		k.OnEndpointSliceUpdate(k.has.Slices[i], to)
+	was := map[string]*discoveryv1.EndpointSlice{}
+	for _, slice := range k.has.Slices {
+		was[slice.Name] = slice
+	}
+	for _, to := range s.Slices {
+		if from := was[to.Name]; from != nil {
+			k.OnEndpointSliceUpdate(from, to)
+		} else {
+			k.OnEndpointSliceAdd(to)
+		}
+		delete(was, to.Name)
+	}
+	for _, gone := range was {
+		k.OnEndpointSliceDelete(gone)
 	}
 	k.has = s
 }
@@ -208,6 +221,7 @@ func TestPackets(t *testing.T) {
 			for _, s := range unused {
 				k.refuses(ports, used, s)
 			}
+			k.ownNames(ports)
 		})
 	}
 }
@@ -221,6 +235,52 @@ func (p *ports) some(n int) (all []int) {
 		p.next++
 	}
 	return all
+}
+
+// ownNames: the flows at c2's endpoints move to c1's once those of c2 have left the own name, and those at c1's move to
+// c2's once nothing of c1 is ready.
+func (k *kubeProxy) ownNames(ports *ports) {
+	k.t.Helper()
+	all := mirrored.OwnNames(k.t, corev1.ProtocolUDP)
+	var both, elsewhere mirrored.Service
+	for _, s := range all {
+		if s.InUse && s.Own {
+			both = s
+		} else if s.InUse {
+			elsewhere = s
+		}
+	}
+	k.replace(both)
+	for _, s := range all {
+		if !s.InUse {
+			k.moves(ports, both, s)
+			k.movesAway(ports, s, elsewhere)
+		}
+	}
+}
+
+// movesAway: once only c2's endpoints are ready, the next datagram of each flow at c1 goes to one of them.
+func (k *kubeProxy) movesAway(ports *ports, here, elsewhere mirrored.Service) {
+	k.t.Helper()
+	k.learn(here)
+	k.settle(ports, here)
+	flows := ports.some(50)
+	for _, port := range flows {
+		if got := ask(k.t, port); got != mirrored.Own {
+			k.t.Errorf("%s: %s answers", here.Name, got)
+		}
+	}
+	k.learn(elsewhere)
+	k.settle(ports, elsewhere)
+	ready := elsewhere.Ready()
+	testkit.Eventually(k.t, patience, elsewhere.Name+": flows move", func() error {
+		for _, port := range flows {
+			if got := ask(k.t, port); !slices.Contains(ready, got) {
+				return fmt.Errorf("%s answers a flow that was at %s", got, mirrored.Own)
+			}
+		}
+		return nil
+	})
 }
 
 // moves: once c2's endpoints are not in use, the next datagram of each of its flows goes to c1, as do new ones.
@@ -307,6 +367,23 @@ func TestIPVS(t *testing.T) {
 		k := running(t, p, err, used)
 		for _, s := range append([]mirrored.Service{used}, unused...) {
 			k.learn(s)
+			testkit.Eventually(t, patience, s.Name, func() error {
+				got, err := servers(kernel)
+				if err == nil && !slices.Equal(got, s.Ready()) {
+					err = fmt.Errorf("the servers are %q, not %q", got, s.Ready())
+				}
+				return err
+			})
+		}
+		if !isGlobal {
+			continue
+		}
+		for i, s := range mirrored.OwnNames(t, corev1.ProtocolUDP) {
+			if i == 0 {
+				k.replace(s)
+			} else {
+				k.learn(s)
+			}
 			testkit.Eventually(t, patience, s.Name, func() error {
 				got, err := servers(kernel)
 				if err == nil && !slices.Equal(got, s.Ready()) {

@@ -90,7 +90,7 @@ func host(n int) string { return fmt.Sprintf("s%d.example", n) }
 // TestServers: the servers that take new sessions are the ready endpoints in use. One that terminates is fenced, and of
 // one that is not in use nothing is left.
 func TestServers(t *testing.T) {
-	services := mirrored.Services(t, corev1.ProtocolTCP)
+	services := append(mirrored.Services(t, corev1.ProtocolTCP), ownNames(t)...)
 	var all []*corev1.Service
 	var endpoints []*discoveryv1.EndpointSlice
 	var rules []netv1.IngressRule
@@ -125,6 +125,20 @@ func TestServers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ownNames are in the namespace of the others here: an Ingress leads to Services of its own namespace.
+func ownNames(t *testing.T) []mirrored.Service {
+	t.Helper()
+	namespace := mirrored.Services(t, corev1.ProtocolTCP)[0].Service.Namespace
+	all := mirrored.OwnNames(t, corev1.ProtocolTCP)
+	for _, s := range all {
+		s.Service.Namespace = namespace
+		for _, slice := range s.Slices {
+			slice.Namespace = namespace
+		}
+	}
+	return all
 }
 
 // servers are those of the service to which the router of a host leads.
