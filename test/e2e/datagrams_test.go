@@ -40,6 +40,8 @@ const datagramPause = 100 * time.Millisecond
 // flow is a UDP client with one source port, as an agent that sends metrics has.
 type flow struct {
 	conn net.Conn
+	// patience is how long it waits for an answer.
+	patience time.Duration
 	// lost counts the datagrams without an answer, and sent all of them.
 	sent, lost int
 }
@@ -48,7 +50,7 @@ type flow struct {
 func (f *flow) ask() string {
 	f.sent++
 	buffer := make([]byte, 1500)
-	_ = f.conn.SetDeadline(time.Now().Add(time.Second))
+	_ = f.conn.SetDeadline(time.Now().Add(f.patience))
 	if _, err := f.conn.Write([]byte("?")); err == nil {
 		if n, err := f.conn.Read(buffer); err == nil {
 			return strings.TrimSpace(string(buffer[:n]))
@@ -61,11 +63,17 @@ func (f *flow) ask() string {
 // newFlow returns a flow of c1's client to the global service stats whose datagrams a cluster's pod answers.
 func (b *servicesBed) newFlow(ctx context.Context, t *testing.T, answers string) *flow {
 	t.Helper()
+	return b.flowTo(ctx, t, Namespace, "gl-shop-73736d-stats", answers)
+}
+
+// flowTo returns a flow of c1's client to a Service of c1 whose datagrams a cluster's pod answers.
+func (b *servicesBed) flowTo(ctx context.Context, t *testing.T, namespace, service, answers string) *flow {
+	t.Helper()
 	pod, err := b.c1.Pod(ctx, "shop", "client")
 	must(t, err)
 	var f *flow
 	must(t, until(ctx, settle, func() error {
-		s, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "gl-shop-73736d-stats", metav1.GetOptions{})
+		s, err := b.c1.Client.CoreV1().Services(namespace).Get(ctx, service, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -73,7 +81,7 @@ func (b *servicesBed) newFlow(ctx context.Context, t *testing.T, answers string)
 		if err != nil {
 			return err
 		}
-		f = &flow{conn: conn}
+		f = &flow{conn: conn, patience: time.Second}
 		if got := f.ask(); got != answers {
 			conn.Close()
 			return fmt.Errorf("%q answers, not %s", got, answers)

@@ -16,6 +16,8 @@ type echoes struct {
 	grace int
 	// strategy of updates and lifecycle of the container. The defaults are those of Kubernetes.
 	strategy, lifecycle string
+	// labels are more labels of the pods, "group: one", and spec more fields of their spec, "nodeName: n1".
+	labels, spec string
 }
 
 // lingering makes a pod answer for 20 s after its deletion, and lingeringGrace is the grace period for that. Clients
@@ -38,8 +40,9 @@ spec:
   selector: {matchLabels: {app: %[2]s}}
   strategy: {%[5]s}
   template:
-    metadata: {labels: {app: %[2]s}}
+    metadata: {labels: {app: %[2]s, %[7]s}}
     spec:
+      %[8]s
       terminationGracePeriodSeconds: %[4]d
       containers:
         - name: echo
@@ -50,5 +53,6 @@ spec:
             failureThreshold: 10}
           lifecycle: {%[6]s}
 ---
-`, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.strategy, e.lifecycle)
+`, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.strategy, e.lifecycle, e.labels,
+		e.spec)
 }

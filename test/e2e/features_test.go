@@ -9,8 +9,8 @@ import (
 )
 
 // TestFeatures has each feature once, on one pair of clusters: the README's commands connect them, check --traffic
-// finds them well, and after the removal they are as before. Installed from files, Services, the Multi-Cluster
-// Services API, encryption, policies and explain follow. TestDocuments, TestServices, TestMCS, TestPolicies and
+// finds them well, and after the removal they are as before. Installed from files, Services, own names, the
+// Multi-Cluster Services API, encryption, policies and explain follow. TestDocuments, TestServices, TestMCS, TestPolicies and
 // TestExplain have all cases of each, on clusters of their own.
 func TestFeatures(t *testing.T) {
 	ctx := needsBed(t)
@@ -43,12 +43,14 @@ func TestFeatures(t *testing.T) {
 			}
 			b.in.MCS = true
 			b.in.Broker, b.in.Components = "reserveTunnelAddresses: true", []string{"tunnel-addresses"}
+			b.in.withOwnNames()
 			must(t, b.in.Install(ctx, b.progress))
 			s = newServicesBed(ctx, t, b.Scenario)
 		}},
 		{"ClusterIP", func(ctx context.Context, t *testing.T) { s.clusterIP(ctx, t) }},
 		{"headless", func(ctx context.Context, t *testing.T) { s.headless(ctx, t) }},
 		{"rolling update", func(ctx context.Context, t *testing.T) { s.rollingUpdate(ctx, t, 10) }},
+		{"own name", func(ctx context.Context, t *testing.T) { ownNames(ctx, t, s) }},
 		{"MCS", m.conforms},
 		{"encrypted", func(ctx context.Context, t *testing.T) {
 			evidence, err := encrypted(ctx, b.Scenario)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -77,7 +78,7 @@ func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, w
 				break
 			}
 		}
-		if got := l.by(); !slices.Equal(got, who) {
+		if got := l.by(); !slices.Equal(got, slices.Sorted(slices.Values(who))) {
 			return fmt.Errorf("%v answered, not %v; %s", got, who, l)
 		}
 		return nil
@@ -91,14 +92,16 @@ func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, w
 
 func anyone(string) bool { return true }
 
-// by returns the deployments whose pods have answered, in the order near, far.
-func (l *load) by() (who []string) {
-	for _, name := range []string{"near", "far"} {
-		if l.seen(func(pod string) bool { return strings.HasPrefix(pod, name+"-") }) > 0 {
-			who = append(who, name)
-		}
+// by returns the Deployments whose pods have answered, sorted.
+func (l *load) by() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	who := map[string]bool{}
+	for pod := range l.answered {
+		parts := strings.Split(pod, "-") // NAME-HASH-RANDOM
+		who[strings.Join(parts[:max(1, len(parts)-2)], "-")] = true
 	}
-	return who
+	return slices.Sorted(maps.Keys(who))
 }
 
 // localFirst checks that with the own cluster preferred, the pods of the other one are used while the own has none, and
@@ -368,7 +371,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	case <-ctx.Done():
 		t.Fatal(ctx.Err())
 	}
-	if got := l.by(); !slices.Equal(got, []string{"near", "far"}) || len(l.failures()) > 0 {
+	if got := l.by(); !slices.Equal(got, []string{"far", "near"}) || len(l.failures()) > 0 {
 		t.Errorf("without the stream alone %v answered; %s", got, l)
 	}
 	must(t, b.inUse(ctx, "c2", true))

@@ -75,6 +75,12 @@ func NewInstallation(tb *testbed.Testbed, repo string) *Installation {
 	return &Installation{tb: tb, repo: repo, dir: filepath.Join(tb.Dir(), "install")}
 }
 
+// withOwnNames installs what own names need, with a time to settle for which a step can wait.
+func (in *Installation) withOwnNames() {
+	in.Global = "ownNames: true, settle: 3s, silentAfter: 30s"
+	in.Components = append(in.Components, "own-names")
+}
+
 // remote is the data of a RemoteCluster.
 type remote struct {
 	Name       string

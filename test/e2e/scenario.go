@@ -23,6 +23,9 @@ var policyC2 string
 // echoURL is the URL of the demo's service in c1, under the name of its cluster.
 const echoURL = "http://echo.shop.svc.cluster.c2:8080"
 
+// webURL is the URL of the demo's service of both clusters, under the name that clients of c1 know without semaphore.
+const webURL = "http://web.shop.svc.cluster.local"
+
 // Step is one line of the demo's table.
 type Step struct {
 	// Name states what must hold.
@@ -63,6 +66,7 @@ func (s *Scenario) Prepare(ctx context.Context) error {
 	s.before = before
 	// One step kills a leader. The shortest Lease shows the same as the default of 15 s.
 	s.in.Lease = "5s"
+	s.in.withOwnNames()
 	s.progress("starting echo in c2, its clients in c1")
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.applyWorkloads(gctx) })
@@ -83,7 +87,9 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 	}{
 		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=300s"}},
 		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=300s"}},
+		{s.c1, []string{"rollout", "status", "deployment/web", "--timeout=300s"}},
 		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=300s"}},
+		{s.c2, []string{"rollout", "status", "deployment/web", "--timeout=300s"}},
 	} {
 		if _, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
 			return fmt.Errorf("starting the workloads: %w\n%s", err, w.c.Diagnose(ctx, "shop"))
@@ -100,6 +106,7 @@ func Steps() []Step {
 		{"a policy of c2 that selects c1's set admits the labelled client and refuses another pod of c1", admitted},
 		{"the labelled pod is replaced: its new IP is admitted, the old one is not", replaced},
 		{"a new pod behind the service in c2 takes traffic from c1; a deleted one gets none", scaled},
+		{"web is scaled to 0 in c1: c2 answers under the same name, " + webURL + "; then c1 again", ownName},
 		{"the broker is killed: traffic continues; the standby takes over: nothing was torn down", brokerKilled},
 		{"semaphore is removed: nodes and clusters are as they were", removedCleanly},
 	}

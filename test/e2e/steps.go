@@ -270,7 +270,7 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client)
+	stream := s.startTraffic(ctx, client, echoURL+"/")
 	defer stream.stop()
 
 	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo",
@@ -328,6 +328,72 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 		fresh, took.Round(time.Millisecond), gone, result.answered), nil
 }
 
+// ownName scales the own pods of web to 0 and back, under requests to the name that clients of c1 know anyway.
+func ownName(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	own, err := pod(ctx, s.c1, "shop", "app=web")
+	if err != nil {
+		return "", err
+	}
+	theirs, err := pod(ctx, s.c2, "shop", "app=web")
+	if err != nil {
+		return "", err
+	}
+	if err := until(ctx, settle, func() error { return s.globalHas(ctx, "web", 2) }); err != nil {
+		return "", err
+	}
+	stream := s.startTraffic(ctx, client, webURL+"/")
+	defer stream.stop()
+	answered := func(by string) error {
+		return until(ctx, settle, func() error {
+			if stream.seen(by) == 0 {
+				return fmt.Errorf("pod %s has answered nothing", by)
+			}
+			return nil
+		})
+	}
+	scale := func(replicas int) error {
+		_, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/web", fmt.Sprint("--replicas=", replicas))
+		return err
+	}
+	if err := answered(own.Name); err != nil {
+		return "", err
+	}
+	if n := stream.seen(theirs.Name); n > 0 {
+		return "", fmt.Errorf("pod %s of c2 gave %d answers while c1 had its own", theirs.Name, n)
+	}
+	if err := scale(0); err != nil {
+		return "", err
+	}
+	scaled := time.Now()
+	if err := answered(theirs.Name); err != nil {
+		return "", err
+	}
+	took := time.Since(scaled)
+	if err := scale(1); err != nil {
+		return "", err
+	}
+	var back *corev1.Pod
+	if err := until(ctx, settle, func() (err error) {
+		back, err = pod(ctx, s.c1, "shop", "app=web")
+		return errors.Join(err, s.lent(ctx, "web", false))
+	}); err != nil {
+		return "", err
+	}
+	if err := answered(back.Name); err != nil {
+		return "", err
+	}
+	result := stream.stop()
+	if err := result.err(); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s of c2 answered %s after the scale-down, %s of c1 when it was there again; %d requests meanwhile, "+
+		"0 failed", theirs.Name, took.Round(time.Millisecond), back.Name, result.answered), nil
+}
+
 func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	client, err := pod(ctx, s.c1, "shop", "app=client")
 	if err != nil {
@@ -341,7 +407,7 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client)
+	stream := s.startTraffic(ctx, client, echoURL+"/")
 	defer stream.stop()
 
 	// A killed broker does not release its Lease, so the standby waits until the Lease expires. Its pod is deleted too,

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
@@ -35,14 +37,17 @@ func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (ans
 
 func (s *Scenario) fetchWithin(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (answer,
 	error) {
-	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time",
-		fmt.Sprint(within.Seconds()), echoURL+path)
+	return s.fetchURL(ctx, pod, echoURL+path, within)
+}
+
+func (s *Scenario) fetchURL(ctx context.Context, pod *corev1.Pod, url string, within time.Duration) (answer, error) {
+	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time", fmt.Sprint(within.Seconds()), url)
 	if err != nil {
-		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1: %w", echoURL, path, pod.Name, err)
+		return answer{}, fmt.Errorf("curl %s in pod %s of c1: %w", url, pod.Name, err)
 	}
 	var a answer
 	if err := json.Unmarshal([]byte(out), &a); err != nil {
-		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1 answered %q: %w", echoURL, path, pod.Name, out, err)
+		return answer{}, fmt.Errorf("curl %s in pod %s of c1 answered %q: %w", url, pod.Name, out, err)
 	}
 	return a, nil
 }
@@ -232,7 +237,7 @@ type tally struct {
 }
 
 // startTraffic sends requests from a pod continuously, each on a new connection.
-func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
+func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod, url string) *traffic {
 	t := &traffic{}
 	t.byPod, t.last = map[string]int{}, map[string]time.Time{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -241,7 +246,7 @@ func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 		defer close(done)
 		for ctx.Err() == nil {
 			asked := time.Now()
-			a, err := s.fetch(ctx, pod, "/")
+			a, err := s.fetchURL(ctx, pod, url, patience)
 			if ctx.Err() != nil {
 				return
 			}
@@ -262,6 +267,56 @@ func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 		return t.tally
 	}
 	return t
+}
+
+// globalHas returns nil once c1's part of a global service has this number of endpoints: then its broker knows what both
+// clusters have.
+func (s *Scenario) globalHas(ctx context.Context, service string, want int) error {
+	all, err := s.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + naming.Global("shop", service)})
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, slice := range all.Items {
+		n += len(slice.Endpoints)
+	}
+	if n != want {
+		return fmt.Errorf("the global service %s has %d endpoints, not %d", service, n, want)
+	}
+	return nil
+}
+
+// lent returns nil if slices with endpoints of other clusters are beside a Service of c1, or if none are, as wanted;
+// service "" is for all Services.
+func (s *Scenario) lent(ctx context.Context, service string, want bool) error {
+	all, err := s.slicesOf(ctx, service, true)
+	if err == nil && len(all) > 0 != want {
+		err = fmt.Errorf("the slices under the own name of %q are %q", service, all)
+	}
+	return err
+}
+
+// slicesOf returns the slices of a Service of c1, those under own names or all others, as NAME UID VERSION; service ""
+// is for all Services.
+func (s *Scenario) slicesOf(ctx context.Context, service string, own bool) ([]string, error) {
+	selector := "!" + naming.LabelOwnName
+	if own {
+		selector = naming.LabelOwnName
+	}
+	if service != "" {
+		selector += "," + discoveryv1.LabelServiceName + "=" + service
+	}
+	all, err := s.c1.Client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, err
+	}
+	out := []string{}
+	for _, slice := range all.Items {
+		out = append(out, fmt.Sprint(slice.Name, " ", slice.UID, " ", slice.ResourceVersion))
+	}
+	slices.Sort(out)
+	return out, nil
 }
 
 // seen returns the number of answers from a pod so far.
