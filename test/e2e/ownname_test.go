@@ -277,7 +277,7 @@ func ownNames(ctx context.Context, t *testing.T, s *servicesBed) {
 // TestOwnName covers Services whose own name leads to another cluster, beside Services of one cluster to which the same
 // happens.
 func TestOwnName(t *testing.T) {
-	tier.OnlyAll(t, "TestFeatures fails over and back, with a misspelled annotation, a killed broker and no annotation")
+	tier.OnlyAll(t, "TestFeatures fails over and back; broker/mirror has the rest, and tools/readers UDP")
 	ctx := needsBed(t)
 	b := ownNameClusters(ctx, t, testbed.Options{
 		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
@@ -306,7 +306,7 @@ func TestOwnName(t *testing.T) {
 // TestOwnNameGoes covers what is left of an own name under kube-proxy with nftables: after a namespace, a RemoteCluster
 // and semaphore itself are gone.
 func TestOwnNameGoes(t *testing.T) {
-	tier.OnlyAll(t, "TestFeatures deletes the Service; broker/apply and deploy/ have the cleanup")
+	tier.OnlyAll(t, "TestFeatures deletes the Service; broker/apply has the cleanup")
 	ctx := needsBed(t)
 	options := testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}}
 	for _, m := range testbed.KubeProxyModes() {
