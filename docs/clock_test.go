@@ -64,7 +64,6 @@ var clock = map[string]compares{
 	"test/e2e/migration/world_test.go lost":                               {1, clusters},
 	"test/e2e/migration/world_test.go mayBeMore":                          {1, clusters},
 	"test/e2e/migration/world_test.go pause":                              {1, clusters},
-	"test/e2e/ownname_test.go udp":                                       {1, besideWrites},
 	"test/e2e/packets_test.go lost":                                       {1, clusters},
 	"test/e2e/packets_test.go mayBeMore":                                  {1, clusters},
 	"test/e2e/transitions_test.go kernelUntil":                            {1, clusters},

@@ -108,8 +108,8 @@ func scale(ctx context.Context, t *testing.T, c *testbed.Cluster, workload strin
 	must(t, err)
 }
 
-// told waits for an Event on Service web of c1.
-func (b *servicesBed) told(ctx context.Context, t *testing.T, reason, text string) {
+// reports waits for an Event on Service web of c1.
+func (b *servicesBed) reports(ctx context.Context, t *testing.T, reason, text string) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
 		all, err := b.c1.Client.EventsV1().Events("shop").List(ctx, metav1.ListOptions{})
@@ -167,7 +167,7 @@ func (b *ownNameBed) failsOver(ctx context.Context, t *testing.T) {
 	b.scalesBoth(ctx, t, 0)
 	b.lost(t, "while the own pods went")
 	answers(ctx, t, b.web, settle, "far")
-	b.told(ctx, t, "ServedElsewhere", "endpoints of c2 are used under its own name: 0 of ")
+	b.reports(ctx, t, "ServedElsewhere", "endpoints of c2 are used under its own name: 0 of ")
 }
 
 // comesBack scales the own pods of web up again: they answer alone, and no request is lost.
@@ -176,7 +176,7 @@ func (b *ownNameBed) comesBack(ctx context.Context, t *testing.T) {
 	must(t, until(ctx, settle, func() error { return b.lent(ctx, "web", false) }))
 	b.lost(t, "while the own pods came back")
 	answers(ctx, t, b.web, settle, "near")
-	b.told(ctx, t, "ServedHere", "endpoints of c2 are no longer used under its own name: ")
+	b.reports(ctx, t, "ServedHere", "endpoints of c2 are no longer used under its own name: ")
 }
 
 // misspelled sets a value that means nothing, kills the broker, and checks that the last good value holds under the
@@ -193,7 +193,7 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 	b.web.reset()
 	b.plain.reset()
 	b.annotate(ctx, t, "web", "fail-over")
-	b.told(ctx, t, "", `annotation `+naming.AnnotationOwnName+`: "fail-over" is ignored`)
+	b.reports(ctx, t, "", `annotation `+naming.AnnotationOwnName+`: "fail-over" is ignored`)
 	broker, err := awaitLeader(ctx, b.c1, "broker")
 	must(t, err)
 	// A killed broker does not release its Lease. Its pod is deleted too, because kubelet would restart the container.
@@ -214,8 +214,8 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 	b.lost(t, "with a misspelled annotation and another broker")
 }
 
-// withdrawn mixes both clusters, and then removes the annotation: slices of the own name go at once, those of others are
-// not touched, and no request is lost.
+// withdrawn mixes both clusters, and then removes the annotation: slices under the own name go at once, those of others
+// are not touched, and no request is lost.
 func (b *ownNameBed) withdrawn(ctx context.Context, t *testing.T) {
 	others, err := b.slicesOf(ctx, "web", false)
 	must(t, err)
@@ -571,7 +571,8 @@ func (b *ownNameBed) hints(ctx context.Context, t *testing.T) {
 	ready(ctx, t, b.c1, "deployment/zone-a", "deployment/zone-b")
 	ready(ctx, t, b.c2, "deployment/zone-far")
 	must(t, until(ctx, settle, func() error { return b.globalHas(ctx, "zoned", 3) }))
-	l := b.clients[b.c1].load(ctx, t, "http://zoned.shop.svc.cluster.local/")
+	const url = "http://zoned.shop.svc.cluster.local/"
+	l := b.clients[b.c1].load(ctx, t, url)
 	hinted := func() error {
 		all, err := b.c1.Client.DiscoveryV1().EndpointSlices("shop").List(ctx,
 			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=zoned"})
@@ -588,7 +589,10 @@ func (b *ownNameBed) hints(ctx context.Context, t *testing.T) {
 		return nil
 	}
 	must(t, until(ctx, settle, hinted))
-	must(t, until(ctx, settle, func() error { _, err := b.clients[b.c1].ask(ctx, "http://zoned.shop.svc.cluster.local/"); return err }))
+	must(t, until(ctx, settle, func() error {
+		_, err := b.clients[b.c1].ask(ctx, url)
+		return err
+	}))
 	l.reset()
 	answers(ctx, t, l, settle, "zone-a")
 	scale(ctx, t, b.c1, "deployment/zone-b", 0)

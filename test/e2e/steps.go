@@ -390,8 +390,8 @@ func ownName(ctx context.Context, s *Scenario) (string, error) {
 	if err := result.err(); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s of c2 answered %s after the scale-down, %s of c1 when it was there again; %d requests meanwhile, "+
-		"0 failed", theirs.Name, took.Round(time.Millisecond), back.Name, result.answered), nil
+	return fmt.Sprintf("%s of c2 answered %s after the scale-down, %s of c1 when it was there again; %d requests "+
+		"meanwhile, 0 failed", theirs.Name, took.Round(time.Millisecond), back.Name, result.answered), nil
 }
 
 func brokerKilled(ctx context.Context, s *Scenario) (string, error) {

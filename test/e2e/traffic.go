@@ -269,7 +269,7 @@ func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod, url string
 	return t
 }
 
-// globalHas returns nil once c1's part of a global service has this number of endpoints: then its broker knows what both
+// globalHas returns nil once a global service has this number of endpoints in c1: then its broker knows what both
 // clusters have.
 func (s *Scenario) globalHas(ctx context.Context, service string, want int) error {
 	all, err := s.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
