@@ -10,8 +10,8 @@ import (
 
 // TestFeatures has each feature once, on one pair of clusters: the README's commands connect them, check --traffic
 // finds them well, and after the removal they are as before. Installed from files, Services, own names, the
-// Multi-Cluster Services API, encryption, policies and explain follow. TestDocuments, TestServices, TestOwnName, TestMCS,
-// TestPolicies and TestExplain have all cases of each, on clusters of their own.
+// Multi-Cluster Services API, encryption, policies and explain follow. TestDocuments, TestServices, TestOwnName,
+// TestMCS, TestPolicies and TestExplain have all cases of each, on clusters of their own.
 func TestFeatures(t *testing.T) {
 	ctx := needsBed(t)
 	b := newDocumentsBed(ctx, t)

@@ -473,8 +473,8 @@ func (s *slicesSeen) all() []readyAt {
 	return slices.Clone(s.ready)
 }
 
-// lentAlone returns when c2's endpoints were first there and none of c1's served. kube-proxy leaves a flow on an endpoint
-// that serves while it terminates (docs/contracts.md).
+// lentAlone returns when c2's endpoints were first there and none of c1's served. kube-proxy leaves a flow on an
+// endpoint that serves while it terminates (docs/contracts.md).
 func (s *slicesSeen) lentAlone() (time.Time, bool) {
 	for _, r := range s.all() {
 		if r.lent > 0 && r.serving == 0 {

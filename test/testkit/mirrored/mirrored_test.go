@@ -33,8 +33,8 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestOwnNames: beside the slice of Kubernetes are slices with c2's endpoints, under the name of the Service, while they
-// are in use, and none otherwise.
+// TestOwnNames: beside the slice of Kubernetes are slices with c2's endpoints, under the name of the Service, while
+// they are in use, and none otherwise.
 func TestOwnNames(t *testing.T) {
 	for _, s := range OwnNames(t, corev1.ProtocolTCP) {
 		var ready []string
