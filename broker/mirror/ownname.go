@@ -233,8 +233,8 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	return out
 }
 
-// hostnamesBefore returns the hostnames of the clusters before one, also of endpoints that these have not exported since
-// this broker started.
+// hostnamesBefore returns the hostnames of the clusters before one, also of endpoints that these have not exported
+// since this broker started.
 func (t *target) hostnamesBefore(cluster string) map[string]bool {
 	taken := map[string]bool{}
 	if !t.shape.headless {

@@ -70,7 +70,7 @@ func TestOwnNameFailsOver(t *testing.T) {
 	c.isOwn("no own endpoint is ready", "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 	if len(touches.Lent) != 1 || fmt.Sprint(touches.Lent[0].Clusters) != "[c2 c3]" || touches.Lent[0].UID != "u1" ||
 		touches.Lent[0].Ready != 0 || touches.Lent[0].All != 1 {
-		t.Errorf("told: %+v", touches.Lent)
+		t.Errorf("changes: %+v", touches.Lent)
 	}
 	s := c.OwnSlice(glEcho + "-c2-1")
 	want := map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2",
@@ -267,8 +267,8 @@ func TestOwnNameHasThePortsOfTheService(t *testing.T) {
 	theirs.Ports[0].AppProtocol, theirs.Ports[0].Port = "http", 8888
 	theirs.Ports = append(theirs.Ports, &semaphorev1.Port{Name: "admin", Protocol: "TCP", Port: 9})
 	c.apply("c2", svc("shop", "echo", global()), slc("shop", "a", theirs))
-	want := []discoveryv1.EndpointPort{{Name: ptr.To(s.Ports[0].Name), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8888)),
-		AppProtocol: ptr.To("kubernetes.io/h2c")}}
+	want := []discoveryv1.EndpointPort{{Name: ptr.To(s.Ports[0].Name), Protocol: ptr.To(corev1.ProtocolTCP),
+		Port: ptr.To(int32(8888)), AppProtocol: ptr.To("kubernetes.io/h2c")}}
 	if d := diff(want, c.OwnSlice(glEcho+"-c2-1").Ports); d != "" {
 		t.Error(d)
 	}

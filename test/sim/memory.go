@@ -118,7 +118,8 @@ func Memory(seed uint64) *Failure {
 
 // configuration is that of the cluster's brokers.
 func (m *memory) configuration() *config.Broker {
-	global := pickOf(m, ", ownNames: true", "", ", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2}]")
+	global := pickOf(m, ", ownNames: true", "",
+		", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2}]")
 	text := fmt.Sprintf(`
 cluster: c1
 features: [encryption, services, policy]
