@@ -246,7 +246,7 @@ func (b *ownNameBed) deleted(ctx context.Context, t *testing.T) {
 	before, pods := byHand(), b.podsOf(ctx, t)
 	_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "service", "web")
 	must(t, err)
-	must(t, until(ctx, settle, func() error { return b.lent(ctx, "", false) }))
+	must(t, until(ctx, settle, func() error { return b.lent(ctx, "web", false) }))
 	if after := byHand(); after != before {
 		t.Errorf("the slice of a user is %s, and was %s", after, before)
 	}
