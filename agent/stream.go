@@ -35,7 +35,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	}
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_NodeNetwork:
-		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses()) {
+		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses(),
+			m.NodeNetwork.GetCalls()) {
 			a.queue.heal(a.session.Clusters())
 		}
 	case *semaphorev1.AttachResponse_Guard:

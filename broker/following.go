@@ -174,6 +174,9 @@ func (f *following) publishedPorts(ctx context.Context, before, objects remotes.
 	ports := map[string]uint16{}
 	for _, n := range nodes.Items {
 		for _, name := range unknown {
+			if n.Annotations[naming.CandidatesAnnotation(name)] != "" {
+				continue // a port of a candidate may be a forwarded one
+			}
 			if at, err := netip.ParseAddrPort(n.Annotations[naming.EndpointAnnotation(name)]); err == nil && ports[name] == 0 {
 				ports[name] = at.Port()
 			}

@@ -18,19 +18,22 @@ func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	if started.Sub(d.liveAt) > sessionsMaxAge {
 		d.live = nil // also of peers that were removed
 	}
-	matches, is := r.matchesApplied(d)
+	matches, is := r.matchesApplied(ctx, d)
 	now := time.Now()
 	r.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
 	if !matches {
 		r.set(ctx, cluster, is)
 		return
 	}
+	if len(d.moved) > 0 {
+		r.setPeers(ctx, cluster, d.moved)
+	}
 	r.Schedule.Checked(cluster, now)
 }
 
 // matchesApplied reports whether a device is as it was last set, so that its report does not change. It returns the
 // device as it was read, so that set need not read it again; nil if set must.
-func (r *Reconciler) matchesApplied(d *device) (matches bool, is *kernel.Device) {
+func (r *Reconciler) matchesApplied(ctx context.Context, d *device) (matches bool, is *kernel.Device) {
 	if d.peers == nil || d.contested {
 		return false, nil
 	}
@@ -40,6 +43,9 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *kernel.Device)
 		return false, nil
 	}
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
+	if r.lookAtCandidates(ctx, d, is.Peers); d.peers == nil {
+		return false, nil
+	}
 	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
 	if d.applied.Device.GetPermissive() {
 		if !maps.Equal(r.nodesHeard(d, d.applied, is.Peers, d.peers.Endpoint), d.applied.Heard) {

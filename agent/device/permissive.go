@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// permissiveKeepalive makes the nodes of a permissive remote start handshakes without traffic, repeatedly, until
-	// both have a session.
-	permissiveKeepalive = 25 * time.Second
+	// keepalive makes the nodes of a permissive remote start handshakes without traffic, repeatedly, until both have a
+	// session, and keeps the mapping of a NAT that nothing reaches from outside: 25 s is less than NATs forget after.
+	keepalive = 25 * time.Second
 	// filterInterval is the interval at which reverse path filters are read while a remote is permissive.
 	filterInterval = 5 * time.Second
 )
@@ -34,13 +34,14 @@ type permissive struct {
 	waiting int
 }
 
-// withKeepalive returns the device to a permissive remote with a keepalive, and any other unchanged.
-func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
-	if !d.GetPermissive() || d.GetPersistentKeepalive().AsDuration() > 0 {
+// withKeepalive returns the device to a permissive remote, or to one that this node calls, with a keepalive, and any
+// other unchanged.
+func withKeepalive(d *semaphorev1.Device, calls bool) *semaphorev1.Device {
+	if !d.GetPermissive() && !calls || d.GetPersistentKeepalive().AsDuration() > 0 {
 		return d
 	}
 	d = proto.CloneOf(d)
-	d.PersistentKeepalive = durationpb.New(permissiveKeepalive)
+	d.PersistentKeepalive = durationpb.New(keepalive)
 	return d
 }
 

@@ -67,6 +67,7 @@ type Reconciler struct {
 	cfg     *config.Agent
 	kernel  Kernel
 	metrics *metrics
+	asking  *asking
 	devices map[string]*device // by cluster
 }
 
@@ -95,6 +96,12 @@ type device struct {
 	claims  plan.Claims
 	roaming plan.Roaming
 	roamed  int
+	// candidates has the endpoints in use of the nodes that have several, and moved are the nodes that have another since
+	// the last look. named means that candidates are names, and namesVersion which of their addresses are in use.
+	candidates   plan.Candidates
+	moved        map[string]bool
+	named        bool
+	namesVersion int
 	// live are the peers with a live session, as of liveAt.
 	live       []wgtypes.Peer
 	liveAt     time.Time
@@ -103,7 +110,8 @@ type device struct {
 }
 
 func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
-	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), devices: map[string]*device{}}
+	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), asking: newAsking(),
+		devices: map[string]*device{}}
 }
 
 func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
@@ -144,7 +152,7 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *kernel.Devic
 		r.remove(d)
 		return
 	}
-	want.Device = withKeepalive(r.Node.Strictly(want.Device))
+	want.Device = withKeepalive(r.Node.Strictly(want.Device), r.Node.Calls(cluster))
 	want.Device = r.Peers.WithMTU(want)
 	bounds, sources, err := r.Node.Bounds()
 	var done outcome
@@ -199,6 +207,10 @@ func (r *Reconciler) apply(
 	bounds.Existing = r.Node.RoutedSubnets(d.cluster, existing)
 	_ = r.Node.Protect(d.cluster, want.Device, bounds, false)
 	if existing != nil && read == nil { // matchesApplied has
+		r.lookAtCandidates(ctx, d, existing.Peers)
+	}
+	r.choose(ctx, d, want.Peers, bounds, livePeers(existing))
+	if existing != nil && read == nil {
 		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
 	}
 	done.Steps, err = r.plan(d, want, bounds, sources, existing)
@@ -268,14 +280,24 @@ func (r *Reconciler) adopt(d *device, err error) {
 
 // SetPeers sets single peers that changed. It does not read the others.
 func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[string]bool) {
+	if r.setPeers(ctx, cluster, nodes) {
+		for node := range nodes {
+			r.Events.Emit(events.Peer(cluster, node, "apply", "on "+naming.Device(cluster)))
+		}
+	}
+}
+
+// setPeers reports whether it has set the peers, and not the device.
+func (r *Reconciler) setPeers(ctx context.Context, cluster string, nodes map[string]bool) bool {
 	started := time.Now()
 	d := r.device(cluster)
 	changed := r.Session.Peers(cluster, nodes)
 	// A permissive remote has a route for each peer.
 	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 {
 		r.Set(ctx, cluster)
-		return
+		return false
 	}
+	r.choose(ctx, d, changed, d.peers.Bounds(), d.peers.Endpoint)
 	cfg := d.peers.Change(changed)
 	if len(cfg.Peers) > 0 {
 		live := r.triggerHandshakes(d, &cfg)
@@ -285,7 +307,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 		if err != nil {
 			d.peers = nil
 			r.Set(ctx, cluster)
-			return
+			return false
 		}
 	}
 	for node, peer := range changed {
@@ -294,13 +316,13 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 		} else {
 			delete(d.applied.Peers, node)
 		}
-		r.Events.Emit(events.Peer(cluster, node, "apply", "on "+d.name))
 	}
 	d.report = proto.CloneOf(d.report)
 	d.report.Peers = uint32(d.peers.Peers())
 	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + d.peers.RefusedCount()))
 	r.describe(d, time.Now(), d.peers)
 	r.publish(d)
+	return true
 }
 
 // EventsLost counts lost events of the kernel for each of the devices. It is safe for concurrent use.

@@ -85,6 +85,8 @@ type Monitor struct {
 	// no pod gets.
 	podCIDRs []netip.Prefix
 	reserved []netip.Addr
+	// calls are the remotes whose nodes have no address of this node.
+	calls []string
 	// subnets are the guarded subnets of each remote, and permissive whether their packets may leave in the clear.
 	subnets    map[string][]netip.Prefix
 	permissive map[string]bool
@@ -207,11 +209,13 @@ func (m *Monitor) nodeAddresses() ([]kernel.Address, error) {
 	return now, nil
 }
 
-// SetNetwork sets the pod network of this node, as the broker sent it. It reports whether the sources of routes may
-// change.
-func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
+// SetNetwork sets the pod network of this node and the remotes that it calls, as the broker sent them. It reports
+// whether the sources of routes, or keepalives, may change.
+func (m *Monitor) SetNetwork(podCIDRs, reserved, calls []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	differs := !slices.Equal(m.calls, calls)
+	m.calls = calls
 	own := parsed(podCIDRs)
 	var free []netip.Addr
 	for _, text := range reserved {
@@ -221,10 +225,17 @@ func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 	}
 	// A broker that does not know them must not change what is set.
 	if len(own) == 0 || slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
-		return false
+		return differs
 	}
 	m.podCIDRs, m.reserved = own, free
 	return true
+}
+
+// Calls reports whether this node calls the nodes of a remote, because they have no address of it.
+func (m *Monitor) Calls(cluster string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.calls, cluster)
 }
 
 // Bounds returns what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.

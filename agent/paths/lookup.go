@@ -54,6 +54,8 @@ type Lookup struct {
 	// the device; zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
 	Problem   func(cluster string) string
+	// Calls reports whether nodes of a cluster have no address of this node.
+	Calls func(cluster string) bool
 	// Dropped returns the number of packets to and from remotes that the guard dropped.
 	Dropped func() uint64
 }
@@ -235,6 +237,14 @@ func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
 	state, since, reason := n.Peers.Session(cluster, peer.PublicKey)
+	if node := nodeOf(want, peer.PublicKey); peer.Endpoint == nil && want.Peers[node].GetWireguard().GetCalls() {
+		state, since = Silent.String(), peer.LastHandshakeTime
+		reason = "it has no address, and has not called this node yet"
+		if n.Calls(cluster) {
+			reason = fmt.Sprintf("both have no address at which the other could reach it: one of them needs a candidate "+
+				"(annotation %s on its Node)", naming.ReachableAt)
+		}
+	}
 	out.State, out.SilentSince, out.Reason = semaphorev1.SessionStateOf(state), semaphorev1.Time(since), reason
 	return out
 }

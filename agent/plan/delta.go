@@ -276,11 +276,16 @@ func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, faile
 	}
 	for i := range existing.Peers {
 		is, ok := p.withKey(existing.Peers[i].PublicKey)
-		if !ok || !is.matches(&existing.Peers[i], p.keepalive) {
+		if !ok || !is.matches(&existing.Peers[i], p.keepalive) || p.astray(is, &existing.Peers[i]) {
 			return false
 		}
 	}
 	return true
+}
+
+// astray reports whether a device sends the packets for a node that calls to where no node of the remote can be.
+func (p *AppliedPeers) astray(is peer, existing *wgtypes.Peer) bool {
+	return !is.endpoint.IsValid() && existing.Endpoint != nil && p.bounds.endpoint(kernel.EndpointOf(existing)) != nil
 }
 
 // Bounds returns the bounds that it was programmed with.

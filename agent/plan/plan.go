@@ -139,6 +139,8 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 		switch is, ok := s.Applied.withKey(p.PublicKey); {
 		case !ok:
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
+		case s.Applied.astray(is, p): // WireGuard cannot forget an endpoint; the next check adds the peer again
+			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 		case is.matches(p, keepalive):
 		case is.hasPrefixes(p):
 			cfg.Peers = append(cfg.Peers, is.update(keepalive))
@@ -217,7 +219,8 @@ func withoutRule(existing *kernel.Device, r netip.Prefix) bool {
 }
 
 type peer struct {
-	key      wgtypes.Key
+	key wgtypes.Key
+	// endpoint is invalid for a node that calls: WireGuard sends to where its packets come from.
 	endpoint netip.AddrPort
 	prefixes []netip.Prefix
 }
@@ -228,11 +231,13 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 	if out.key, err = wgtypes.NewKey(p.GetWireguard().GetPublicKey()); err != nil {
 		return out, fmt.Errorf("public key: %w", err)
 	}
-	if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
-		return out, fmt.Errorf("endpoint: %w", err)
-	}
-	if err := bounds.endpoint(out.endpoint); err != nil {
-		return out, fmt.Errorf("endpoint: %w", err)
+	if !p.GetWireguard().GetCalls() {
+		if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
+			return out, fmt.Errorf("endpoint: %w", err)
+		}
+		if err := bounds.endpoint(out.endpoint); err != nil {
+			return out, fmt.Errorf("endpoint: %w", err)
+		}
 	}
 	var outside netip.Prefix
 	for _, text := range p.GetAllowedIps() {
@@ -257,7 +262,7 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 	c := wgtypes.PeerConfig{
 		PublicKey:                   p.key,
-		Endpoint:                    net.UDPAddrFromAddrPort(p.endpoint),
+		Endpoint:                    p.address(),
 		ReplaceAllowedIPs:           true,
 		PersistentKeepaliveInterval: &keepalive,
 	}
@@ -269,13 +274,21 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 
 // update returns the configuration of a peer that has its allowed IPs, as packets would be dropped while these change.
 func (p peer) update(keepalive time.Duration) wgtypes.PeerConfig {
-	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(p.endpoint),
+	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: p.address(),
 		PersistentKeepaliveInterval: &keepalive}
+}
+
+// address returns the endpoint to write; nil for a node that calls, whose endpoint is never written.
+func (p peer) address() *net.UDPAddr {
+	if !p.endpoint.IsValid() {
+		return nil
+	}
+	return net.UDPAddrFromAddrPort(p.endpoint)
 }
 
 // matches reports whether a peer is as desired.
 func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
-	return kernel.EndpointOf(is) == p.endpoint && is.PersistentKeepaliveInterval == keepalive &&
+	return (!p.endpoint.IsValid() || kernel.EndpointOf(is) == p.endpoint) && is.PersistentKeepaliveInterval == keepalive &&
 		p.hasPrefixes(is)
 }
 

@@ -30,6 +30,12 @@ const (
 // Roaming tracks the peers of a device that are not at the desired endpoint. The zero value is ready to use.
 type Roaming struct {
 	seen map[wgtypes.Key]*sighting
+	// dead are the peers whose desired endpoint was set again and from which nothing was received there since, with what
+	// had been received by then. If one is elsewhere again, and more was received, that is the only endpoint that works:
+	// to set the desired one would cut it off until its next packet.
+	dead map[wgtypes.Key]int64
+	// looked is the time of the last look.
+	looked time.Time
 }
 
 // sighting is a peer at another endpoint than the desired one.
@@ -88,7 +94,16 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 		p := &peers[i]
 		node, endpoint, ok := wanted(p.PublicKey)
 		at := kernel.EndpointOf(p)
-		if !ok || p.Endpoint == nil || at == endpoint || bounds.endpoint(at) != nil {
+		if !ok || !endpoint.IsValid() || p.Endpoint == nil {
+			continue
+		}
+		if at == endpoint {
+			if r.dead[p.PublicKey] < p.ReceiveBytes {
+				delete(r.dead, p.PublicKey) // it works
+			}
+			continue
+		}
+		if bounds.endpoint(at) != nil {
 			continue
 		}
 		s, known := r.seen[p.PublicKey]
@@ -98,18 +113,29 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 			}
 			known = false
 			s = &sighting{at: at, since: now, received: p.ReceiveBytes, sent: p.TransmitBytes}
+			was, dead := r.dead[p.PublicKey]
+			shook := !r.looked.IsZero() && p.LastHandshakeTime.After(r.looked)
+			if dead && p.ReceiveBytes > was || shook {
+				s.heard = now // a packet from there moved it: nobody writes at the same moment
+			}
 		}
 		if seen == nil {
 			seen = map[wgtypes.Key]*sighting{}
 		}
 		seen[p.PublicKey] = s // remembered until it is healed, so that the next check has the same result
 		if known && !s.leave(now, p) {
+			if r.dead == nil {
+				r.dead = map[wgtypes.Key]int64{}
+			}
+			r.dead[p.PublicKey] = p.ReceiveBytes
 			continue
 		}
 		left = append(left, Roamed{Node: node, At: s.at, Wanted: endpoint, New: !known})
 		p.Endpoint = net.UDPAddrFromAddrPort(endpoint)
 	}
-	r.seen = seen
+	if r.seen, r.looked = seen, now; len(r.dead) > len(peers) {
+		clear(r.dead) // of peers that were removed, too
+	}
 	return left
 }
 

@@ -151,3 +151,69 @@ func TestEndpoints(t *testing.T) {
 		t.Error("a peer that has no endpoint")
 	}
 }
+
+// TestRoamingWhereOnlyTheOtherWorks: the desired endpoint of a peer behind a NAT does not work. Setting it again would
+// cut the peer off until its next packet, a keepalive in 25 s. So it is left where the handshake came from; where only
+// a packet moved it, the desired one is tried once.
+func TestRoamingWhereOnlyTheOtherWorks(t *testing.T) {
+	begin := time.Unix(1_000_000, 0)
+	wanted := netip.MustParseAddrPort("192.0.2.2:51820")
+	var r Roaming
+	for _, look := range []struct {
+		seconds, endpoint, handshake int // handshake is -1 for none
+		received                     int64
+		left                         bool
+	}{
+		{0, 2, -1, 0, false},
+		{25, 9, 24, 148, true},
+		{26, 9, 24, 148, true}, // nothing was received since, and nothing else works
+		{44, 9, 24, 148, true},
+		{50, 8, 24, 180, true}, // the NAT has another address, and a keepalive moved the endpoint
+		{51, 8, 24, 180, false},
+		{52, 2, 24, 180, false},
+		{75, 8, 24, 212, true}, // the desired one did not work meanwhile
+		{76, 8, 24, 212, true},
+		{94, 8, 24, 212, true},
+		{96, 2, 24, 300, false}, // now it does
+		{97, 7, 24, 300, true},  // and somebody writes another
+		{98, 7, 24, 300, false},
+	} {
+		now := begin.Add(time.Duration(look.seconds) * time.Second)
+		p := wgtypes.Peer{PublicKey: wgtypes.Key{1}, ReceiveBytes: look.received, TransmitBytes: 100,
+			Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(fmt.Sprintf("192.0.2.%d:51820", look.endpoint)))}
+		if look.handshake >= 0 {
+			p.LastHandshakeTime = begin.Add(time.Duration(look.handshake) * time.Second)
+		}
+		left := r.Look(now, []wgtypes.Peer{p}, func(wgtypes.Key) (string, netip.AddrPort, bool) {
+			return "n1", wanted, true
+		}, Bounds{})
+		if (len(left) == 1) != look.left {
+			t.Errorf("%d s, at %d: left %v", look.seconds, look.endpoint, left)
+		}
+	}
+}
+
+// TestPeerThatCalls: the endpoint of a node that calls is never written, and stays where its packets come from, inside
+// the bounds only.
+func TestPeerThatCalls(t *testing.T) {
+	calls := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a 192.0.2.17:1 10.2.1.0/24"})
+	calls.Peers["n1"].Wireguard.Address, calls.Peers["n1"].Wireguard.Calls = "", true
+	bounds := Bounds{Remote: &Remote{Pods: prefixes("10.2.0.0/16"), Nodes: prefixes("192.0.2.16/28")}}
+	steps := Network("c2", calls, bounds, wgtypes.Key{1}, nil)
+	if len(steps.Config.Peers) != 1 || steps.Config.Peers[0].Endpoint != nil || len(steps.Applied.Problems()) > 0 {
+		t.Fatalf("%+v, %v", steps.Config.Peers, steps.Applied.Problems())
+	}
+	for at, want := range map[string]string{"192.0.2.18:4242": "", "192.0.2.33:4242": "removed"} {
+		device := carryOut(t, nil, steps)
+		device.Peers[0].Endpoint = net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at))
+		got := ""
+		if again := Network("c2", calls, bounds, device.PrivateKey, device); again.Config != nil {
+			if len(again.Config.Peers) == 1 && again.Config.Peers[0].Remove {
+				got = "removed"
+			}
+		}
+		if got != want || steps.Applied.Matches("c2", calls.Device, nil, device) != (want == "") {
+			t.Errorf("at %s: %q, want %q", at, got, want)
+		}
+	}
+}

@@ -73,8 +73,8 @@ type RemoteClusterSpec struct {
 	// +listType=set
 	PodSubnets []Subnet `json:"podSubnets,omitempty"`
 
-	// NodeSubnets contain the InternalIPs of the remote cluster's nodes, which are the endpoints of its tunnels.
-	// Encryption needs them.
+	// NodeSubnets contain the addresses at which the remote cluster's nodes are reached, usually their InternalIPs, and
+	// those from which a NAT sends for them. Encryption needs them.
 	// +optional
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
@@ -181,7 +181,8 @@ type WireGuard struct {
 	// +optional
 	AddressFamily AddressFamily `json:"addressFamily,omitempty"`
 
-	// PersistentKeepalive is the interval of packets that keep a NAT open; absent or 0s for off.
+	// PersistentKeepalive is the interval of packets that keep a NAT open; absent or 0s for off, except on nodes that
+	// nothing reaches, which have 25s.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!self.matches('^([0-9]+(\\\\.[0-9]+)?(ns|us|ms|s|m|h))+$') || (duration(self) <= duration('65535s') && duration(self).getMilliseconds() % 1000 == 0)",messageExpression="self + ': use 0s to 65535s, whole seconds'"
 	PersistentKeepalive Duration `json:"persistentKeepalive,omitempty"`

@@ -3,7 +3,12 @@ package admission
 import (
 	"bytes"
 	"crypto/ecdh"
+	"fmt"
+	"net"
 	"net/netip"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -24,18 +29,90 @@ func (t *check) node(o *semaphorev1.Object) *semaphorev1.Object {
 		}
 	}
 	wireguard := n.GetWireguard()
-	if wireguard != nil && !(t.publicKey(wireguard.GetPublicKey()) && t.wireguardAddress(wireguard.GetAddress())) {
-		wireguard = nil
+	if wireguard != nil {
+		wireguard = t.wireguard(wireguard)
 	}
 	if len(kept) == len(n.GetPodCidrs()) && wireguard == n.GetWireguard() {
 		return o
 	}
 	taken := clone(o)
 	taken.GetNode().PodCidrs = kept
-	if wireguard == nil {
-		taken.GetNode().Wireguard = nil
-	}
+	taken.GetNode().Wireguard = wireguard
 	return taken
+}
+
+// maxCandidates is how many candidates of a node are accepted.
+const maxCandidates = 4
+
+// wireguard returns an endpoint with the candidates at which this cluster's nodes may send, the first address of which
+// is the one of older agents; nil if there is no valid key, or no such candidate though the node does not call. Those
+// outside the node subnets are another cluster's choice; other invalid ones are refused beside the rest.
+func (t *check) wireguard(w *semaphorev1.WireGuardEndpoint) *semaphorev1.WireGuardEndpoint {
+	if !t.publicKey(w.GetPublicKey()) {
+		return nil
+	}
+	if len(w.GetCandidates()) == 0 {
+		if !w.GetCalls() && !t.wireguardAddress(w.GetAddress()) {
+			return nil
+		}
+		if !w.GetCalls() || w.GetAddress() == "" {
+			return w
+		}
+		return &semaphorev1.WireGuardEndpoint{PublicKey: w.GetPublicKey(), Calls: true}
+	}
+	if len(w.GetCandidates()) > maxCandidates {
+		t.refuse(finding.TooLarge, "wireguard.candidates: %d exceed the limit of %d", len(w.GetCandidates()), maxCandidates)
+		return nil
+	}
+	out := &semaphorev1.WireGuardEndpoint{PublicKey: w.GetPublicKey()}
+	var outside string
+	for _, text := range w.GetCandidates() {
+		code, why := t.candidate(text)
+		switch {
+		case why == "" && out.GetAddress() == "" && !isName(text):
+			out.Address = text
+			fallthrough
+		case why == "":
+			out.Candidates = append(out.Candidates, text)
+		case code != "":
+			t.refuse(code, "%s", why)
+		default:
+			outside = why
+		}
+	}
+	switch {
+	case len(out.GetCandidates()) == 0:
+		if outside != "" {
+			t.refuse(finding.EndpointNotAllowed, "%s", outside)
+		}
+		return nil
+	case len(out.GetCandidates()) == 1 && out.GetAddress() != "":
+		out.Candidates = nil
+	}
+	return out
+}
+
+// isName reports whether a candidate is "name:port".
+func isName(text string) bool {
+	_, err := netip.ParseAddrPort(text)
+	return err != nil
+}
+
+// candidate returns why a candidate is not accepted, without a code if it is only outside of the node subnets; an empty
+// text if it is accepted. The agents look a name up, and judge the addresses by the same bounds.
+func (t *check) candidate(text string) (code finding.Code, why string) {
+	if !isName(text) {
+		if code, why = t.nodeAddress(text); why == "" {
+			why = t.outside(text)
+		}
+		return code, why
+	}
+	host, port, err := net.SplitHostPort(text)
+	n, errPort := strconv.ParseUint(port, 10, 16)
+	if err != nil || errPort != nil || n == 0 || len(validation.IsDNS1123Subdomain(host)) > 0 {
+		return finding.InvalidEndpoint, fmt.Sprintf("wireguard.candidates %.80q: use IP:port or name:port", text)
+	}
+	return "", ""
 }
 
 // podCIDR checks a prefix that becomes an allowed IP of the node's peer, and so permits inner source addresses.
@@ -115,39 +192,57 @@ func mustPrefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// wireguardAddress checks the address that this cluster's nodes will send packets to, so that a remote cannot choose
-// an arbitrary target.
+// wireguardAddress checks the address that this cluster's nodes will send packets to.
 func (t *check) wireguardAddress(text string) bool {
+	code, why := t.nodeAddress(text)
+	if why == "" {
+		code, why = finding.EndpointNotAllowed, t.outside(text)
+	}
+	if why != "" {
+		t.refuse(code, "%s", why)
+	}
+	return why == ""
+}
+
+// nodeAddress returns why the nodes of this cluster must not send packets to an address, so that a remote cannot choose
+// an arbitrary target; an empty text if they may.
+func (t *check) nodeAddress(text string) (code finding.Code, why string) {
 	ap, err := netip.ParseAddrPort(text)
 	if err != nil {
-		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: use IP:port or [IPv6]:port; names are not resolved", text)
-		return false
+		return finding.InvalidEndpoint, fmt.Sprintf(
+			"wireguard.address %q: use IP:port or [IPv6]:port; names are not resolved", text)
 	}
 	ip := ap.Addr()
 	switch {
 	case ip.Zone() != "" || ip.Is4In6():
-		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: use the plain form of the address", text)
+		return finding.InvalidEndpoint, fmt.Sprintf("wireguard.address %q: use the plain form of the address", text)
 	case ap.Port() == 0:
-		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: port 0 is not valid", text)
+		return finding.InvalidEndpoint, fmt.Sprintf("wireguard.address %q: port 0 is not valid", text)
+	}
+	code = finding.EndpointNotAllowed
+	switch {
 	case !ip.IsGlobalUnicast():
 		// This excludes unspecified, loopback, link-local, multicast and broadcast addresses.
-		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s cannot be the address of a node of another cluster", ip)
+		return code, fmt.Sprintf("wireguard.address %s cannot be the address of a node of another cluster", ip)
 	case containsAddr(reservedRanges, ip):
-		t.refuse(finding.EndpointNotAllowed,
-			"wireguard.address %s is in a range without nodes (metadata, NAT64, 6to4, reserved)", ip)
+		return code, fmt.Sprintf("wireguard.address %s is in a range without nodes (metadata, NAT64, 6to4, reserved)", ip)
 	case containsAddr(t.others, ip):
-		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is in the pod subnets of another cluster", ip)
+		return code, fmt.Sprintf("wireguard.address %s is in the pod subnets of another cluster", ip)
 	case containsAddr(t.remote.PodPrefixes, ip):
-		t.refuse(finding.EndpointNotAllowed,
-			"wireguard.address %s is in the pod subnets of %s: packets for the tunnel would go into the tunnel", ip,
-			t.remote.Name)
+		return code, fmt.Sprintf("wireguard.address %s is in the pod subnets of %s: packets for the tunnel would go into "+
+			"the tunnel", ip, t.remote.Name)
 	case containsAddr(t.local, ip):
-		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is in the subnets of this cluster", ip)
-	case len(t.remote.NodePrefixes) > 0 && !containsAddr(t.remote.NodePrefixes, ip):
-		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is outside the node subnets %v of %s", ip,
-			t.remote.NodePrefixes, t.remote.Name)
-	default:
-		return true
+		return code, fmt.Sprintf("wireguard.address %s is in the subnets of this cluster", ip)
 	}
-	return false
+	return "", ""
+}
+
+// outside returns why a valid endpoint is outside of the remote's node subnets; an empty text if it is inside.
+func (t *check) outside(text string) string {
+	ip := netip.MustParseAddrPort(text).Addr()
+	if len(t.remote.NodePrefixes) == 0 || containsAddr(t.remote.NodePrefixes, ip) {
+		return ""
+	}
+	return fmt.Sprintf("wireguard.address %s is outside the node subnets %v of %s", ip, t.remote.NodePrefixes,
+		t.remote.Name)
 }

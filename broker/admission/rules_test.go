@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -313,5 +314,53 @@ func TestR02TheOwnExporterSendsServicesOnly(t *testing.T) {
 	if len(taken.GetEndpointSlice().GetEndpoints()) != 1 || len(refusals) != 2 ||
 		refusals[0].Code != finding.IPOutsidePodSubnets {
 		t.Errorf("took %v, refused %v", taken, refusals)
+	}
+}
+
+// A candidate is an address to which this cluster's nodes send: each is inside the bounds, or not used.
+func TestR11CandidatesAreInsideTheBounds(t *testing.T) {
+	for _, test := range []struct {
+		candidates []string
+		address    string
+		left       []string
+		codes      []finding.Code
+	}{
+		{[]string{"172.18.2.11:1", "172.18.2.12:2"}, "172.18.2.11:1", []string{"172.18.2.11:1", "172.18.2.12:2"}, nil},
+		// Those outside of the node subnets are for other clusters.
+		{[]string{"192.168.0.11:1", "172.18.2.12:2"}, "172.18.2.12:2", nil, nil},
+		{[]string{"192.168.0.11:1", "10.9.9.9:1"}, "", nil, []finding.Code{finding.EndpointNotAllowed}},
+		// A spoofed one costs the node no other.
+		{[]string{"127.0.0.1:1", "172.18.1.11:1", "10.2.3.4:1", "172.18.2.12:2"}, "172.18.2.12:2", nil,
+			[]finding.Code{finding.EndpointNotAllowed, finding.EndpointNotAllowed, finding.EndpointNotAllowed}},
+		{[]string{"172.18.2.12:0", "172.18.2.12:2"}, "172.18.2.12:2", nil, []finding.Code{finding.InvalidEndpoint}},
+		{[]string{"n1.example.org:1", "172.18.2.12:2"}, "172.18.2.12:2", []string{"n1.example.org:1", "172.18.2.12:2"}, nil},
+		{[]string{"n1.example.org:1"}, "", []string{"n1.example.org:1"}, nil},
+		{[]string{"n1_example:1", "172.18.2.12:2"}, "172.18.2.12:2", nil, []finding.Code{finding.InvalidEndpoint}},
+		{slices.Repeat([]string{"172.18.2.12:2"}, 5), "", nil, []finding.Code{finding.TooLarge}},
+	} {
+		o := node("n1", wg(good, "172.18.2.11:1"), "10.2.1.0/24")
+		o.GetNode().Wireguard.Candidates = test.candidates
+		taken, refusals := New(remote, local).Check(o)
+		var codes []finding.Code
+		for _, r := range refusals {
+			codes = append(codes, r.Code)
+		}
+		w := taken.GetNode().GetWireguard()
+		if w.GetAddress() != test.address || !slices.Equal(w.GetCandidates(), test.left) || !slices.Equal(codes, test.codes) {
+			t.Errorf("%v: taken %v, refused %v; want %s of %v, %v", test.candidates, w, refusals, test.address, test.left,
+				test.codes)
+		}
+	}
+}
+
+// Nothing reaches a node that calls, whatever else it says.
+func TestANodeThatCallsHasNoAddress(t *testing.T) {
+	for _, address := range []string{"", "172.18.2.11:1", "127.0.0.1:1"} {
+		o := node("n1", wg(good, address), "10.2.1.0/24")
+		o.GetNode().Wireguard.Calls = true
+		taken, refusals := New(remote, local).Check(o)
+		if w := taken.GetNode().GetWireguard(); !w.GetCalls() || w.GetAddress() != "" || len(refusals) > 0 {
+			t.Errorf("%q: taken %v, refused %v", address, w, refusals)
+		}
 	}
 }

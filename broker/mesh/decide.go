@@ -16,6 +16,8 @@ type decision struct {
 	problems []string
 	// more is how many problems the last text summarizes beyond the first.
 	more int
+	// apart says between which own nodes and this one no tunnel is possible; empty for none.
+	apart string
 }
 
 func (d *decision) problem(format string, args ...any) {
@@ -46,7 +48,7 @@ func (p *Plan) owner(key string) owner {
 
 // eligible reports whether a node could become a peer if no other node had its key.
 func (p *Plan) eligible(who ref) bool {
-	_, taken := p.addressTaken(who)
+	_, _, taken := p.addressTaken(who)
 	return !taken && len(p.allowedIPs(who, nil)) > 0
 }
 
@@ -54,11 +56,11 @@ func (p *Plan) eligible(who ref) bool {
 func (p *Plan) decide(who ref, owner owner) decision {
 	var d decision
 	n := p.remotes[who.remote].nodes[who.node]
-	if node, taken := p.addressTaken(who); taken {
+	if at, node, taken := p.addressTaken(who); taken {
 		d.problem(
 			"node %s publishes the endpoint address %s, which belongs to this cluster's node %s: it does not become a peer",
 			p.name(who),
-			addressOf(n.GetWireguard()),
+			at,
 			node,
 		)
 		return d
@@ -77,9 +79,11 @@ func (p *Plan) decide(who ref, owner owner) decision {
 		d.problem("this cluster's node %s claims the public key of %s, which remains the peer with this key", local[0],
 			p.name(who))
 	}
-	if nodes := p.ownNodes.addresses[addressOf(n.GetWireguard())]; len(nodes) > 0 {
-		d.problem("this cluster's node %s claims the address %s of %s, which remains the peer at this address", nodes[0],
-			addressOf(n.GetWireguard()), p.name(who))
+	for at := range addressesOf(n.GetWireguard()) {
+		if nodes := p.ownNodes.addresses[at]; len(nodes) > 0 {
+			d.problem("this cluster's node %s claims the address %s of %s, which remains the peer at this address", nodes[0],
+				at, p.name(who))
+		}
 	}
 	lost := 0
 	allowed := p.allowedIPs(who, func(cidr, keeper string) {
@@ -95,6 +99,10 @@ func (p *Plan) decide(who ref, owner owner) decision {
 	if len(n.GetPodCidrs()) == 0 {
 		d.problem("node %s has a key and no pod CIDR: it has no allowed IPs and does not become a peer", p.name(who))
 	}
+	nowhere := false
+	if d.apart, nowhere = p.bothUnreachable(who); nowhere {
+		return d
+	}
 	if len(allowed) > 0 {
 		d.peer = &semaphorev1.Peer{
 			Key:        &semaphorev1.PeerKey{Cluster: p.remotes[who.remote].config.Name, Node: who.node},
@@ -105,16 +113,18 @@ func (p *Plan) decide(who ref, owner owner) decision {
 	return d
 }
 
-// addressTaken reports whether a node's tunnel endpoint has the address of an own node, and of which. An existing peer
-// keeps its address, as a kubelet can report any address for its node.
-func (p *Plan) addressTaken(who ref) (node string, taken bool) {
+// addressTaken reports whether a node's tunnel endpoint has the address of an own node, which, and of which node. An
+// existing peer keeps its addresses, as a kubelet can report any address for its node.
+func (p *Plan) addressTaken(who ref) (at, node string, taken bool) {
 	r := p.remotes[who.remote]
-	at := addressOf(r.nodes[who.node].GetWireguard())
-	nodes := p.ownNodes.addresses[at]
-	if len(nodes) == 0 || addressOf(r.decided[who.node].peer.GetWireguard()) == at {
-		return "", false
+	was := r.decided[who.node].peer.GetWireguard()
+	for at := range addressesOf(r.nodes[who.node].GetWireguard()) {
+		nodes := p.ownNodes.addresses[at]
+		if len(nodes) > 0 && !slices.Contains(slices.Collect(addressesOf(was)), at) {
+			return at, nodes[0], true
+		}
 	}
-	return nodes[0], true
+	return "", "", false
 }
 
 // allowedIPs returns the pod CIDRs of a node that it keeps. It calls lost, if not nil, for each of the others.

@@ -30,7 +30,7 @@ func stands(p *Plan) standing {
 		for node, d := range r.decided {
 			if d.peer != nil {
 				s.holders[string(d.peer.Wireguard.PublicKey)] = ref{i, node}
-				s.at[ref{i, node}] = addressOf(d.peer.Wireguard)
+				s.at[ref{i, node}] = slices.Collect(addressesOf(d.peer.Wireguard))[0]
 			}
 		}
 		for prefix, node := range r.cidrs.kept.All() {

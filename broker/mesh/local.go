@@ -1,9 +1,13 @@
 package mesh
 
 import (
+	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -15,6 +19,10 @@ type ownNodes struct {
 	nodes map[string]keysAndAddresses
 	// keys and addresses map to the names of the nodes that have them, sorted.
 	keys, addresses map[string][]string
+	// calls are the remotes that a node calls.
+	calls map[string][]string
+	// all is how many nodes there are; 0 while that is not known.
+	all int
 }
 
 // A node may have one key for each remote and spareKeys beside them, and maxAddresses addresses.
@@ -23,8 +31,11 @@ const spareKeys, maxAddresses = 8, 16
 type keysAndAddresses struct{ keys, addresses []string }
 
 func newOwnNodes() ownNodes {
-	return ownNodes{map[string]keysAndAddresses{}, map[string][]string{}, map[string][]string{}}
+	return ownNodes{map[string]keysAndAddresses{}, map[string][]string{}, map[string][]string{}, map[string][]string{}, 0}
 }
+
+// known reports whether all own nodes are: a broker that begins does not withdraw a peer because it has seen few.
+func (o ownNodes) known() bool { return o.all > 0 && len(o.nodes) >= o.all }
 
 // SetOwnNode sets the public keys and addresses of an own node; none of either if it was deleted. It reports whether
 // they changed. Update recomputes what depends on them.
@@ -71,6 +82,9 @@ func (p *Plan) SetOwnNode(node string, keys [][]byte, addresses []netip.Addr) (c
 	} else {
 		p.ownNodes.nodes[node] = now
 	}
+	if len(before.keys) > 0 != (len(now.keys) > 0) {
+		p.touchCallers()
+	}
 	for _, e := range []keysAndAddresses{before, now} {
 		for _, key := range e.keys {
 			p.dirtyKeys[key] = true
@@ -84,13 +98,84 @@ func (p *Plan) SetOwnNode(node string, keys [][]byte, addresses []netip.Addr) (c
 	return true
 }
 
-// addressOf returns the IP of a tunnel endpoint; "" for none.
-func addressOf(wg *semaphorev1.WireGuardEndpoint) string {
-	at, err := netip.ParseAddrPort(wg.GetAddress())
-	if err != nil {
-		return "" // admission refuses others
+// addressesOf iterates over the IPs of a tunnel endpoint: those of its candidates, or the only one. A node that calls
+// has none.
+func addressesOf(wg *semaphorev1.WireGuardEndpoint) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		ip := func(text string) bool {
+			at, err := netip.ParseAddrPort(text)
+			return err != nil || yield(at.Addr().String()) // admission has refused what is neither an address nor a name
+		}
+		if len(wg.GetCandidates()) == 0 {
+			ip(wg.GetAddress())
+			return
+		}
+		for _, text := range wg.GetCandidates() {
+			if !ip(text) {
+				return
+			}
+		}
 	}
-	return at.Addr().String()
+}
+
+// SetOwnCalls sets the remotes that an own node calls, because nothing reaches it from there; none if it was deleted.
+// all is how many own nodes there are; 0 while that is not known.
+func (p *Plan) SetOwnCalls(node string, calls []string, all int) (changed bool) {
+	if slices.Equal(p.ownNodes.calls[node], calls) && p.ownNodes.all == all {
+		return false
+	}
+	p.ownNodes.all = all
+	if p.ownNodes.calls[node] = calls; len(calls) == 0 {
+		delete(p.ownNodes.calls, node)
+	}
+	p.touchCallers()
+	return true
+}
+
+// touchCallers has the nodes that call decided again.
+func (p *Plan) touchCallers() {
+	for i, r := range p.remotes {
+		for name, n := range r.nodes {
+			if n.GetWireguard().GetCalls() {
+				p.dirty[ref{i, name}] = true
+			}
+		}
+	}
+}
+
+// maxCallers is how many own nodes a text names.
+const maxCallers = 3
+
+// bothUnreachable says from which own nodes no tunnel leads to a node that calls, because they call, too; empty for
+// none. all means that none leads there.
+func (p *Plan) bothUnreachable(who ref) (text string, all bool) {
+	r := p.remotes[who.remote]
+	if !r.nodes[who.node].GetWireguard().GetCalls() {
+		return "", false
+	}
+	var callers []string
+	nodes := 0
+	for node, has := range p.ownNodes.nodes {
+		if len(has.keys) == 0 {
+			continue
+		}
+		nodes++
+		if slices.Contains(p.ownNodes.calls[node], r.config.Name) {
+			callers = append(callers, node)
+		}
+	}
+	if len(callers) == 0 {
+		return "", false
+	}
+	slices.Sort(callers)
+	named := strings.Join(callers[:min(len(callers), maxCallers)], ", ")
+	if more := len(callers) - maxCallers; more > 0 {
+		named += fmt.Sprintf(" and %d more", more)
+	}
+	text = fmt.Sprintf("node %s and this cluster's node %s both have no address at which the other could reach it: one "+
+		"of them needs a candidate (annotation %s on its Node), or no packet passes between them (%d of %d nodes here)",
+		p.name(who), named, naming.ReachableAt, len(callers), nodes)
+	return text, len(callers) == nodes && p.ownNodes.known()
 }
 
 // NodeClaims returns how many keys and addresses of peers each own node claims without getting them, by node name,

@@ -130,7 +130,9 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	var before, now []string // a node without a key claims nothing
 	if was := r.nodes[node]; was.GetWireguard() != nil {
 		drop(p.byKey, keyOf(was), who)
-		drop(p.byAddress, addressOf(was.GetWireguard()), who)
+		for at := range addressesOf(was.GetWireguard()) {
+			drop(p.byAddress, at, who)
+		}
 		p.dirtyKeys[keyOf(was)] = true
 		before = was.GetPodCidrs()
 	}
@@ -141,7 +143,9 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	}
 	if state.GetWireguard() != nil {
 		add(p.byKey, keyOf(state), who)
-		add(p.byAddress, addressOf(state.GetWireguard()), who)
+		for at := range addressesOf(state.GetWireguard()) {
+			add(p.byAddress, at, who)
+		}
 		p.dirtyKeys[keyOf(state)] = true
 		now = state.GetPodCidrs()
 	}
@@ -207,11 +211,12 @@ func (p *Plan) Update() []string {
 func (p *Plan) record(who ref, now decision) {
 	r := p.remotes[who.remote]
 	before := r.decided[who.node]
-	if proto.Equal(before.peer, now.peer) && slices.Equal(before.problems, now.problems) && before.more == now.more {
+	if proto.Equal(before.peer, now.peer) && slices.Equal(before.problems, now.problems) && before.more == now.more &&
+		before.apart == now.apart {
 		return
 	}
 	r.pending[who.node] = true
-	if now.peer == nil && len(now.problems) == 0 {
+	if now.peer == nil && len(now.problems) == 0 && now.apart == "" {
 		delete(r.decided, who.node)
 	} else {
 		r.decided[who.node] = now
@@ -223,6 +228,10 @@ func (p *Plan) record(who ref, now decision) {
 			one.Count += now.more
 		}
 		problems = append(problems, one)
+	}
+	if now.apart != "" {
+		problems = append(problems, problem.Problem{Cluster: r.config.Name, Object: who.node,
+			Code: finding.BothUnreachable, Text: now.apart, Count: 1})
 	}
 	p.problems.Replace(p.name(who), problems)
 }

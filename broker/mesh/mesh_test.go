@@ -52,6 +52,9 @@ func meshOf(p *Plan, cluster string) whole {
 			m.Peers = append(m.Peers, d.peer)
 		}
 		m.Problems = append(m.Problems, d.problems...)
+		if d.apart != "" {
+			m.Problems = append(m.Problems, d.apart)
+		}
 	}
 	return m
 }

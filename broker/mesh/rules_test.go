@@ -146,3 +146,40 @@ func TestR11APeerIsAtNoAddressOfTheOwnCluster(t *testing.T) {
 		t.Errorf("claims of nobody: %v %v", p.byKey, p.byAddress)
 	}
 }
+
+// TestBothUnreachable: a node that calls is a peer as long as it can call one node here, and each pair of nodes that
+// both call is named.
+func TestBothUnreachable(t *testing.T) {
+	p := New(remotes())
+	calls := node(1, "10.2.1.0/24")
+	calls.Wireguard.Address, calls.Wireguard.Calls = "", true
+	p.SetNode("c2", "a", calls)
+	p.SetNode("c2", "b", node(2, "10.2.2.0/24"))
+	p.SetOwnNode("n1", [][]byte{key(8)}, nil)
+	p.SetOwnNode("n2", [][]byte{key(9)}, nil)
+	p.SetOwnNode("master", nil, []netip.Addr{netip.MustParseAddr("172.18.1.10")}) // no agent
+	check := func(name, peers, problem string) {
+		t.Helper()
+		p.Update()
+		m := meshOf(p, "c2")
+		if show(m) != peers || problem == "" && len(m.Problems) > 0 || problem != "" &&
+			(len(m.Problems) != 1 || !strings.Contains(m.Problems[0], problem)) {
+			t.Errorf("%s: peers %s, problems %q; want %s, %q", name, show(m), m.Problems, peers, problem)
+		}
+	}
+	const both, onlyB = "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24", "b key 2 allowed 10.2.2.0/24"
+	check("both own nodes are reached", both, "")
+	p.SetOwnCalls("n1", []string{"c2"}, 3)
+	check("one calls, too", both, "node c2/a and this cluster's node n1 both have no address at which the other could")
+	p.SetOwnCalls("n2", []string{"c2", "c3"}, 0)
+	check("all that are known call, and there may be others", both, "node n1, n2 both")
+	p.SetOwnCalls("n2", []string{"c2", "c3"}, 3)
+	check("all call", onlyB, "node n1, n2 both have no address")
+	p.SetOwnCalls("n2", []string{"c3"}, 3)
+	check("one is reached again", both, "(1 of 2 nodes here)")
+	p.SetOwnCalls("n1", nil, 3)
+	check("both are", both, "")
+	p.SetOwnNode("n2", nil, nil)
+	p.SetOwnCalls("n1", []string{"c2"}, 2)
+	check("the only one calls", onlyB, "(1 of 1 nodes here)")
+}

@@ -122,6 +122,16 @@ func (e *Engine) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	}
 }
 
+// LocalCalls sets the remotes that an own node calls, none if it was deleted, and how many own nodes there are, 0 if
+// that is not known.
+func (e *Engine) LocalCalls(name string, calls []string, all int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.plan.SetOwnCalls(name, calls, all) {
+		e.update("", nil)
+	}
+}
+
 // update publishes the changes of all remotes. observedAt belongs to the nodes of one cluster, the source; changes of
 // others follow from it and were observed nowhere else. Changes of a remote wait until its nodes are complete.
 func (e *Engine) update(source string, observedAt map[string]time.Time) {

@@ -15,21 +15,41 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// annotations returns the annotations that a node with these tunnels should have; local are the own cluster's subnets.
-// err names each tunnel without one because the node has no address for its remote.
-func annotations(node *corev1.Node, tunnels map[string]Tunnel, families map[string]config.Family,
-	local []netip.Prefix) (out map[string]string, err error) {
+// annotations returns the annotations that a node with these tunnels should have; empty for one that it should not
+// have. err names each tunnel without one because the node has no address for its remote, and each invalid address.
+func (e endpoints) annotations(node *corev1.Node, tunnels map[string]Tunnel) (out map[string]string, err error) {
 	out = map[string]string{}
 	var errs []error
 	for _, cluster := range slices.Sorted(maps.Keys(tunnels)) {
 		t := tunnels[cluster]
-		ip, err := address(node, families[cluster], published(node, cluster), local)
+		all, err := e.candidates(node, cluster, t.ListenPort)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("the tunnel to %s: %w", cluster, err))
+		}
+		if err != nil && len(all) == 0 {
 			continue
 		}
 		out[naming.PubKeyAnnotation(cluster)] = base64.StdEncoding.EncodeToString(t.PublicKey[:])
-		out[naming.EndpointAnnotation(cluster)] = netip.AddrPortFrom(ip, t.ListenPort).String()
+		first := "" // exporters of the last version, and semaphore-wireguard, read addresses only
+		for _, one := range slices.Backward(all) {
+			if _, err := netip.ParseAddrPort(one); err == nil {
+				first = one
+			}
+		}
+		set := func(key, value string) {
+			if _, there := node.Annotations[key]; value != "" || there {
+				out[key] = value
+			}
+		}
+		set(naming.EndpointAnnotation(cluster), first)
+		switch {
+		case e.onlyInternal():
+			set(naming.CandidatesAnnotation(cluster), "")
+		case len(all) == 0:
+			set(naming.CandidatesAnnotation(cluster), naming.Nowhere)
+		default:
+			set(naming.CandidatesAnnotation(cluster), strings.Join(all, ","))
+		}
 	}
 	return out, errors.Join(errs...)
 }
@@ -58,15 +78,7 @@ func address(node *corev1.Node, family config.Family, published netip.Addr, loca
 		}
 		return n
 	}
-	for _, a := range node.Status.Addresses {
-		ip, err := netip.ParseAddr(a.Address)
-		if a.Type != corev1.NodeInternalIP || err != nil {
-			continue
-		}
-		ip = ip.Unmap()
-		if family != config.AnyFamily && (family == config.IPv4) != ip.Is4() {
-			continue
-		}
+	for _, ip := range addresses(node, corev1.NodeInternalIP, family) {
 		if !best.IsValid() || rank(ip) > rank(best) {
 			best = ip
 		}

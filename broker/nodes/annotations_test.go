@@ -55,7 +55,7 @@ func TestAnnotationsByFamily(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
 	tunnels := map[string]Tunnel{"c2": {ListenPort: 1}, "c3": {ListenPort: 2}, "c4": {ListenPort: 3}}
 	families := map[string]config.Family{"c2": config.IPv4, "c3": config.IPv6}
-	got, err := annotations(node, tunnels, families, nil)
+	got, err := endpoints{[]config.EndpointKind{config.InternalIP}, families, nil}.annotations(node, tunnels)
 	if err == nil || !strings.Contains(err.Error(), "the tunnel to c3: ") || strings.Contains(err.Error(), "c2") {
 		t.Errorf("%v", err)
 	}
@@ -65,7 +65,7 @@ func TestAnnotationsByFamily(t *testing.T) {
 	}
 	node.Status.Addresses = append(node.Status.Addresses,
 		corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "2001:db8::1"})
-	got, err = annotations(node, tunnels, families, nil)
+	got, err = endpoints{[]config.EndpointKind{config.InternalIP}, families, nil}.annotations(node, tunnels)
 	if err != nil || len(got) != 6 || got["c3.wireguard.semaphore.uw.io/endpoint"] != "[2001:db8::1]:2" {
 		t.Error(got, err)
 	}

@@ -58,6 +58,8 @@ type Networks struct {
 	nodes map[string]*semaphorev1.NodeNetwork // immutable: replaced as a whole
 	// own are the addresses of the host itself in its pod network, by node.
 	own map[string][]netip.Addr
+	// calls are the remotes for which nothing reaches a node, by node.
+	calls map[string][]string
 	// synced is set once the block affinities are known, or if there are none.
 	synced bool
 	// problem is why the block affinities cannot be watched.
@@ -73,7 +75,8 @@ type Networks struct {
 func NewNetworks(options NetworksOptions) *Networks {
 	n := &Networks{
 		options: options, table: podcidr.New(options.From, options.Subnets), nodes: map[string]*semaphorev1.NodeNetwork{},
-		own: map[string][]netip.Addr{}, synced: options.From == config.NodePodCIDRs, problem: kube.NewProblem(options.Log),
+		own: map[string][]netip.Addr{}, calls: map[string][]string{},
+		synced: options.From == config.NodePodCIDRs, problem: kube.NewProblem(options.Log),
 	}
 	if options.Reserve != nil {
 		n.reserved = &reservations{
@@ -84,12 +87,12 @@ func NewNetworks(options NetworksOptions) *Networks {
 	return n
 }
 
-// PutNode records a node, and the known addresses of the host itself in its pod network.
+// PutNode records a node with the remotes that it calls, and the known addresses of the host itself in its pod network.
 func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
-	name := node.Name
+	name, calls := node.Name, Calls(node)
 	n.mu.Lock()
-	differs := !slices.Equal(n.own[name], own)
-	n.own[name] = own
+	differs := !slices.Equal(n.own[name], own) || !slices.Equal(n.calls[name], calls)
+	n.own[name], n.calls[name] = own, calls
 	n.mu.Unlock()
 	n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutNode(node) })
 	if differs {
@@ -102,6 +105,7 @@ func (n *Networks) DeleteNode(name string) {
 	n.mu.Lock()
 	delete(n.nodes, name)
 	delete(n.own, name)
+	delete(n.calls, name)
 	n.mu.Unlock()
 	n.change(func(t *podcidr.Table) podcidr.Changed { return t.DeleteNode(name) })
 }
@@ -148,7 +152,7 @@ func (n *Networks) addressesChanged(name string) {
 
 // renew computes the network of a node, and reports whether it changed. The caller holds mu.
 func (n *Networks) renew(name string) bool {
-	network := &semaphorev1.NodeNetwork{PodPrefixes: sorted(n.table.Prefixes(name))}
+	network := &semaphorev1.NodeNetwork{PodPrefixes: sorted(n.table.Prefixes(name)), Calls: n.calls[name]}
 	var v4, v6 bool
 	// With podCIDRs Calico annotates the address that tunl0 would have, whether tunl0 exists or not (libcalico-go,
 	// lib/backend/k8s/resources/node.go). The candidate is that same address, and an agent prefers an address that its

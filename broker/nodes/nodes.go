@@ -41,9 +41,9 @@ type Tunnel struct {
 	ListenPort uint16
 }
 
-// Nodes watches the nodes of the own cluster, and writes what their agents report: the two annotations for each remote,
-// by a merge patch of only these. It removes no annotation: it cannot know whether semaphore or semaphore-wireguard
-// wrote that of a remote that is no longer reported.
+// Nodes watches the nodes of the own cluster, and writes what their agents report: the annotations for each remote, by
+// a merge patch of only these. It removes none of a remote that is no longer reported: it cannot know whether semaphore
+// or semaphore-wireguard wrote it.
 type Nodes struct {
 	kube    kubernetes.Interface
 	options apply.Options
@@ -51,13 +51,12 @@ type Nodes struct {
 	synced  atomic.Bool
 	store   apply.Store[*corev1.Node]
 	belief  *writes.Belief[*corev1.Node]
-	local   []netip.Prefix
 
-	mu       sync.Mutex
-	families map[string]config.Family
-	reports  map[string]agentReport
-	gone     func(types.UID)
-	seen     func(node *corev1.Node, gone bool)
+	mu        sync.Mutex
+	endpoints endpoints
+	reports   map[string]agentReport
+	gone      func(types.UID)
+	seen      func(node *corev1.Node, gone bool)
 }
 
 type agentReport struct {
@@ -71,8 +70,8 @@ type agentReport struct {
 // has any. local are the own cluster's subnets. gone is called with the UID of each deleted node.
 func New(kube kubernetes.Interface, families map[string]config.Family, local []netip.Prefix, gone func(types.UID),
 	options apply.Options) *Nodes {
-	n := &Nodes{kube: kube, families: families, local: local, options: options, reports: map[string]agentReport{},
-		gone: gone}
+	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, gone: gone,
+		endpoints: endpoints{kinds: []config.EndpointKind{config.InternalIP}, families: families, local: local}}
 	n.belief = writes.NewBelief(&n.store)
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
 		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
@@ -86,10 +85,13 @@ func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
+// Publish sets the kinds of addresses that are published, InternalIP alone before. Call it before Run.
+func (n *Nodes) Publish(kinds []config.EndpointKind) { n.endpoints.kinds = kinds }
+
 func (n *Nodes) Follow(families map[string]config.Family) {
 	n.mu.Lock()
-	was, reported := n.families, slices.Collect(maps.Keys(n.reports))
-	n.families = families
+	was, reported := n.endpoints.families, slices.Collect(maps.Keys(n.reports))
+	n.endpoints.families = families
 	n.mu.Unlock()
 	for cluster, family := range families {
 		if before, had := was[cluster]; had && before != family {
@@ -206,12 +208,13 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 		Spec: corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
-		if _, ours := naming.WireGuardAnnotationCluster(key); ours || slices.Contains(naming.CalicoTunnelAddresses, key) {
+		if _, ours := naming.WireGuardAnnotationCluster(key); ours || naming.IsReachableAt(key) ||
+			slices.Contains(naming.CalicoTunnelAddresses, key) {
 			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
 		}
 	}
 	for _, a := range node.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
+		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			out.Status.Addresses = append(out.Status.Addresses, a)
 		}
 	}
@@ -277,13 +280,17 @@ func (n *Nodes) untaint(ctx context.Context, name string) error {
 
 func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r agentReport) error {
 	n.mu.Lock()
-	families := n.families
+	endpoints := n.endpoints
 	n.mu.Unlock()
-	wanted, missing := annotations(node, r.tunnels, families, n.local)
-	changed := map[string]string{}
+	wanted, missing := endpoints.annotations(node, r.tunnels)
+	changed, patch := map[string]string{}, map[string]any{}
 	for key, value := range wanted {
-		if node.Annotations[key] != value {
-			changed[key] = value
+		if node.Annotations[key] == value {
+			continue
+		}
+		changed[key], patch[key] = value, value
+		if value == "" {
+			patch[key] = nil
 		}
 	}
 	if len(changed) == 0 {
@@ -295,7 +302,7 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 		n.options.Log.Warn(line)
 		n.options.Events.Warn("", finding.EndpointMoved, line)
 	}
-	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": changed}},
+	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": patch}},
 		"annotate", detail))
 }
 

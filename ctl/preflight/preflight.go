@@ -39,8 +39,10 @@ type Node struct {
 	Name        string         `json:"name"`
 	InternalIPs []netip.Addr   `json:"internalIPs"`
 	PodCIDRs    []netip.Prefix `json:"podCIDRs,omitempty"`
-	Kernel      string         `json:"kernel"`
-	OS          string         `json:"os"`
+	// Calls are the clusters whose nodes have no address of it; "*" for all.
+	Calls  []string `json:"calls,omitempty"`
+	Kernel string   `json:"kernel"`
+	OS     string   `json:"os"`
 	// ControlPlane says that it is a node of the control plane, and Created since when there is the node: which of them
 	// are likely to stay.
 	ControlPlane bool      `json:"controlPlane,omitempty"`
@@ -267,6 +269,16 @@ func (c *judged) nodes() {
 	}
 }
 
+// callers returns the nodes that have no address for another cluster.
+func (c *Cluster) callers(other *Cluster) (nodes []string) {
+	for _, n := range c.Nodes {
+		if slices.Contains(n.Calls, "*") || slices.Contains(n.Calls, other.Name()) {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	return nodes
+}
+
 // JudgePair returns what is wrong with two clusters together.
 func JudgePair(a, b *Cluster) []show.Finding {
 	var all []show.Finding
@@ -321,6 +333,11 @@ func JudgePair(a, b *Cluster) []show.Finding {
 				all = append(all, f)
 			}
 		}
+	}
+	if here, there := a.callers(b), b.callers(a); len(here) > 0 && len(there) > 0 {
+		add(finding.BothUnreachable, "nodes", "give the nodes of one side an address that the other reaches: "+
+			"annotation "+naming.ReachableAt, "%s of %s and %s of %s have no address at which the others could reach them: no "+
+			"packet passes between them", shortened(here), a.Context, shortened(there), b.Context)
 	}
 	if a.Clock == nil || b.Clock == nil {
 		return all

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // surveyor reads the properties of a cluster. It creates objects only as a dry run.
@@ -130,6 +131,7 @@ func (s *surveyor) readNodes(ctx context.Context) {
 				node.PodCIDRs = append(node.PodCIDRs, p)
 			}
 		}
+		node.Calls = callsOf(n.Annotations)
 		all = append(all, node.InternalIPs...)
 		s.out.Nodes = append(s.out.Nodes, node)
 		scheme, _, found := strings.Cut(n.Spec.ProviderID, "://")
@@ -142,6 +144,22 @@ func (s *surveyor) readNodes(ctx context.Context) {
 	}
 	s.unread(err)
 	s.out.IPs = Subnets{Prefixes: Cover(all), From: "InternalIPs of nodes; a guess"}
+}
+
+// callsOf returns the clusters for which the annotations of a node say that nothing reaches it, "*" for all.
+func callsOf(annotations map[string]string) (calls []string) {
+	for key, value := range annotations {
+		if !naming.IsReachableAt(key) || strings.TrimSpace(value) != naming.Nowhere {
+			continue
+		}
+		cluster, one := strings.CutSuffix(key, "."+naming.ReachableAt)
+		if !one {
+			cluster = "*"
+		}
+		calls = append(calls, cluster)
+	}
+	slices.Sort(calls)
+	return calls
 }
 
 func (s *surveyor) readKubeadm(ctx context.Context) {

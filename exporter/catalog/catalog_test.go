@@ -185,6 +185,26 @@ func TestNodes(t *testing.T) {
 			want:    &semaphorev1.Node{},
 			problem: `annotation c2.wireguard.semaphore.uw.io/endpoint: "n1.example.org:51820" is not an IP:port`,
 		},
+		"candidates, of which one is none": {
+			node: newNode("n1", nil, map[string]string{naming.PubKeyAnnotation("c2"): publicKey(2),
+				naming.EndpointAnnotation("c2"):   "192.0.2.1:51820",
+				naming.CandidatesAnnotation("c2"): "n1.example.org:1,192.0.2.1:51820,nonsense"}),
+			want: &semaphorev1.Node{Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32),
+				Address: "192.0.2.1:51820", Candidates: []string{"n1.example.org:1", "192.0.2.1:51820"}}},
+			problem: `annotation c2.wireguard.semaphore.uw.io/candidates: "nonsense" is not an IP:port or name:port`,
+		},
+		"one candidate is an endpoint": {
+			node: newNode("n1", nil, map[string]string{naming.PubKeyAnnotation("c2"): publicKey(2),
+				naming.CandidatesAnnotation("c2"): "192.0.2.1:51820"}),
+			want: &semaphorev1.Node{Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32),
+				Address: "192.0.2.1:51820"}},
+		},
+		"a node that calls": {
+			node: newNode("n1", nil, map[string]string{naming.PubKeyAnnotation("c2"): publicKey(2),
+				naming.CandidatesAnnotation("c2"): "none"}),
+			want: &semaphorev1.Node{Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32),
+				Calls: true}},
+		},
 		"an endpoint without a port": {
 			node:    newNode("n1", nil, end("c2", publicKey(2), "192.0.2.1:0")),
 			want:    &semaphorev1.Node{},

@@ -3,8 +3,11 @@ package catalog
 import (
 	"encoding/base64"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -54,7 +57,8 @@ func (o *outside) problem() string {
 func projectTunnelEndpoint(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpoint, problem string) {
 	key, hasKey := n.Annotations[naming.PubKeyAnnotation(cluster)]
 	endpoint, hasEndpoint := n.Annotations[naming.EndpointAnnotation(cluster)]
-	if !hasKey || !hasEndpoint {
+	candidates := n.Annotations[naming.CandidatesAnnotation(cluster)]
+	if !hasKey || !hasEndpoint && candidates == "" {
 		return nil, "" // it is not published yet
 	}
 	public, err := base64.StdEncoding.DecodeString(key)
@@ -62,11 +66,47 @@ func projectTunnelEndpoint(n *corev1.Node, cluster string) (end *semaphorev1.Wir
 		return nil, fmt.Sprintf("annotation %s: %.200q is not a WireGuard public key (32 bytes in base64)",
 			naming.PubKeyAnnotation(cluster), key)
 	}
+	if candidates != "" {
+		return projectCandidates(public, candidates, naming.CandidatesAnnotation(cluster))
+	}
 	address, err := netip.ParseAddrPort(endpoint)
 	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
 		return nil, fmt.Sprintf("annotation %s: %.200q is not an IP:port", naming.EndpointAnnotation(cluster), endpoint)
 	}
 	return &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}, ""
+}
+
+// maxCandidates is how many candidates a node has at most.
+const maxCandidates = 4
+
+// projectCandidates returns the endpoint of a node with these candidates. Their broker has judged them, but anybody may
+// write an annotation: those that are no host and port are left out, and problem names them.
+func projectCandidates(key []byte, text, annotation string) (end *semaphorev1.WireGuardEndpoint, problem string) {
+	end = &semaphorev1.WireGuardEndpoint{PublicKey: key}
+	if text == naming.Nowhere {
+		end.Calls = true
+		return end, ""
+	}
+	for _, one := range strings.Split(text, ",") {
+		host, port, err := net.SplitHostPort(one)
+		n, errPort := strconv.ParseUint(port, 10, 16)
+		if err != nil || errPort != nil || n == 0 || host == "" || len(end.Candidates) == maxCandidates {
+			problem = fmt.Sprintf("annotation %s: %.80q is not an IP:port or name:port, or more than %d of them", annotation,
+				one, maxCandidates)
+			continue
+		}
+		end.Candidates = append(end.Candidates, one)
+		if at, err := netip.ParseAddrPort(one); err == nil && at.Addr().Zone() == "" && end.GetAddress() == "" {
+			end.Address = at.String()
+		}
+	}
+	if len(end.GetCandidates()) == 0 {
+		return nil, problem
+	}
+	if len(end.GetCandidates()) == 1 && end.GetAddress() != "" {
+		end.Candidates = nil
+	}
+	return end, problem
 }
 
 // projectSlice returns nil for a slice without a Service or IPs. It exports only addresses in subnets; problem names

@@ -24,8 +24,10 @@ type Broker struct {
 	// Omit node subnets that are shared with a remote.
 	LocalSubnets []string `json:"localSubnets"`
 	// WireGuard has the options that the devices of all remotes share.
-	WireGuard       DevicePorts `json:"wireguard"`
-	MirrorNamespace string      `json:"mirrorNamespace"`
+	WireGuard DevicePorts `json:"wireguard"`
+	// NodeEndpoints are the kinds of addresses at which other clusters reach the own nodes, in order.
+	NodeEndpoints   []EndpointKind `json:"nodeEndpoints"`
+	MirrorNamespace string         `json:"mirrorNamespace"`
 	// LabelDomains are the domains of the labels of sets. A set has the labels of all.
 	LabelDomains []string `json:"labelDomains"`
 	// Sets says how sets are written.
@@ -145,7 +147,8 @@ type WireGuard struct {
 	ProbePort *uint16 `json:"probePort"`
 	// AddressFamily is the family of the endpoints of this cluster's and the remote's nodes.
 	AddressFamily Family `json:"addressFamily"`
-	// PersistentKeepalive is the interval of packets that keep a NAT open; 0 for off, because the network is flat.
+	// PersistentKeepalive is the interval of packets that keep a NAT open; 0 for off, except on nodes that nothing
+	// reaches (EndpointKind), which have 25 s.
 	PersistentKeepalive Duration `json:"persistentKeepalive"`
 	// KeyMaxAge is the age at which each node replaces its key for this remote; 0 for never.
 	KeyMaxAge Duration `json:"keyMaxAge"`
@@ -194,6 +197,7 @@ func (c *Broker) complete(p *problems) {
 		c.Encryption = Strict
 	}
 	c.Encryption.check(p, "encryption")
+	completeNodeEndpoints(p, &c.NodeEndpoints)
 	orDefault(&c.MirrorNamespace, "semaphore")
 	completeLabelDomains(p, &c.LabelDomains)
 	orDefault(&c.Agents.Namespace, "semaphore")

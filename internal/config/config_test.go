@@ -128,6 +128,7 @@ func TestLoadBroker(t *testing.T) {
 			},
 		},
 		WireGuard:       DevicePorts{"7775-7974", 7775, 7974},
+		NodeEndpoints:   []EndpointKind{InternalIP},
 		MirrorNamespace: "semaphore",
 		LabelDomains:    []string{"semaphore.uw.systems"},
 		Sets:            Sets{MaxSize: 1_000, ManagedBy: "semaphore-policy"},

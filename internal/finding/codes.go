@@ -86,6 +86,9 @@ var (
 	PeerRefused = define(Events, Error, "PeerRefused",
 		"a node lost a key, an address or a prefix to another node", Act{Side: Both,
 			Command: "kubectl get nodes -o yaml"})
+	BothUnreachable = define(Events, Error, "BothUnreachable",
+		"two nodes both have no address at which the other could reach it", Act{Side: Both,
+			Command: "kubectl get nodes -o yaml"})
 	WriteFailed = define(Events, Error, "WriteFailed", "the apiserver rejects a write",
 		Act{Command: "kubectl -n semaphore get events", Alert: "SemaphoreWritesFail"})
 	Contested = define(Events, Warning, "Contested",

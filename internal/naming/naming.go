@@ -207,20 +207,42 @@ const (
 	wireguardDomain = ".wireguard.semaphore.uw.io/"
 	pubKeySuffix    = wireguardDomain + "pubKey"
 	endpointSuffix  = wireguardDomain + "endpoint"
+	// candidatesSuffix is of the annotation with all endpoints of a node in order, or Nowhere.
+	candidatesSuffix = wireguardDomain + "candidates"
+	// reachableSuffix is of the annotation by which an operator says how the nodes of one remote reach a node.
+	reachableSuffix = wireguardDomain + "reachable-at"
 )
+
+// ReachableAt is the key of the annotation by which an operator says how the nodes of all remotes reach a node.
+const ReachableAt = "wireguard.semaphore.uw.io/reachable-at"
+
+// Nowhere is the value of CandidatesAnnotation and ReachableAt for a node that nothing reaches.
+const Nowhere = "none"
 
 // PubKeyAnnotation is the key under which a node publishes the public key of its device
 // for cluster, base64.
 func PubKeyAnnotation(cluster string) string { return cluster + pubKeySuffix }
 
 // EndpointAnnotation is the key under which a node publishes where its device for
-// cluster listens, "InternalIP:port".
+// cluster listens, "IP:port": the first address of its candidates.
 func EndpointAnnotation(cluster string) string { return cluster + endpointSuffix }
 
-// WireGuardAnnotationCluster returns the cluster that the key of a node annotation names, and whether the key is one of
-// semaphore's.
+// CandidatesAnnotation is the key under which a node publishes all its endpoints for cluster in order, "IP:port" or
+// "name:port" separated by commas, or Nowhere. A node whose only endpoint is the one in EndpointAnnotation has none.
+func CandidatesAnnotation(cluster string) string { return cluster + candidatesSuffix }
+
+// ReachableAtAnnotation is ReachableAt for the nodes of one remote.
+func ReachableAtAnnotation(cluster string) string { return cluster + reachableSuffix }
+
+// IsReachableAt reports whether an annotation is ReachableAt, or that for one remote.
+func IsReachableAt(key string) bool {
+	return key == ReachableAt || strings.HasSuffix(key, reachableSuffix)
+}
+
+// WireGuardAnnotationCluster returns the cluster that the key of a node annotation names, and whether the key is one
+// that semaphore writes.
 func WireGuardAnnotationCluster(key string) (string, bool) {
-	for _, suffix := range []string{pubKeySuffix, endpointSuffix} {
+	for _, suffix := range []string{pubKeySuffix, endpointSuffix, candidatesSuffix} {
 		if c, ok := strings.CutSuffix(key, suffix); ok && c != "" {
 			return c, true
 		}

@@ -38,6 +38,9 @@ type Installation struct {
 	// BrokerAddress returns the address at which the exporter of one cluster reaches the broker of another. The default is
 	// the NodePort on the first node of the other.
 	BrokerAddress func(from, to *testbed.Cluster) string
+	// NodeSubnets returns the nodeSubnets that the other clusters have for a cluster; those of its InternalIPs if nil or
+	// empty.
+	NodeSubnets func(of *testbed.Cluster) string
 	// Global is additional YAML for globalServices in every broker's configuration, within braces: "settle: 3s".
 	Global string
 	// Features are the features of brokers and exporters; all if empty. Without encryption no agents are installed.
@@ -289,6 +292,10 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		if in.BrokerAddress != nil {
 			address = in.BrokerAddress(c, other)
 		}
+		nodes := subnets(other.NodeSubnet, nodeSubnet6(other))
+		if in.NodeSubnets != nil && in.NodeSubnets(other) != "" {
+			nodes = in.NodeSubnets(other)
+		}
 		family := ""
 		if in.TunnelsOverIPv6 {
 			family = "IPv6"
@@ -297,7 +304,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 			Family:     family,
 			Name:       other.Name,
 			PodSubnets: subnets(other.PodCIDR, other.PodCIDR6),
-			NodeSubnet: subnets(other.NodeSubnet, nodeSubnet6(other)),
+			NodeSubnet: nodes,
 			BrokerAddr: address,
 			ListenPort: 51820 + i,
 		})

@@ -158,12 +158,12 @@ func overIPv6(frames [][]byte) (n int) {
 	return n
 }
 
-// isWireGuard checks the ports of the installation and the message type of the protocol (1 to 4 and three zero bytes;
-// WireGuard whitepaper, section 5.4).
+// isWireGuard checks that a port is of the installation, as a NAT may change the other, and the message type of the
+// protocol (1 to 4 and three zero bytes; WireGuard whitepaper, section 5.4).
 func isWireGuard(udp []byte) bool {
 	port := func(i int) bool { p := binary.BigEndian.Uint16(udp[i:]); return p >= 51820 && p < 51830 }
 	m := udp[8:]
-	return port(0) && port(2) && len(m) >= 4 && m[0] >= 1 && m[0] <= 4 && m[1]|m[2]|m[3] == 0
+	return (port(0) || port(2)) && len(m) >= 4 && m[0] >= 1 && m[0] <= 4 && m[1]|m[2]|m[3] == 0
 }
 
 func admitted(ctx context.Context, s *Scenario) (string, error) {

@@ -110,7 +110,12 @@ func (j *judge) ago(t time.Time) string {
 }
 
 // lasting is for how long something has been so.
-func (j *judge) lasting(since time.Time) string { return strings.TrimSuffix(j.ago(since), " ago") }
+func (j *judge) lasting(since time.Time) string {
+	if since.IsZero() {
+		return "all of its time"
+	}
+	return strings.TrimSuffix(j.ago(since), " ago")
+}
 
 // found returns a link with its evidence, in the order in which it was found.
 func found(code finding.Code, title, where string) Link {

@@ -398,8 +398,13 @@ type WireGuardEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Curve25519 public key, 32 bytes.
 	PublicKey []byte `protobuf:"bytes,1,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
-	// "IP:port" or "[IPv6]:port"; never a DNS name.
-	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// "IP:port" or "[IPv6]:port"; never a DNS name. Empty if the node calls, or if all candidates are names.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// All addresses of the node in order, "IP:port" or "name:port", if there are several or the only one is a name; the
+	// first IP is also in address, for receivers that do not know this field. Empty: address is the only one.
+	Candidates []string `protobuf:"bytes,3,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	// Nothing reaches the node: it calls its peers, and address and candidates are empty.
+	Calls         bool `protobuf:"varint,4,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -446,6 +451,20 @@ func (x *WireGuardEndpoint) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *WireGuardEndpoint) GetCandidates() []string {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *WireGuardEndpoint) GetCalls() bool {
+	if x != nil {
+		return x.Calls
+	}
+	return false
 }
 
 // Service is a Service of the sender's cluster, reduced to the fields that a mirror needs.
@@ -1326,11 +1345,15 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x04spec\"b\n" +
 	"\x04Node\x12\x1b\n" +
 	"\tpod_cidrs\x18\x01 \x03(\tR\bpodCidrs\x12=\n" +
-	"\twireguard\x18\x02 \x01(\v2\x1f.semaphore.v1.WireGuardEndpointR\twireguard\"L\n" +
+	"\twireguard\x18\x02 \x01(\v2\x1f.semaphore.v1.WireGuardEndpointR\twireguard\"\x82\x01\n" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xbc\x04\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1e\n" +
+	"\n" +
+	"candidates\x18\x03 \x03(\tR\n" +
+	"candidates\x12\x14\n" +
+	"\x05calls\x18\x04 \x01(\bR\x05calls\"\xbc\x04\n" +
 	"\aService\x12(\n" +
 	"\x05ports\x18\x01 \x03(\v2\x12.semaphore.v1.PortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +

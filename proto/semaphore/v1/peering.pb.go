@@ -1159,8 +1159,10 @@ type NodeNetwork struct {
 	// this node. None for a family of which the node has such an address (tunl0, vxlan.calico), or for which none could
 	// be reserved.
 	TunnelAddresses []string `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Remotes whose nodes have no address of this node: it calls them, and keeps the sessions up.
+	Calls         []string `protobuf:"bytes,3,rep,name=calls,proto3" json:"calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeNetwork) Reset() {
@@ -1203,6 +1205,13 @@ func (x *NodeNetwork) GetPodPrefixes() []string {
 func (x *NodeNetwork) GetTunnelAddresses() []string {
 	if x != nil {
 		return x.TunnelAddresses
+	}
+	return nil
+}
+
+func (x *NodeNetwork) GetCalls() []string {
+	if x != nil {
+		return x.Calls
 	}
 	return nil
 }
@@ -2259,10 +2268,11 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\tR\x05epoch\x12\x18\n" +
-	"\aresumed\x18\x04 \x01(\bR\aresumedJ\x04\b\x05\x10\x06\"[\n" +
+	"\aresumed\x18\x04 \x01(\bR\aresumedJ\x04\b\x05\x10\x06\"q\n" +
 	"\vNodeNetwork\x12!\n" +
 	"\fpod_prefixes\x18\x01 \x03(\tR\vpodPrefixes\x12)\n" +
-	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\">\n" +
+	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\x12\x14\n" +
+	"\x05calls\x18\x03 \x03(\tR\x05calls\">\n" +
 	"\x05Guard\x125\n" +
 	"\aremotes\x18\x01 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\aremotes\"j\n" +
 	"\rGuardedRemote\x12\x18\n" +
