@@ -43,7 +43,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	_, table, found := strings.Cut(string(page), "| Code | Meaning |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(table, -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1) {
 		documented[m[1]] = true
 	}
 	if !found || len(documented) < 16 {
