@@ -87,8 +87,8 @@ func TestCandidatesOfANode(t *testing.T) {
 	})
 }
 
-// TestNodeBehindNAT: the remote node is behind a router that has one address for it, and calls. It is reached as soon as
-// it has called, and again within a keepalive after the router forgot it, and after the router got another address.
+// TestNodeBehindNAT: the remote node is behind a router that has one address for it, and calls. It is reached as soon
+// as it has called, and again within a keepalive after the router forgot it, and after the router got another address.
 func TestNodeBehindNAT(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		const every = 2 * time.Second
@@ -161,7 +161,8 @@ func newRemoteBehindNAT(t *testing.T) *remote {
 func masquerade(t *testing.T, as string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "rules")
-	must(t, os.WriteFile(file, []byte("flush ruleset\ntable ip nat { chain out { type nat hook postrouting priority 100;\n"+
+	must(t, os.WriteFile(file, []byte("flush ruleset\ntable ip nat { chain out { "+
+		"type nat hook postrouting priority 100;\n"+
 		"oifname wan snat to "+as+"; }\n}\ntable ip filter { chain forward { type filter hook forward priority 0; "+
 		"policy drop;\nct state established,related accept\niifname lan accept\n}\n}\n"), 0o600))
 	ip(t, "netns exec router nft -f "+file)

@@ -209,7 +209,7 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 		return errors.Join(err, b.attached(ctx, b.c1))
 	}))
 	stands("under the next broker")
-	b.lost(t, "with a misspelled annotation and another broker") // answers begins to count anew
+	b.lost(t, "with a misspelled annotation and another broker") // answers counts again
 	answers(ctx, t, b.web, settle, "far")
 	b.annotate(ctx, t, "web", naming.OwnNameFailover)
 }
