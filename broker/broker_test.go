@@ -586,14 +586,15 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		beside := w.admin.DiscoveryV1().EndpointSlices("default")
 		for name, labels := range map[string]map[string]string{"gl-default-73736d-echo-c2-1": ours, "echo-x7k2": users} {
 			testkit.Value(beside.Create(t.Context(), &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
-				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
+				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+				Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.2.9.9"}}}}, metav1.CreateOptions{}))(t)
 		}
 		var out strings.Builder
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||
 			!strings.Contains(out.String(), "8 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
-		w.becomes("a dry run removes nothing", whole)
+		w.becomes("a dry run removes nothing", whole+"\nslice of echo: 10.2.9.9")
 		out.Reset()
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{}, &out); err != nil ||
 			!strings.Contains(out.String(), "removed annotations") {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -49,8 +50,10 @@ func OwnNames(t testing.TB, protocol corev1.Protocol) (all []Service) {
 		settled(t, p)
 		out := Service{Name: st.name, InUse: st.inUse, Own: st.own, Service: ofAUser(protocol),
 			Slices: []*discoveryv1.EndpointSlice{ofKubernetes(protocol, st.own)}}
-		if st.inUse {
-			out.Endpoints = endpoints
+		for i, e := range endpoints {
+			if st.inUse && *choice.ExportedConditions(theirs[i]).Serving { // others are not under an own name
+				out.Endpoints = append(out.Endpoints, e)
+			}
 		}
 		p.EachOwn(func(_, name string) { out.Slices = append(out.Slices, p.OwnSlice(name).DeepCopy()) })
 		slices.SortFunc(out.Slices, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
