@@ -207,8 +207,10 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	enough := func() bool { return false }
 	acknowledgements("without the other remote", 100, enough)
 
-	a := v.publish("c2")
 	const head = 1_000_000
+	// Made before the stream begins: on a busy machine that takes longer than a broker waits for the hello.
+	first := append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, kinds...)}, worstOfLimits.snapshot(head)...)
+	a := v.publish("c2")
 	taken := make(chan int, 1)
 	go func() { // its acknowledgements and refusals
 		refused := 0
@@ -233,8 +235,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	go func() {
 		n := 0
 		defer func() { sent <- n }()
-		for _, m := range append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, kinds...)},
-			worstOfLimits.snapshot(head)...) {
+		for _, m := range first {
 			if a.call.SendMsg(encode(t, m)) != nil {
 				return
 			}
