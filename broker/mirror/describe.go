@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
@@ -79,9 +80,15 @@ func (t *target) own() *OwnName {
 	if t.ownUse == "" {
 		return nil
 	}
-	o := &OwnName{Use: t.ownUse, Clusters: t.lent(), Enough: t.settings().MinReadyText()}
+	o := t.leads(t.settings())
+	return &o
+}
+
+// leads describes where the own name of a target leads by these settings, also to its own cluster alone.
+func (t *target) leads(s choice.Settings) OwnName {
+	o := OwnName{Use: t.ownUse, Clusters: t.lent(), Enough: s.MinReadyText()}
 	if h := t.perCluster[t.plan.own]; h != nil {
-		o.Ready, o.All = h.ready(), max(h.known[0], h.known[1])
+		o.Ready, o.All = h.ready(), h.notEnding()
 	}
 	return o
 }

@@ -125,6 +125,10 @@ func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
 // with an address of each family counts once.
 func (h *clusterEndpoints) ready() int { return max(h.families[0], h.families[1]) }
 
+// notEnding is the number of endpoints that are not about to end, ready or not, and serve all ports of the target. A
+// pod with an address of each family counts once.
+func (h *clusterEndpoints) notEnding() int { return max(h.known[0], h.known[1]) }
+
 // upsert adds an endpoint to a slice, or updates it in the slice that holds it.
 func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
 	m.address = k.Address

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -52,6 +53,24 @@ func (t *target) authoritative() *semaphorev1.Service {
 	return nil
 }
 
+// defined is the authoritative service, or its ports and families as the existing Service has them while that is not
+// known; nil for neither.
+func (t *target) defined() *semaphorev1.Service {
+	existing := t.existing()
+	if s := t.authoritative(); s != nil || existing == nil {
+		return s
+	}
+	out := &semaphorev1.Service{}
+	for _, p := range existing.Spec.Ports {
+		out.Ports = append(out.Ports, &semaphorev1.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port,
+			AppProtocol: ptr.Deref(p.AppProtocol, "")})
+	}
+	for _, family := range existing.Spec.IPFamilies {
+		out.IpFamilies = append(out.IpFamilies, string(family))
+	}
+	return out
+}
+
 // updateServedPorts determines the ports that an endpoint must serve to count as ready, and counts again if they
 // changed.
 func (t *target) updateServedPorts() {
@@ -61,14 +80,8 @@ func (t *target) updateServedPorts() {
 	}
 	t.servedBy = [2]any{authoritative, existing}
 	now := map[replica.PortName]int{}
-	if authoritative != nil {
-		for _, p := range authoritative.GetPorts() {
-			now[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = len(now)
-		}
-	} else if existing != nil {
-		for _, p := range existing.Spec.Ports {
-			now[replica.PortName{Name: p.Name, Protocol: string(p.Protocol)}] = len(now)
-		}
+	for _, p := range t.defined().GetPorts() {
+		now[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = len(now)
 	}
 	if t.served != nil && maps.EqualFunc(t.served, now, func(int, int) bool { return true }) {
 		return
@@ -192,7 +205,7 @@ func (w *work) choose(t *target, now time.Time) {
 		t.updateServedPorts()
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
-				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), All: max(h.known[0], h.known[1]),
+				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), All: h.notEnding(),
 					Gone: h.treatedAsGone()})
 			}
 		}

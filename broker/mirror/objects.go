@@ -135,18 +135,7 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 		return nil, time.Time{}, false
 	}
 	h, t := s.owner, s.owner.target
-	out = &discoveryv1.EndpointSlice{
-		ObjectMeta:  p.meta(t, h.cluster, h.of),
-		AddressType: s.Family(),
-		Ports:       s.EndpointPorts(),
-		Endpoints:   make([]discoveryv1.Endpoint, 0, len(s.members)),
-	}
-	out.Name = name
-	out.Labels[discoveryv1.LabelServiceName] = t.name
-	out.Labels[discoveryv1.LabelManagedBy] = naming.ManagedByBroker
-	if t.shape.headless {
-		out.Labels[corev1.IsHeadlessService] = ""
-	}
+	out = p.emptySlice(s, h.of, t.name)
 	hints := p.hinted(h)
 	var unused []string
 	for i := range s.members {
@@ -165,6 +154,24 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 		out.Annotations[naming.AnnotationUnusedEndpoints] = strings.Join(unused, ",")
 	}
 	return out, t.due, true
+}
+
+// emptySlice returns a slice of a Service without the endpoints, which are those of a service of their cluster.
+func (p *Plan) emptySlice(s *slice, of ref, service string) *discoveryv1.EndpointSlice {
+	t := s.owner.target
+	out := &discoveryv1.EndpointSlice{
+		ObjectMeta:  p.meta(t, s.owner.cluster, of),
+		AddressType: s.Family(),
+		Ports:       s.EndpointPorts(),
+		Endpoints:   make([]discoveryv1.Endpoint, 0, len(s.members)),
+	}
+	out.Name = s.name
+	out.Labels[discoveryv1.LabelServiceName] = service
+	out.Labels[discoveryv1.LabelManagedBy] = naming.ManagedByBroker
+	if t.shape.headless {
+		out.Labels[corev1.IsHeadlessService] = ""
+	}
+	return out
 }
 
 // hinted returns the topology hints of all endpoints of a cluster in a target; nil for none.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,13 +27,9 @@ type Lent struct {
 	Namespace, Name string
 	// UID is that of the Service; empty while its exporter is silent.
 	UID types.UID
-	// Use is how its owner wants it.
-	Use string
-	// Clusters are those to which it leads now; none if the own cluster suffices again. Before are those until now.
-	Clusters, Before []string
-	// Ready of All endpoints of the own cluster are ready, and Enough is what suffices.
-	Ready, All int
-	Enough     string
+	// OwnName is where it leads now, and Before are the clusters to which it led until now.
+	OwnName
+	Before []string
 }
 
 // Moved returns the first cluster that is in one of the lists alone.
@@ -136,12 +131,8 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 		w.touchService(t.name)
 	}
 	if is := t.lent(); !slices.Equal(was, is) {
-		change := Lent{Namespace: t.sourceName().namespace, Name: t.sourceName().name, UID: uid, Use: use, Clusters: is,
-			Before: was, Enough: s.MinReadyText()}
-		if h := t.perCluster[w.own]; h != nil {
-			change.Ready, change.All = h.ready(), max(h.known[0], h.known[1])
-		}
-		w.touches.Lent = append(w.touches.Lent, change)
+		of := t.sourceName()
+		w.touches.Lent = append(w.touches.Lent, Lent{of.namespace, of.name, uid, t.leads(s), was})
 	}
 	return again
 }
@@ -173,7 +164,7 @@ func (p *Plan) EachOwn(do func(namespace, name string)) {
 				continue
 			}
 			for _, s := range h.all() {
-				if p.OwnSlice(s.name) != nil {
+				if len(s.ownPorts()) > 0 && slices.ContainsFunc(s.members, func(m member) bool { return m.lendable() }) {
 					do(h.of.namespace, s.name)
 				}
 			}
@@ -191,37 +182,25 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	}
 	h, t := s.owner, s.owner.target
 	use, uid := t.ownName()
-	ports := t.portsOfOwn(s.EndpointPorts())
-	if use == "" || len(ports) == 0 || !t.hasFamily(s.Family()) {
+	ports := s.ownPorts()
+	if use == "" || len(ports) == 0 {
 		return nil
 	}
 	of := t.sourceName()
-	out := &discoveryv1.EndpointSlice{
-		ObjectMeta:  p.meta(t, h.cluster, of),
-		AddressType: s.Family(),
-		Ports:       ports,
-	}
-	out.Namespace, out.Name = of.namespace, name
+	out := p.emptySlice(s, of, of.name)
+	out.Namespace, out.Ports = of.namespace, ports
 	delete(out.Labels, naming.LabelGlobal)
-	out.Labels[discoveryv1.LabelServiceName] = of.name
-	out.Labels[discoveryv1.LabelManagedBy] = naming.ManagedByBroker
 	out.Labels[naming.LabelOwnName] = use
-	if t.shape.headless {
-		out.Labels[corev1.IsHeadlessService] = ""
-	}
 	if uid != "" { // Kubernetes deletes it with the Service
 		out.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: of.name, UID: uid}}
 	}
 	taken := t.hostnamesBefore(h.cluster)
 	for i := range s.members {
 		m := &s.members[i]
-		if !m.usable() {
+		if !m.lendable() {
 			continue
 		}
 		e := m.endpoint(t.shape.headless)
-		if !ptr.Deref(e.Conditions.Serving, true) {
-			continue
-		}
 		if e.Hostname != nil && taken[*e.Hostname] {
 			e.Hostname = nil
 		}
@@ -255,38 +234,29 @@ func (t *target) hostnamesBefore(cluster string) map[string]bool {
 	return taken
 }
 
-// portsOfOwn returns those ports of endpoints that the Service has, with its protocols of applications.
-func (t *target) portsOfOwn(all []discoveryv1.EndpointPort) (out []discoveryv1.EndpointPort) {
-	protocols := map[replica.PortName]*string{}
-	if decides := t.authoritative(); decides != nil {
-		for _, p := range decides.GetPorts() {
-			protocols[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = optional(p.GetAppProtocol())
-		}
-	} else if s := t.existing(); s != nil {
-		for _, p := range s.Spec.Ports {
-			protocols[replica.PortName{Name: p.Name, Protocol: string(p.Protocol)}] = p.AppProtocol
-		}
+// lendable reports whether an endpoint is under the own name of a Service that leads to its cluster.
+func (m *member) lendable() bool {
+	return m.usable() && ptr.Deref(m.endpoint(false).Conditions.Serving, true)
+}
+
+// ownPorts returns the ports of a slice that the Service of this cluster has, with its protocols of applications; none
+// if it has no address of the family.
+func (s *slice) ownPorts() (out []discoveryv1.EndpointPort) {
+	defined := s.owner.target.defined()
+	if families := defined.GetIpFamilies(); len(families) > 0 && !slices.Contains(families, string(s.Family())) {
+		return nil
 	}
-	for _, port := range all {
+	protocols := map[replica.PortName]*string{}
+	for _, p := range defined.GetPorts() {
+		protocols[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = optional(p.GetAppProtocol())
+	}
+	for _, port := range s.EndpointPorts() {
 		protocol, has := protocols[replica.PortName{Name: *port.Name, Protocol: string(*port.Protocol)}]
 		if port.AppProtocol = protocol; has {
 			out = append(out, port)
 		}
 	}
 	return out
-}
-
-// hasFamily reports whether the Service has addresses of a family.
-func (t *target) hasFamily(family discoveryv1.AddressType) bool {
-	var families []string
-	if decides := t.authoritative(); decides != nil {
-		families = decides.GetIpFamilies()
-	} else if s := t.existing(); s != nil {
-		for _, f := range s.Spec.IPFamilies {
-			families = append(families, string(f))
-		}
-	}
-	return len(families) == 0 || slices.Contains(families, string(family))
 }
 
 // LentEndpoints is the number of ready endpoints of a cluster to which the own name of a Service leads.
