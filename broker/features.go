@@ -98,9 +98,8 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.Families(), cfg.LocalPrefixes,
+	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes,
 		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
-	b.nodes.Publish(cfg.NodeEndpoints)
 	b.nodes.OnChange(b.sawNode)
 	b.agentPods = apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())

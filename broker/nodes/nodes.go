@@ -66,12 +66,13 @@ type agentReport struct {
 	guarded bool
 }
 
-// New returns Nodes. families are the address families of the endpoints, by remote cluster; a remote without an entry
-// has any. local are the own cluster's subnets. gone is called with the UID of each deleted node.
-func New(kube kubernetes.Interface, families map[string]config.Family, local []netip.Prefix, gone func(types.UID),
-	options apply.Options) *Nodes {
+// New returns Nodes. kinds are the addresses that are published, in order. families are the address families of the
+// endpoints, by remote cluster; a remote without an entry has any. local are the own cluster's subnets. gone is called
+// with the UID of each deleted node.
+func New(kube kubernetes.Interface, kinds []config.EndpointKind, families map[string]config.Family,
+	local []netip.Prefix, gone func(types.UID), options apply.Options) *Nodes {
 	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, gone: gone,
-		endpoints: endpoints{kinds: []config.EndpointKind{config.InternalIP}, families: families, local: local}}
+		endpoints: endpoints{kinds: kinds, families: families, local: local}}
 	n.belief = writes.NewBelief(&n.store)
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
 		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
@@ -84,9 +85,6 @@ func New(kube kubernetes.Interface, families map[string]config.Family, local []n
 func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
-
-// Publish sets the kinds of addresses that are published, InternalIP alone before. Call it before Run.
-func (n *Nodes) Publish(kinds []config.EndpointKind) { n.endpoints.kinds = kinds }
 
 func (n *Nodes) Follow(families map[string]config.Family) {
 	n.mu.Lock()

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -56,7 +57,7 @@ func TestNodeAnnotations(t *testing.T) {
 	var mu sync.Mutex
 	var gone []types.UID
 	opts, _ := applytest.Options()
-	o := New(client, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
+	o := New(client, []config.EndpointKind{config.InternalIP}, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
 		func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
 	podCIDRs := map[string][]string{}
 	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
@@ -222,7 +223,7 @@ func TestStaleWriter(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
 	node = testkit.Value(api.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
 	opts, registry := applytest.Options()
-	n := New(admin, nil, nil, nil, opts)
+	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, opts)
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	n.store.Set(store)
 	testkit.Must(t, store.Add(reduceNode(node)))
