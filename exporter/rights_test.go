@@ -42,7 +42,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 			t.Log(err)
 			return false
 		}
-		return code == http.StatusServiceUnavailable && strings.HasPrefix(page, "WatchFailed, NotReady: ")
+		return code == http.StatusServiceUnavailable && strings.HasPrefix(page, "NotReady, WatchFailed: ")
 	})
 	for _, k := range e.status().GetLinks()[0].GetKinds() {
 		if want := k.GetKind() == semaphorev1.Kind_KIND_NODE ||

@@ -243,7 +243,7 @@ func (e *Events) ended(p pendingEvent, err error) (room bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	b := e.budget(p.cluster)
-	if err != nil && !hopeless(err) {
+	if err != nil && !e.hopeless(p, err) {
 		p.failed = true
 		b.asked[p.topic] = true
 		b.waiting = append(b.waiting, p)
@@ -260,10 +260,11 @@ func (e *Events) ended(p pendingEvent, err error) (room bool) {
 	return room
 }
 
-// hopeless reports whether the apiserver refuses an Event for what it is, or its namespace is gone.
-func hopeless(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) ||
-		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+// hopeless reports whether the apiserver refuses an Event for what it is, or the namespace of its Service is gone. The
+// namespace of the mirrors may follow.
+func (e *Events) hopeless(p pendingEvent, err error) bool {
+	gone := apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || gone && p.event.Namespace != e.namespace
 }
 
 // Run writes Events until ctx ends.
@@ -292,7 +293,7 @@ func (e *Events) Run(ctx context.Context) error {
 			e.results.WithLabelValues("failed").Inc()
 			if !next.failed {
 				e.log.Warn("cannot write an Event", "reason", next.event.Reason, "note", next.event.Note,
-					"again", !hopeless(err), "error", err)
+					"again", !e.hopeless(next, err), "error", err)
 			}
 		}
 		if room && e.room != nil {
