@@ -134,7 +134,9 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 		return nil, nil
 	}
 	add := func(format string, args ...any) { r.lines = append(r.lines, fmt.Sprintf(format, args...)) }
-	add("the parts, their rights and configuration: %d objects", len(r.record.Objects))
+	stay := slices.ContainsFunc(r.record.Objects, outlives)
+	removed := len(slices.DeleteFunc(slices.Clone(r.record.Objects), outlives))
+	add("the parts, their rights and configuration: %d objects", removed)
 	add("the namespace %s, with the authority and all keys and certificates of %s", c.Namespace, r.record.Values.Cluster)
 	// Their names are enough, so that one that cannot be read does not keep semaphore in the cluster.
 	remotes, err := fleet.List[metav1.PartialObjectMetadata](ctx, c.Objects, v1alpha1.RemoteClusters, "",
@@ -172,7 +174,19 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	if slices.Contains(r.record.Values.Features, "encryption") {
 		add("on every node: devices, routes, guard, keys and state of tunnels")
 	}
+	if stay {
+		add("the admission policy %s and its binding stay (docs/removal.md has the reason)", outliving)
+	}
 	return r, nil
+}
+
+// outliving is the name of an admission policy and of its binding, which outlive semaphore: while there is no binding
+// with a ConfigMap as its parameter, an apiserver stops to follow ConfigMaps until it restarts
+// (https://github.com/kubernetes/kubernetes/issues/130887).
+const outliving = "semaphore-slice-addresses"
+
+func outlives(ref apply.Ref) bool {
+	return ref.Name == outliving && strings.HasPrefix(ref.Kind, "ValidatingAdmissionPolicy")
 }
 
 // planRemotes adds what is removed of other clusters, and what remains there.
@@ -304,7 +318,7 @@ func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []apply.Re
 		all = append(all, apply.RefOf(o))
 	}
 	for _, ref := range all {
-		if ref.Kind != "Namespace" && ref.Namespace != r.Cluster.Namespace && !slices.Contains(refs, ref) {
+		if ref.Kind != "Namespace" && ref.Namespace != r.Cluster.Namespace && !outlives(ref) && !slices.Contains(refs, ref) {
 			refs = append(refs, ref)
 		}
 	}
