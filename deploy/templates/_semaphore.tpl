@@ -78,7 +78,7 @@ data:
 {{- if $root.Values.foreignExporter -}}
 {{- $_ := unset $template.spec "priorityClassName" -}}
 {{- if not $values.resources }}{{ $_ := set $container.resources "limits" (dict "memory" "1Gi") }}{{ end -}}
-{{- $_ := set $container "env" (list (dict "name" "GOMEMLIMIT" "value" "900MiB")) -}}
+{{- $_ := set $container "env" (append $container.env (dict "name" "GOMEMLIMIT" "value" "900MiB")) -}}
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "reader" "mountPath" "/etc/semaphore/reader" "readOnly" true)) -}}
 {{- $_ := set $template.spec "volumes" (append $template.spec.volumes (dict "name" "reader" "secret" (dict "secretName" "semaphore-reader"))) -}}
 {{- end -}}

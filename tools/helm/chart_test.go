@@ -237,7 +237,7 @@ patches:
 patches:
   - target: {kind: Deployment, name: semaphore-exporter}
     patch: |
-      - {op: add, path: /spec/template/spec/containers/0/env, value: [{name: A, value: b}]}
+      - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: A, value: b}}
   - target: {kind: Deployment, name: semaphore-broker}
     patch: |
       - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: C,
