@@ -53,10 +53,17 @@ func TestJudge(t *testing.T) {
 			"WARNING:KernelWithoutWireGuard"},
 		"RHEL 8": {func(a, b *Cluster) { a.Nodes[0].Kernel = "4.18.0-553.el8.x86_64" },
 			"WARNING:KernelWithoutWireGuard"},
-		"no InternalIP": {func(a, b *Cluster) { a.Nodes[0].InternalIPs = nil }, "ERROR:NoInternalIP"},
-		"unknown pods":  {func(a, b *Cluster) { a.Pods.Prefixes = nil }, "ERROR:SubnetsUnknown"},
-		"no CoreDNS":    {func(a, b *Cluster) { a.DNS = DNS{} }, "WARNING:NoCoreDNS"},
-		"clock":         {func(a, b *Cluster) { a.Clock = ptr.To(-time.Hour) }, "WARNING:ClocksDiffer WARNING:ClocksDiffer"},
+		"no InternalIP":  {func(a, b *Cluster) { a.Nodes[0].InternalIPs = nil }, "ERROR:NoInternalIP"},
+		"one side calls": {func(a, b *Cluster) { a.Nodes[0].Calls = []string{"*"} }, ""},
+		"both call, but not each other": {func(a, b *Cluster) {
+			a.Nodes[0].Calls, b.Nodes[0].Calls = []string{"c3"}, []string{"c1"}
+		}, ""},
+		"both call": {func(a, b *Cluster) {
+			a.Nodes[0].Calls, b.Nodes[0].Calls = []string{"*"}, []string{"c1"}
+		}, "ERROR:BothUnreachable"},
+		"unknown pods": {func(a, b *Cluster) { a.Pods.Prefixes = nil }, "ERROR:SubnetsUnknown"},
+		"no CoreDNS":   {func(a, b *Cluster) { a.DNS = DNS{} }, "WARNING:NoCoreDNS"},
+		"clock":        {func(a, b *Cluster) { a.Clock = ptr.To(-time.Hour) }, "WARNING:ClocksDiffer WARNING:ClocksDiffer"},
 		"slow clocks": {func(a, b *Cluster) { a.Clock, b.Clock = ptr.To(-90*time.Second), ptr.To(90*time.Second) },
 			"WARNING:ClocksDiffer"},
 		// The one that is not known is not as far from the other as this machine is.
