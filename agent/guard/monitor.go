@@ -39,6 +39,7 @@ type Kernel interface {
 	Device(name string) (*kernel.Device, error)
 	Elsewhere(name string, subnets []netip.Prefix) (bool, error)
 	Foreign(wanted func(netip.Prefix) bool) ([]kernel.Foreign, error)
+	LacksWireGuard() string
 	Links() ([]kernel.Link, error)
 	Settings(networks []kernel.RoutedDevice) (kernel.Settings, error)
 }
@@ -107,7 +108,7 @@ type Monitor struct {
 // problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
 // retained what is guarded of each remote and not in the subnets file.
 type problems struct {
-	guard, source, settings, check []string
+	guard, source, settings, check, wireguard []string
 	shadows                        map[string][]string
 	retained                       map[string]string
 }
@@ -303,6 +304,10 @@ func (m *Monitor) Check(work Work) {
 	}
 	values, err := m.kernel.Settings(networks)
 	failed = append(failed, err)
+	wireguard := ""
+	if work.Settings {
+		wireguard = m.kernel.LacksWireGuard()
+	}
 	var check []string
 	if err := errors.Join(failed...); err != nil {
 		check = []string{err.Error()}
@@ -324,6 +329,11 @@ func (m *Monitor) Check(work Work) {
 	m.problems.shadows, m.problems.settings, m.problems.check = shadows, kernel.SettingProblems(values, networks), check
 	if work.Guard {
 		m.guarded(guarded)
+	}
+	if work.Settings {
+		if m.problems.wireguard = nil; wireguard != "" {
+			m.problems.wireguard = []string{wireguard}
+		}
 	}
 	m.publish()
 }
@@ -367,7 +377,7 @@ func (m *Monitor) findings() []finding.Finding {
 	}
 	found = slices.Concat(found, finding.Lines(finding.Unguarded, "", p.guard),
 		finding.Lines(finding.RouteSourceMissing, "", p.source), finding.Lines(finding.NodeDropsPackets, "", p.settings),
-		finding.Lines(finding.NodeUnread, "", p.check))
+		finding.Lines(finding.NodeUnread, "", p.check), finding.Lines(finding.NoWireGuard, "", p.wireguard))
 	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
 		found = append(found, finding.Lines(finding.SubnetsFileProblem, cluster, []string{p.retained[cluster]})...)
 	}

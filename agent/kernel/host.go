@@ -207,6 +207,9 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 			return fmt.Errorf("creating WireGuard device %s: %w", name, err)
 		}
 	}
+	if why := h.LacksWireGuard(); why != "" {
+		return fmt.Errorf("creating WireGuard device %s: %s", name, why)
+	}
 	start := func(ctx context.Context, name string, mtu int) error {
 		return startUserspace(ctx, h.wg.Load(), name, mtu)
 	}
@@ -217,6 +220,33 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 		return fmt.Errorf("creating userspace WireGuard device %s: %w", name, err)
 	}
 	return h.SetLink(name, alias, mtu, false)
+}
+
+// LacksWireGuard returns why this node can have no device, before one is desired; empty if it can. It makes no device:
+// the question for the kernel's WireGuard loads its module, as the creation of a device does.
+func (h *Host) LacksWireGuard() string {
+	has := h.backend != InUserspace
+	if has {
+		_, err := netlink.GenlFamilyGet(unix.WG_GENL_NAME)
+		has = !errors.Is(err, fs.ErrNotExist)
+	}
+	switch {
+	case has || h.backend != InKernel && h.launcher != "":
+		return ""
+	case h.backend == InKernel:
+		return "the kernel has no WireGuard, and backend is kernel"
+	}
+	fd, err := unix.Open(cloneDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		unix.Close(fd)
+		return ""
+	}
+	no := "the kernel has no WireGuard"
+	if h.backend == InUserspace {
+		no = "backend is userspace"
+	}
+	return fmt.Sprintf("%s, and the agent has neither a container for userspace WireGuard nor %s (%v)", no, cloneDevice,
+		err)
 }
 
 func (h *Host) SetLink(name, alias string, mtu int, up bool) error {

@@ -82,6 +82,16 @@ func (n Node) Problems() []string {
 	return all
 }
 
+// with returns its findings of one code.
+func (n Node) with(code finding.Code) (found []finding.Finding) {
+	for _, f := range n.Findings {
+		if f.Code == code {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
 // View is the state at one time. It is immutable.
 type View struct {
 	Devices map[string]Device

@@ -147,6 +147,10 @@ func shorten(r *semaphorev1.AgentReport) {
 // Ready returns nil once the node is as the broker, or the state of an earlier agent, desires, and while nothing fails.
 // It stays nil without a broker: the kernel keeps working.
 func Ready(v View, stream stream.View) error {
+	if causes := v.Node.with(finding.NoWireGuard); len(causes) > 0 {
+		return finding.Because(errors.New("this node can have no device: "+strings.Join(finding.Texts(causes), "; ")),
+			causes...)
+	}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
 		if f := d.Failure; f != nil && !f.Partial {
@@ -154,13 +158,8 @@ func Ready(v View, stream stream.View) error {
 		}
 	}
 	if v.Node.Heard && !v.Node.Guarded {
-		var causes []finding.Finding
-		for _, f := range v.Node.Findings {
-			if f.Code == finding.Unguarded {
-				causes = append(causes, f)
-			}
-		}
-		return finding.Because(errors.New("the pod subnets of remotes are not all guarded yet"), causes...)
+		return finding.Because(errors.New("the pod subnets of remotes are not all guarded yet"),
+			v.Node.with(finding.Unguarded)...)
 	}
 	if !v.Programmed && !v.Restored {
 		if stream.LastError != "" {

@@ -80,7 +80,7 @@ func (a *Applier) Get(ctx context.Context, r Ref) (*unstructured.Unstructured, e
 // The outcomes of applying an object.
 const (
 	created   = "created"
-	changed   = "changed"
+	Changed   = "changed"
 	unchanged = "unchanged"
 )
 
@@ -113,7 +113,7 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	case before == nil:
 		return created, nil
 	case before.GetResourceVersion() != after.GetResourceVersion():
-		return changed, nil
+		return Changed, nil
 	}
 	return unchanged, nil
 }
@@ -186,6 +186,11 @@ func (a *Applier) Until(ctx context.Context, what string, ask func() (left strin
 
 // Ready waits until the pods of an object are ready, as `kubectl rollout status` and `kubectl wait` do.
 func (a *Applier) Ready(ctx context.Context, r Ref) error {
+	return a.ReadyUnless(ctx, r, func() error { return nil })
+}
+
+// ReadyUnless is Ready, and ends with an error of never, which is asked as long as pods are not ready.
+func (a *Applier) ReadyUnless(ctx context.Context, r Ref, never func() error) error {
 	return a.Until(ctx, r.String(), func() (string, error) {
 		found, err := a.Get(ctx, r)
 		if err != nil {
@@ -201,7 +206,7 @@ func (a *Applier) Ready(ctx context.Context, r Ref) error {
 		if why := a.pods(ctx, found); why != "" {
 			left += ": " + why
 		}
-		return left, nil
+		return left, never()
 	})
 }
 
@@ -284,7 +289,7 @@ var ErrStandsInTheWay = errors.New("nothing was written")
 // Joined returns a text such as "3 created, 2 changed".
 func Joined(counts map[string]int) string {
 	var out []string
-	for _, outcome := range []string{created, changed, unchanged} {
+	for _, outcome := range []string{created, Changed, unchanged} {
 		if n := counts[outcome]; n > 0 {
 			out = append(out, fmt.Sprintf("%d %s", n, outcome))
 		}

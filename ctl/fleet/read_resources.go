@@ -63,12 +63,13 @@ func (c *Objects) Services(ctx context.Context, namespace, selector string) ([]c
 	return List[corev1.Service](ctx, c, ServicesGVR, namespace, metav1.ListOptions{LabelSelector: selector})
 }
 
-// subnetsLabel is the label by which admission policies find the ConfigMap semaphore-subnets, whatever its name.
-const subnetsLabel = "semaphore.uw.io/subnets=true"
+// SubnetsLabel is the label by which admission policies find the ConfigMap semaphore-subnets, whatever its name.
+const SubnetsLabel = "semaphore.uw.io/subnets"
 
 // PolicyKeys returns the ConfigMaps of a namespace, or of all, by which admission policies judge what a broker writes.
 func (c *Objects) PolicyKeys(ctx context.Context, namespace string) ([]corev1.ConfigMap, error) {
-	return List[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace, metav1.ListOptions{LabelSelector: subnetsLabel})
+	return List[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace,
+		metav1.ListOptions{LabelSelector: SubnetsLabel + "=true"})
 }
 
 // RemoteClusters returns those of the cluster; nil if it does not serve them. Beside an error it returns those that can

@@ -148,6 +148,8 @@ type installation struct {
 	values  apply.Values
 	reasons []apply.Reason
 	objects []*unstructured.Unstructured
+	// resubnetted is set once the ConfigMap semaphore-subnets is another, which running parts read.
+	resubnetted bool
 }
 
 // run decides for all clusters before it writes to one.
@@ -506,9 +508,14 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	}
 	for _, o := range i.objects {
 		if apply.Runs(o.GetKind()) {
-			if err := i.Ready(ctx, apply.RefOf(o)); err != nil {
+			if err := i.ready(ctx, w, apply.RefOf(o)); err != nil {
 				return err
 			}
+		}
+	}
+	if i.resubnetted {
+		if err := i.Refresh(ctx, fleet.Agent, fleet.Broker, fleet.Exporter); err != nil {
+			i.Say("parts read the changed subnets when their kubelets next look, within two minutes by default: %v", err)
 		}
 	}
 	if err := i.removeStale(ctx, stale); err != nil {
@@ -539,6 +546,7 @@ func (i *installation) applyAll(ctx context.Context, counts map[string]int, whic
 			return err
 		}
 		counts[outcome]++
+		i.resubnetted = i.resubnetted || outcome == apply.Changed && o.GetLabels()[fleet.SubnetsLabel] != ""
 	}
 	return nil
 }

@@ -219,6 +219,7 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 			return err
 		}
 	}
+	deliver(ctx, given(here, gets))
 	return nil
 }
 

@@ -406,6 +406,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	}); err != nil {
 		return err
 	}
+	deliver(writing, given(all, gets))
 	for _, p := range all {
 		if err := dns.Wire(writing, w, p.applier, l.dns); err != nil {
 			return err
@@ -590,6 +591,16 @@ func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 	if known && !l.yes {
 		return show.OnlyPlanned("removed")
 	}
+	gone := map[*apply.Applier]desired{}
+	for _, s := range all {
+		if s.remote != nil && l.yes {
+			if gone[s.Applier] == nil {
+				gone[s.Applier] = desired{}
+			}
+			gone[s.Applier][s.of] = nil
+		}
+	}
+	deliver(ctx, gone)
 	for i, s := range all {
 		if slices.ContainsFunc(all[:i], func(o *share) bool { return o.Cluster == s.Cluster }) {
 			continue

@@ -22,8 +22,11 @@ import (
 )
 
 // RemotesFile is the file, beside the broker's, that lists the remotes if they come from RemoteClusters. The exporter
-// writes it.
-const RemotesFile = "remotes.yaml"
+// writes it to a ConfigMap of the name RemotesIn, which kubelets give to the agents.
+const (
+	RemotesFile = "remotes.yaml"
+	RemotesIn   = "semaphore-remotes"
+)
 
 // Subnets are what an agent reads from the broker's configuration file. They bound what the broker may order, so they
 // must come from the operator and not from the broker.

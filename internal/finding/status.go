@@ -112,6 +112,9 @@ var (
 			Alert: "SemaphoreAgentDisconnected"})
 	DeviceFailed = define(Status, Error, "DeviceFailed", "a device, its routes or its addresses are not as desired",
 		Act{Command: "semaphorectl status --agent NODE"})
+	NoWireGuard = define(Status, Error, "NoWireGuard",
+		"a node's kernel has no WireGuard, and its agent has no container that runs it",
+		Act{Command: "semaphorectl install --components userspace-wireguard"})
 	DeviceUnreadable = define(Status, Error, "DeviceUnreadable", "a device does not exist, or cannot be read",
 		Act{Command: "ip -details link show type wireguard"})
 	PeerCountDiffers = define(Status, Warning, "PeerCountDiffers", "a device has another number of peers than desired",

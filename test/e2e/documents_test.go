@@ -184,7 +184,10 @@ func TestDocuments(t *testing.T) {
 	step("traffic", b.testTraffic)
 	step("unlinked", b.unlinks)
 	sections("docs/install.md", "")
-	step("as before, after uninstall", asBefore)
+	step("as before, after uninstall", func(ctx context.Context, t *testing.T) {
+		asBefore(ctx, t)
+		b.syncFrequency(ctx, t, testbed.FastSync)
+	})
 	// Install with files, and remove.
 	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/policies.md"} {
 		sections(file, "")

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
 // TestFeatures has each feature once, on one pair of clusters: the README's commands connect them, check --traffic
@@ -36,6 +37,7 @@ func TestFeatures(t *testing.T) {
 				b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service-")
 			}
 			b.asBefore(ctx, t, before)
+			b.syncFrequency(ctx, t, testbed.FastSync)
 		}},
 		{"installed from files", func(ctx context.Context, t *testing.T) {
 			for _, c := range b.tb.Clusters() {

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -51,7 +54,10 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service=true")
 	}
-	commands, began, parts := firstCommands(t, b.repo), time.Now(), ""
+	b.syncFrequency(ctx, t, 0)
+	commands, parts := firstCommands(t, b.repo), ""
+	b.namesComponent(ctx, t, commands[0])
+	began := time.Now()
 	for _, command := range commands {
 		if strings.HasPrefix(command, "semaphorectl link ") {
 			parts = b.started(ctx, t)
@@ -62,6 +68,12 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 		t.Logf("$ %s (%.1f s)\n%s", command, time.Since(one).Seconds(), out)
 	}
 	typed := time.Since(began)
+	for _, one := range readBlocks(t, b.repo, "README.md") {
+		if one.section == connecting && one.word == "within" {
+			b.block(ctx, t, b.c1, one)
+		}
+	}
+	well := time.Since(began)
 	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		other := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
 		for _, url := range []string{
@@ -76,16 +88,11 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 	}
 	answered := time.Since(began)
 	load, _ := os.ReadFile("/proc/loadavg")
-	t.Logf("two clusters connected: %d commands, %d values (%s), 0 files; the commands took %.1f s, answers in both "+
-		"directions came after %.1f s; load %s", len(commands), len(valuesOf(commands)),
-		strings.Join(valuesOf(commands), ", "), typed.Seconds(), answered.Seconds(), load)
+	t.Logf("two clusters connected: %d commands, %d values (%s), 0 files; the commands took %.1f s, all was well "+
+		"after %.1f s, answers in both directions came after %.1f s; load %s", len(commands), len(valuesOf(commands)),
+		strings.Join(valuesOf(commands), ", "), typed.Seconds(), well.Seconds(), answered.Seconds(), load)
 	if len(commands) > 3 {
 		t.Errorf("%d commands connect two clusters; 3 at most", len(commands))
-	}
-	for _, one := range readBlocks(t, b.repo, "README.md") {
-		if one.section == connecting && one.word == "within" {
-			b.block(ctx, t, b.c1, one)
-		}
 	}
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
 		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=300s remotecluster/"+there)
@@ -94,6 +101,34 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 		t.Errorf("link restarted a part: before\n%s\nafter\n%s", parts, after)
 	}
 	b.shell(ctx, t, "semaphorectl check --context c1 --coredns none || test $? -eq 3")
+}
+
+// syncFrequency sets how often the kubelets of c1 and c2 look at volumes: the times that the README claims are those of
+// clusters of others, where it is kubelet's default (0).
+func (b *documentsBed) syncFrequency(ctx context.Context, t *testing.T, every time.Duration) {
+	t.Helper()
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
+		must(t, c.SyncFrequency(ctx, every))
+	}
+}
+
+// namesComponent checks, on a machine whose kernel has no WireGuard, that the README's first command as printed ends
+// with the finding and a command that keeps its components, and not after its timeout, for which the exit code is 1.
+func (b *documentsBed) namesComponent(ctx context.Context, t *testing.T, command string) {
+	t.Helper()
+	if _, err := netlink.GenlFamilyGet("wireguard"); !errors.Is(err, fs.ErrNotExist) {
+		tier.NotTested(t, "the kernel has WireGuard, so install does not end without it: %v", err)
+		return
+	}
+	began := time.Now()
+	out, err := b.commands(ctx, command, 2)
+	must(t, err)
+	t.Logf("$ %s (%.1f s)\n%s", command, time.Since(began).Seconds(), out)
+	for _, want := range []string{"NoWireGuard", "--components own-names,userspace-wireguard"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("where the kernel has no WireGuard, %s does not say %q", command, want)
+		}
+	}
 }
 
 // unlinks checks that after unlink neither cluster has a RemoteCluster and both are well.

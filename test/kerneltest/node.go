@@ -291,6 +291,16 @@ func (n *Node) Settings([]kernel.RoutedDevice) (kernel.Settings, error) {
 	return kernel.Settings{}, nil
 }
 
+// LacksWireGuard implements hostnet.Kernel.
+func (n *Node) LacksWireGuard() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.failing["LacksWireGuard"]; err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // Guard is the node's guard.
 func (n *Node) Guard() *Guard { return &Guard{n} }
 

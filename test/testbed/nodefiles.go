@@ -129,9 +129,7 @@ func (n *Node) writeKubeletFiles() error {
 		"tlsCertFile":   n.file("kubelet.crt"), "tlsPrivateKeyFile": n.file("kubelet.key"),
 		"clusterDNS": []string{c.addresses.dns.String()}, "clusterDomain": clusterDomain, "resolvConf": "/etc/resolv.conf",
 		"failSwapOn": false,
-		// kubelet updates the volume of a changed ConfigMap or Secret within one and a half times this interval. The default
-		// is a minute, which would dominate the time of the tests.
-		"syncFrequency": "5s",
+		"syncFrequency": FastSync.String(),
 		// The disk belongs to the machine. Its usage must not cause evictions.
 		"localStorageCapacityIsolation": false, "evictionHard": map[string]string{}, "imageGCHighThresholdPercent": 100,
 		"volumePluginDir": "/var/lib/kubelet/volumeplugins",

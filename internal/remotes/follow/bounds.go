@@ -16,7 +16,7 @@ import (
 )
 
 // boundsIn is the ConfigMap with which kubelets give agents the bounds of their broker.
-const boundsIn = "semaphore-remotes"
+const boundsIn = bounds.RemotesIn
 
 // Bounds writes the bounds that agents enforce on their broker, for all remotes in effect: subnets, port and
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.

@@ -1,0 +1,60 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Refreshed is the annotation by which kubelets look at a pod at once.
+const Refreshed = naming.Domain + "refreshed"
+
+// refreshAgain is the time after which Refresh changes pods again: a kubelet may see the change of its pod before that
+// of a ConfigMap, and would then look for the latter at its syncFrequency only.
+const refreshAgain = 2 * time.Second
+
+// Refresh has kubelets update the volumes of the parts' pods now, and not at their syncFrequency, by which a changed
+// ConfigMap takes up to a minute and a half: a kubelet that sees a changed annotation syncs the pod. No part restarts.
+func (a *Applier) Refresh(ctx context.Context, parts ...string) error {
+	for _, wait := range []time.Duration{0, refreshAgain} {
+		if err := kube.Sleep(ctx, wait); err != nil {
+			return err
+		}
+		for _, part := range parts {
+			if err := a.refresh(ctx, part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *Applier) refresh(ctx context.Context, part string) error {
+	all, err := a.Cluster.PodObjects(ctx, part, "")
+	if err != nil {
+		return err
+	}
+	pods := a.Client.Resource(fleet.PodsGVR).Namespace(a.Cluster.Namespace)
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, Refreshed, time.Now().UTC().Format(time.RFC3339Nano))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(16) // a cluster may have thousands of nodes
+	for _, p := range all {
+		g.Go(func() error {
+			_, err := pods.Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}

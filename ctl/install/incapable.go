@@ -1,0 +1,81 @@
+package install
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// userspace is the component that runs WireGuard where a kernel has none.
+	userspace = "userspace-wireguard"
+	// maxAsked are the agents that are asked at the same time why they are not ready, each askEvery.
+	maxAsked = 4
+	askEvery = 3 * time.Second
+)
+
+// ready waits until the pods of an object are ready. It ends at once when an agent reports that its node cannot have
+// devices, which only another installation mends.
+func (i *installation) ready(ctx context.Context, w io.Writer, ref apply.Ref) error {
+	if ref.Kind != "DaemonSet" {
+		return i.Ready(ctx, ref)
+	}
+	var asked time.Time
+	return i.ReadyUnless(ctx, ref, func() error {
+		if time.Since(asked) < askEvery {
+			return nil
+		}
+		asked = time.Now()
+		found := i.incapable(ctx)
+		if len(found) == 0 {
+			return nil
+		}
+		return show.Report(w, found, "table")
+	})
+}
+
+// incapable asks agents that run and are not ready. One that cannot be asked is none of its findings: the pods' status
+// says what is wrong with it.
+func (i *installation) incapable(ctx context.Context) []show.Finding {
+	pods, err := i.Cluster.Pods(ctx, fleet.Agent, "")
+	if err != nil {
+		return nil
+	}
+	pods = slices.DeleteFunc(pods, func(p *fleet.Pod) bool { return p.Ready })
+	answers, _ := fleet.All(pods[:min(len(pods), maxAsked)], func(p *fleet.Pod) (*semaphorev1.GetStatusResponse, error) {
+		return i.Cluster.Status(ctx, fleet.Agent, p.Node, askEvery)
+	})
+	var out []show.Finding
+	for n, s := range answers {
+		out = append(out, lacksWireGuard(i.Cluster.Context, pods[n].Node, i.withUserspace(), s)...)
+	}
+	return out
+}
+
+// lacksWireGuard returns what an agent reports that a component mends; fix is the command.
+func lacksWireGuard(context, node, fix string, s *semaphorev1.GetStatusResponse) (out []show.Finding) {
+	for _, f := range s.GetFindings() {
+		if f.GetCode() == string(finding.NoWireGuard) {
+			out = append(out, show.Blocker(context, finding.NoWireGuard, "node "+node, fix, "%s",
+				strings.Join(f.GetFirst(), "; ")))
+		}
+	}
+	return out
+}
+
+// withUserspace is the command that installs the same with the component. The flag replaces what was given before.
+func (i *installation) withUserspace() string {
+	components := slices.Clone(i.wishes.Components)
+	if !slices.Contains(components, userspace) {
+		components = append(components, userspace)
+	}
+	return fleet.CommandFor(i.Cluster, "install") + " --components " + strings.Join(components, ",")
+}

@@ -1,0 +1,48 @@
+package install
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestLacksWireGuard: of all that an agent reports, only what a component mends ends the wait for it, and the command
+// keeps the components that were wanted.
+func TestLacksWireGuard(t *testing.T) {
+	of := func(codes ...finding.Code) *semaphorev1.GetStatusResponse {
+		s := &semaphorev1.GetStatusResponse{}
+		for _, c := range codes {
+			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: string(c), First: []string{"why " + string(c)}})
+		}
+		return s
+	}
+	const install = "semaphorectl install --context c1 --components "
+	for _, test := range []struct {
+		name       string
+		components []string
+		status     *semaphorev1.GetStatusResponse
+		want       []show.Finding
+	}{
+		{name: "no answer"},
+		{name: "not attached yet", status: of(finding.NotReady)},
+		{name: "another failure", status: of(finding.NotReady, finding.DeviceFailed, finding.Unguarded)},
+		{name: "no WireGuard", status: of(finding.NoWireGuard, finding.NotReady), want: []show.Finding{{
+			Code: finding.NoWireGuard, Level: finding.Error, Side: "c1", Subject: "c1: node n1", Evidence: "why NoWireGuard",
+			Fix: install + "userspace-wireguard"}}},
+		{name: "beside components", components: []string{"own-names", "gke"}, status: of(finding.NoWireGuard),
+			want: []show.Finding{{Code: finding.NoWireGuard, Level: finding.Error, Side: "c1", Subject: "c1: node n1",
+				Evidence: "why NoWireGuard", Fix: install + "own-names,gke,userspace-wireguard"}}},
+	} {
+		i := &installation{wishes: apply.Wishes{Components: test.components},
+			Applier: &apply.Applier{Cluster: &fleet.Cluster{Context: "c1"}}}
+		if d := cmp.Diff(test.want, lacksWireGuard("c1", "n1", i.withUserspace(), test.status)); d != "" {
+			t.Errorf("%s: %s", test.name, d)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/certs"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
+)
+
+// boundsWithin is how long link waits for an exporter to write the bounds of what changed. It takes about a second.
+const boundsWithin = 20 * time.Second
+
+// desired are the pod subnets that agents are to accept of remotes, by name; none for a remote that is gone.
+type desired map[string][]netip.Prefix
+
+// lacks returns the remotes that are not in a RemotesFile as desired.
+func (d desired) lacks(file string) (names []string) {
+	has := map[string]string{}
+	for _, r := range bounds.ReadRemotes([]byte(file)) {
+		slices.Sort(r.PodSubnets)
+		has[r.Name] = strings.Join(r.PodSubnets, " ")
+	}
+	for name, pods := range d {
+		var texts []string
+		for _, p := range pods {
+			texts = append(texts, p.String())
+		}
+		slices.Sort(texts)
+		if has[name] != strings.Join(texts, " ") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// deliver has the agents of clusters accept what changed at once: it waits until the exporter has written it to the
+// ConfigMap of their bounds, and then has kubelets update the volumes. Without this they do so within two minutes, so a
+// failure is said, and is none of the command.
+func deliver(ctx context.Context, all map[*apply.Applier]desired) {
+	var clusters []*apply.Applier
+	for a := range all {
+		clusters = append(clusters, a)
+	}
+	_, failed := fleet.All(clusters, func(a *apply.Applier) (any, error) { return nil, deliverOne(ctx, a, all[a]) })
+	for i, err := range failed {
+		if err != nil {
+			clusters[i].Say("agents accept the change when their kubelets next look, within two minutes by default: %s",
+				strings.TrimPrefix(err.Error(), clusters[i].Cluster.Context+": "))
+		}
+	}
+}
+
+func deliverOne(ctx context.Context, a *apply.Applier, d desired) error {
+	agents, err := a.Cluster.PodObjects(ctx, fleet.Agent, "")
+	if err != nil || len(agents) == 0 {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, boundsWithin)
+	defer cancel()
+	if err := a.Until(waiting, "the bounds of agents", func() (string, error) {
+		m, err := a.Cluster.Objects.ConfigMap(waiting, a.Cluster.Namespace, bounds.RemotesIn)
+		if err != nil {
+			return "", err
+		}
+		if names := d.lacks(m[bounds.RemotesFile]); len(names) > 0 {
+			return fmt.Sprintf("the exporter has not written %s to the ConfigMap %s yet", strings.Join(names, ", "),
+				bounds.RemotesIn), nil
+		}
+		return "", nil
+	}); err != nil {
+		return err
+	}
+	return a.Refresh(ctx, fleet.Agent)
+}
+
+// given returns what agents of each cluster are to accept after the introductions.
+func given(all []*linkedCluster, gets []*certs.Introduction) map[*apply.Applier]desired {
+	out := map[*apply.Applier]desired{}
+	for _, p := range all {
+		d := desired{}
+		for _, x := range gets {
+			if x.Here == p.pki {
+				d[x.Name] = x.Pods
+			}
+		}
+		if len(d) > 0 {
+			out[p.applier] = d
+		}
+	}
+	return out
+}
