@@ -42,8 +42,8 @@ func (d desired) lacks(file string) (names []string) {
 }
 
 // deliver has the agents of clusters accept what changed at once: it waits until the exporter has written it to the
-// ConfigMap of their bounds, and then has kubelets update the volumes. Without this they do so within two minutes, so a
-// failure is said, and is none of the command.
+// ConfigMap of their bounds, and then has kubelets update the volumes, also those of brokers, which read the keys for
+// admission policies. Without this they do so within two minutes, so a failure is said, and is none of the command.
 func deliver(ctx context.Context, all map[*apply.Applier]desired) {
 	var clusters []*apply.Applier
 	for a := range all {
@@ -60,8 +60,11 @@ func deliver(ctx context.Context, all map[*apply.Applier]desired) {
 
 func deliverOne(ctx context.Context, a *apply.Applier, d desired) error {
 	agents, err := a.Cluster.PodObjects(ctx, fleet.Agent, "")
-	if err != nil || len(agents) == 0 {
+	if err != nil {
 		return err
+	}
+	if len(agents) == 0 {
+		return a.Refresh(ctx, fleet.Broker)
 	}
 	waiting, cancel := context.WithTimeout(ctx, boundsWithin)
 	defer cancel()
@@ -78,7 +81,7 @@ func deliverOne(ctx context.Context, a *apply.Applier, d desired) error {
 	}); err != nil {
 		return err
 	}
-	return a.Refresh(ctx, fleet.Agent)
+	return a.Refresh(ctx, fleet.Agent, fleet.Broker)
 }
 
 // given returns what agents of each cluster are to accept after the introductions.
