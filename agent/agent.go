@@ -2,7 +2,7 @@
 // as its broker desires.
 //
 // It makes the owners of the agent's state, connects them and runs them. Each states in its package comment what it
-// owns: session, keys, guard, paths, device with schedule, status and events (docs/adr/0020-agent-parts.md). Owners
+// owns: session, keys, guard, paths, device with schedule, status and events (docs/architecture/agent.md). Owners
 // exchange values and share no locks. The package itself decides only the order of work in a round (loop.go) and which
 // owner receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the
 // token for its broker.

@@ -42,7 +42,7 @@ func (a *agent) collectors() []prometheus.Collector {
 
 // pages returns the pages of the agent's HTTP listener. It listens on the node's addresses, which nodes of other
 // clusters reach: keys and addresses of peers are shown only to this node and to the subnets that the configuration
-// names (docs/adr/0016-metrics-of-peers.md).
+// names (docs/metrics.md).
 func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 	return program.Pages{
 		Metrics: reg, Private: &scrapes{agent: a, registry: reg},

@@ -2,10 +2,13 @@ package ctl
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -26,28 +29,12 @@ Completion asks the clusters of ` + "`--context`" + `, or the current one, with 
 It leaves out those that do not answer, and names with characters that a shell could take for more than a name.
 A broker names 500 objects at most: type more of the name to see the others.
 
-Exit codes are the same for all verbs:
-
-| Code | Means |
-| --- | --- |
-| 0 | all is well |
-| 1 | the verb was used wrongly, or could not do what it is for, such as reach a part |
-| 2 | it did, and something is wrong |
-| 3 | ` + "`check`" + ` found nothing wrong, and did not look at everything |
-
+Each verb has ` + "`--help`" + `; ` + "`semaphorectl options`" + ` has the flags of the connection.
 A verb that prints what it would do, and waits for ` + "`--yes`" + `, ends with 0.
 
-These flags mean the same for all verbs that have them. ` + "`semaphorectl options`" + ` has those of the connection.
-
-| Flag | Means |
-| --- | --- |
-| ` + "`--cluster`" + ` | the name of a cluster, by which others know it |
-| ` + "`-f`, `--filename`" + ` | a file that is read, ` + "`-`" + ` for standard input |
-| ` + "`-o`, `--output`" + ` | the format of the output |
-| ` + "`--timeout`" + ` | how long to wait before giving up |
-| ` + "`--dry-run`" + ` | change nothing, and print what would be done; ` + "`client`" + ` or ` + "`none`" + ` |
-| ` + "`--yes`" + ` | do what was printed |
-
+| Flag | Means | Default |
+| --- | --- | --- |
+{flags}
 Where a verb is about several clusters and one apiserver does not answer, it says what the others know, which cluster
 did not answer, and after how long: after 15 s at most, ` + "`status` and `explain`" + ` after 10 s.
 ` + "`trace --watch` and `status --watch`" + ` print what the others say meanwhile.
@@ -56,35 +43,110 @@ did not answer, and after how long: after 15 s at most, ` + "`status` and `expla
 Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
 `)
 	for _, cmd := range all(Command()) {
-		cmd.InitDefaultHelpFlag()
 		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() &&
-			cmd.Parent().Name() == "completion" {
+			(cmd.Parent().Name() == "completion" || inOne(cmd.Parent())) {
 			continue
 		}
-		text := cmd.Long
+		if cmd.Long == "" && cmd.HasParent() && !cmd.HasAvailableSubCommands() && usages(cmd) == "" &&
+			cmd.Name() != "options" {
+			continue // its line in the list of verbs says all
+		}
+		text := strings.TrimSpace(cmd.Long)
 		if text == "" {
 			text = strings.ToUpper(cmd.Short[:1]) + cmd.Short[1:] + "."
 		}
-		fmt.Fprintf(&out, "\n## %s\n\n", cmd.CommandPath())
-		fmt.Fprintf(&out, "```text\n%s\n", strings.TrimSpace(text))
-		if cmd.Runnable() {
-			fmt.Fprintf(&out, "\nUsage:\n  %s\n", cmd.UseLine())
+		fmt.Fprintf(&out, "\n## %s\n\n```text\n", cmd.CommandPath())
+		if inOne(cmd) {
+			for _, sub := range cmd.Commands() {
+				fmt.Fprintf(&out, "%-65s %s\n", sub.UseLine(), sub.Short)
+			}
+		} else if cmd.Runnable() {
+			fmt.Fprintln(&out, cmd.UseLine())
+		}
+		fmt.Fprintln(&out, text)
+		// Flags are indented: only after other indented lines they need a line between.
+		if last := text[strings.LastIndexByte(text, '\n')+1:]; strings.HasPrefix(last, " ") {
+			fmt.Fprintln(&out)
 		}
 		verbsAndFlags(&out, cmd)
 		fmt.Fprintln(&out, "```")
 	}
-	ctltest.Compare(t, "../docs/cli.md", out.String())
+	page := strings.Replace(out.String(), "{flags}", sharedFlags(), 1)
+	ctltest.Compare(t, "../docs/cli.md", page)
 }
 
-// verbsAndFlags writes the subcommands of a command, or its own flags.
+// shared are flags with one meaning, by their help, which the page says once, with the verbs that have them.
+var shared = map[string]string{
+	"timeout": "how long to wait before giving up", "output": "table, json or yaml",
+	"dry-run": "client changes nothing, and prints what would be done",
+}
+
+// sharedFlags are the rows of shared flags: the verbs with each default.
+func sharedFlags() string {
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(shared)) {
+		var defaults []string
+		flag := "`--" + name + "`"
+		verbs := map[string][]string{}
+		for _, cmd := range all(Command()) {
+			f := cmd.Flags().Lookup(name)
+			if f == nil || f.Usage != shared[name] || cmd.Hidden {
+				continue
+			}
+			if f.Shorthand != "" {
+				flag = "`-" + f.Shorthand + "`, `--" + name + "`"
+			}
+			if verbs[f.DefValue] == nil {
+				defaults = append(defaults, f.DefValue)
+			}
+			verbs[f.DefValue] = append(verbs[f.DefValue], "`"+strings.TrimPrefix(cmd.CommandPath(), "semaphorectl ")+"`")
+		}
+		for i, one := range defaults {
+			defaults[i] = "`" + one + "`: " + strings.Join(verbs[one], ", ")
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s |\n", flag, shared[name], strings.Join(defaults, "; "))
+	}
+	return out.String()
+}
+
+// inOne reports whether a verb and its subcommands are one section: no subcommand has more to say than its line.
+func inOne(cmd *cobra.Command) bool {
+	return cmd.HasAvailableSubCommands() && cmd.HasParent() &&
+		!slices.ContainsFunc(cmd.Commands(), func(sub *cobra.Command) bool { return sub.Long != "" })
+}
+
+// verbsAndFlags writes the subcommands of a command, and its own flags.
 func verbsAndFlags(out *strings.Builder, cmd *cobra.Command) {
-	if cmd.HasAvailableSubCommands() {
+	if cmd.HasAvailableSubCommands() && !inOne(cmd) {
 		writeVerbs(out, cmd)
 	}
-	if flags := ownFlags(cmd).FlagUsages(); flags != "" {
-		fmt.Fprintf(out, "\nFlags:\n%s", flags)
-	}
+	out.WriteString(usages(cmd))
 	if cmd.Name() == "options" {
 		fmt.Fprintf(out, "\n%s", options(cmd.Root(), &fleet.Access{}))
 	}
+}
+
+// usages are the flags of a section, but for shared ones. Each is there once, with the subcommand that it is of if the
+// section has several and not all have it.
+func usages(cmd *cobra.Command) string {
+	flags := pflag.NewFlagSet(cmd.Name(), pflag.ContinueOnError)
+	of := []*cobra.Command{cmd}
+	if inOne(cmd) {
+		of = cmd.Commands()
+	}
+	for _, one := range of {
+		ownFlags(one).VisitAll(func(f *pflag.Flag) {
+			if f.Usage == shared[f.Name] {
+				return
+			}
+			said := *f
+			if slices.ContainsFunc(of, func(other *cobra.Command) bool { return other.Flags().Lookup(f.Name) == nil }) {
+				said.Usage = one.Name() + ": " + f.Usage
+			}
+			if flags.Lookup(f.Name) == nil {
+				flags.AddFlag(&said)
+			}
+		})
+	}
+	return flags.FlagUsages()
 }

@@ -29,7 +29,7 @@ type trafficCounts struct{ sent, received, connections uint64 }
 // ClusterIP to which the packet's connection was opened, as connection tracking knows it: kube-proxy has translated
 // the packet before. A packet that neither leaves nor enters by a device of ours costs two comparisons of its
 // interface's name, one that does a lookup in a set. The sets are bounded, and forget a ClusterIP that is idle for an
-// hour. See docs/adr/0039-service-traffic.md.
+// hour. See docs/metrics.md, "Traffic of Services".
 type TrafficCounter struct {
 	mu sync.Mutex
 	// last is what the kernel had when it was last read, and total what was counted since the Counter was made.

@@ -3,7 +3,7 @@
 //
 // It owns the agent's part of the node's routing: a table of its own, and the rules by which packets are looked up in
 // it before the main one. Routing daemons learn from the main table and write to it; they neither announce nor override
-// the routes of another table. See docs/adr/0011-routing-table.md. Of the settings of the kernel (sysctl) that decide
+// the routes of another table. See docs/encryption.md#routes. Of the settings of the kernel (sysctl) that decide
 // whether a node forwards packets it only reports what prevents that: they belong to the operator, and to kubelet. The
 // kernel's Documentation/networking/ip-sysctl.rst explains them.
 //

@@ -11,7 +11,7 @@ import (
 // Heard decides to which nodes of a permissive remote packets are sent through the tunnel: those that were heard in
 // it. A completed handshake shows that both nodes have each other as peers. Until then packets to the node are sent in
 // the clear, as before; and again when it no longer answers, so that a tunnel that was removed at the other end costs
-// seconds and not the connection. See docs/adr/0012-permissive.md.
+// seconds and not the connection. See docs/turning-on-encryption.md.
 //
 // The zero value is ready to use. It is not safe for concurrent use.
 type Heard struct{ nodes map[string]*heardNode }

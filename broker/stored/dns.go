@@ -5,7 +5,7 @@ package stored
 //
 // It owns the text of these blocks, in the place where semaphorectl put them first: the marked section of the Corefile,
 // or the file of their own that the Corefile imports. It never adds them to a CoreDNS where semaphorectl did not, never
-// removes all of them, and never touches another byte (docs/adr/0040-coredns.md). If somebody removed them, it restores
+// removes all of them, and never touches another byte (docs/services.md). If somebody removed them, it restores
 // them where it may, and reports it where it may only read. internal/coredns decides the text. CoreDNS reads the change
 // by its plugin reload, which the blocks have.
 

@@ -1,5 +1,5 @@
 // Package fleet reaches the parts of clusters for semaphorectl: through an apiserver, as kubectl exec does, or by their
-// unix sockets, or the address of an exporter or broker with mTLS (docs/adr/0026-semaphorectl.md).
+// unix sockets, or the address of an exporter or broker with mTLS (docs/architecture/semaphorectl.md).
 //
 // Its input are the flags of a command; its output are connections to parts, and the answers of those that support what
 // is asked, and objects of a cluster as values (Objects). It prints nothing and judges nothing.

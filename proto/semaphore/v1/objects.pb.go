@@ -14,7 +14,7 @@
 // A closed set of values that semaphore defines is an enum. Values that Kubernetes defines
 // (protocol, addressType, trafficDistribution, ipFamilies) are strings with the words of its
 // API, and codes of refusals are strings so that an older receiver can show a newer code
-// (docs/adr/0027-protocol-before-v1.md).
+// (docs/protocol.md#versions).
 
 package semaphorev1
 
