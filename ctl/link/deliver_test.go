@@ -51,8 +51,8 @@ func TestLacks(t *testing.T) {
 }
 
 // TestDeliver: agents' pods change once the exporter has written the bounds, and then twice, as a kubelet may see the
-// first change too early, with those of the broker. No pod of the exporter changes, and what prevents it is said, and no
-// error.
+// first change too early, with those of the broker. No pod of the exporter changes, and what prevents it is said, and
+// no error.
 func TestDeliver(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// FastSync is the syncFrequency of kubelets of a testbed: they update the volume of a changed ConfigMap or Secret within
-// one and a half times this interval. kubelet's default is a minute, which would dominate the time of the tests.
+// FastSync is the syncFrequency of kubelets of a testbed: they update the volume of a changed ConfigMap or Secret
+// within one and a half times this interval. kubelet's default is a minute, which would dominate the time of the tests.
 const FastSync = 5 * time.Second
 
 // SyncFrequency restarts the kubelets of a cluster with another syncFrequency; 0 is kubelet's default, for a test that
