@@ -109,8 +109,8 @@ type Monitor struct {
 // retained what is guarded of each remote and not in the subnets file.
 type problems struct {
 	guard, source, settings, check, wireguard []string
-	shadows                        map[string][]string
-	retained                       map[string]string
+	shadows                                   map[string][]string
+	retained                                  map[string]string
 }
 
 // NewMonitor returns the Monitor of a node. changed must not block.

@@ -23,7 +23,7 @@ const (
 )
 
 // ready waits until the pods of an object are ready. It ends at once when an agent reports that its node cannot have
-// devices, which only another installation mends.
+// devices, which only another installation fixes.
 func (i *installation) ready(ctx context.Context, w io.Writer, ref apply.Ref) error {
 	if ref.Kind != "DaemonSet" {
 		return i.Ready(ctx, ref)
@@ -60,7 +60,7 @@ func (i *installation) incapable(ctx context.Context) []show.Finding {
 	return out
 }
 
-// lacksWireGuard returns what an agent reports that a component mends; fix is the command.
+// lacksWireGuard returns what an agent reports that a component fixes; fix is the command.
 func lacksWireGuard(context, node, fix string, s *semaphorev1.GetStatusResponse) (out []show.Finding) {
 	for _, f := range s.GetFindings() {
 		if f.GetCode() == string(finding.NoWireGuard) {

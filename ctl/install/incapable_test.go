@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestLacksWireGuard: of all that an agent reports, only what a component mends ends the wait for it, and the command
+// TestLacksWireGuard: of all that an agent reports, only what a component fixes ends the wait for it, and the command
 // keeps the components that were wanted.
 func TestLacksWireGuard(t *testing.T) {
 	of := func(codes ...finding.Code) *semaphorev1.GetStatusResponse {

@@ -128,7 +128,7 @@ func (n *Node) writeKubeletFiles() error {
 		"authorization": map[string]any{"mode": "Webhook"},
 		"tlsCertFile":   n.file("kubelet.crt"), "tlsPrivateKeyFile": n.file("kubelet.key"),
 		"clusterDNS": []string{c.addresses.dns.String()}, "clusterDomain": clusterDomain, "resolvConf": "/etc/resolv.conf",
-		"failSwapOn": false,
+		"failSwapOn":    false,
 		"syncFrequency": FastSync.String(),
 		// The disk belongs to the machine. Its usage must not cause evictions.
 		"localStorageCapacityIsolation": false, "evictionHard": map[string]string{}, "imageGCHighThresholdPercent": 100,
