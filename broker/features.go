@@ -98,9 +98,8 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes,
+	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
 		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
-	b.nodes.OnChange(b.sawNode)
 	b.agentPods = apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
 	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
@@ -140,7 +139,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 }
 
 func (b *broker) buildServices(p parts) error {
-	cfg := p.cfg
+	cfg, bound := p.cfg, services.Loops{Lent: p.events.OwnName}
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
 	}
@@ -157,7 +156,7 @@ func (b *broker) buildServices(p parts) error {
 		})
 	}
 	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), p.options)
-	b.services.Bind(services, slices)
+	bound.Services, bound.Slices = services, slices
 	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
 	b.drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
@@ -175,31 +174,32 @@ func (b *broker) buildServices(p parts) error {
 	}
 	if cfg.GlobalServices.OwnNames {
 		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), p.options)
-		b.services.BindOwnNames(own, p.events.OwnName)
+		bound.OwnSlices = own
 		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.drains})
 	}
 	if cfg.MCS.Enabled {
-		if err := b.buildImports(p); err != nil {
+		if err := b.buildImports(p, &bound); err != nil {
 			return err
 		}
 	}
+	b.services.Bind(bound)
 	b.leftovers = migrate.NewLeftovers(
 		p.client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.ServicesComplete, local)
 	return nil
 }
 
-// buildImports builds what imports the Services that ServiceExports export.
-func (b *broker) buildImports(p parts) error {
+// buildImports builds what imports the Services that ServiceExports export, and adds the loops that write it.
+func (b *broker) buildImports(p parts, bound *services.Loops) error {
 	client, err := mcs.New(p.rest, writes.FieldManager)
 	if err != nil {
 		return err
 	}
 	b.mcs = apply.NewMCS(client, p.log)
 	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), p.options)
-	b.services.BindImports(imports)
+	bound.Imports = imports
 	if p.cfg.MCS.EndpointSlices != config.NoImportSlices {
 		slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
-		b.services.BindImportSlices(slices)
+		bound.ImportSlices = slices
 		b.loops = append(b.loops, loop{writer: slices, kind: writes.ImportSlice})
 	}
 	namespaces := apply.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,

@@ -17,8 +17,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -125,7 +125,7 @@ func (l *locating) services(ctx context.Context, found []federation.Located) err
 }
 
 // sourceOf returns the cluster of a mirror; empty for a Service of several clusters.
-func sourceOf(d mirror.Described) string {
+func sourceOf(d services.Described) string {
 	if !d.Global && len(d.Clusters) == 1 {
 		return d.Clusters[0].Cluster
 	}
@@ -133,7 +133,7 @@ func sourceOf(d mirror.Described) string {
 }
 
 // describe returns a text about a Service's endpoints.
-func describe(d mirror.Described) string {
+func describe(d services.Described) string {
 	text := "mirror"
 	if d.Global {
 		text = "of several clusters"
@@ -155,7 +155,7 @@ func describe(d mirror.Described) string {
 
 // written adds the state of a Service in the apiserver: whether it and its slices exist, and when the broker last wrote
 // them.
-func (l *locating) written(ctx context.Context, d mirror.Described, object, failing string) error {
+func (l *locating) written(ctx context.Context, d services.Described, object, failing string) error {
 	place := debug.Place{Hop: debug.HopWrite, Object: object, Cluster: sourceOf(d)}
 	namespace := l.process.cfg.MirrorNamespace
 	service, err := l.process.client.CoreV1().Services(namespace).Get(ctx, d.Service, metav1.GetOptions{})
@@ -201,7 +201,7 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 }
 
 // ownName adds where the own name of a Service of this cluster leads, and the slices that lead it there.
-func (l *locating) ownName(ctx context.Context, d mirror.Described) error {
+func (l *locating) ownName(ctx context.Context, d services.Described) error {
 	if d.Own == nil {
 		return nil
 	}

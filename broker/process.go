@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/operator"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -224,7 +224,7 @@ func (p *process) newPage() *operator.Page {
 		},
 	}
 	if p.cfg.Features.Has(config.Services) {
-		of.Services = func() []mirror.Described {
+		of.Services = func() []services.Described {
 			b, err := p.leader()
 			if err != nil {
 				return nil

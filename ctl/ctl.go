@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/install"
 	"github.com/kube-semaphore/semaphore/ctl/link"
-	"github.com/kube-semaphore/semaphore/ctl/operate"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/status"
 	"github.com/kube-semaphore/semaphore/ctl/trace"
@@ -79,8 +78,8 @@ something wrong, 3 when check has found nothing wrong and could not look at ever
 		certs.Command(access), migrateCommand(), dns.Command(access))
 	inGroup(cmd, see, status.Command(access), status.GetCommand(access))
 	inGroup(cmd, diagnose, check.Command(access), explain.Command(access), trace.Command(access), bundle.Command(access))
-	inGroup(cmd, operates, operate.Drain(access), operate.Undrain(access), operate.Release(access),
-		operate.RotateKey(access))
+	inGroup(cmd, operates, status.Drain(access), status.Undrain(access), status.Release(access),
+		status.RotateKey(access))
 	cmd.AddCommand(versionCommand(), optionsCommand(access), stdioCommand(access), verify.Probe())
 	switch strings.TrimSuffix(filepath.Base(file), ".exe") {
 	case completeFile:

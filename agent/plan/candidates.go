@@ -4,12 +4,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // A node may have several endpoints, its candidates, of which a device has one at a time. WireGuard begins a handshake
@@ -280,12 +280,14 @@ func (b Bounds) Candidates(texts []string, names func(host string) []netip.Addr)
 		}
 	}
 	for _, text := range texts {
-		if at, err := netip.ParseAddrPort(text); err == nil {
-			add(at)
-		} else if host, port, ok := splitName(text); ok {
-			for _, ip := range names(host) {
-				add(netip.AddrPortFrom(ip, port))
+		at, name, ok := naming.Candidate(text)
+		switch {
+		case name != "":
+			for _, ip := range names(name) {
+				add(netip.AddrPortFrom(ip, at.Port()))
 			}
+		case ok:
+			add(at)
 		}
 	}
 	return all
@@ -294,18 +296,9 @@ func (b Bounds) Candidates(texts []string, names func(host string) []netip.Addr)
 // NamesOf returns the names among candidates.
 func NamesOf(texts []string) (names []string) {
 	for _, text := range texts {
-		if _, err := netip.ParseAddrPort(text); err == nil {
-			continue
-		}
-		if host, _, ok := splitName(text); ok {
-			names = append(names, host)
+		if _, name, _ := naming.Candidate(text); name != "" {
+			names = append(names, name)
 		}
 	}
 	return names
-}
-
-func splitName(text string) (host string, port uint16, ok bool) {
-	host, portText, err := net.SplitHostPort(text)
-	n, errPort := strconv.ParseUint(portText, 10, 16)
-	return host, uint16(n), err == nil && errPort == nil && n != 0 && host != ""
 }

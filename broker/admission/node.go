@@ -4,13 +4,10 @@ import (
 	"bytes"
 	"crypto/ecdh"
 	"fmt"
-	"net"
 	"net/netip"
-	"strconv"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -41,9 +38,6 @@ func (t *check) node(o *semaphorev1.Object) *semaphorev1.Object {
 	return taken
 }
 
-// maxCandidates is how many candidates of a node are accepted.
-const maxCandidates = 4
-
 // wireguard returns an endpoint with the candidates at which this cluster's nodes may send, the first address of which
 // is the one of older agents; nil if there is no valid key, or no such candidate though the node does not call. Those
 // outside the node subnets are another cluster's choice; other invalid ones are refused beside the rest.
@@ -60,16 +54,17 @@ func (t *check) wireguard(w *semaphorev1.WireGuardEndpoint) *semaphorev1.WireGua
 		}
 		return &semaphorev1.WireGuardEndpoint{PublicKey: w.GetPublicKey(), Calls: true}
 	}
-	if len(w.GetCandidates()) > maxCandidates {
-		t.refuse(finding.TooLarge, "wireguard.candidates: %d exceed the limit of %d", len(w.GetCandidates()), maxCandidates)
+	if n := len(w.GetCandidates()); n > naming.MaxCandidates {
+		t.refuse(finding.TooLarge, "wireguard.candidates: %d exceed the limit of %d", n, naming.MaxCandidates)
 		return nil
 	}
 	out := &semaphorev1.WireGuardEndpoint{PublicKey: w.GetPublicKey()}
 	var outside string
 	for _, text := range w.GetCandidates() {
+		at, _, _ := naming.Candidate(text)
 		code, why := t.candidate(text)
 		switch {
-		case why == "" && out.GetAddress() == "" && !isName(text):
+		case why == "" && out.GetAddress() == "" && at.IsValid():
 			out.Address = text
 			fallthrough
 		case why == "":
@@ -92,27 +87,20 @@ func (t *check) wireguard(w *semaphorev1.WireGuardEndpoint) *semaphorev1.WireGua
 	return out
 }
 
-// isName reports whether a candidate is "name:port".
-func isName(text string) bool {
-	_, err := netip.ParseAddrPort(text)
-	return err != nil
-}
-
 // candidate returns why a candidate is not accepted, without a code if it is only outside of the node subnets; an empty
 // text if it is accepted. The agents look a name up, and judge the addresses by the same bounds.
 func (t *check) candidate(text string) (code finding.Code, why string) {
-	if !isName(text) {
-		if code, why = t.nodeAddress(text); why == "" {
-			why = t.outside(text)
-		}
-		return code, why
-	}
-	host, port, err := net.SplitHostPort(text)
-	n, errPort := strconv.ParseUint(port, 10, 16)
-	if err != nil || errPort != nil || n == 0 || len(validation.IsDNS1123Subdomain(host)) > 0 {
+	_, name, ok := naming.Candidate(text)
+	switch {
+	case !ok:
 		return finding.InvalidEndpoint, fmt.Sprintf("wireguard.candidates %.80q: use IP:port or name:port", text)
+	case name != "":
+		return "", ""
 	}
-	return "", ""
+	if code, why = t.nodeAddress(text); why == "" {
+		why = t.outside(text)
+	}
+	return code, why
 }
 
 // podCIDR checks a prefix that becomes an allowed IP of the node's peer, and so permits inner source addresses.

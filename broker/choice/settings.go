@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -62,4 +64,27 @@ func (s Settings) Annotate(annotations map[string]string) {
 func (s Settings) Complete() Settings {
 	s.MinReady, s.WhenGone = max(1, s.MinReady), cmp.Or(s.WhenGone, config.Demote)
 	return s
+}
+
+// Decide returns the settings of a global service: those of the operator's rule, else of the service that decides, else
+// those that the previous broker noted in what exists; each is nil for none. With local-first, the cluster first comes
+// before others; it is empty where hints do that.
+func Decide(rule *config.GlobalRule, service *semaphorev1.Service, existing *corev1.Service, first string) Settings {
+	g := service.GetGlobalSettings()
+	switch out := SettingsOf(g); {
+	case rule != nil:
+		count, percent, _ := config.ParseMinReady(rule.MinReady.String()) // the configuration was checked
+		return Settings{rule.Prefer, count, percent, rule.WhenGone}.Complete()
+	case service != nil:
+		if len(g.GetUnreadable()) > 0 && existing != nil {
+			out = out.Keep(g.GetUnreadable(), SettingsIn(existing.Annotations))
+		}
+		if g.GetLocalFirst() && first != "" {
+			out, _ = out.OwnFirst(first)
+		}
+		return out.Complete()
+	case existing != nil:
+		return SettingsIn(existing.Annotations).Complete()
+	}
+	return Settings{}.Complete()
 }

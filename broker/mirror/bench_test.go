@@ -3,8 +3,10 @@ package mirror
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
@@ -15,7 +17,7 @@ func big(tb testing.TB, size int, service *semaphorev1.Service, more ...string) 
 	slice func(service, slice int, ready int) []replica.Change) {
 	const all, inSlice = 100_000, 100
 	cfg := configured(tb, more...)
-	p = New(cfg, nil)
+	p = New(cfg)
 	p.Begin(began)
 	slice = func(service, slice, ready int) []replica.Change {
 		s := &semaphorev1.EndpointSlice{Service: fmt.Sprintf("s%d", service), AddressType: "IPv4",
@@ -102,7 +104,7 @@ func BenchmarkBegin(b *testing.B) {
 		c.apply("c2", svc("shop", name, mirrored()), slc("shop", name+"-x", endpoints(name, addresses)))
 	}
 	for b.Loop() {
-		p := New(configured(b), nil)
+		p := New(configured(b))
 		for name, s := range c.Services {
 			p.ObserveService(name, s, began)
 		}
@@ -112,5 +114,43 @@ func BenchmarkBegin(b *testing.B) {
 		if n := len(p.Begin(began).Services); n != 1000 {
 			b.Fatal(n)
 		}
+	}
+}
+
+// BenchmarkDrain is a cluster that is drained and put back, of as many global services with ten endpoints of each of
+// two clusters: what is decided, and not what is written.
+func BenchmarkDrain(b *testing.B) {
+	for _, services := range []int{1000, 5000} {
+		p := New(configured(b))
+		p.Begin(began)
+		for i := range services {
+			for n, cluster := range []string{"c2", "c3"} {
+				var addresses []string
+				for e := range 10 {
+					addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 2+2*n, i>>5, i&31*8+e))
+				}
+				name := fmt.Sprintf("s%05d", i)
+				p.Apply(cluster, []replica.Change{
+					svc("shop", name, global()), slc("shop", name+"-x", endpoints(name, strings.Join(addresses, " "))),
+				}, began)
+			}
+		}
+		all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
+		b.Run(fmt.Sprint("drain/", services), func(b *testing.B) {
+			for b.Loop() {
+				if n := len(p.SetDrains(all, began).Slices); n != services {
+					b.Fatal(n)
+				}
+				p.SetDrains(choice.Drains{}, began)
+			}
+		})
+		b.Run(fmt.Sprint("gone/", services), func(b *testing.B) {
+			for b.Loop() {
+				if n := len(p.SetGone("c2", true, began).Slices); n != services {
+					b.Fatal(n)
+				}
+				p.SetGone("c2", false, began)
+			}
+		})
 	}
 }

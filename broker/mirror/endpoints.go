@@ -101,6 +101,17 @@ func (h *clusterEndpoints) all() (all []*slice) {
 	return all
 }
 
+// members yields all endpoints.
+func (h *clusterEndpoints) members(yield func(*member) bool) {
+	for _, s := range h.all() {
+		for i := range s.members {
+			if !yield(&s.members[i]) {
+				return
+			}
+		}
+	}
+}
+
 func (s *slice) find(address string) int {
 	return slices.IndexFunc(s.members, func(m member) bool { return m.address == address })
 }

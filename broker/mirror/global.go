@@ -1,16 +1,11 @@
 package mirror
 
 import (
-	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"sort"
 	"strings"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -56,19 +51,10 @@ func (t *target) authoritative() *semaphorev1.Service {
 // defined is the authoritative service, or its ports and families as the existing Service has them while that is not
 // known; nil for neither.
 func (t *target) defined() *semaphorev1.Service {
-	existing := t.existing()
-	if s := t.authoritative(); s != nil || existing == nil {
+	if s := t.authoritative(); s != nil {
 		return s
 	}
-	out := &semaphorev1.Service{}
-	for _, p := range existing.Spec.Ports {
-		out.Ports = append(out.Ports, &semaphorev1.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port,
-			AppProtocol: ptr.Deref(p.AppProtocol, "")})
-	}
-	for _, family := range existing.Spec.IPFamilies {
-		out.IpFamilies = append(out.IpFamilies, string(family))
-	}
-	return out
+	return choice.SourceOf(t.existing())
 }
 
 // updateServedPorts determines the ports that an endpoint must serve to count as ready, and counts again if they
@@ -166,31 +152,13 @@ func (w *work) hints(t *target, s *semaphorev1.Service) bool {
 	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.operators(t.sourceName()) == nil
 }
 
-// settings returns the settings of a global service: those of the operator's rule, else of the authoritative source.
+// settings returns the settings of a global service.
 func (t *target) settings() choice.Settings {
-	return t.rawSettings().Complete()
-}
-
-func (t *target) rawSettings() choice.Settings {
-	if r := t.plan.operators(t.sourceName()); r != nil {
-		count, percent, _ := config.ParseMinReady(r.MinReady.String()) // the configuration was checked
-		return choice.Settings{Prefer: r.Prefer, MinReady: count, MinReadyPercent: percent, WhenGone: r.WhenGone}
+	first := t.plan.own
+	if t.shape.hints {
+		first = ""
 	}
-	if service := t.authoritative(); service != nil {
-		out := choice.SettingsOf(service.GetGlobalSettings())
-		if unreadable := service.GetGlobalSettings().GetUnreadable(); len(unreadable) > 0 && t.existing() != nil {
-			out = out.Keep(unreadable, choice.SettingsIn(t.existing().Annotations))
-		}
-		if service.GetGlobalSettings().GetLocalFirst() && !t.shape.hints {
-			out.Prefer = append([]string{t.plan.own},
-				slices.DeleteFunc(slices.Clone(out.Prefer), func(c string) bool { return c == t.plan.own })...)
-		}
-		return out
-	}
-	if s := t.existing(); s != nil {
-		return choice.SettingsIn(s.Annotations) // as the previous broker wrote it
-	}
-	return choice.Settings{}
+	return choice.Decide(t.plan.operators(t.sourceName()), t.authoritative(), t.existing(), first)
 }
 
 func (w *work) choose(t *target, now time.Time) {
@@ -265,60 +233,11 @@ func (t *target) updateDifferences() {
 		if h == nil || h.source == nil || h.source.service == decides {
 			continue
 		}
-		if differs := differences(decides, h.source.service, ruled); len(differs) > 0 {
+		if differs := choice.Differences(decides, h.source.service, ruled); len(differs) > 0 {
 			if t.differences == nil {
 				t.differences = map[string][]string{}
 			}
 			t.differences[cluster] = differs
 		}
 	}
-}
-
-// differences lists the settings of a source that differ from the authoritative one.
-func differences(decides, s *semaphorev1.Service, ruled bool) []string {
-	var out []string
-	is := func(what string, other, decided any) {
-		if a, b := fmt.Sprint(other), fmt.Sprint(decided); a != b {
-			out = append(out, fmt.Sprintf("%s %s, not %s", what, cmp.Or(a, "none"), cmp.Or(b, "none")))
-		}
-	}
-	is("ports", PortsText(s), PortsText(decides))
-	is("headless", s.GetHeadless(), decides.GetHeadless())
-	is("publishNotReadyAddresses", s.GetPublishNotReadyAddresses(), decides.GetPublishNotReadyAddresses())
-	is("session affinity", affinityText(s), affinityText(decides))
-	is("trafficDistribution", s.GetTrafficDistribution(), decides.GetTrafficDistribution())
-	if !ruled {
-		a, b := s.GetGlobalSettings(), decides.GetGlobalSettings()
-		is("prefer-clusters", strings.Join(a.GetPrefer(), ","), strings.Join(b.GetPrefer(), ","))
-		is("min-ready", choice.SettingsOf(a).MinReadyText(), choice.SettingsOf(b).MinReadyText())
-		const demote = semaphorev1.WhenGone_WHEN_GONE_DEMOTE
-		is("when-gone", semaphorev1.WhenGoneName(cmp.Or(a.GetWhenGone(), demote)),
-			semaphorev1.WhenGoneName(cmp.Or(b.GetWhenGone(), demote)))
-		is("local-first", a.GetLocalFirst(), b.GetLocalFirst())
-	}
-	return out
-}
-
-func affinityText(s *semaphorev1.Service) string {
-	if s.GetClientIpAffinitySeconds() == 0 {
-		return string(corev1.ServiceAffinityNone)
-	}
-	return fmt.Sprintf("%s (%d s)", corev1.ServiceAffinityClientIP, s.GetClientIpAffinitySeconds())
-}
-
-// PortsText lists the ports of a Service by name: their order has no meaning.
-func PortsText(s *semaphorev1.Service) string {
-	var all []string
-	for _, p := range s.GetPorts() {
-		text := fmt.Sprintf("%d/%s", p.GetPort(), p.GetProtocol())
-		if p.GetName() != "" {
-			text = p.GetName() + " " + text
-		}
-		if p.GetAppProtocol() != "" {
-			text += " (" + p.GetAppProtocol() + ")"
-		}
-		all = append(all, text)
-	}
-	slices.Sort(all)
-	return strings.Join(all, ", ")
 }

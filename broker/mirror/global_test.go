@@ -417,7 +417,7 @@ func testHostnames(t *testing.T, isHeadless bool) {
 	}
 }
 
-func TestDescribe(t *testing.T) {
+func TestViews(t *testing.T) {
 	p := blank(t, taken)
 	p.apply("c2", offering(mirrored(), "10.2.0.1 10.2.0.2?")...)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
@@ -428,16 +428,35 @@ func TestDescribe(t *testing.T) {
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
 	p.follow(p.SetGone("c3", true, p.Now))
 	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), p.Now))
-	want := []Described{
-		{Service: echo, Namespace: "shop", Name: "echo",
-			Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true,
-				Remembered: 2}}},
-		{Service: glEcho, Namespace: "shop", Name: "echo", Global: true, Prefer: []string{"c1"}, MinReady: 1,
-			WhenGone: "demote", Clusters: []DescribedCluster{
-				{Cluster: "c1", Endpoints: 1, Ready: 1, Slices: 1, InUse: true},
-				{Cluster: "c3", Endpoints: 1, Ready: 1, Slices: 1, Gone: true, Remembered: 1}}},
+	want := []string{
+		echo + " of shop/echo; c2: 2 endpoints in 1 slices, 1 ready, 2 drained, 2 remembered, in use true, gone false",
+		glEcho + " of shop/echo, global: prefer [c1], min-ready 1, when-gone demote" +
+			"; c1: 1 endpoints in 1 slices, 1 ready, 0 drained, 0 remembered, in use true, gone false" +
+			"; c3: 1 endpoints in 1 slices, 1 ready, 0 drained, 1 remembered, in use false, gone true",
 	}
-	if d := diff(want, p.Describe()); d != "" {
+	var got []string
+	for _, v := range p.Views(p.Targets()) {
+		text := fmt.Sprintf("%s of %s", v.Service, v.Of)
+		if s := v.Settings(); v.Global {
+			text += fmt.Sprintf(", global: prefer %v, min-ready %d, when-gone %s", s.Prefer, s.MinReady, s.WhenGone)
+		}
+		for _, c := range v.Clusters {
+			endpoints, ready, drained, h := 0, 0, 0, v.perCluster[c.Cluster]
+			for e := range c.Endpoints {
+				if endpoints++; e.Ready {
+					ready++
+				}
+				if e.Drained {
+					drained++
+				}
+			}
+			text += fmt.Sprintf("; %s: %d endpoints in %d slices, %d ready, %d drained, %d remembered, in use %v, gone %v",
+				c.Cluster, endpoints, len(h.all()), ready, drained, len(h.keys(func(m *member) bool { return m.exported == nil })),
+				c.InUse, c.Gone)
+		}
+		got = append(got, text)
+	}
+	if d := diff(want, got); d != "" {
 		t.Error(d)
 	}
 }

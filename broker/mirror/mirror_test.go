@@ -63,7 +63,7 @@ func blank(t testing.TB, more ...string) *cluster {
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, more ...string) *cluster {
-	p := New(configured(t, more...), nil)
+	p := New(configured(t, more...))
 	return &cluster{p, written.New(t, began, p, func() []string { return p.clusters },
 		func(name string, s *corev1.Service, now time.Time) written.Names {
 			return named(p.ObserveService(name, s, now))

@@ -9,8 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -30,43 +28,10 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	if source == nil {
 		return t.noteGone(), true
 	}
-	out := &corev1.Service{
-		ObjectMeta: p.meta(t, t.owner(), t.of),
-		Spec: corev1.ServiceSpec{
-			Type:                     corev1.ServiceTypeClusterIP,
-			PublishNotReadyAddresses: source.GetPublishNotReadyAddresses(),
-			// If the families of the source are unknown, use both where the cluster has both.
-			IPFamilyPolicy:      ptr.To(corev1.IPFamilyPolicyPreferDualStack),
-			SessionAffinity:     corev1.ServiceAffinityNone,
-			TrafficDistribution: optional(source.GetTrafficDistribution()),
-		},
-	}
+	out := &corev1.Service{ObjectMeta: p.meta(t, t.owner(), t.of), Spec: choice.Spec(source)}
 	p.copyLabels(source, &out.ObjectMeta)
-	if families := source.GetIpFamilies(); len(families) == 1 {
-		// A ClusterIP of the other family would have no endpoints.
-		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack),
-			[]corev1.IPFamily{corev1.IPFamily(families[0])}
-	}
 	if t.shared() {
 		p.describe(t, out)
-	}
-	if source.GetHeadless() {
-		out.Spec.ClusterIP = corev1.ClusterIPNone
-	}
-	if seconds := source.GetClientIpAffinitySeconds(); seconds > 0 {
-		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		out.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(seconds)},
-		}
-	}
-	for _, port := range source.GetPorts() {
-		out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
-			Name:        port.GetName(),
-			Protocol:    corev1.Protocol(port.GetProtocol()),
-			Port:        port.GetPort(),
-			TargetPort:  intstr.FromInt32(port.GetPort()), // there is no selector: the ports of the slices count
-			AppProtocol: optional(port.GetAppProtocol()),
-		})
 	}
 	return out, true
 }
@@ -197,7 +162,7 @@ func (m *member) endpoint(headless bool) discoveryv1.Endpoint {
 	}
 	out := discoveryv1.Endpoint{Addresses: m.exported.GetAddresses(), Conditions: choice.ExportedConditions(m.exported)}
 	if headless {
-		out.Hostname = optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
+		out.Hostname = choice.Optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
 	}
 	return out
 }
@@ -234,13 +199,6 @@ func (p *Plan) meta(t *target, cluster string, of ref) metav1.ObjectMeta {
 		out.Labels[naming.LabelMirrorPrefixSync] = p.prefixes[cluster]
 	}
 	return out
-}
-
-func optional(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
 }
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -3,7 +3,6 @@ package mirror
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -21,28 +20,6 @@ import (
 // This file holds the own names of Services: a Service of the own cluster that is part of a global service can have its
 // own name lead to the endpoints of other clusters, too. They are in slices beside those of Kubernetes, one for each
 // slice of the global service that is lent (docs/adr/0053-own-name.md).
-
-// Lent is a change of the clusters to which the own name of a Service leads beside its own.
-type Lent struct {
-	Namespace, Name string
-	// UID is that of the Service; empty while its exporter is silent.
-	UID types.UID
-	// OwnName is where it leads now, and Before are the clusters to which it led until now.
-	OwnName
-	Before []string
-}
-
-// Moved returns the first cluster that is in one of the lists alone.
-func (l Lent) Moved() string {
-	for _, lists := range [][2][]string{{l.Clusters, l.Before}, {l.Before, l.Clusters}} {
-		for _, cluster := range lists[0] {
-			if !slices.Contains(lists[1], cluster) {
-				return cluster
-			}
-		}
-	}
-	return ""
-}
 
 // ownChoice is the name of the choice for the own name of a target.
 func ownChoice(t *target) string { return t.name + " own" }
@@ -132,9 +109,28 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 	}
 	if is := t.lent(); !slices.Equal(was, is) {
 		of := t.sourceName()
-		w.touches.Lent = append(w.touches.Lent, Lent{of.namespace, of.name, uid, t.leads(s), was})
+		w.touches.Lent = append(w.touches.Lent, choice.Lent{Namespace: of.namespace, Name: of.name, UID: uid,
+			OwnName: t.leads(s), Before: was})
 	}
 	return again
+}
+
+// own describes where the own name of a target leads; nil if its owner does not ask for other clusters.
+func (t *target) own() *choice.OwnName {
+	if t.ownUse == "" {
+		return nil
+	}
+	o := t.leads(t.settings())
+	return &o
+}
+
+// leads describes where the own name of a target leads by these settings, also to its own cluster alone.
+func (t *target) leads(s choice.Settings) choice.OwnName {
+	o := choice.OwnName{Use: t.ownUse, Clusters: t.lent(), Enough: s.MinReadyText()}
+	if h := t.perCluster[t.plan.own]; h != nil {
+		o.Ready, o.All = h.ready(), h.notEnding()
+	}
+	return o
 }
 
 // lent returns the clusters to which the own name leads, sorted.
@@ -160,12 +156,9 @@ func (w *work) touchLent(t *target) {
 func (p *Plan) EachOwn(do func(namespace, name string)) {
 	for t := range p.lenders {
 		for _, h := range t.perCluster {
-			if !h.lent {
-				continue
-			}
 			for _, s := range h.all() {
-				if len(s.ownPorts()) > 0 && slices.ContainsFunc(s.members, func(m member) bool { return m.lendable() }) {
-					do(h.of.namespace, s.name)
+				if own := p.OwnSlice(s.name); own != nil {
+					do(own.Namespace, own.Name)
 				}
 			}
 		}
@@ -224,11 +217,11 @@ func (t *target) hostnamesBefore(cluster string) map[string]bool {
 			break
 		}
 		if h := t.perCluster[earlier]; h != nil {
-			h.each(func(m *member, _ netip.Addr) {
+			for m := range h.members {
 				if e := m.endpoint(true); e.Hostname != nil {
 					taken[*e.Hostname] = true
 				}
-			})
+			}
 		}
 	}
 	return taken
@@ -248,30 +241,12 @@ func (s *slice) ownPorts() (out []discoveryv1.EndpointPort) {
 	}
 	protocols := map[replica.PortName]*string{}
 	for _, p := range defined.GetPorts() {
-		protocols[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = optional(p.GetAppProtocol())
+		protocols[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = choice.Optional(p.GetAppProtocol())
 	}
 	for _, port := range s.EndpointPorts() {
 		protocol, has := protocols[replica.PortName{Name: *port.Name, Protocol: string(*port.Protocol)}]
 		if port.AppProtocol = protocol; has {
 			out = append(out, port)
-		}
-	}
-	return out
-}
-
-// LentEndpoints is the number of ready endpoints of a cluster to which the own name of a Service leads.
-type LentEndpoints struct {
-	Namespace, Name, Cluster, Use string
-	Ready                         int
-}
-
-// LentEndpoints returns them of all Services and clusters.
-func (p *Plan) LentEndpoints() (out []LentEndpoints) {
-	for t := range p.lenders {
-		for cluster, h := range t.perCluster {
-			if of := t.sourceName(); h.lent {
-				out = append(out, LentEndpoints{of.namespace, of.name, cluster, t.ownUse, h.ready()})
-			}
 		}
 	}
 	return out

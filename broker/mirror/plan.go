@@ -1,7 +1,7 @@
 // Package mirror decides which Services and EndpointSlices should exist in the own cluster for services of other
 // clusters: a mirror for each service that a remote exports as a mirror, a global service for each name that one or
-// more clusters export as global, and, by a rule of another package, a derived Service for each name that one or more
-// clusters export by a ServiceExport.
+// more clusters export as global, and, by choice.Rule, a derived Service for each name that one or more clusters export
+// by a ServiceExport.
 //
 // The package is pure. Its inputs are changes of replicas and the objects that exist in the own cluster. Its outputs
 // are the names of objects whose desired state may have changed and, on request, the desired object of a name. It has
@@ -58,7 +58,7 @@ type Plan struct {
 	global   *config.GlobalServices
 	// rule decides derived Services; nil for none. ordered is true once it is known in which order an earlier broker
 	// observed the exports. denied are the exports for which nothing is derived, by the name of their Service.
-	rule    Rule
+	rule    *choice.Rule
 	ordered bool
 	denied  map[string]ref
 	// exportCounts counts, by cluster, the Services that ServiceExports export.
@@ -83,8 +83,6 @@ type Plan struct {
 	seen  map[string]*discoveryv1.EndpointSlice
 	// existing are the Services of semaphore that exist in the own cluster.
 	existing map[string]*corev1.Service
-	// serviceOf are their names by ClusterIP.
-	serviceOf map[netip.Addr]string
 	// complete are the clusters whose snapshots are complete: what they do not export is removed.
 	complete map[string]bool
 
@@ -119,12 +117,11 @@ type Touched struct {
 type Touches struct {
 	Services, Slices []Touched
 	// Lent are the changes of the clusters to which own names lead.
-	Lent []Lent
+	Lent []choice.Lent
 }
 
-// New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin. rule decides
-// derived Services; nil if there are none.
-func New(cfg *config.Broker, rule Rule) *Plan {
+// New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin.
+func New(cfg *config.Broker) *Plan {
 	p := &Plan{
 		namespace:       cfg.MirrorNamespace,
 		own:             cfg.Cluster,
@@ -133,7 +130,7 @@ func New(cfg *config.Broker, rule Rule) *Plan {
 		max:             cfg.Slices.MaxEndpoints,
 		labels:          cfg.Services.Labels,
 		global:          &cfg.GlobalServices,
-		rule:            rule,
+		rule:            choice.NewRule(cfg),
 		denied:          map[string]ref{},
 		exportCounts:    map[string]int{},
 		sources:         map[ref]*source{},
@@ -145,7 +142,6 @@ func New(cfg *config.Broker, rule Rule) *Plan {
 		ended:           map[string]string{},
 		seen:            map[string]*discoveryv1.EndpointSlice{},
 		existing:        map[string]*corev1.Service{},
-		serviceOf:       map[netip.Addr]string{},
 		complete:        map[string]bool{},
 		gone:            map[string]bool{},
 		presenceUnknown: map[string]bool{}, reach: map[string]*choice.Reachable{},
@@ -311,14 +307,11 @@ func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.
 
 // ObserveService records an existing Service of semaphore; nil if none of that name exists.
 func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
-	begins, ips := p.existing[name] == nil && o != nil, clusterIPs(p.existing[name])
+	begins := p.existing[name] == nil && o != nil
 	if p.existing[name] = o; o == nil {
 		delete(p.existing, name)
 	}
 	w := p.work("")
-	if !slices.Equal(ips, clusterIPs(o)) {
-		p.indexAddresses(name, ips, clusterIPs(o))
-	}
 	if t := p.targets[name]; t != nil && begins {
 		for _, h := range t.perCluster { // their writes wait for the Service
 			w.touchSlices(h)
@@ -330,33 +323,9 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 	return w.finish(now)
 }
 
-func clusterIPs(s *corev1.Service) []string {
-	if s == nil {
-		return nil
-	}
-	return s.Spec.ClusterIPs
-}
-
-// indexAddresses replaces the ClusterIPs of a Service in the index.
-func (p *Plan) indexAddresses(name string, was, is []string) {
-	for _, text := range was {
-		if ip, err := netip.ParseAddr(text); err == nil && p.serviceOf[ip] == name {
-			delete(p.serviceOf, ip)
-		}
-	}
-	for _, text := range is {
-		if ip, err := netip.ParseAddr(text); err == nil { // "None" for a headless Service
-			p.serviceOf[ip] = name
-		}
-	}
-}
-
-// ServiceOf returns the Service of semaphore that has a ClusterIP; empty for none.
-func (p *Plan) ServiceOf(ip netip.Addr) string { return p.serviceOf[ip] }
-
-// ServiceExists reports whether a Service of semaphore with that name exists. Slices are written only for such a
-// Service: a Service that somebody else made would otherwise send its traffic to another cluster.
-func (p *Plan) ServiceExists(service string) bool { return p.existing[service] != nil }
+// Existing returns the Service of semaphore with that name; nil if none exists. Slices are written only for such a
+// Service: one that somebody else made would otherwise send its traffic to another cluster.
+func (p *Plan) Existing(service string) *corev1.Service { return p.existing[service] }
 
 // Begin reports that ObserveSlice was called for all existing slices. From now on the plan places endpoints: in the
 // slice that already holds them, or in one with room.
@@ -452,16 +421,16 @@ func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) To
 	return w.finish(now)
 }
 
-// Unreached returns the ready endpoints of a cluster, in targets or in all, to which no tunnel leads.
+// Unreached returns the ready endpoints of a cluster, in some targets, to which no tunnel leads.
 func (p *Plan) Unreached(cluster string, targets ...string) map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
-	for _, t := range p.selectTargets(targets) {
-		if h := t.perCluster[cluster]; h != nil {
-			h.each(func(m *member, address netip.Addr) {
-				if m.unreached && m.ready() {
-					out[address] = true
+	for _, name := range targets {
+		if t := p.targets[name]; t != nil && t.perCluster[cluster] != nil {
+			for e := range t.perCluster[cluster].endpoints {
+				if e.Unreached && e.Ready {
+					out[e.Address] = true
 				}
-			})
+			}
 		}
 	}
 	return out
@@ -508,14 +477,8 @@ func (p *Plan) EachSlice(do func(name, service, namespace string, headless bool)
 }
 
 // Names returns the names of all desired Services and slices.
-func (p *Plan) Names() (services, slices []string) {
-	for name := range p.claims.Names {
-		services = append(services, name)
-	}
-	for name := range p.slices {
-		slices = append(slices, name)
-	}
-	return services, slices
+func (p *Plan) Names() (services, ofSlices []string) {
+	return slices.Collect(p.claims.Names), slices.Collect(maps.Keys(p.slices))
 }
 
 // Wants reports whether a Service of that name is desired.
@@ -533,19 +496,6 @@ func (p *Plan) HoldsExported(cluster, slice string) bool {
 
 // Targets returns the names of all known Services, sorted.
 func (p *Plan) Targets() []string { return sorted(p.targets) }
-
-// selectTargets returns the existing targets among names, or all targets if names is empty.
-func (p *Plan) selectTargets(names []string) (all []*target) {
-	if len(names) == 0 {
-		names = p.Targets()
-	}
-	for _, name := range names {
-		if t := p.targets[name]; t != nil {
-			all = append(all, t)
-		}
-	}
-	return all
-}
 
 // Ended reports whether all endpoints of a slice were withdrawn, and the cluster that owned it.
 func (p *Plan) Ended(slice string) (cluster string, ended bool) {

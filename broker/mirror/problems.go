@@ -128,19 +128,10 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 		if twice := t.hostnames.Of(cluster); t.shape.headless && len(twice) > 0 {
 			out = append(out, problemOf(of, finding.HostnameTwice, "has in the global service %s a "+
 				"pod of the hostname %s (%d such), as another cluster has: the name stands for both",
-				t.name, first(twice), len(twice)))
+				t.name, sorted(twice)[0], len(twice)))
 		}
 	}
 	return out
-}
-
-func first(names map[string]bool) (name string) {
-	for other := range names {
-		if name == "" || other < name {
-			name = other
-		}
-	}
-	return name
 }
 
 // authoritativeCluster returns the cluster that defines a global service.

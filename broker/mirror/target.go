@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -26,7 +27,7 @@ type target struct {
 	differences map[string][]string
 	hostnames   problem.Duplicates
 	// merged is what the rule decided of a derived Service; nil for another one, and before Begin.
-	merged *Merged
+	merged *choice.Merged
 	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
 	// from.
 	served   map[replica.PortName]int

@@ -10,15 +10,13 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// maxCandidates is how many candidates a node has at most: each that does not answer costs its peers 5 s, and
-// maxCandidatesText is the length of their annotation that node-writes.yaml permits.
-const maxCandidates, maxCandidatesText = 4, 256
+// maxCandidatesText is the length of the annotation of candidates that node-writes.yaml permits.
+const maxCandidatesText = 256
 
 // endpoints says which addresses of nodes are published.
 type endpoints struct {
@@ -70,13 +68,13 @@ func (e endpoints) candidates(node *corev1.Node, cluster string, port uint16) (a
 			errs = append(errs, err)
 		}
 	}
-	if len(all) > maxCandidates || len(strings.Join(all, ",")) > maxCandidatesText {
-		n := min(len(all), maxCandidates)
+	if len(all) > naming.MaxCandidates || len(strings.Join(all, ",")) > maxCandidatesText {
+		n := min(len(all), naming.MaxCandidates)
 		for len(strings.Join(all[:n], ",")) > maxCandidatesText {
 			n--
 		}
 		errs = append(errs, fmt.Errorf("the node has %d endpoints, and %d is the most (in %d characters): %s and what "+
-			"follows is not published", len(all), maxCandidates, maxCandidatesText, all[n]))
+			"follows is not published", len(all), naming.MaxCandidates, maxCandidatesText, all[n]))
 		all = all[:n]
 	}
 	return all, errors.Join(errs...)
@@ -117,21 +115,20 @@ func parseCandidate(text string, port uint16) (string, error) {
 		}
 		return netip.AddrPortFrom(ip.Unmap(), port).String(), nil
 	}
-	host, portText, err := net.SplitHostPort(text)
-	if err != nil {
-		host, portText = text, strconv.Itoa(int(port))
-	}
-	n, err := strconv.ParseUint(portText, 10, 16)
-	if err != nil || n == 0 {
+	full := text
+	if _, portText, err := net.SplitHostPort(text); err != nil {
+		full = net.JoinHostPort(text, strconv.Itoa(int(port)))
+	} else if n, err := strconv.ParseUint(portText, 10, 16); err != nil || n == 0 {
 		return "", fmt.Errorf("%.80q: the port is not a number from 1 to 65535", text)
 	}
-	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
-		return netip.AddrPortFrom(ip.Unmap(), uint16(n)).String(), nil
-	}
-	if len(validation.IsDNS1123Subdomain(host)) > 0 {
+	at, name, ok := naming.Candidate(full)
+	switch {
+	case !ok || at.Addr().Zone() != "":
 		return "", fmt.Errorf("%.80q: use an address or a DNS name, with or without a port, or %q", text, naming.Nowhere)
+	case name == "":
+		return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String(), nil
 	}
-	return net.JoinHostPort(host, portText), nil
+	return net.JoinHostPort(name, strconv.Itoa(int(at.Port()))), nil
 }
 
 // isOf reports whether an address is of a family.

@@ -67,23 +67,18 @@ type agentReport struct {
 }
 
 // New returns Nodes. kinds are the addresses that are published, in order. families are the address families of the
-// endpoints, by remote cluster; a remote without an entry has any. local are the own cluster's subnets. gone is called
-// with the UID of each deleted node.
+// endpoints, by remote cluster; a remote without an entry has any. local are the own cluster's subnets. Run calls seen,
+// if it is not nil, with each node, reduced to the fields in use, whenever it may have changed, and when it is deleted;
+// and gone with the UID of each deleted node.
 func New(kube kubernetes.Interface, kinds []config.EndpointKind, families map[string]config.Family,
-	local []netip.Prefix, gone func(types.UID), options apply.Options) *Nodes {
-	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, gone: gone,
+	local []netip.Prefix, seen func(node *corev1.Node, gone bool), gone func(types.UID), options apply.Options) *Nodes {
+	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, seen: seen, gone: gone,
 		endpoints: endpoints{kinds: kinds, families: families, local: local}}
 	n.belief = writes.NewBelief(&n.store)
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
 		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
 	})
 	return n
-}
-
-// OnChange makes Run call seen with each node, reduced to the fields in use, whenever it may have changed, and when it
-// is deleted. Call it before Run.
-func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
-	n.seen = seen
 }
 
 func (n *Nodes) Follow(families map[string]config.Family) {

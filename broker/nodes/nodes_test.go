@@ -57,10 +57,10 @@ func TestNodeAnnotations(t *testing.T) {
 	var mu sync.Mutex
 	var gone []types.UID
 	opts, _ := applytest.Options()
-	o := New(client, []config.EndpointKind{config.InternalIP}, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
-		func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
 	podCIDRs := map[string][]string{}
-	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
+	o := New(client, []config.EndpointKind{config.InternalIP}, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
+		func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() },
+		func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
 	testkit.Run(t, o.Run)
 	applytest.Eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
@@ -223,7 +223,7 @@ func TestStaleWriter(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
 	node = testkit.Value(api.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
 	opts, registry := applytest.Options()
-	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, opts)
+	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, opts)
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	n.store.Set(store)
 	testkit.Must(t, store.Add(reduceNode(node)))

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/browser"
@@ -38,8 +38,8 @@ func TestInABrowser(t *testing.T) {
 			last.Store(judged(s))
 			return s
 		},
-		Services: func() []mirror.Described {
-			return []mirror.Described{{Namespace: "shop", Name: "echo", Global: true, Clusters: []mirror.DescribedCluster{
+		Services: func() []services.Described {
+			return []services.Described{{Namespace: "shop", Name: "echo", Global: true, Clusters: []services.DescribedCluster{
 				{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}, {Cluster: hostile, Endpoints: 1, Ready: 1}}},
 				{Namespace: "shop", Name: "imported", Imported: true},
 				{Namespace: "shop", Name: "unequal", Imported: true, Conflict: "cluster " + hostile + " decides"},

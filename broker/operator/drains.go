@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -149,7 +149,7 @@ func drainStatus(d choice.Drain) *semaphorev1.DrainStatus {
 const maxNamed = 5
 
 // warnings returns what the operator should know about a drain.
-func warnings(d choice.Drain, affected []mirror.Affected) []string {
+func warnings(d choice.Drain, affected []services.Affected) []string {
 	if len(affected) == 0 {
 		return []string{fmt.Sprintf("no service here has endpoints of %s", d)}
 	}

@@ -22,7 +22,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -250,11 +251,11 @@ func TestStream(t *testing.T) {
 			last.Store(judged(s))
 			return s
 		},
-		Services: func() []mirror.Described {
-			return []mirror.Described{{Namespace: "pay", Name: "web", Service: "gl-pay-web"},
+		Services: func() []services.Described {
+			return []services.Described{{Namespace: "pay", Name: "web", Service: "gl-pay-web"},
 				{Namespace: "shop", Name: "echo", Service: "c2-shop-echo",
-					Own:      &mirror.OwnName{Use: "failover", Clusters: []string{"c2"}, All: 1, Enough: "1"},
-					Clusters: []mirror.DescribedCluster{{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}}}}
+					Own:      &choice.OwnName{Use: "failover", Clusters: []string{"c2"}, All: 1, Enough: "1"},
+					Clusters: []services.DescribedCluster{{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}}}}
 		},
 		Sets: func() []*semaphorev1.PolicySet {
 			return []*semaphorev1.PolicySet{{Cluster: "c2", Namespace: "shop", Name: "web", Pods: []*semaphorev1.SetPod{{}, {}}}}
@@ -390,12 +391,12 @@ func TestBounds(t *testing.T) {
 	for i := range 5000 {
 		status.Nodes = append(status.Nodes, &semaphorev1.NodeStatus{Node: fmt.Sprintf("n%d%s", i, hostile)})
 	}
-	services := make([]mirror.Described, 10_000)
+	offered := make([]services.Described, 10_000)
 	sets := make([]*semaphorev1.PolicySet, 10_000)
-	for i := range services {
-		services[i] = mirror.Described{Namespace: hostile, Name: hostile, Service: hostile}
+	for i := range offered {
+		offered[i] = services.Described{Namespace: hostile, Name: hostile, Service: hostile}
 		for range 100 {
-			services[i].Clusters = append(services[i].Clusters, mirror.DescribedCluster{Cluster: hostile})
+			offered[i].Clusters = append(offered[i].Clusters, services.DescribedCluster{Cluster: hostile})
 		}
 		sets[i] = &semaphorev1.PolicySet{Cluster: hostile, Namespace: hostile, Name: hostile, Problem: hostile}
 	}
@@ -404,7 +405,7 @@ func TestBounds(t *testing.T) {
 		events[i] = &semaphorev1.Event{Object: hostile, Detail: hostile, Source: hostile, Action: hostile}
 	}
 	s := NewPage(Sources{Status: func() *semaphorev1.GetStatusResponse { return judged(status) },
-		Services: func() []mirror.Described { return services }, Sets: func() []*semaphorev1.PolicySet { return sets },
+		Services: func() []services.Described { return offered }, Sets: func() []*semaphorev1.PolicySet { return sets },
 		Recent: func(int) []*semaphorev1.Event { return events }})
 	links := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{judged(broker(remotes...))}}}).Links
 	for range 400 {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -33,7 +33,7 @@ type Sources struct {
 	// Watched is called with each state that is made for a reader; nil for nobody.
 	Watched func()
 	// Services are those with endpoints, and Sets are the policy sets; nil if the feature is off.
-	Services func() []mirror.Described
+	Services func() []services.Described
 	Sets     func() []*semaphorev1.PolicySet
 	// Recent are the last events, oldest first.
 	Recent func(n int) []*semaphorev1.Event
@@ -226,19 +226,19 @@ func cutTo[T any](list *[]T, most int) int {
 }
 
 // leads returns to how many other clusters the own name of a Service leads.
-func leads(d mirror.Described) int {
+func leads(d services.Described) int {
 	if d.Own == nil {
 		return 0
 	}
 	return len(d.Own.Clusters)
 }
 
-func servicesOf(source func() []mirror.Described) (out []Service, more int) {
+func servicesOf(source func() []services.Described) (out []Service, more int) {
 	if source == nil {
 		return nil, 0
 	}
 	all := source()
-	slices.SortStableFunc(all, func(a, b mirror.Described) int { return cmp.Compare(leads(b), leads(a)) })
+	slices.SortStableFunc(all, func(a, b services.Described) int { return cmp.Compare(leads(b), leads(a)) })
 	more = cutTo(&all, maxServices)
 	for _, d := range all {
 		is := Service{Namespace: finding.Clean(d.Namespace), Name: finding.Clean(d.Name), Service: finding.Clean(d.Service),

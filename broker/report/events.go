@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -145,7 +145,7 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 
 // OwnName queues an Event on a Service of the own cluster: its own name leads to other clusters than before. The
 // cluster that joined or left pays for it, so that one that does so all the time delays no Event of others.
-func (e *Events) OwnName(l mirror.Lent) {
+func (e *Events) OwnName(l choice.Lent) {
 	here := fmt.Sprintf("%d of %d ready in this cluster, and %s are enough", l.Ready, l.All, l.Enough)
 	kind, reason := corev1.EventTypeWarning, finding.ServedElsewhere
 	note := fmt.Sprintf("endpoints of %s are used under its own name: %s", strings.Join(l.Clusters, ", "), here)

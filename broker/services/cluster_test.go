@@ -61,12 +61,40 @@ func blank(t testing.TB, more ...string) *cluster {
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, own string, more ...string) *cluster {
+	return with(t, configured(t, own, more...))
+}
+
+// alone is the broker of c1 that has begun in a cluster where nothing is, whose mirrors have the names of their
+// clusters as prefixes. globals says of it what globalServices has.
+func alone(t testing.TB, globals string) *cluster {
+	cfg := testkit.Value(described.Broker([]byte(`
+cluster: c1
+features: [services]
+localSubnets: [10.1.0.0/16]
+mirrorNamespace: semaphore
+globalServices: {` + globals + `}
+remotes:
+- {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}
+- {name: c2-a, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: other}
+- {name: c3, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: three}
+`)))(t)
+	cfg.Remotes[1].ServicePrefix = "c2-a" // which a configuration file may not say beside c2: the plan holds without that
+	c := with(t, cfg)
+	c.follow(c.Begin(c.Now))
+	return c
+}
+
+// with is a broker with a configuration that does not know what is in its cluster.
+func with(t testing.TB, cfg *config.Broker) *cluster {
+	own := cfg.Cluster
 	c := &cluster{own: own}
-	c.servicePlan, c.ImportPlan = Plans(configured(t, own, more...))
+	c.servicePlan, c.ImportPlan = Plans(cfg)
 	c.Cluster = written.New(t, time.Unix(1_900_000_000, 0), c.servicePlan,
 		func() []string { return []string{own, "c1", "c2", "c2-a", "c3"} },
 		func(name string, s *corev1.Service, now time.Time) written.Names {
-			c.ImportPlan.ObserveService(name, s, now)
+			if c.ImportPlan != nil {
+				c.ImportPlan.ObserveService(name, s, now)
+			}
 			return c.touched(c.servicePlan.ObserveService(name, s, now))
 		},
 		func(name string, s *discoveryv1.EndpointSlice, now time.Time) written.Names {
@@ -77,7 +105,9 @@ func before(t testing.TB, own string, more ...string) *cluster {
 
 // touched says to the plan of imports what was touched.
 func (c *cluster) touched(t mirror.Touches) written.Names {
-	c.Touched(t)
+	if c.ImportPlan != nil {
+		c.Touched(t)
+	}
 	return written.Names{Services: names(t.Services), Slices: names(t.Slices)}
 }
 
@@ -96,13 +126,18 @@ func (c *cluster) observe(name string) (mirror.Touches, Touches) {
 }
 
 // outcomes are those of a cluster's services.
-func (c *cluster) outcomes(cluster string) []mirror.Outcome {
-	return c.ImportPlan.Outcomes(cluster, c.servicePlan.Outcomes(cluster, nil))
+func (c *cluster) outcomes(cluster string) []*semaphorev1.Outcome {
+	return c.ImportPlan.Outcomes(cluster, outcomes(c.servicePlan, cluster, nil))
 }
 
-func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
+// engine answers what is asked of the plan.
+func (c *cluster) engine() *Engine { return &Engine{plan: c.servicePlan} }
+
+func (c *cluster) apply(cluster string, changes ...replica.Change) (out Touches) {
 	touches := c.Apply(cluster, changes, c.Now)
-	out := c.Touched(touches)
+	if c.ImportPlan != nil {
+		out = c.Touched(touches)
+	}
 	c.follow(touches)
 	return out
 }
@@ -122,6 +157,20 @@ func (c *cluster) follow(touches mirror.Touches) { c.Write(c.touched(touches)) }
 
 // endpoints have the mark of is.
 var endpoints, web = players.Endpoints, players.Web
+
+const glEcho = "gl-shop-73736d-echo"
+
+func global() *semaphorev1.Service { return web(&semaphorev1.Service{Global: true}) }
+
+func settled(g *semaphorev1.GlobalSettings) *semaphorev1.Service {
+	s := global()
+	s.GlobalSettings = g
+	return s
+}
+
+func offering(s *semaphorev1.Service, addresses string) []replica.Change {
+	return []replica.Change{svc("shop", "echo", s), slc("shop", "a", endpoints("echo", addresses))}
+}
 
 // change is that of an object; without a spec it is gone.
 func change(o *semaphorev1.Object, gone bool) replica.Change {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -23,11 +24,12 @@ func TestARemoteThatComesBack(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 			discoveryv1.LabelServiceName: mirrorName(0), naming.LabelSourceCluster: "c2"}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}
-	f.Bind(f.loop, &ownCluster{synced: true, names: []string{name}, observe: func(of string) {
+	loop := &ownCluster{synced: true, names: []string{name}, observe: func(of string) {
 		if of == "c2" {
 			f.DesiredSlices().Observed(name, there, true)
 		}
-	}})
+	}}
+	f.Bind(services.Loops{Services: f.loop, Slices: loop})
 	c2 := config.Remote{Name: "c2", ServicePrefix: "c2", PodPrefixes: testkit.Prefixes("10.2.0.0/16")}
 	c3 := config.Remote{Name: "c3", ServicePrefix: "c3", PodPrefixes: testkit.Prefixes("10.3.0.0/16")}
 	verdict := func() writes.Verdict { return f.DesiredSlices().Want(name, "c2").Verdict }

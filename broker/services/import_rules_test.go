@@ -341,13 +341,11 @@ func TestImportConflicts(t *testing.T) {
 			p.apply(order[1], svc("shop", "echo", test.second))
 			var reasons, messages []string
 			for _, o := range p.outcomes("c1") {
-				for _, reason := range o.Conflict.Reasons {
-					reasons = append(reasons, string(reason))
-				}
-				if o.Code != finding.ExportsConflict || o.Reason != "" {
+				reasons = append(reasons, o.Conflicts...)
+				if o.Code != string(finding.ExportsConflict) || o.Reason != "" {
 					t.Errorf("%s: the outcome is %+v", test.name, o)
 				}
-				messages = append(messages, o.Conflict.Message)
+				messages = append(messages, o.Conflict)
 			}
 			text := strings.Join(messages, "")
 			if strings.Join(reasons, ",") != test.reasons || !strings.Contains(text, test.field) ||
@@ -533,7 +531,7 @@ func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 			t.Errorf("%s: there are %v, %v", namespace, sorted(p.Services), p.Imports())
 		}
 		out := p.outcomes("c2")
-		if len(out) != 1 || out[0].Code != finding.NamespaceDenied {
+		if len(out) != 1 || out[0].Code != string(finding.NamespaceDenied) {
 			t.Errorf("%s: its exporter receives %+v", namespace, out)
 		}
 		if n := len(p.Problems().Of("c2")); n != 1 {

@@ -1,7 +1,6 @@
 package services
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,18 +9,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // ImportPlan has the desired ServiceImports and the EndpointSlices beside them. It is not safe for concurrent use.
 type ImportPlan struct {
-	rule
+	*choice.Rule
 	namespace string // of the mirrors
 	own       string
 	services  *mirror.Plan
@@ -46,12 +46,11 @@ type Touches struct{ Imports, Slices []mirror.Touched }
 
 // Plans makes a plan of Services, and that of ServiceImports, which is nil without mcs.enabled.
 func Plans(cfg *config.Broker) (*mirror.Plan, *ImportPlan) {
-	if !cfg.MCS.Enabled {
-		return mirror.New(cfg, nil), nil
+	services, rule := mirror.New(cfg), choice.NewRule(cfg)
+	if rule == nil {
+		return services, nil
 	}
-	r := rule{&cfg.MCS, []string{cfg.MirrorNamespace, cfg.Agents.Namespace}}
-	services := mirror.New(cfg, r)
-	return services, &ImportPlan{rule: r, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
+	return services, &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
 		derived: map[string]*derived{}}
 }
 
@@ -136,12 +135,9 @@ func (p *ImportPlan) ObserveService(name string, o *corev1.Service, now time.Tim
 
 // Outcomes adds conflicts to the outcomes of a cluster's services, which are sorted by name. Only the own cluster
 // receives them.
-func (p *ImportPlan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Outcome {
+func (p *ImportPlan) Outcomes(cluster string, out []*semaphorev1.Outcome) []*semaphorev1.Outcome {
 	if cluster != p.own {
 		return out
-	}
-	order := func(a, b mirror.Outcome) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}
 	known := len(out)
 	for service := range p.services.AllDerived {
@@ -149,14 +145,15 @@ func (p *ImportPlan) Outcomes(cluster string, out []mirror.Outcome) []mirror.Out
 		if len(m.Conflict.Reasons) == 0 || !slices.Contains(m.Exporting, p.own) {
 			continue
 		}
-		o := mirror.Outcome{Namespace: of.Namespace, Name: of.Name, Code: finding.ExportsConflict, Conflict: m.Conflict}
-		if i, there := slices.BinarySearchFunc(out[:known], o, order); there {
-			out[i].Conflict = m.Conflict
+		o := outcome(of.Namespace, of.Name, finding.ExportsConflict, "")
+		if i, there := slices.BinarySearchFunc(out[:known], o, byService); there {
+			o = out[i]
 		} else {
 			out = append(out, o)
 		}
+		o.Conflict, o.Conflicts = m.Conflict.Message, m.Conflict.Reasons
 	}
-	slices.SortFunc(out, order)
+	slices.SortFunc(out, byService)
 	return out
 }
 
@@ -243,15 +240,15 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 	existing := is.existing
 	out = &mcsv1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, Labels: labelsOf(t.Service), Annotations: annotationsOf(t.Service),
+			Namespace: namespace, Name: name,
+			Labels: choice.LabelsOf(t.Service), Annotations: choice.AnnotationsOf(t.Service),
 		},
 		Spec: mcsv1beta1.ServiceImportSpec{
-			Type:            mcsv1beta1.ClusterSetIP,
-			Ports:           []mcsv1beta1.ServicePort{},
-			SessionAffinity: corev1.ServiceAffinityNone,
-			InternalTrafficPolicy: optional(corev1.ServiceInternalTrafficPolicy(
+			Type:  mcsv1beta1.ClusterSetIP,
+			Ports: []mcsv1beta1.ServicePort{},
+			InternalTrafficPolicy: choice.Optional(corev1.ServiceInternalTrafficPolicy(
 				t.Service.GetMultiCluster().GetInternalTrafficPolicy())),
-			TrafficDistribution: optional(t.Service.GetTrafficDistribution()),
+			TrafficDistribution: choice.Optional(t.Service.GetTrafficDistribution()),
 		},
 	}
 	note := func(key string, keys []string) {
@@ -265,14 +262,10 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 	out.Labels[naming.LabelManagedBy], out.Labels[naming.LabelSourceCluster] = naming.ManagedByBroker, ""
 	for _, port := range t.Service.GetPorts() {
 		out.Spec.Ports = append(out.Spec.Ports, mcsv1beta1.ServicePort{Name: port.GetName(),
-			Protocol: corev1.Protocol(port.GetProtocol()), Port: port.GetPort(), AppProtocol: optional(port.GetAppProtocol())})
+			Protocol: corev1.Protocol(port.GetProtocol()), Port: port.GetPort(),
+			AppProtocol: choice.Optional(port.GetAppProtocol())})
 	}
-	if seconds := t.Service.GetClientIpAffinitySeconds(); seconds > 0 {
-		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		out.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(seconds)},
-		}
-	}
+	out.Spec.SessionAffinity, out.Spec.SessionAffinityConfig = choice.Affinity(t.Service)
 	out.Spec.IPFamilies = append(out.Spec.IPFamilies, existing.Spec.IPFamilies...)
 	if t.Service.GetHeadless() {
 		out.Spec.Type = mcsv1beta1.Headless
@@ -305,11 +298,4 @@ func (p *ImportPlan) ready(service string, exported []string, here []corev1.IPFa
 		ready.Message = fmt.Sprintf("the exports have %s, and this cluster has %v", strings.Join(exported, ", "), here)
 	}
 	return ready
-}
-
-func optional[T ~string](s T) *T {
-	if s == "" {
-		return nil
-	}
-	return &s
 }

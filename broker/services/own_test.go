@@ -27,7 +27,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
 		p, s := services.New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
 		loop := &ownCluster{synced: true}
-		p.Bind(loop, loop)
+		p.Bind(services.Loops{Services: loop, Slices: loop})
 		s.Bind(loop)
 		services, sets := p.DesiredServices(), s.DesiredGlobal()
 		services.Synced()
@@ -72,7 +72,7 @@ func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, n
 func TestSlicesAreMadeForOwnedServicesOnly(t *testing.T) {
 	f := newFixture(t, 0)
 	loop := &marked{ownCluster: ownCluster{synced: true}}
-	f.Bind(f.loop, loop)
+	f.Bind(services.Loops{Services: f.loop, Slices: loop})
 	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
 	f.snapshot(1)
 	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key),

@@ -1,6 +1,8 @@
 package services
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,12 +16,6 @@ import (
 
 // This file holds the slices under the own names of Services of this cluster: each slice of a global service that is
 // lent, once more, in the namespace of the Service.
-
-// BindOwnNames sets the loop that writes slices under the own names of Services, and what receives a change of the
-// clusters to which such a name leads. It must be called after Bind.
-func (e *Engine) BindOwnNames(loop writes.Loop, lent func(mirror.Lent)) {
-	e.ownSlices, e.lent, e.slices = loop, lent, loops{e.slices, loop}
-}
 
 // markOwnNames marks the slices under own names that a change of the plan touches.
 func (e *Engine) markOwnNames(touches mirror.Touches) {
@@ -39,12 +35,10 @@ func (e *Engine) markOwnNames(touches mirror.Touches) {
 // DesiredOwnSlices is the input of the loop of slices under own names, whose names are NAMESPACE/NAME.
 func (e *Engine) DesiredOwnSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 	return writes.Desired[*discoveryv1.EndpointSlice]{
-		Names: func() (names []string) {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
+		Names: e.listed(func() (names []string) {
 			e.plan.EachOwn(func(namespace, name string) { names = append(names, namespace+"/"+name) })
 			return names
-		},
+		}),
 		Want: func(key, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
@@ -67,12 +61,19 @@ var ownNameEndpoints = prometheus.NewDesc("semaphore_broker_own_name_endpoints",
 		"semaphore.uw.io/own-name.", []string{"namespace", "service", "cluster", "use"}, nil)
 
 func (e *Engine) collectOwnNames(ch chan<- prometheus.Metric) {
+	var out []prometheus.Metric
 	e.mu.RLock()
-	all := e.plan.LentEndpoints()
+	for _, v := range e.plan.Views(e.plan.Lenders()) {
+		for _, c := range v.Clusters {
+			if c.Lent {
+				out = append(out, prometheus.MustNewConstMetric(ownNameEndpoints, prometheus.GaugeValue, float64(c.Ready),
+					v.Of.Namespace, v.Of.Name, c.Cluster, v.Own().Use))
+			}
+		}
+	}
 	e.mu.RUnlock()
-	for _, l := range all {
-		ch <- prometheus.MustNewConstMetric(ownNameEndpoints, prometheus.GaugeValue, float64(l.Ready), l.Namespace, l.Name,
-			l.Cluster, l.Use)
+	for _, metric := range out {
+		ch <- metric
 	}
 }
 
@@ -83,11 +84,15 @@ const maxOwnNames = 100
 // first, and the number of all of them.
 func (e *Engine) OwnNames() (out []*semaphorev1.OwnNameStatus, total int) {
 	e.mu.RLock()
-	all := e.plan.OwnNames()
-	e.mu.RUnlock()
-	for _, d := range all[:min(len(all), maxOwnNames)] {
-		out = append(out, &semaphorev1.OwnNameStatus{Namespace: d.Namespace, Service: d.Name, Use: d.Own.Use,
-			Clusters: d.Own.Clusters, Ready: uint32(d.Own.Ready), All: uint32(d.Own.All), Enough: d.Own.Enough})
+	for _, v := range e.plan.Views(e.plan.Lenders()) {
+		if o := v.Own(); o != nil && len(o.Clusters) > 0 {
+			out = append(out, &semaphorev1.OwnNameStatus{Namespace: v.Of.Namespace, Service: v.Of.Name, Use: o.Use,
+				Clusters: o.Clusters, Ready: uint32(o.Ready), All: uint32(o.All), Enough: o.Enough})
+		}
 	}
-	return out, len(all)
+	e.mu.RUnlock()
+	slices.SortFunc(out, func(a, b *semaphorev1.OwnNameStatus) int { // failover before all
+		return cmp.Or(cmp.Compare(b.Use, a.Use), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Service, b.Service))
+	})
+	return out[:min(len(out), maxOwnNames)], len(out)
 }

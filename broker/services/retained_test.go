@@ -66,7 +66,7 @@ func newFixture(t *testing.T, there int) *fixture {
 		f.warned = append(f.warned, note)
 		return true
 	}, func() time.Time { return f.now })
-	f.Bind(f.loop, &ownCluster{synced: true})
+	f.Bind(services.Loops{Services: f.loop, Slices: &ownCluster{synced: true}})
 	f.DesiredServices().Synced()
 	return f
 }

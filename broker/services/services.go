@@ -6,10 +6,9 @@
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
 //
-// ImportPlan is what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the rule of the Service
-// that is derived from the ServiceExports of one name and has the endpoints of all clusters that export it, the
-// ServiceImport that leads to it, and the EndpointSlices beside that (docs/adr/0029-multi-cluster-services.md). A
-// broker without mcs.enabled has none of it.
+// ImportPlan is what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the ServiceImport that
+// leads to the Service which is derived from the ServiceExports of one name, and the EndpointSlices beside that
+// (docs/adr/0029-multi-cluster-services.md). A broker without mcs.enabled has none of it.
 //
 // The package is pure, as broker/mirror, whose plans it reads: callers pass the time.
 package services
@@ -63,18 +62,16 @@ type Engine struct {
 	// imported is the plan of ServiceImports; nil without mcs.enabled.
 	imported *ImportPlan
 	remotes  map[string]*remote
+	// addresses are those of the existing Services.
+	addresses index
 	// names of the remotes, sorted.
 	names []string
 	// drains as operators wrote them.
 	drains choice.Drains
-	// services and slices are the loops that write, nil before Bind; imports is nil if none are written.
-	services, slices, imports writes.Loop
-	// importSlices writes the slices beside imports; nil if none are written.
-	importSlices writes.Loop
-	// ownSlices writes the slices under the own names of Services, and lent receives where these lead; nil without
-	// globalServices.ownNames.
-	ownSlices writes.Loop
-	lent      func(mirror.Lent)
+	// services and slices are the loops that write, each with the others that follow it; nil before Bind.
+	services, slices                 writes.Loop
+	imports, importSlices, ownSlices writes.Loop
+	lent                             func(choice.Lent)
 }
 
 // remote is the state of one remote, or of the own cluster if its exporter is accepted.
@@ -91,7 +88,7 @@ func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{
 		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now,
 		queue:   replica.NewQueue(split, kindNode, kindService, kindSlice),
-		remotes: map[string]*remote{},
+		remotes: map[string]*remote{}, addresses: index{},
 	}
 	e.plan, e.imported = Plans(cfg)
 	e.configure(cfg.Remotes)
@@ -158,19 +155,22 @@ func (e *Engine) follow(remotes []config.Remote) (added []string) {
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 
-// Bind sets the loops that write Services and slices, which are made with the engine's desired objects. It must be
-// called once, before anything runs.
-func (e *Engine) Bind(services, slices writes.Loop) { e.services, e.slices = services, slices }
-
-// BindImports sets the loop that writes ServiceImports, if they are desired. It must be called after Bind.
-func (e *Engine) BindImports(loop writes.Loop) {
-	e.imports, e.services = loop, loops{e.services, loop}
+// Loops are the loops that write what the engine desires, with which they are made.
+type Loops struct {
+	Services, Slices writes.Loop
+	// Imports writes ServiceImports, and ImportSlices the EndpointSlices beside them; nil if none are written.
+	Imports, ImportSlices writes.Loop
+	// OwnSlices writes the slices under the own names of Services, and Lent receives where these lead; nil without
+	// globalServices.ownNames.
+	OwnSlices writes.Loop
+	Lent      func(choice.Lent)
 }
 
-// BindImportSlices sets the loop that writes the EndpointSlices beside ServiceImports, if they are desired. It must be
-// called after BindImports.
-func (e *Engine) BindImportSlices(importSlices writes.Loop) {
-	e.importSlices, e.slices = importSlices, loops{e.slices, importSlices}
+// Bind sets the loops. It must be called once, before anything runs.
+func (e *Engine) Bind(all Loops) {
+	e.imports, e.importSlices, e.ownSlices, e.lent = all.Imports, all.ImportSlices, all.OwnSlices, all.Lent
+	e.services, e.slices = loops{all.Services, []writes.Loop{all.Imports}},
+		loops{all.Slices, []writes.Loop{all.ImportSlices, all.OwnSlices}}
 }
 
 // SetNamespaces sets the namespaces of the own cluster: ServiceImports are written only into these.
@@ -201,21 +201,26 @@ func (e *Engine) wakeImports(touched, importSlices []string) {
 	}
 }
 
-// loops are a loop and a second one for objects that are created and deleted with those of the first: ServiceImports
-// with Services, and the slices beside ServiceImports with those of Services.
+// loops are a loop and others, or nil, for objects that are created and deleted with those of the first: ServiceImports
+// with Services, and the slices beside ServiceImports and under own names with those of Services.
 type loops struct {
 	writes.Loop
-	with writes.Loop
+	with []writes.Loop
 }
 
 func (b loops) WakeOwned(cluster string) {
-	b.Loop.WakeOwned(cluster)
-	b.with.WakeOwned(cluster)
+	b.each(func(loop writes.Loop) { loop.WakeOwned(cluster) })
 }
 
-func (b loops) WakeAll() {
-	b.Loop.WakeAll()
-	b.with.WakeAll()
+func (b loops) WakeAll() { b.each(writes.Loop.WakeAll) }
+
+func (b loops) each(do func(writes.Loop)) {
+	do(b.Loop)
+	for _, loop := range b.with {
+		if loop != nil {
+			do(loop)
+		}
+	}
 }
 
 // Queue returns the queue of replicas' changes for the engine.
@@ -451,31 +456,6 @@ func (e *Engine) PodCIDRs(cluster, node string) []string {
 	return nil
 }
 
-// Affected returns the Services with endpoints that a drain covers, or would cover.
-func (e *Engine) Affected(d choice.Drain) (out []mirror.Affected) {
-	e.inParts(func(targets []string) { out = append(out, e.plan.Affected(d, targets...)...) })
-	return out
-}
-
-// Drained returns the effect of the active drains.
-func (e *Engine) Drained() map[choice.Target]mirror.Drained {
-	out := map[choice.Target]mirror.Drained{}
-	e.inParts(func(targets []string) {
-		for target, n := range e.plan.Drained(targets...) {
-			counts := out[target]
-			counts.Endpoints, counts.Services = counts.Endpoints+n.Endpoints, counts.Services+n.Services
-			out[target] = counts
-		}
-	})
-	return out
-}
-
-// Services returns the Services of the broker with endpoints, and the clusters that they use.
-func (e *Engine) Services() (out []mirror.Described) {
-	e.inParts(func(targets []string) { out = append(out, e.plan.Describe(targets...)...) })
-	return out
-}
-
 // MultiCluster counts exports, imports and conflicts; nil where the Multi-Cluster Services API is off.
 func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
 	if e.imported == nil {
@@ -501,14 +481,14 @@ func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
 func (e *Engine) ServiceOf(ip netip.Addr) string {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	return e.plan.ServiceOf(ip)
+	return e.addresses[ip]
 }
 
 // ServiceExists reports whether a Service of the broker exists in the cluster.
 func (e *Engine) ServiceExists(name string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	return e.plan.ServiceExists(name)
+	return e.plan.Existing(name) != nil
 }
 
 // servicesPerLock is how many Services are read under one lock, so that an operator's request delays nothing.
@@ -524,6 +504,15 @@ func (e *Engine) inParts(do func(targets []string)) {
 		do(part)
 		e.mu.RUnlock()
 	}
+}
+
+// views calls do with each Service, in order, holding the read lock.
+func (e *Engine) views(do func(mirror.View)) {
+	e.inParts(func(targets []string) {
+		for _, v := range e.plan.Views(targets) {
+			do(v)
+		}
+	})
 }
 
 // ServicesComplete reports whether a cluster's services and endpoints are complete and none is retained; of all
@@ -560,18 +549,19 @@ func (e *Engine) mayDeleteSlice(owner string) bool {
 	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].slices.Heard() })
 }
 
-// serviceNames returns the names of the desired Services.
-func (e *Engine) serviceNames() []string {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	services, _ := e.plan.Names()
-	return services
+// listed reads names of the plan under the lock.
+func (e *Engine) listed(names func() []string) func() []string {
+	return func() []string {
+		e.mu.RLock()
+		defer e.mu.RUnlock()
+		return names()
+	}
 }
 
 // DesiredServices is the input of the loop of Services.
 func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 	return writes.Desired[*corev1.Service]{
-		Names:  e.serviceNames,
+		Names:  e.listed(func() []string { all, _ := e.plan.Names(); return all }),
 		Synced: e.synced,
 		Want: func(name, owner string) writes.Answer[*corev1.Service] {
 			e.mu.RLock()
@@ -592,6 +582,7 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 			}
 			e.mu.Lock()
 			defer e.mu.Unlock()
+			e.addresses.replace(name, e.plan.Existing(name), service)
 			e.mark(e.plan.ObserveService(name, service, e.now()))
 			if e.imported != nil {
 				e.markImports(e.imported.ObserveService(name, service, e.now()))
@@ -603,12 +594,7 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 // DesiredSlices is the input of the loop of EndpointSlices.
 func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 	return writes.Desired[*discoveryv1.EndpointSlice]{
-		Names: func() []string {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			_, names := e.plan.Names()
-			return names
-		},
+		Names:  e.listed(func() []string { _, all := e.plan.Names(); return all }),
 		Synced: e.synced,
 		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			answer, _ := e.desiredSlice(name, owner)
@@ -637,11 +623,7 @@ func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 // DesiredImports is the input of the loop of ServiceImports, whose names are NAMESPACE/NAME.
 func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 	return writes.Desired[*mcsv1beta1.ServiceImport]{
-		Names: func() []string {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			return e.imported.Imports()
-		},
+		Names: e.listed(func() []string { return e.imported.Imports() }),
 		Want: func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
@@ -666,11 +648,7 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 // DesiredImportSlices is the input of the loop of the slices beside ServiceImports, whose names are NAMESPACE/NAME.
 func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 	return writes.Desired[*discoveryv1.EndpointSlice]{
-		Names: func() []string {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			return e.imported.ImportSlices()
-		},
+		Names: e.listed(func() []string { return e.imported.ImportSlices() }),
 		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
@@ -700,7 +678,7 @@ func (e *Engine) desiredSlice(name, owner string) (a writes.Answer[*discoveryv1.
 	}
 	s, _, wanted := e.plan.Slice(name)
 	a = writes.Decide(s, wanted, owner, e.mayDeleteSlice)
-	if a.Verdict == writes.Present && owner == "" && !e.plan.ServiceExists(s.Labels[discoveryv1.LabelServiceName]) {
+	if a.Verdict == writes.Present && owner == "" && e.plan.Existing(s.Labels[discoveryv1.LabelServiceName]) == nil {
 		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown, Again: missingServiceRetry}, ended
 	}
 	return a, ended

@@ -43,7 +43,7 @@ func (p *ImportPlan) ImportSlice(imported string) (out *discoveryv1.EndpointSlic
 	namespace, name, _ := strings.Cut(imported, "/")
 	out, _, wanted = p.services.Slice(name)
 	if !wanted || !isDerived(out.Labels[discoveryv1.LabelServiceName]) ||
-		out.Annotations[naming.AnnotationSourceNamespace] != namespace || p.denies(namespace) {
+		out.Annotations[naming.AnnotationSourceNamespace] != namespace || p.Denied(namespace) != "" {
 		return nil, false
 	}
 	if _, headless := out.Labels[corev1.IsHeadlessService]; !p.hasImportSlices(headless) {

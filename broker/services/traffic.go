@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -36,6 +37,33 @@ type ServiceNames interface {
 	ServiceOf(ip netip.Addr) string
 	// ServiceExists reports whether a Service of the broker with that name exists.
 	ServiceExists(name string) bool
+}
+
+// index has the names of Services by ClusterIP.
+type index map[netip.Addr]string
+
+// replace replaces the ClusterIPs of a Service, of which either may be nil.
+func (x index) replace(name string, was, is *corev1.Service) {
+	for _, ip := range clusterIPs(was) {
+		if x[ip] == name {
+			delete(x, ip)
+		}
+	}
+	for _, ip := range clusterIPs(is) {
+		x[ip] = name
+	}
+}
+
+func clusterIPs(s *corev1.Service) (all []netip.Addr) {
+	if s == nil {
+		return nil
+	}
+	for _, text := range s.Spec.ClusterIPs {
+		if ip, err := netip.ParseAddr(text); err == nil { // "None" for a headless Service
+			all = append(all, ip)
+		}
+	}
+	return all
 }
 
 // counts are bytes to remote endpoints and from them, and connections.

@@ -1,12 +1,14 @@
 package services
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -106,3 +108,21 @@ type everything struct{}
 func (everything) ServiceOf(netip.Addr) string { return "one" }
 
 func (everything) ServiceExists(string) bool { return true }
+
+// An address is that of the Service that has it now, in whatever order Services exchange it.
+func TestServicesByAddress(t *testing.T) {
+	with := func(ips ...string) *corev1.Service { return &corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: ips}} }
+	all := index{}
+	all.replace("a", nil, with("10.96.0.1", "fd00::1"))
+	all.replace("headless", nil, with("None"))
+	all.replace("b", nil, with("10.96.0.1"))
+	all.replace("a", with("10.96.0.1", "fd00::1"), with("10.96.0.2"))
+	if got := fmt.Sprint(all); got != "map[10.96.0.1:b 10.96.0.2:a]" {
+		t.Error(got)
+	}
+	all.replace("a", with("10.96.0.2"), nil)
+	all.replace("b", with("10.96.0.1"), nil)
+	if len(all) > 0 {
+		t.Error(all)
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,19 +19,12 @@ import (
 // PinSubnets writes the key for a remote. A cluster without the ConfigMap has no policies that read it.
 func (p *Store) PinSubnets(ctx context.Context, remote string, pods []netip.Prefix, dry bool) error {
 	key, value := config.RemotePodSubnets(remote, pods)
-	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
-	if err != nil {
-		return err
-	}
-	for _, one := range all {
-		if one.Data[key] == value {
-			continue
-		}
-		if err := p.patchSubnets(ctx, &one, key, &value, dry); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.setSubnets(ctx, key, &value, dry)
+}
+
+// UnpinSubnets removes the key for a remote.
+func (p *Store) UnpinSubnets(ctx context.Context, remote string) error {
+	return p.setSubnets(ctx, config.KeyRemotePodSubnets+remote, nil, false)
 }
 
 // HasSubnets reports whether there is a key for a remote.
@@ -45,34 +37,25 @@ func (p *Store) HasSubnets(ctx context.Context, remote string) (has bool, err er
 	return has, err
 }
 
-// UnpinSubnets removes the key for a remote.
-func (p *Store) UnpinSubnets(ctx context.Context, remote string) error {
-	key := config.KeyRemotePodSubnets + remote
+// setSubnets writes one key, or removes it for nil, where it is another. It is a merge patch, as the other keys are
+// those of install or of an overlay.
+func (p *Store) setSubnets(ctx context.Context, key string, value *string, dry bool) error {
 	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
 	if err != nil {
 		return err
 	}
-	for _, one := range all {
-		if _, has := one.Data[key]; !has {
-			continue
-		}
-		if err := p.patchSubnets(ctx, &one, key, nil, false); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// patchSubnets writes one key, or removes it for nil. It is a merge patch, as the other keys are those of install or of
-// an overlay.
-func (p *Store) patchSubnets(ctx context.Context, in *corev1.ConfigMap, key string, value *string, dry bool) error {
 	patch, err := json.Marshal(map[string]any{"data": map[string]*string{key: value}})
 	if err != nil {
 		return err
 	}
-	if _, err := p.configMaps.Patch(ctx, in.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)}); err != nil {
-		return fmt.Errorf("%s: ConfigMap %s/%s: key %s: %w", p.Cluster.Context, in.Namespace, in.Name, key, err)
+	for _, in := range all {
+		if is, has := in.Data[key]; has == (value != nil) && (!has || is == *value) {
+			continue
+		}
+		if _, err := p.configMaps.Patch(ctx, in.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)}); err != nil {
+			return fmt.Errorf("%s: ConfigMap %s/%s: key %s: %w", p.Cluster.Context, in.Namespace, in.Name, key, err)
+		}
 	}
 	return nil
 }

@@ -1,5 +1,6 @@
 // Package status is what people look at first: one verdict about the selected clusters, each part's status, the picture
-// of them, and the sets of a broker; and what the parts have, as lists: the verbs that see, and change nothing.
+// of them, and the sets of a broker; what the parts have, as lists; and the verbs that order something of running
+// parts: drain, undrain, release, and another key.
 package status
 
 import (

@@ -3,10 +3,8 @@ package catalog
 import (
 	"encoding/base64"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,9 +74,6 @@ func projectTunnelEndpoint(n *corev1.Node, cluster string) (end *semaphorev1.Wir
 	return &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}, ""
 }
 
-// maxCandidates is how many candidates a node has at most.
-const maxCandidates = 4
-
 // projectCandidates returns the endpoint of a node with these candidates. Their broker has judged them, but anybody may
 // write an annotation: those that are no host and port are left out, and problem names them.
 func projectCandidates(key []byte, text, annotation string) (end *semaphorev1.WireGuardEndpoint, problem string) {
@@ -88,15 +83,14 @@ func projectCandidates(key []byte, text, annotation string) (end *semaphorev1.Wi
 		return end, ""
 	}
 	for _, one := range strings.Split(text, ",") {
-		host, port, err := net.SplitHostPort(one)
-		n, errPort := strconv.ParseUint(port, 10, 16)
-		if err != nil || errPort != nil || n == 0 || host == "" || len(end.Candidates) == maxCandidates {
+		at, _, ok := naming.Candidate(one)
+		if !ok || at.Port() == 0 || len(end.Candidates) == naming.MaxCandidates {
 			problem = fmt.Sprintf("annotation %s: %.80q is not an IP:port or name:port, or more than %d of them", annotation,
-				one, maxCandidates)
+				one, naming.MaxCandidates)
 			continue
 		}
 		end.Candidates = append(end.Candidates, one)
-		if at, err := netip.ParseAddrPort(one); err == nil && at.Addr().Zone() == "" && end.GetAddress() == "" {
+		if at.IsValid() && at.Addr().Zone() == "" && end.GetAddress() == "" {
 			end.Address = at.String()
 		}
 	}

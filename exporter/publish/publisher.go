@@ -194,10 +194,9 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	source := p.options.Source
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, source.ID(), kinds, p.catalog.Journal())
 	s.SetSource(source.Read, source.Newest)
-	s.setNotBefore(p.notBefore)
-	s.setEarlierSourceRevisions(p.reportedSource)
+	s.notBefore, s.earlierSource = p.notBefore, p.reportedSource
 	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
-		s.setLabelDomains(rules.LabelDomains)
+		s.labelDomains = rules.LabelDomains
 	}
 	if err := stream.Send(s.Hello()); err != nil {
 		return streams.Reason(stream.Recv)

@@ -62,10 +62,11 @@ type Session struct {
 	journal      *catalog.Journal
 	// maxChanges is the limit of changes in a message.
 	maxChanges int
-	// notBefore is the oldest revision from which the stream may resume.
+	// notBefore is the oldest revision from which the stream may resume: a broker that holds less gets a snapshot.
 	notBefore uint64
 
-	// labelDomains are the own cluster's, peerLabelDomains the broker's; empty if unknown.
+	// labelDomains are those of the labels that put pods into sets: the own cluster's, and in peerLabelDomains the
+	// broker's; empty if unknown.
 	labelDomains, peerLabelDomains []string
 
 	welcomed bool
@@ -86,7 +87,8 @@ type Session struct {
 	reportedSource map[semaphorev1.Kind]uint64
 	// snapshotSource is the resourceVersion by kind of its snapshots.
 	snapshotSource map[semaphorev1.Kind]uint64
-	// earlierSource is what earlier streams of this exporter reported.
+	// earlierSource are the reportedRevisions of the stream before, which had the same catalog: this exporter never lags
+	// behind its own reports, although a kind may have been read less far than newest.
 	earlierSource map[semaphorev1.Kind]uint64
 	acked         uint64
 	// unacked are the messages sent and not acknowledged, oldest first.
@@ -138,9 +140,6 @@ func (s *Session) SetSource(read, newest func(semaphorev1.Kind) uint64) {
 	s.read, s.newest = read, newest
 }
 
-// setLabelDomains sets the domains of the labels that put pods into sets. It must be called before Hello.
-func (s *Session) setLabelDomains(domains []string) { s.labelDomains = domains }
-
 // reportedRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
 // broker.
 func (s *Session) reportedRevisions() map[semaphorev1.Kind]uint64 {
@@ -153,20 +152,9 @@ func (s *Session) reportedRevisions() map[semaphorev1.Kind]uint64 {
 	return newest
 }
 
-// setEarlierSourceRevisions sets the reportedRevisions of the stream before, which had the same catalog. This exporter
-// never lags behind its own reports, although a kind may have been read less far than newest. It must be called before
-// Hello.
-func (s *Session) setEarlierSourceRevisions(reported map[semaphorev1.Kind]uint64) {
-	s.earlierSource = reported
-}
-
 // SetMaxChanges limits the changes in a message, so that the few objects of a simulation take several messages. It
 // must be called before Hello.
 func (s *Session) SetMaxChanges(most int) { s.maxChanges = most }
-
-// setNotBefore sets the oldest revision from which the stream may resume: a broker that holds less gets a snapshot. It
-// must be called before Hello.
-func (s *Session) setNotBefore(revision uint64) { s.notBefore = revision }
 
 func unknownRevision(semaphorev1.Kind) uint64 { return 0 }
 

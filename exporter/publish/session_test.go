@@ -491,7 +491,7 @@ func TestResumeOffers(t *testing.T) {
 		{"", 0, false, 0},
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
-		s.setNotBefore(test.joined)
+		s.notBefore = test.joined
 		if _, err := s.Receive(&semaphorev1.PublishResponse{
 			Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
 				Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,

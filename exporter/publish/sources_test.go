@@ -122,7 +122,7 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	for sent, lags := range map[uint64]bool{0: true, 14: true, 15: false} {
 		s := NewSession("c1", "c2", "test", 0, "source", kinds, j)
 		s.SetSource(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
-		s.setEarlierSourceRevisions(map[semaphorev1.Kind]uint64{kind: sent})
+		s.earlierSource = map[semaphorev1.Kind]uint64{kind: sent}
 		if _, err := s.Receive(welcome); (err != nil) != lags {
 			t.Errorf("having sent up to %d itself: %v", sent, err)
 		}

@@ -18,14 +18,14 @@ import (
 // MaxClusterName is the length of the longest name of a cluster, which is the value of a label.
 const MaxClusterName = 63
 
-var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // IsClusterName reports whether a text can be the name of a cluster: a DNS name (RFC 1123) of at most MaxClusterName
 // characters. It becomes a SPIFFE trust domain, the value of a label, the end of DNS names, the domain of annotations
 // and the name of a RemoteCluster, each of which takes dots. Where a name has no dots, or less room, ClusterLabel
 // stands for it.
 func IsClusterName(name string) bool {
-	return len(name) <= MaxClusterName && clusterName.MatchString(name)
+	return len(name) <= MaxClusterName && dnsName.MatchString(name)
 }
 
 // longestPlain is how long a cluster's name without dots is at most where other names have it in full.

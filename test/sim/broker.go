@@ -88,7 +88,7 @@ func (d *dest) newBroker() *broker {
 	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)
 	b.services = newDriver(b, d.services, b.mirrors.DesiredServices(), serviceKind, (*broker).preparedService)
 	b.sets = newDriver(b, d.sets, b.policy.DesiredGlobal(), setKind, (*broker).preparedSet)
-	b.mirrors.Bind(b.services, slices)
+	b.mirrors.Bind(mirroring.Loops{Services: b.services, Slices: slices})
 	b.policy.Bind(b.sets)
 	b.loops = []runner{b.services, slices, b.sets}
 	d.brokers = append(d.brokers, b)

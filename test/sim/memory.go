@@ -17,7 +17,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
-	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -198,17 +197,20 @@ func (m *memory) lead() {
 	m.state, m.gates = peering.NewState(), map[string]*choice.Gate{}
 	m.tunnels = mesh.NewEngine(m.config, m.state, quiet)
 	m.mirrors, m.policy = mirroring.New(m.config, quiet, m.clock), policy.NewEngine(m.config, quiet, m.clock)
-	m.mirrors.Bind(newImmediate(m, writes.Service, m.services, m.mirrors.DesiredServices(), withAddresses),
-		newImmediate(m, writes.EndpointSlice, m.slices, m.mirrors.DesiredSlices(), asWritten))
+	loops := mirroring.Loops{
+		Services: newImmediate(m, writes.Service, m.services, m.mirrors.DesiredServices(), withAddresses),
+		Slices:   newImmediate(m, writes.EndpointSlice, m.slices, m.mirrors.DesiredSlices(), asWritten),
+		Lent:     func(choice.Lent) {},
+	}
 	if m.config.GlobalServices.OwnNames {
-		m.mirrors.BindOwnNames(newImmediate(m, writes.OwnSlice, m.own, m.mirrors.DesiredOwnSlices(), owned),
-			func(mirror.Lent) {})
+		loops.OwnSlices = newImmediate(m, writes.OwnSlice, m.own, m.mirrors.DesiredOwnSlices(), owned)
 	}
 	if m.config.MCS.Enabled {
-		m.mirrors.BindImports(newImmediate(m, writes.ServiceImport, m.imports, m.mirrors.DesiredImports(), asWritten))
-		m.mirrors.BindImportSlices(newImmediate(m, writes.ImportSlice, m.besideImports, m.mirrors.DesiredImportSlices(),
-			asWritten))
+		loops.Imports = newImmediate(m, writes.ServiceImport, m.imports, m.mirrors.DesiredImports(), asWritten)
+		loops.ImportSlices = newImmediate(m, writes.ImportSlice, m.besideImports, m.mirrors.DesiredImportSlices(),
+			asWritten)
 	}
+	m.mirrors.Bind(loops)
 	sets := []writes.Loop{newImmediate(m, writes.GlobalNetworkSet, m.globalSets, m.policy.DesiredGlobal(), asWritten)}
 	if m.config.Sets.Namespaced {
 		sets = append(sets, newImmediate(m, writes.NetworkSet, m.networkSets, m.policy.DesiredNamespaced(), asWritten))

@@ -176,7 +176,7 @@ mirrorNamespace: semaphore
 globalServices: {podSubnets: [10.1.0.0/16], ownNames: true}
 remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]
 `)))(t)
-	p := mirror.New(cfg, nil)
+	p := mirror.New(cfg)
 	p.Begin(now)
 	p.Complete("c1", now)
 	p.Complete("c2", now)

@@ -1,4 +1,4 @@
-package mirror
+package services
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 // The outcomes that a cluster receives of its services name nothing of other clusters.
 func TestOutcomes(t *testing.T) {
-	p := blank(t, taken)
+	p := alone(t, "podSubnets: [10.1.0.0/16]")
 	long := strings.Repeat("x", 50)
 	p.apply("c2",
 		svc("shop", long, web(&semaphorev1.Service{Mirror: true})),
@@ -32,8 +32,8 @@ func TestOutcomes(t *testing.T) {
 		"c3":   "",
 	} {
 		var got []string
-		for _, o := range p.Outcomes(cluster, failing) {
-			got = append(got, fmt.Sprintf("%s/%s %s", o.Namespace, o.Name, o.Code))
+		for _, o := range outcomes(p.servicePlan, cluster, failing) {
+			got = append(got, fmt.Sprintf("%s/%s %s", o.Key.Namespace, o.Key.Name, o.Code))
 			for _, other := range []string{"c1", "c2", "c2-a", "c3", "a-shop"} {
 				if other != cluster && !strings.HasPrefix(cluster, other) && strings.Contains(o.Reason, other) {
 					t.Errorf("%s receives %s: %s", cluster, other, o.Reason)

@@ -1,4 +1,4 @@
-package mirror
+package services
 
 import (
 	"testing"
@@ -26,7 +26,7 @@ func TestDescribeOwnName(t *testing.T) {
 			"own name: failover, served by this cluster and c2: 1 of 3 ready here, 50% is enough"},
 		{"all", "all", "10.1.0.1", nil, "own name: all, served by this cluster and c2: 1 of 1 ready here, 1 is enough"},
 	} {
-		p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], ownNames: true}")
+		p := alone(t, "podSubnets: [10.1.0.0/16], ownNames: true")
 		p.heard("c1", "c2", "c2-a", "c3")
 		own := settled(test.min)
 		own.OwnName = &semaphorev1.OwnName{Use: test.use, Uid: "u1"}
@@ -34,18 +34,18 @@ func TestDescribeOwnName(t *testing.T) {
 		p.apply("c2", offering(settled(test.min), "10.2.0.1 10.2.0.2")...)
 		p.Now = p.Now.Add(time.Hour)
 		p.follow(p.Due(p.Now))
-		for _, d := range p.Describe(glEcho) {
+		for _, d := range p.engine().Services() {
 			if d.Own == nil || d.Own.String() != test.want {
 				t.Errorf("%s: %v; want %s", test.name, d.Own, test.want)
 			}
 		}
-		leads := len(p.OwnNames()) == 1
-		if leads != (test.name != "enough here") || leads && (p.OwnNames()[0].Namespace != "shop" ||
-			p.OwnNames()[0].Name != "echo") {
-			t.Errorf("%s: leads to others: %v", test.name, p.OwnNames())
+		all, total := p.engine().OwnNames()
+		if leads := total == 1; leads != (test.name != "enough here") || leads && (all[0].Namespace != "shop" ||
+			all[0].Service != "echo") {
+			t.Errorf("%s: leads to others: %v", test.name, all)
 		}
 		p.apply("c1", offering(settled(test.min), test.own)...)
-		if d := p.Describe(glEcho)[0]; d.Own != nil || len(p.OwnNames()) > 0 {
+		if d := p.engine().Services()[0]; d.Service != glEcho || d.Own != nil || len(p.Lenders()) > 0 {
 			t.Errorf("%s, without the annotation: %v", test.name, d.Own)
 		}
 	}
@@ -53,7 +53,7 @@ func TestDescribeOwnName(t *testing.T) {
 
 // TestOwnNamesInOrder: those come first that the own cluster does not suffice for.
 func TestOwnNamesInOrder(t *testing.T) {
-	p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], ownNames: true}")
+	p := alone(t, "podSubnets: [10.1.0.0/16], ownNames: true")
 	p.heard("c1", "c2", "c2-a", "c3")
 	for name, use := range map[string]string{"a": "all", "b": "failover", "c": "all", "d": "failover"} {
 		s := global()
@@ -62,8 +62,9 @@ func TestOwnNamesInOrder(t *testing.T) {
 		p.apply("c2", svc("shop", name, global()), slc("shop", name, endpoints(name, "10.2.0.1")))
 	}
 	order := ""
-	for _, d := range p.OwnNames() {
-		order += d.Name
+	all, _ := p.engine().OwnNames()
+	for _, d := range all {
+		order += d.Service
 	}
 	if order != "bdac" {
 		t.Errorf("the order is %s", order)

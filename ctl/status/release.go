@@ -1,5 +1,4 @@
-// Package operate has the verbs that order something of running parts: drain, undrain, release, and another key.
-package operate
+package status
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package services
+package choice
 
 import (
 	"cmp"
@@ -12,49 +12,86 @@ import (
 	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// rule decides the derived Services of ServiceExports.
-type rule struct {
+// Rule decides derived Services: which cluster decides on the Service that is derived from the ServiceExports of one
+// name, and which ports it has.
+type Rule struct {
 	*config.BrokerMCS
 	// deniedNamespaces are those of the broker itself and of the mirrors.
 	deniedNamespaces []string
 }
 
-func (r rule) denies(namespace string) bool {
-	return slices.Contains(r.deniedNamespaces, namespace) || r.Denies(namespace)
+// NewRule returns the rule of a broker; nil without mcs.enabled, as nothing is derived then.
+func NewRule(cfg *config.Broker) *Rule {
+	if !cfg.MCS.Enabled {
+		return nil
+	}
+	return &Rule{&cfg.MCS, []string{cfg.MirrorNamespace, cfg.Agents.Namespace}}
 }
 
-// Denied implements mirror.Rule.
-func (r rule) Denied(namespace string) string {
-	if r.denies(namespace) {
+// Denied says why nothing is derived for a namespace, as the rest of a sentence about an exported service; empty if
+// something is.
+func (r *Rule) Denied(namespace string) string {
+	if slices.Contains(r.deniedNamespaces, namespace) || r.Denies(namespace) {
 		return "is not imported: mcs.denyNamespaces denies its namespace"
 	}
 	return ""
 }
 
-// Merge implements mirror.Rule: the first cluster in the order decides, and the ports are the union.
-func (r rule) Merge(e mirror.Exports) mirror.Merged {
-	m := mirror.Merged{Order: r.order(e), Ports: map[string]replica.Ports{}}
+// Exports are the exports of one name.
+type Exports struct {
+	// Services are those that clusters export now, by cluster.
+	Services map[string]*semaphorev1.Service
+	// Before are the clusters of the derived Service until now, in its order: those that still export it, and those that
+	// did and are not complete.
+	Before []string
+	// Existing is the derived Service as it exists; nil for none.
+	Existing *corev1.Service
+}
+
+// Merged is what the rule decides of one derived Service.
+type Merged struct {
+	// Order are the clusters, the first of which decides, and Exporting those of them that export the name now.
+	Order, Exporting []string
+	// Service is nil while it is not known; then the existing Service does not change.
+	Service *semaphorev1.Service
+	// Ports are those that the endpoints of a cluster have in the Service; a cluster without an entry has all.
+	Ports map[string]replica.Ports
+	// Conflict is in what the exports differ.
+	Conflict Conflict
+}
+
+// Conflict lists how the exports of one name differ; zero for no difference.
+type Conflict struct {
+	// Reasons are those of the condition Conflict of KEP-1645, sorted as there.
+	Reasons []string
+	// Message is a sentence for a person.
+	Message string
+}
+
+// Merge decides the fields of one derived Service: the first cluster in the order decides, and the ports are the union.
+func (r *Rule) Merge(e Exports) Merged {
+	m := Merged{Order: r.order(e), Ports: map[string]replica.Ports{}}
 	var services []*semaphorev1.Service
 	for _, cluster := range m.Order {
 		if s := e.Services[cluster]; s != nil {
 			m.Exporting, services = append(m.Exporting, cluster), append(services, s)
 		}
 	}
-	union := withExistingPorts(nil, e.Existing)
+	existing := SourceOf(e.Existing).GetPorts()
+	union := existing
 	// While the deciding cluster is not complete, the existing Service does not change.
 	if len(services) > 0 && m.Exporting[0] == m.Order[0] {
 		m.Service = proto.CloneOf(services[0])
 		m.Service.Ports = unionOfPorts(services)
 		m.Service.IpFamilies = commonFamilies(services)
 		if len(services) < len(m.Order) && e.Existing != nil {
-			m.Service.Ports = inExistingOrder(withExistingPorts(m.Service.Ports, e.Existing), e.Existing)
+			m.Service.Ports = inOrderOf(existing, unionOfPorts(append(services, &semaphorev1.Service{Ports: existing})))
 			m.Service.IpFamilies = existingFamilies(m.Service.IpFamilies, e.Existing)
 		}
 		m.Conflict = conflict(m.Order[0], services)
@@ -71,7 +108,7 @@ func (r rule) Merge(e mirror.Exports) mirror.Merged {
 // order keeps the order of clusters that exported the name before, and appends new ones: those of mcs.precedence first,
 // in its order, then the others by name. It uses no time from a remote and does not prefer the own cluster: every
 // cluster that observes the same order decides the same.
-func (r rule) order(e mirror.Exports) []string {
+func (r *Rule) order(e Exports) []string {
 	var joined []string
 	for cluster := range e.Services {
 		if !slices.Contains(e.Before, cluster) {
@@ -93,7 +130,7 @@ func (r rule) order(e mirror.Exports) []string {
 func unionOfPorts(services []*semaphorev1.Service) (all []*semaphorev1.Port) {
 	for _, s := range services {
 		for _, p := range s.GetPorts() {
-			if fits(all, p.GetName(), p.GetProtocol(), p.GetPort()) {
+			if fits(all, p) {
 				all = append(all, p)
 			}
 		}
@@ -101,43 +138,31 @@ func unionOfPorts(services []*semaphorev1.Service) (all []*semaphorev1.Port) {
 	return all
 }
 
-// withExistingPorts adds the ports of the existing Service, which may be those of a cluster that is not complete.
-func withExistingPorts(all []*semaphorev1.Port, existing *corev1.Service) []*semaphorev1.Port {
-	if existing == nil {
-		return all
-	}
-	for _, p := range existing.Spec.Ports {
-		if fits(all, p.Name, string(p.Protocol), p.Port) {
-			all = append(all, &semaphorev1.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port,
-				AppProtocol: ptr.Deref(p.AppProtocol, "")})
-		}
-	}
-	return all
-}
-
-// inExistingOrder sorts ports as the existing Service has them, and the others behind these: a cluster that is not
-// complete may have one in between.
-func inExistingOrder(all []*semaphorev1.Port, existing *corev1.Service) []*semaphorev1.Port {
+// inOrderOf sorts ports as the existing ones are, and the others behind these: a cluster that is not complete may have
+// one in between.
+func inOrderOf(existing, all []*semaphorev1.Port) []*semaphorev1.Port {
 	place := func(p *semaphorev1.Port) int {
-		i := slices.IndexFunc(existing.Spec.Ports, func(o corev1.ServicePort) bool {
-			return o.Name == p.GetName() && string(o.Protocol) == p.GetProtocol() && o.Port == p.GetPort()
-		})
-		if i < 0 {
-			return len(existing.Spec.Ports)
+		if i := slices.IndexFunc(existing, func(o *semaphorev1.Port) bool { return samePort(o, p) }); i >= 0 {
+			return i
 		}
-		return i
+		return len(existing)
 	}
 	slices.SortStableFunc(all, func(a, b *semaphorev1.Port) int { return cmp.Compare(place(a), place(b)) })
 	return all
 }
 
+// samePort reports whether two ports are one, by what a Service of both may have once.
+func samePort(a, b *semaphorev1.Port) bool {
+	return a.GetName() == b.GetName() && a.GetProtocol() == b.GetProtocol() && a.GetPort() == b.GetPort()
+}
+
 // fits reports whether a port can be added to the ports of a Service.
-func fits(all []*semaphorev1.Port, name, protocol string, number int32) bool {
-	if len(all) > 0 && (name == "" || all[0].GetName() == "") {
+func fits(all []*semaphorev1.Port, p *semaphorev1.Port) bool {
+	if len(all) > 0 && (p.GetName() == "" || all[0].GetName() == "") {
 		return false
 	}
 	return !slices.ContainsFunc(all, func(o *semaphorev1.Port) bool {
-		return o.GetName() == name || o.GetProtocol() == protocol && o.GetPort() == number
+		return o.GetName() == p.GetName() || o.GetProtocol() == p.GetProtocol() && o.GetPort() == p.GetPort()
 	})
 }
 
@@ -177,9 +202,7 @@ func existingFamilies(common []string, existing *corev1.Service) []string {
 func portsIn(s *semaphorev1.Service, union []*semaphorev1.Port) replica.Ports {
 	f := replica.Ports{}
 	for _, p := range s.GetPorts() {
-		if slices.ContainsFunc(union, func(u *semaphorev1.Port) bool {
-			return u.GetName() == p.GetName() && u.GetProtocol() == p.GetProtocol() && u.GetPort() == p.GetPort()
-		}) {
+		if slices.ContainsFunc(union, func(u *semaphorev1.Port) bool { return samePort(u, p) }) {
 			f[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = true
 		}
 	}
@@ -190,7 +213,7 @@ func portsIn(s *semaphorev1.Service, union []*semaphorev1.Port) replica.Ports {
 }
 
 // conflict compares Services with the first, which is that of the deciding cluster.
-func conflict(decides string, services []*semaphorev1.Service) (c mirror.Conflict) {
+func conflict(decides string, services []*semaphorev1.Service) (c Conflict) {
 	var fields []string
 	compare := func(reason mcsv1beta1.ServiceExportConditionReason, field string,
 		value func(*semaphorev1.Service) string) {
@@ -205,7 +228,7 @@ func conflict(decides string, services []*semaphorev1.Service) (c mirror.Conflic
 			fields = append(fields, fmt.Sprintf("%s (%d of %d)", field, n, len(services)))
 		}
 	}
-	compare(mcsv1beta1.ServiceExportReasonPortConflict, "ports", mirror.PortsText)
+	compare(mcsv1beta1.ServiceExportReasonPortConflict, "ports", portsText)
 	compare(mcsv1beta1.ServiceExportReasonTypeConflict, "type", func(s *semaphorev1.Service) string {
 		return fmt.Sprint(s.GetHeadless())
 	})
@@ -220,10 +243,10 @@ func conflict(decides string, services []*semaphorev1.Service) (c mirror.Conflic
 			return fmt.Sprint(s.GetClientIpAffinitySeconds())
 		})
 	compare(mcsv1beta1.ServiceExportReasonLabelsConflict, "exportedLabels", func(s *semaphorev1.Service) string {
-		return textOf(labelsOf(s))
+		return textOf(LabelsOf(s))
 	})
 	compare(mcsv1beta1.ServiceExportReasonAnnotationsConflict, "exportedAnnotations", func(s *semaphorev1.Service) string {
-		return textOf(annotationsOf(s))
+		return textOf(AnnotationsOf(s))
 	})
 	compare(mcsv1beta1.ServiceExportReasonInternalTrafficPolicyConflict, "internalTrafficPolicy",
 		func(s *semaphorev1.Service) string {
@@ -246,11 +269,13 @@ func conflict(decides string, services []*semaphorev1.Service) (c mirror.Conflic
 	return c
 }
 
-func labelsOf(s *semaphorev1.Service) map[string]string {
+// LabelsOf returns the labels that a ServiceImport has of an export.
+func LabelsOf(s *semaphorev1.Service) map[string]string {
 	return unreserved(s.GetMultiCluster().GetLabels())
 }
 
-func annotationsOf(s *semaphorev1.Service) map[string]string {
+// AnnotationsOf returns the annotations that a ServiceImport has of an export.
+func AnnotationsOf(s *semaphorev1.Service) map[string]string {
 	return unreserved(s.GetMultiCluster().GetAnnotations())
 }
 

@@ -1,4 +1,4 @@
-package mirror
+package services
 
 import (
 	"fmt"
@@ -12,15 +12,11 @@ import (
 )
 
 func TestAffected(t *testing.T) {
-	c := blank(t, "globalServices: {rules: [{prefer: [c2, c3], whenGone: withdraw}]}")
-	both := offers("10.2.0.1 10.2.0.2 10.2.0.3?")
-	both[0] = replica.Change{Key: both[0].Key,
-		New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: web(&semaphorev1.Service{Mirror: true,
-			Global: true})}}}
-	c.apply("c2", both...)
-	c.apply("c3", offers("10.4.0.1 10.4.0.2")...)
+	c := alone(t, "rules: [{prefer: [c2, c3], whenGone: withdraw}]")
+	c.apply("c2", offering(web(&semaphorev1.Service{Mirror: true, Global: true}), "10.2.0.1 10.2.0.2 10.2.0.3?")...)
+	c.apply("c3", offering(global(), "10.4.0.1 10.4.0.2")...)
 	c.heard("c2", "c2-a", "c3")
-	c.Is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
+	c.Is("c2 suffices", glEcho, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
 	node := choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
 	of := func(cluster, namespace, service string) choice.Drain {
@@ -28,7 +24,7 @@ func TestAffected(t *testing.T) {
 	}
 	affects := func(what string, d choice.Drain, want string) {
 		t.Helper()
-		if got := fmt.Sprint(c.Affected(d)); got != want {
+		if got := fmt.Sprint(c.engine().Affected(d)); got != want {
 			t.Errorf("%s: %s affects %s, not %s", what, d, got, want)
 		}
 	}
@@ -41,24 +37,23 @@ func TestAffected(t *testing.T) {
 	affects("what is withdrawn is not left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 2 2 0}]")
 	c.follow(c.SetGone("c3", false, c.Now))
 
-	if got := fmt.Sprint(c.Drained()); got != "map[]" {
+	if got := fmt.Sprint(c.engine().Drained()); got != "map[]" {
 		t.Errorf("nothing is drained: %s", got)
 	}
 	c.follow(c.SetDrains(choice.NewDrains(node), c.Now))
 	affects("what is not used already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
 	affects("what is left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 1 0} {gl-shop-73736d-echo 2 1 2}]")
 	c.follow(c.SetDrains(choice.NewDrains(node, of("c3", "", "")), c.Now))
-	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
+	if got := fmt.Sprint(c.engine().Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
 		t.Errorf("drained: %s", got)
 	}
 }
 
-// BenchmarkDrain is a cluster that is drained and put back, of as many global services with ten endpoints of each of
-// two clusters: what is decided, and not what is written.
-func BenchmarkDrain(b *testing.B) {
+// BenchmarkAffected asks what the drain of a cluster affects, of as many global services with ten endpoints of each of
+// two clusters.
+func BenchmarkAffected(b *testing.B) {
 	for _, services := range []int{1000, 5000} {
-		p := New(configured(b), nil)
-		p.Begin(began)
+		c := alone(b, "")
 		for i := range services {
 			for n, cluster := range []string{"c2", "c3"} {
 				var addresses []string
@@ -66,31 +61,14 @@ func BenchmarkDrain(b *testing.B) {
 					addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 2+2*n, i>>5, i&31*8+e))
 				}
 				name := fmt.Sprintf("s%05d", i)
-				p.Apply(cluster, []replica.Change{
+				c.Apply(cluster, []replica.Change{
 					svc("shop", name, global()), slc("shop", name+"-x", endpoints(name, strings.Join(addresses, " "))),
-				}, began)
+				}, c.Now)
 			}
 		}
-		all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
-		b.Run(fmt.Sprint("drain/", services), func(b *testing.B) {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			for b.Loop() {
-				if n := len(p.SetDrains(all, began).Slices); n != services {
-					b.Fatal(n)
-				}
-				p.SetDrains(choice.Drains{}, began)
-			}
-		})
-		b.Run(fmt.Sprint("gone/", services), func(b *testing.B) {
-			for b.Loop() {
-				if n := len(p.SetGone("c2", true, began).Slices); n != services {
-					b.Fatal(n)
-				}
-				p.SetGone("c2", false, began)
-			}
-		})
-		b.Run(fmt.Sprint("affected/", services), func(b *testing.B) {
-			for b.Loop() {
-				if n := len(p.Affected(all.All()[0])); n != services {
+				if n := len(c.engine().Affected(choice.Drain{Target: choice.Target{Cluster: "c2"}})); n != services {
 					b.Fatal(n)
 				}
 			}
