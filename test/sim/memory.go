@@ -314,7 +314,12 @@ func (m *memory) first(cluster string, kind semaphorev1.Kind, all []replica.Chan
 	for _, c := range all {
 		nodes = append(nodes, objectsOf(map[string]*semaphorev1.Node{c.Key.Name: c.New.GetNode()})...)
 	}
-	result, err := tellNodes(m.replicas[cluster], cluster, uint64(len(nodes)+1), m.now, nodes)
+	to := m.replicas[cluster]
+	if to == nil {
+		m.fail("memory", "%s is connected, and has no replica", cluster)
+		return replica.Result{}
+	}
+	result, err := tellNodes(to, cluster, uint64(len(nodes)+1), m.now, nodes)
 	if err != nil || len(result.Retained) > 0 {
 		m.fail("memory", "the first snapshot of %s: %v, retained %v", cluster, err, result.Retained)
 	}
