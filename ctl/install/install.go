@@ -575,12 +575,11 @@ func (i *installation) endOwnNames(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var ended []apply.Ref
 	for _, s := range all {
 		i.Say("deleting EndpointSlice %s/%s: own names of Services lead to no other cluster any more", s.Namespace, s.Name)
-		if err := i.Remove(ctx, apply.Ref{GroupVersionKind: fleet.SlicesGVR.GroupVersion().WithKind("EndpointSlice"),
-			Namespace: s.Namespace, Name: s.Name}); err != nil {
-			return err
-		}
+		ended = append(ended, apply.Ref{GroupVersionKind: fleet.SlicesGVR.GroupVersion().WithKind("EndpointSlice"),
+			Namespace: s.Namespace, Name: s.Name})
 	}
-	return nil
+	return i.RemoveAll(ctx, ended...) // the garbage collector deletes them, which takes a moment
 }
