@@ -326,8 +326,8 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	}
 	written("good")
 	v.eventually("the failure is logged", func() error {
-		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(`level=WARN msg="reconcile failed.*key=c3-shop-73736d-taken`).
-			Match(data) {
+		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(
+			`"level":"WARN","msg":"reconcile failed.*"key":"c3-shop-73736d-taken"`).Match(data) {
 			return errors.New("it is not")
 		}
 		return nil
