@@ -29,19 +29,26 @@ func (a *Applier) Refresh(ctx context.Context, parts ...string) error {
 		if err := kube.Sleep(ctx, wait); err != nil {
 			return err
 		}
+		pods := 0
 		for _, part := range parts {
-			if err := a.refresh(ctx, part); err != nil {
+			n, err := a.refresh(ctx, part)
+			if err != nil {
 				return err
 			}
+			pods += n
+		}
+		if pods == 0 {
+			break
 		}
 	}
 	return nil
 }
 
-func (a *Applier) refresh(ctx context.Context, part string) error {
+// refresh changes the pods of a part, and returns their number.
+func (a *Applier) refresh(ctx context.Context, part string) (int, error) {
 	all, err := a.Cluster.PodObjects(ctx, part, "")
 	if err != nil {
-		return err
+		return 0, err
 	}
 	pods := a.Client.Resource(fleet.PodsGVR).Namespace(a.Cluster.Namespace)
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, Refreshed, time.Now().UTC().Format(time.RFC3339Nano))
@@ -56,5 +63,5 @@ func (a *Applier) refresh(ctx context.Context, part string) error {
 			return nil
 		})
 	}
-	return g.Wait()
+	return len(all), g.Wait()
 }
