@@ -108,9 +108,10 @@ type Monitor struct {
 // problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
 // retained what is guarded of each remote and not in the subnets file.
 type problems struct {
-	guard, source, settings, check, wireguard []string
-	shadows                                   map[string][]string
-	retained                                  map[string]string
+	guard, source, settings, check []string
+	wireguard                      string
+	shadows                        map[string][]string
+	retained                       map[string]string
 }
 
 // NewMonitor returns the Monitor of a node. changed must not block.
@@ -331,9 +332,7 @@ func (m *Monitor) Check(work Work) {
 		m.guarded(guarded)
 	}
 	if work.Settings {
-		if m.problems.wireguard = nil; wireguard != "" {
-			m.problems.wireguard = []string{wireguard}
-		}
+		m.problems.wireguard = wireguard
 	}
 	m.publish()
 }
@@ -377,7 +376,7 @@ func (m *Monitor) findings() []finding.Finding {
 	}
 	found = slices.Concat(found, finding.Lines(finding.Unguarded, "", p.guard),
 		finding.Lines(finding.RouteSourceMissing, "", p.source), finding.Lines(finding.NodeDropsPackets, "", p.settings),
-		finding.Lines(finding.NodeUnread, "", p.check), finding.Lines(finding.NoWireGuard, "", p.wireguard))
+		finding.Lines(finding.NodeUnread, "", p.check), finding.Line(finding.NoWireGuard, "", p.wireguard))
 	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
 		found = append(found, finding.Lines(finding.SubnetsFileProblem, cluster, []string{p.retained[cluster]})...)
 	}
