@@ -134,7 +134,6 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 		return nil, nil
 	}
 	add := func(format string, args ...any) { r.lines = append(r.lines, fmt.Sprintf(format, args...)) }
-	stay := slices.ContainsFunc(r.record.Objects, outlives)
 	removed := len(slices.DeleteFunc(slices.Clone(r.record.Objects), outlives))
 	add("the parts, their rights and configuration: %d objects", removed)
 	add("the namespace %s, with the authority and all keys and certificates of %s", c.Namespace, r.record.Values.Cluster)
@@ -174,7 +173,7 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	if slices.Contains(r.record.Values.Features, "encryption") {
 		add("on every node: devices, routes, guard, keys and state of tunnels")
 	}
-	if stay {
+	if removed < len(r.record.Objects) {
 		add("the admission policy %s and its binding stay (docs/removal.md has the reason)", outliving)
 	}
 	return r, nil

@@ -100,3 +100,18 @@ func given(all []*linkedCluster, gets []*certs.Introduction) map[*apply.Applier]
 	}
 	return out
 }
+
+// withdrawn returns what agents of each cluster are no longer to accept, where its RemoteCluster was deleted.
+func withdrawn(all []*share) map[*apply.Applier]desired {
+	out := map[*apply.Applier]desired{}
+	for _, s := range all {
+		if s.remote == nil {
+			continue
+		}
+		if out[s.Applier] == nil {
+			out[s.Applier] = desired{}
+		}
+		out[s.Applier][s.of] = nil
+	}
+	return out
+}

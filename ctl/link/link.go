@@ -591,16 +591,9 @@ func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 	if known && !l.yes {
 		return show.OnlyPlanned("removed")
 	}
-	gone := map[*apply.Applier]desired{}
-	for _, s := range all {
-		if s.remote != nil && l.yes {
-			if gone[s.Applier] == nil {
-				gone[s.Applier] = desired{}
-			}
-			gone[s.Applier][s.of] = nil
-		}
+	if l.yes {
+		deliver(ctx, withdrawn(all))
 	}
-	deliver(ctx, gone)
 	for i, s := range all {
 		if slices.ContainsFunc(all[:i], func(o *share) bool { return o.Cluster == s.Cluster }) {
 			continue

@@ -15,9 +15,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// boundsIn is the ConfigMap with which kubelets give agents the bounds of their broker.
-const boundsIn = bounds.RemotesIn
-
 // Bounds writes the bounds that agents enforce on their broker, for all remotes in effect: subnets, port and
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.
 type Bounds struct {
@@ -29,7 +26,7 @@ type Bounds struct {
 }
 
 func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) *Bounds {
-	return &Bounds{config: leader.NewKept(client, namespace, boundsIn, managedBy, log),
+	return &Bounds{config: leader.NewKept(client, namespace, bounds.RemotesIn, managedBy, log),
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 

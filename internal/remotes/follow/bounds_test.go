@@ -103,17 +103,17 @@ func TestStoredIsRestored(t *testing.T) {
 	own, ports := ownBroker(t), config.DevicePorts{First: 7775, Last: 7800}
 	all := remotes.Objects{"c2": inEffect("c2", 1, 7775, "10.2.0.0/16"), "c3": inEffect("c3", 2, 7776, "10.3.0.0/16")}
 	d := remotes.Decision{InEffect: all}
-	bounds := NewBounds(client, namespace, log)
+	saved := NewBounds(client, namespace, log)
 	store := NewStore(client, namespace, "kept", log)
-	bounds.config.Every, store.config.Every = 0, 0
+	saved.config.Every, store.config.Every = 0, 0
 	save := func() {
 		t.Helper()
-		must(bounds.Save(t.Context(), own, d, all, ports))
+		must(saved.Save(t.Context(), own, d, all, ports))
 		must(store.Save(t.Context(), all))
 	}
 	read := func() string {
 		t.Helper()
-		a, err := maps.Get(t.Context(), boundsIn, metav1.GetOptions{})
+		a, err := maps.Get(t.Context(), bounds.RemotesIn, metav1.GetOptions{})
 		must(err)
 		b, err := maps.Get(t.Context(), "kept", metav1.GetOptions{})
 		must(err)
@@ -121,13 +121,13 @@ func TestStoredIsRestored(t *testing.T) {
 	}
 	save()
 	want := read()
-	for _, name := range []string{boundsIn, "kept"} {
+	for _, name := range []string{bounds.RemotesIn, "kept"} {
 		must(maps.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	if save(); read() != want {
 		t.Errorf("after they were deleted: %s\nwant %s", read(), want)
 	}
-	for _, name := range []string{boundsIn, "kept"} {
+	for _, name := range []string{bounds.RemotesIn, "kept"} {
 		_, err := maps.Patch(t.Context(), name, "application/merge-patch+json",
 			[]byte(`{"data":{"remotes.yaml":"remotes: []","remotes.json":"{}"}}`), metav1.PatchOptions{})
 		must(err)
@@ -135,7 +135,7 @@ func TestStoredIsRestored(t *testing.T) {
 	if save(); read() != want {
 		t.Errorf("after they were changed: %s\nwant %s", read(), want)
 	}
-	for name, reported := range map[string][]string{boundsIn: bounds.Reports(), "kept": store.Reports()} {
+	for name, reported := range map[string][]string{bounds.RemotesIn: saved.Reports(), "kept": store.Reports()} {
 		if len(reported) != 1 || !strings.Contains(reported[0], "ConfigMap "+name) {
 			t.Errorf("reported of %s: %v", name, reported)
 		}
