@@ -36,7 +36,6 @@ var clock = map[string]compares{
 	"agent/kernel/key_test.go TestReplace":                                {1, stamp},
 	"broker/apply/contest_test.go TestInterference":                       {2, grows},
 	"broker/apply/contest_test.go of":                                     {2, grows},
-	"broker/apply/shared_test.go TestSharedCauses":                        {1, besideWrites},
 	"broker/apply/shared_test.go outage":                                  {3, grows},
 	"broker/fanout_bench_test.go benchUntil":                              {1, figure},
 	"broker/faults_test.go refusedObjects":                                {1, grows},

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -227,7 +228,7 @@ func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, v
 		case apierrors.IsConflict(err): // of another version of the object; or of one that was applied again
 			c.served.forget(version)
 			return err
-		case !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err):
+		case !apierrors.IsNotFound(err) && !unserved(err):
 			return err
 		}
 		// Either the object is absent, or its resource.
@@ -245,9 +246,11 @@ func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, v
 	}
 }
 
-// unserved reports whether a refusal concerns the resource, and not the object.
+// unserved reports whether a refusal concerns the resource, and not the object. An apiserver forbids to create an object
+// while its definition ends, and for a moment after that: this is no missing right.
 func unserved(err error) bool {
-	if apierrors.IsMethodNotSupported(err) {
+	if apierrors.IsMethodNotSupported(err) ||
+		apierrors.IsForbidden(err) && strings.Contains(err.Error(), "custom resource definition is terminating") {
 		return true
 	}
 	_, generic := apierrors.StatusCause(err, metav1.CauseTypeUnexpectedServerResponse)

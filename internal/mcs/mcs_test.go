@@ -16,6 +16,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -143,6 +144,12 @@ func (e *environment) undefine() {
 		testkit.Must(e.t, e.crds.ApiextensionsV1().CustomResourceDefinitions().Delete(e.t.Context(), name,
 			metav1.DeleteOptions{}))
 	}
+	e.gone()
+}
+
+// gone waits until there are no definitions.
+func (e *environment) gone() {
+	e.t.Helper()
 	testkit.Eventually(e.t, 3*time.Minute, "no definition", func() error {
 		for _, name := range names {
 			if _, err := e.crds.ApiextensionsV1().CustomResourceDefinitions().Get(e.t.Context(), name,
@@ -289,6 +296,39 @@ func TestRememberedVersion(t *testing.T) {
 			t.Errorf("%s by a remembered version without definitions: %v", what, err)
 		}
 	}
+}
+
+// TestEndingDefinition: while a definition ends, as an object with a finalizer keeps it, a create is refused because the
+// API ends, and not for a missing right.
+func TestEndingDefinition(t *testing.T) {
+	e := newEnvironment(t)
+	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
+	imports, ctx := e.client.Imports(), t.Context()
+	kept := serviceImport("kept")
+	kept.Finalizers = []string{"example.org/keep"}
+	_, err := imports.Create(ctx, kept)
+	testkit.Must(t, err)
+	definitions := e.crds.ApiextensionsV1().CustomResourceDefinitions()
+	for _, name := range names {
+		testkit.Must(t, definitions.Delete(ctx, name, metav1.DeleteOptions{}))
+	}
+	client, err := e.client.in("v1beta1")
+	testkit.Must(t, err)
+	testkit.Eventually(t, time.Minute, "a create that is refused", func() error {
+		err := client.Post().Namespace("shop").Resource(mcsv1beta1.ServiceImportPluralName).
+			Body(serviceImport("more")).Param("dryRun", metav1.DryRunAll).Do(ctx).Error()
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("the apiserver answers %v", err)
+		}
+		return nil
+	})
+	e.client.served.version, e.client.served.err, e.client.served.until = "v1beta1", nil, e.now().Add(trusted)
+	if _, err := imports.Create(ctx, serviceImport("more")); !errors.Is(err, ErrNotServed) {
+		t.Errorf("create by a remembered version while the definition ends: %v", err)
+	}
+	testkit.Must(t, client.Patch(types.MergePatchType).Namespace("shop").Resource(mcsv1beta1.ServiceImportPluralName).
+		Name("kept").Body([]byte(`{"metadata":{"finalizers":null}}`)).Do(ctx).Error())
+	e.gone()
 }
 
 // TestBelievedDeletions: a watch with many deletions reads the definitions once for all deletions before the request,

@@ -79,7 +79,10 @@ func (c *Cluster) StartCalicoAPIServer(ctx context.Context) error {
 		return err
 	}
 	return poll(ctx, patience, "projectcalico.org/v3 of "+c.Name, func(ctx context.Context) error {
-		_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/apis/projectcalico.org/v3").DoRaw(ctx)
+		if _, err := c.Client.Discovery().RESTClient().Get().AbsPath("/apis/projectcalico.org/v3").DoRaw(ctx); err != nil {
+			return err
+		}
+		_, err := c.Client.Discovery().ServerPreferredResources() // an error while the group's resources are not known
 		return err
 	})
 }
