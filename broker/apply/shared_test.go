@@ -39,8 +39,8 @@ import (
 
 // TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time.
 // Few writes are attempted meanwhile. After the recovery no object waits for a backoff of its own: until the last one
-// is written, the time in which no write is under way is a second at most, as many as there are workers are under way at
-// once, and each object takes one attempt.
+// is written, the time in which no write is under way is a second at most, all workers write at once, and each object
+// takes one attempt.
 // TestSharedCause (internal/kube/reconcile) asserts two seconds for a thousand, where a write takes 5 ms.
 func TestSharedCauses(t *testing.T) {
 	cfg := kubetest.Start(t)

@@ -246,8 +246,8 @@ func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, v
 	}
 }
 
-// unserved reports whether a refusal concerns the resource, and not the object. An apiserver forbids to create an object
-// while its definition ends, and for a moment after that: this is no missing right.
+// unserved reports whether a refusal concerns the resource, and not the object. While a definition ends, and for a
+// moment after that, an apiserver forbids to create objects: this is no missing right.
 func unserved(err error) bool {
 	if apierrors.IsMethodNotSupported(err) ||
 		apierrors.IsForbidden(err) && strings.Contains(err.Error(), "custom resource definition is terminating") {

@@ -298,8 +298,8 @@ func TestRememberedVersion(t *testing.T) {
 	}
 }
 
-// TestEndingDefinition: while a definition ends, as an object with a finalizer keeps it, a create is refused because the
-// API ends, and not for a missing right.
+// TestEndingDefinition: while a definition ends, as an object with a finalizer keeps it, the reason of a refused create
+// is the end of the API, and no missing right.
 func TestEndingDefinition(t *testing.T) {
 	e := newEnvironment(t)
 	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
@@ -308,9 +308,9 @@ func TestEndingDefinition(t *testing.T) {
 	kept.Finalizers = []string{"example.org/keep"}
 	_, err := imports.Create(ctx, kept)
 	testkit.Must(t, err)
-	definitions := e.crds.ApiextensionsV1().CustomResourceDefinitions()
+	crds := e.crds.ApiextensionsV1().CustomResourceDefinitions()
 	for _, name := range names {
-		testkit.Must(t, definitions.Delete(ctx, name, metav1.DeleteOptions{}))
+		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
 	}
 	client, err := e.client.in("v1beta1")
 	testkit.Must(t, err)
