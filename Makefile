@@ -53,10 +53,7 @@ modules:
 .PHONY: test
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
-	@failed=0; $(MAKE) -k -j2 test-agent below-idle || failed=1; \
-	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
-	echo "== tests on clusters, and against real components"; \
-	$(MAKE) -k -j2 RECORDED=$(BIN)/unit.json test-clusters test-components || failed=1; \
+	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
 	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
@@ -119,9 +116,20 @@ test-packages:
 	@echo "== the packages of the tests"
 	@go list -toolexec '$(TOOLEXEC)' -test -export ./... >/dev/null
 
-# Two lanes, for these tests wait more than they compute: one has the tests that start clusters, one after the other,
-# and the other what needs an apiserver alone. With clusters in two lanes at once two processors are not enough, and
+# Two lanes, for these tests wait more than they compute: one has the tests with real nodes, one after the other, and
+# the other what needs an apiserver alone or nothing. With clusters in both at once two processors are not enough, and
 # what starts is not ready in time.
+.PHONY: lane-clusters
+lane-clusters:
+	@failed=0; flock --close $(BIN)/agent.lock $(MAKE) test-agent || failed=1; \
+	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
+	$(MAKE) test-clusters || failed=1; exit $$failed
+
+.PHONY: lane-components
+lane-components:
+	@failed=0; $(MAKE) below-idle || failed=1; flock $(BIN)/agent.lock true; \
+	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; exit $$failed
+
 CLUSTERS   := ./test/e2e
 FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
 # These lose packets where wireguard-go waits for a processor: nothing is beside them but what is below idle priority.
