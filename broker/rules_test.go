@@ -27,7 +27,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
-// Rules of docs/security.md that only a real listener can prove.
+// Rules of docs/rules.md that only a real listener can prove.
 
 func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
 	l := serve(t)

@@ -55,7 +55,7 @@ Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
 		if text == "" {
 			text = strings.ToUpper(cmd.Short[:1]) + cmd.Short[1:] + "."
 		}
-		fmt.Fprintf(&out, "\n## %s\n\n```text\n", cmd.CommandPath())
+		fmt.Fprintf(&out, "\n## %s\n```text\n", cmd.CommandPath())
 		if inOne(cmd) {
 			for _, sub := range cmd.Commands() {
 				fmt.Fprintf(&out, "%-65s %s\n", sub.UseLine(), sub.Short)

@@ -50,6 +50,25 @@ func TestFunctionsFitAScreen(t *testing.T) {
 	}
 }
 
+// maxPage is how many lines a page has at most, and maxPages those of all documents of the repository.
+const maxPage, maxPages = 250, 8000
+
+// TestPagesAreShort: a page is read in one go. The reference of semaphorectl is made from the program.
+func TestPagesAreShort(t *testing.T) {
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
+	testkit.Must(t, err)
+	all := 0
+	for _, page := range strings.Fields(string(out)) {
+		n := strings.Count(read(t, page), "\n")
+		if all += n; n > maxPage && page != "docs/cli.md" {
+			t.Errorf("%s has %d lines, %d at most: move what is looked up to a page of its own", page, n, maxPage)
+		}
+	}
+	if all < 5000 || all > maxPages {
+		t.Errorf("the documents have %d lines, %d at most", all, maxPages)
+	}
+}
+
 // linesOf counts the lines of a function, a table as one.
 func linesOf(fset *token.FileSet, f *ast.FuncDecl) int {
 	lines := func(n ast.Node) int { return fset.Position(n.End()).Line - fset.Position(n.Pos()).Line + 1 }

@@ -119,7 +119,7 @@ func TestDiagrams(t *testing.T) {
 			}
 		}
 	}
-	if diagrams < 5 {
+	if diagrams < 4 {
 		t.Errorf("%d diagrams were found", diagrams)
 	}
 }

@@ -83,10 +83,10 @@ func TestCodesAreDocumented(t *testing.T) {
 			checks = append(checks, string(code))
 		}
 	}
-	_, section, _ := strings.Cut(read(t, "docs/troubleshooting.md"), "\n## Codes of check\n")
+	_, section, _ := strings.Cut(read(t, "docs/checks.md"), "\n## Codes of check\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	section = strings.Replace(section, `<a id="check-connections"></a>`, "", 1)
-	sameCodes(t, "docs/troubleshooting.md", checks, section, "<a id=\"([A-Za-z]+)\"></a>`")
+	sameCodes(t, "docs/checks.md", checks, section, "<a id=\"([A-Za-z]+)\"></a>`")
 
 	// check --pre has codes of its own, and shares others.
 	preflight := []string{string(finding.AffinityNotStrict), string(finding.PoolMissing), string(finding.SubnetsOverlap),
@@ -114,12 +114,22 @@ func sameCodes(t *testing.T, page string, codes []string, text, pattern string) 
 	}
 }
 
-// TestTroubleshootingQuotesTheCode: each message that the page quotes is one that the code prints.
+// TestTroubleshootingQuotesTheCode: each message that the pages quote is one that the code prints.
 func TestTroubleshootingQuotesTheCode(t *testing.T) {
 	source := sources(t)
 	quoted := 0
+	for _, page := range []string{"docs/troubleshooting.md", "docs/checks.md", "docs/explain.md"} {
+		quoted += quotes(t, page, source)
+	}
+	if quoted < 80 {
+		t.Errorf("%d pieces of messages were found", quoted)
+	}
+}
+
+// quotes counts the pieces of messages that the tables of a page quote, and reports those that are in no source.
+func quotes(t *testing.T, page, source string) (quoted int) {
 	table := ""
-	for n, line := range strings.Split(read(t, "docs/troubleshooting.md"), "\n") {
+	for n, line := range strings.Split(read(t, page), "\n") {
 		switch {
 		case !strings.HasPrefix(line, "|"):
 			table = ""
@@ -140,14 +150,12 @@ func TestTroubleshootingQuotesTheCode(t *testing.T) {
 				}
 				quoted++
 				if !strings.Contains(source, part) {
-					t.Errorf("docs/troubleshooting.md:%d: no part prints %q", n+1, part)
+					t.Errorf("%s:%d: no part prints %q", page, n+1, part)
 				}
 			}
 		}
 	}
-	if quoted < 80 {
-		t.Errorf("%d pieces of messages were found", quoted)
-	}
+	return quoted
 }
 
 func read(t *testing.T, file string) string {

@@ -38,7 +38,9 @@ var banned = map[string]string{
 	`stands? (by|with a|on|there)`:    "exists, confirms",
 	`(what|that) stood`:               "what existed",
 	`whoever`:                         "a person who, an attacker who, everybody who",
-	`(what|which) becomes? of`:        "what happens to",
+	`(what|which) bec[ao]mes? of`:     "what happens to, the result of",
+	`held up`:                         "delayed",
+	`set right`:                       "heal, repair",
 	`is no more`:                      "no longer exists",
 	`not any more`:                    "no longer",
 	`put(s|ting)? right`:              "heal, repair",
@@ -135,11 +137,12 @@ func prose(document, line string) string {
 	return target.ReplaceAllString(span.ReplaceAllString(line, "x"), "]")
 }
 
-// TestWordsOfDefinitions holds messages, manifests, charts and the Makefile to plain words, and their comments to the
-// length of a line: a line of one word, such as a link, may be longer.
+// TestWordsOfDefinitions holds messages, manifests, charts, dashboards, pictures and the Makefile to plain words, and
+// their comments to the length of a line: a line of one word, such as a link, may be longer.
 func TestWordsOfDefinitions(t *testing.T) {
 	words := phrasesOf(banned)
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.proto", "*.yaml", "*.yml", "*.tpl", "Makefile").Output()
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.proto", "*.yaml", "*.yml", "*.tpl", "*.json", "*.svg",
+		"Makefile").Output()
 	testkit.Must(t, err)
 	files := 0
 	comment := regexp.MustCompile(`^\s*(#|//) `)

@@ -3,7 +3,7 @@
 //
 // It owns the agent's part of the node's routing: a table of its own, and the rules by which packets are looked up in
 // it before the main one. Routing daemons learn from the main table and write to it; they neither announce nor override
-// the routes of another table. See docs/encryption.md#routes. Of the settings of the kernel (sysctl) that decide
+// the routes of another table. See docs/paths.md#routes. Of the settings of the kernel (sysctl) that decide
 // whether a node forwards packets it only reports what prevents that: they belong to the operator, and to kubelet. The
 // kernel's Documentation/networking/ip-sysctl.rst explains them.
 //
@@ -57,7 +57,7 @@ func WithLauncher(socket string) HostOption { return func(h *Host) { h.launcher 
 func WithRoutingTable(t RoutingTable) HostOption { return func(h *Host) { h.table = t } }
 
 // NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard if it has it, else
-// wireguard-go), kernel or userspace.
+// wireguard-go), kernel or userspace. It fails if WireGuard's control interface cannot be opened.
 func NewHost(backend string, options ...HostOption) (*Host, error) {
 	client, err := wgctrl.New()
 	if err != nil {
@@ -192,7 +192,8 @@ func existingLink(name string) (netlink.Link, error) {
 	return link, err
 }
 
-// Create creates a device, down and without a key: no packet passes it yet.
+// Create creates a device, down and without a key: no packet passes it yet. It fails if the kernel has no WireGuard and
+// wireguard-go cannot run, or an interface has the name.
 func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 	if h.backend != InUserspace {
 		attrs := netlink.NewLinkAttrs()

@@ -359,8 +359,8 @@ type RemoteClusterStatus struct {
 	// +optional
 	Refused int32 `json:"refused,omitempty"`
 
-	// Problem is the code and the key of the first refused object by kind and name, such as "ports service/shop/echo".
-	// docs/security.md explains the codes.
+	// Problem is the code and the key of the first refused object by kind and name, such as
+	// "InvalidPort service/shop/echo". docs/troubleshooting.md explains the codes.
 	// +optional
 	Problem string `json:"problem,omitempty"`
 

@@ -23,7 +23,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		reg: reg,
 		refusedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_refused_total",
-			Help: "Objects of a remote that were refused, completely or in part, by reason; the codes are in docs/security.md.",
+			Help: "Objects of a remote that were refused, completely or in part, by code (docs/findings.md).",
 		}, []string{"cluster", "kind", "code"}),
 		changesTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_changes_total",

@@ -8,7 +8,7 @@ import (
 
 // Finding is one result of a check, good or bad.
 type Finding struct {
-	// Code is stable, for programs; docs/troubleshooting.md has them all. It determines Level.
+	// Code is stable, for programs; its Anchor has cause and fix. It determines Level.
 	Code  finding.Code  `json:"code"`
 	Level finding.Level `json:"level"`
 	// Subject is what was checked: a file, a name, an address.

@@ -1,6 +1,6 @@
 // Package finding owns the codes of what the parts and semaphorectl report: refused objects, problems, Events and the
 // findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the reason
-// of an Event, the word in a status, and the anchor in docs/troubleshooting.md, which has cause and fix.
+// of an Event, the word in a status, and the anchor in the document that has cause and fix.
 //
 // It also judges the status of a part: which findings follow from it.
 //
@@ -16,12 +16,18 @@ import (
 // Code is the stable name of a finding, for programs, metrics and documents.
 type Code string
 
-// Anchor is the place of the code in the documents.
+// Anchor is the place of the code in the documents: those that parts report are in one page, because alerts lead there.
 func (c Code) Anchor() string {
-	if c.Definition().Area == Preflights {
-		return "docs/install.md#" + string(c)
+	page := "troubleshooting.md"
+	switch c.Definition().Area {
+	case Preflights:
+		page = "install.md"
+	case Paths:
+		page = "explain.md"
+	case Checks, Traffic, Installs:
+		page = "checks.md"
 	}
-	return "docs/troubleshooting.md#" + string(c)
+	return "docs/" + page + "#" + string(c)
 }
 
 // Level returns the severity of a code; Error for one that is not defined.

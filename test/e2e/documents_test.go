@@ -32,9 +32,7 @@ import (
 //
 // TestNodes runs turning-on-encryption.md, and TestDocuments runs the others.
 var commandDocuments = []string{"README.md", "docs/install.md", "docs/overlays.md", "docs/services.md",
-	"docs/policies.md",
-	"docs/removal.md",
-	"docs/turning-on-encryption.md"}
+	"docs/policies.md", "docs/sets.md", "docs/explain.md", "docs/removal.md", "docs/turning-on-encryption.md"}
 
 // block is a fenced block of a document.
 type block struct {
@@ -189,7 +187,7 @@ func TestDocuments(t *testing.T) {
 		b.syncFrequency(ctx, t, testbed.FastSync)
 	})
 	// Install with files, and remove.
-	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/policies.md"} {
+	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/sets.md", "docs/explain.md"} {
 		sections(file, "")
 	}
 	sections("docs/removal.md", "One feature", "One remote", "All of it")

@@ -40,8 +40,8 @@ const (
 	steady     = 5 * time.Second
 )
 
-// conformance lists the 27 tests of the conformance suite of sigs.k8s.io/mcs-api v0.5, with its commands. docs/mcs.md
-// has the same number.
+// conformance lists the 27 tests of the conformance suite of sigs.k8s.io/mcs-api v0.5, with its commands.
+// docs/mcs-examples.md has the same number.
 var conformance = []struct {
 	name string
 	run  func(context.Context, *testing.T, *mcsTest)
@@ -94,7 +94,7 @@ func TestMCS(t *testing.T) {
 	must(t, s.in.Install(ctx, s.progress))
 	t.Run("conformance", func(t *testing.T) {
 		b.conforms(ctx, t)
-		t.Run("the examples of docs/mcs.md", func(t *testing.T) {
+		t.Run("the examples of docs/mcs-examples.md", func(t *testing.T) {
 			if s.in.ImportSlices != "" {
 				t.Skip("they have the slices beside ServiceImports")
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
-// exampleWorkload is what the examples of docs/mcs.md assume in each cluster: the namespace my-ns, and a pod of the
-// Service my-svc, with a container for each port.
+// exampleWorkload is what the examples of docs/mcs-examples.md assume in each cluster: the namespace my-ns, and a pod
+// of the Service my-svc, with a container for each port.
 const exampleWorkload = `
 apiVersion: v1
 kind: Namespace
@@ -36,16 +36,17 @@ spec:
     - {name: admin, image: testbed.local/testbed:1, command: [testbed, echo, --listen, ":8081"]}
 `
 
-// examples applies the KEP's examples in docs/mcs.md as printed, and compares the clusters with what it prints.
+// examples applies the KEP's examples in docs/mcs-examples.md as printed, and compares the clusters with what it
+// prints.
 func (b *mcsBed) examples(ctx context.Context, t *testing.T) {
 	d := &documentsBed{Scenario: b.Scenario, repo: b.in.repo, dir: t.TempDir()}
 	var err error
 	d.state, err = testbed.Find(b.tb.ID)
 	must(t, err)
-	printed := slices.DeleteFunc(readBlocks(t, d.repo, "docs/mcs.md"),
+	printed := slices.DeleteFunc(readBlocks(t, d.repo, "docs/mcs-examples.md"),
 		func(one block) bool { return one.section != "The KEP's examples" })
 	if len(printed) != 8 {
-		t.Fatalf("docs/mcs.md has %d blocks of examples, and this test knows 8", len(printed))
+		t.Fatalf("docs/mcs-examples.md has %d blocks of examples, and this test knows 8", len(printed))
 	}
 	offer, read, status, imported, ports, conflict, external := printed[0], printed[1], printed[2], printed[3],
 		printed[4], printed[5], printed[6]

@@ -35,15 +35,17 @@ func wrongSlice(name string, change func(*semaphorev1.EndpointSlice)) *semaphore
 	return wrong(o, o.GetEndpointSlice(), change)
 }
 
-// TestMetricsNameWhatIsRefused sends, for each code in docs/security.md, an object that the rule refuses to the broker
-// with the shipped configuration. The metrics count it under that code, the cluster and the kind, and there are no
-// other codes. The test also uses the metrics of retained and limited objects, so that dashboards and alerts find them.
+// TestMetricsNameWhatIsRefused sends, for each code of a refusal in docs/troubleshooting.md, an object that the rule
+// refuses to the broker with the shipped configuration. The metrics count it under that code, the cluster and the kind,
+// and there are no other codes. The test also uses the metrics of retained and limited objects, so that dashboards and
+// alerts find them.
 func TestMetricsNameWhatIsRefused(t *testing.T) {
-	page := testkit.Value(os.ReadFile("../../docs/security.md"))(t)
-	_, table, found := strings.Cut(string(page), "| Code | Meaning |")
-	table, _, _ = strings.Cut(table, "\n\n")
+	page := testkit.Value(os.ReadFile("../../docs/troubleshooting.md"))(t)
+	_, table, found := strings.Cut(string(page), "\n## Refusal codes\n")
+	table, _, _ = strings.Cut(table, "\n## ")
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1) {
+	row := regexp.MustCompile("(?m)^\\| <a id=\"[A-Za-z]+\"></a>`([A-Za-z]+)` \\|")
+	for _, m := range row.FindAllStringSubmatch(table, -1) {
 		documented[m[1]] = true
 	}
 	if !found || len(documented) < 16 {

@@ -55,7 +55,7 @@ type price struct {
 	written, grown float64
 }
 
-// TestPriceOfEachRule breaks each rule of docs/security.md between a remote and the broker hundreds of times, on the
+// TestPriceOfEachRule breaks each rule of docs/rules.md between a remote and the broker hundreds of times, on the
 // broker with the shipped configuration. It logs and bounds the cost in CPU, memory and writes.
 func TestPriceOfEachRule(t *testing.T) {
 	tier.OnlyAll(t, "each rule has its tests, and those of broker/replica and broker/report count what a refusal keeps "+

@@ -243,7 +243,7 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 		}
 	}
 	for line := range strings.Lines(sections[2]) {
-		if f := strings.Fields(line); len(f) > 0 && f[0] != "unreachable" { // those behind ours, see docs/encryption.md
+		if f := strings.Fields(line); len(f) > 0 && f[0] != "unreachable" { // those behind ours, see docs/paths.md
 			out.routes = append(out.routes, f[0])
 		}
 	}
