@@ -143,7 +143,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 		"services": {
 			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads, events}},
 			"broker": {
-				everywhere: []string{"configmaps: get only [coredns coredns-custom]"},
+				everywhere: []string{"configmaps: get only [coredns coredns-custom node-local-dns]"},
 				inSemaphore: []string{
 					events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes,
 					"configmaps: create", "configmaps: get list update watch only [semaphore-drains]",

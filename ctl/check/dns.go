@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -23,6 +26,10 @@ type DNS struct {
 	MarkErr error
 	// Unreachable is why no cluster could be asked; empty if one could.
 	Unreachable string
+	// Cache is the configuration of NodeLocal DNSCache, which answers pods in the place of CoreDNS; empty without it.
+	// CacheErr is why that is not known.
+	Cache    string
+	CacheErr error
 	// Want are the blocks that a Corefile needs for the names of all mirrors and global services, and Print the command
 	// that prints them.
 	Want  []coredns.Block
@@ -60,9 +67,7 @@ func judgeDNS(d DNS) []show.Finding {
 			right = append(right, b.Zone())
 		case f.Missing:
 			all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: d.Where, Side: "here",
-				Evidence: fmt.Sprintf("it has no server block %s, so names such as NAME.NAMESPACE.svc.%s are not found",
-					b.Zone(), b.Zone()),
-				Fix: d.Print + ", and add what it prints"})
+				Evidence: missing(d.Corefile, b), Fix: d.Print + ", and add what it prints"})
 		default:
 			all = append(all, show.Finding{Code: finding.CoreDNSBlockDiffers, Subject: d.Where, Side: "here",
 				Evidence: fmt.Sprintf("its server block %s lacks the line %q, by which names become those of mirrors in %s",
@@ -85,5 +90,41 @@ func judgeDNS(d DNS) []show.Finding {
 		all = append(all, show.Finding{Code: finding.CoreDNSComplete, Subject: d.Where,
 			Evidence: "it has the server blocks of " + strings.Join(right, ", ")})
 	}
+	return append(all, judgeCache(d, want)...)
+}
+
+// judgeCache judges whether NodeLocal DNSCache asks CoreDNS for the names that only CoreDNS knows.
+func judgeCache(d DNS, want []coredns.Block) []show.Finding {
+	const where = "ConfigMap " + fleet.System + "/" + fleet.NodeLocal
+	if d.CacheErr != nil {
+		return []show.Finding{{Code: finding.CoreDNSNotRead, Subject: where,
+			Evidence: "whether NodeLocal DNSCache asks CoreDNS for names of remotes: " + d.CacheErr.Error()}}
+	}
+	if d.Cache == "" {
+		return nil
+	}
+	var all []show.Finding
+	for _, f := range coredns.Compare(d.Cache, want) {
+		if f.Missing {
+			all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: where, Side: "here",
+				Evidence: missing(d.Cache, f.Block),
+				Fix:      "add a server block that forwards it to CoreDNS: docs/services.md, names in the DNS"})
+		}
+	}
 	return all
+}
+
+// missing says what follows from a block that a configuration lacks: a query that it forwards leaves the cluster, where
+// the owner of a public domain could answer it.
+func missing(corefile string, b coredns.Block) string {
+	zone := b.Zone()
+	text := fmt.Sprintf("it has no server block %s, so names such as NAME.NAMESPACE.svc.%s are not found", zone, zone)
+	if !coredns.Forwards(corefile) {
+		return text
+	}
+	text += "; queries for them leave for the servers that it forwards to"
+	if suffix, public := publicsuffix.PublicSuffix(zone); public {
+		text += fmt.Sprintf(", and as .%s is a public domain, the owner of %s there could answer", suffix, zone)
+	}
+	return text
 }

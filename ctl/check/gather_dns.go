@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -71,6 +72,9 @@ func (d *dnsFlags) gather(ctx context.Context, b *brokersCluster, file string) *
 		var mark map[string]string
 		mark, out.MarkErr = b.ConfigMap(ctx, b.MirrorNamespace, naming.ConfigMapDNS)
 		out.Wired = mark != nil
+		var cache map[string]string
+		cache, out.CacheErr = b.ConfigMap(ctx, fleet.System, fleet.NodeLocal)
+		out.Cache = strings.Join(slices.Sorted(maps.Values(cache)), "\n")
 	}
 	return out
 }

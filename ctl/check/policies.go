@@ -29,7 +29,7 @@ func judgePolicies(p Policies) []show.Finding {
 			Fix: "give --kubeconfig of somebody who may read Calico's policies and sets"}}
 	case len(p.Open) == 0:
 		return []show.Finding{{Code: finding.PoliciesNameClusters, Subject: subject,
-			Evidence: fmt.Sprintf("none of %d lets in a set whichever remote it is of", p.Total)}}
+			Evidence: fmt.Sprintf("all of %d policies that select sets name a cluster", p.Total)}}
 	}
 	var all []show.Finding
 	for _, open := range p.Open {

@@ -19,6 +19,8 @@ const (
 	System   = "kube-system"
 	CoreDNS  = "coredns"
 	Corefile = System + "/" + CoreDNS + "/Corefile"
+	// NodeLocal is the ConfigMap of NodeLocal DNSCache, as Kubernetes' manifest of it has it.
+	NodeLocal = "node-local-dns"
 )
 
 // Corefile returns the configuration of CoreDNS: NAMESPACE/NAME/KEY of a ConfigMap with the server blocks that it

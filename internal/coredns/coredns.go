@@ -237,6 +237,16 @@ func Compare(corefile string, want []Block) []Fault {
 	return faults
 }
 
+// Forwards reports whether a Corefile forwards queries for names that no block of it answers.
+func Forwards(corefile string) bool {
+	for line := range strings.Lines(corefile) {
+		if fields := tokens(line); len(fields) > 0 && fields[0] == "forward" {
+			return true
+		}
+	}
+	return false
+}
+
 // answersImports reports whether the plugin kubernetes, in any block, resolves clusterset.local from ServiceImports.
 func answersImports(corefile string) bool {
 	serves := false
