@@ -299,6 +299,8 @@ func TestExplainEgress(t *testing.T) {
 		{"its set, another port", calicoOut("{selector: all(), egress: [" + selected + "]}"), 81, Denied,
 			"none of them", false},
 		{"denied", calicoOut("{selector: all(), egress: [{action: Deny}]}"), 80, Denied, "egress rule 1", false},
+		{"a Service", calicoOut("{selector: all(), egress: [{action: Allow, destination: {services: {name: web, namespace: " +
+			"semaphore}}}]}"), 80, Depends, "the endpoints of Service semaphore/web", false},
 		{"in no set", calicoOut("{selector: all(), egress: [" + selected + "]}"), 80, Denied, "none of them", true},
 	} {
 		c, p := world(t, test.manifests)

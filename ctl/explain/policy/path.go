@@ -334,7 +334,7 @@ func (j *judge) slices() Link {
 			l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why "+remote+" is not connected",
 				"none of %d endpoints is ready, and %s is not connected", s.Total, remote)
 		default:
-			l = l.broken("semaphorectl trace service/"+j.Name.Namespace+"/"+j.Name.Service+" shows where they are held up",
+			l = l.broken("semaphorectl trace service/"+j.Name.Namespace+"/"+j.Name.Service+" shows the hop that delays them",
 				"none of %d endpoints is ready", s.Total)
 		}
 	} else {

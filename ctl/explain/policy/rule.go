@@ -82,6 +82,9 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 	if no := e.destination(p, local); no != "" {
 		return match{no: no}
 	}
+	if remote.Services != nil { // a mirror, which has the endpoints of remotes, can be meant
+		m.open = fmt.Sprintf("the endpoints of Service %s/%s", remote.Services.Namespace, remote.Services.Name)
+	}
 	if len(r.Source.Ports) > 0 || len(r.Source.NotPorts) > 0 {
 		m.open = "the port that the packet comes from"
 	}
@@ -117,9 +120,6 @@ func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 	}
 	if holds(r.NotNets, from) {
 		return fmt.Sprintf("it excepts %s", strings.Join(r.NotNets, ", ")), ""
-	}
-	if r.Services != nil {
-		return fmt.Sprintf("it is for the endpoints of Service %s/%s", r.Services.Namespace, r.Services.Name), ""
 	}
 	of, err := entity(r, p.namespace)
 	if err != nil {
