@@ -14,20 +14,39 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
-// expected lists who passes under each example of docs/policies.md: the pods of shop in c2, and front in c1.
-var expected = map[string]struct{ passes, stopped []string }{
+// expected lists who passes under each example of docs/policies.md: the pods of shop in c2, and front in c1, as clients
+// of the database.
+var expected = map[string]outcome{
 	"one-set":        {[]string{"web"}, []string{"admin", "stranger", "front"}},
 	"whole-cluster":  {[]string{"web", "admin"}, []string{"stranger", "front"}},
 	"own-and-remote": {[]string{"web", "front"}, []string{"admin", "stranger"}},
 	"all-namespaces": {[]string{"web"}, []string{"admin", "stranger", "front"}},
 	"but-one":        {[]string{"web", "stranger", "front"}, []string{"admin"}},
 	"tenant":         {[]string{"web"}, []string{"admin", "stranger", "front"}},
+	"kubernetes":     {[]string{"web", "admin", "stranger"}, []string{"front"}},
 }
+
+// expectedEgress lists whom front reaches under each example for egress: pods of c2 by IP, the database by IP, and the
+// mirrors of the Services web and orders by their names. The pod of orders is stranger, which is in no set.
+var expectedEgress = map[string]outcome{
+	"egress-set":     {[]string{"web", mirrorOf("web")}, []string{"admin", "stranger", "db", mirrorOf("orders")}},
+	"egress-service": {[]string{"stranger", mirrorClusterIP}, []string{"web", "admin", "db"}},
+	"egress-only":    {[]string{"web", "db", mirrorOf("web")}, []string{"admin", "stranger", mirrorOf("orders")}},
+}
+
+type outcome struct{ passes, stopped []string }
+
+// mirrorOf is the name of the mirror in c1 of a Service of shop in c2.
+func mirrorOf(name string) string { return "c2-shop-73736d-" + name + ".semaphore.svc.cluster.local" }
+
+// mirrorClusterIP is the mirror of orders by its ClusterIP, for a policy that does not let questions to the DNS out.
+const mirrorClusterIP = "ClusterIP of orders"
 
 // policyBed is c1 with a database, and c2 with client pods.
 type policyBed struct {
@@ -43,30 +62,117 @@ func TestPolicies(t *testing.T) {
 	ctx := needsBed(t)
 	b := newPolicyBed(ctx, t)
 	b.examples(ctx, t, slices.Sorted(maps.Keys(expected))...)
+	t.Run("egress", func(t *testing.T) { b.egress(ctx, t) })
 	t.Run("transitions", func(t *testing.T) { b.transitions(ctx, t) })
 }
 
 // examples applies examples of docs/policies.md, which has those of expected and no others.
 func (b *policyBed) examples(ctx context.Context, t *testing.T, names ...string) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(b.repo, "docs", "policies.md"))
-	must(t, err)
-	manifests := map[string]string{}
-	example := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n")
-	for _, found := range example.FindAllStringSubmatch(string(page), -1) {
-		if _, ok := expected[found[1]]; !ok {
-			t.Errorf("nobody says who passes under example %q", found[1])
-		}
-		manifests[found[1]] = found[2]
-	}
-	if len(manifests) != len(expected) {
-		t.Errorf("docs/policies.md has %d of %d examples", len(manifests), len(expected))
-	}
+	manifests := b.manifests(t)
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			b.example(ctx, t, manifests[name], expected[name].passes, expected[name].stopped)
 		})
 	}
+}
+
+// manifests are the examples of docs/policies.md by their names, all of which are expected to have an effect.
+func (b *policyBed) manifests(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(b.repo, "docs", "policies.md"))
+	must(t, err)
+	manifests := map[string]string{}
+	example := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n")
+	for _, found := range example.FindAllStringSubmatch(string(page), -1) {
+		_, in := expected[found[1]]
+		if _, out := expectedEgress[found[1]]; !in && !out {
+			t.Errorf("nobody says who passes under example %q", found[1])
+		}
+		manifests[found[1]] = found[2]
+	}
+	if all := len(expected) + len(expectedEgress); len(manifests) != all {
+		t.Errorf("docs/policies.md has %d of %d examples", len(manifests), all)
+	}
+	return manifests
+}
+
+// egress applies the examples for egress, each alone, and has front ask everybody.
+func (b *policyBed) egress(ctx context.Context, t *testing.T) {
+	for _, s := range []struct{ name, selector string }{{"web", setLabel + ": web"}, {"orders", "app: stranger"}} {
+		must(t, b.c2.ApplyYAML(ctx, fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: %s, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
+spec: {selector: {%s}, ports: [{port: 8080}]}
+`, s.name, s.selector)))
+	}
+	all := []string{"web", "admin", "stranger", "db", mirrorOf("web"), mirrorOf("orders"), mirrorClusterIP}
+	for _, to := range all {
+		must(t, until(ctx, settle, func() error { return b.reaches(ctx, to) }))
+	}
+	manifests := b.manifests(t)
+	for _, name := range slices.Sorted(maps.Keys(expectedEgress)) {
+		t.Run(name, func(t *testing.T) {
+			must(t, b.c1.ApplyYAML(ctx, manifests[name]))
+			defer func() {
+				_, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(manifests[name]), "delete", "-f", "-")
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			b.isOnlyReached(ctx, t, expectedEgress[name])
+		})
+		// The policy is gone from the kernel before the next one is examined.
+		for _, to := range all {
+			must(t, until(ctx, settle, func() error { return b.reaches(ctx, to) }))
+		}
+	}
+}
+
+// isOnlyReached checks whom front reaches, and that explain says the same of pods of c2.
+func (b *policyBed) isOnlyReached(ctx context.Context, t *testing.T, want outcome) {
+	t.Helper()
+	for _, to := range want.stopped {
+		if err := until(ctx, settle, func() error { return isTimeout(to, b.reaches(ctx, to)) }); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, to := range want.passes {
+		if err := until(ctx, settle, func() error { return b.reaches(ctx, to) }); err != nil {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+	for _, to := range []string{"web", "admin"} {
+		out, code := b.run(ctx, t, "", "--kubeconfig", b.tb.Kubeconfig(), "--context", "c1,c2", "c1/shop/front",
+			"c2/shop/"+to+":8080")
+		if passes := slices.Contains(want.passes, to); (code == 0) != passes {
+			t.Errorf("explain says of %s, which is reached=%t, with exit code %d:\n%s", to, passes, code, out)
+		}
+	}
+}
+
+// reaches returns nil if front gets an answer: from a pod of shop by its IP, or by a name.
+func (b *policyBed) reaches(ctx context.Context, to string) error {
+	host := to
+	switch {
+	case to == mirrorClusterIP:
+		ip, err := b.c1.Kubectl(ctx, nil, "-n", "semaphore", "get", "service", "c2-shop-73736d-orders", "-o",
+			"jsonpath={.spec.clusterIP}")
+		if err != nil {
+			return err
+		}
+		host = ip
+	case to == "db":
+		host = b.db.Status.PodIP
+	case !strings.Contains(to, "."):
+		pod, err := b.c2.Client.CoreV1().Pods("shop").Get(ctx, to, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		host = pod.Status.PodIP
+	}
+	_, err := b.c1.ExecPod(ctx, "shop", "front", "curl", "-sS", "--max-time", "2", "http://"+host+":8080/")
+	return err
 }
 
 func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
@@ -84,8 +190,9 @@ func startPolicyBed(ctx context.Context, t *testing.T, s *Scenario) *policyBed {
 	b := &policyBed{Scenario: s, repo: s.in.repo}
 	must(t, s.c1.ApplyYAML(ctx, shopNamespace+strings.Replace(workload("db", "app: db"), "sleep", "echo",
 		1)+"---\n"+workload("front", "app: front")))
-	must(t, s.c2.ApplyYAML(ctx, shopNamespace+workload("web", setLabel+": web")+"---\n"+workload("admin",
-		setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")+"---\n"+workload(marker, "app: marker")))
+	must(t, s.c2.ApplyYAML(ctx, shopNamespace+strings.ReplaceAll(workload("web", setLabel+": web")+"---\n"+
+		workload("admin", setLabel+": admin")+"---\n"+workload("stranger", "app: stranger"), "sleep", "echo")+"---\n"+
+		workload(marker, "app: marker")))
 	ready(ctx, t, s.c1, "pod/db", "pod/front")
 	ready(ctx, t, s.c2, "pod/web", "pod/admin", "pod/stranger", "pod/"+marker)
 	b.db = b.pod(ctx, t, s.c1, "db")
@@ -145,7 +252,10 @@ func (b *policyBed) asks(ctx context.Context, name string) error {
 
 // isStopped returns nil if a pod gets no answer within curl's timeout.
 func (b *policyBed) isStopped(ctx context.Context, name string) error {
-	err := b.asks(ctx, name)
+	return isTimeout(name, b.asks(ctx, name))
+}
+
+func isTimeout(name string, err error) error {
 	switch {
 	case err == nil:
 		return fmt.Errorf("%s got an answer", name)
@@ -197,15 +307,21 @@ func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (str
 	if name == "stranger" { // it is in no set, so only its address identifies it
 		from = b.pod(ctx, t, b.c2, name).Status.PodIP
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(b.repo, "bin", "semaphorectl"), "explain", "--sets", "-",
-		"--kubeconfig", b.c1.Kubeconfig, "--from", from, "--to", "shop/db", "--port", "8080")
+	return b.run(ctx, t, sets, "--sets", "-", "--kubeconfig", b.c1.Kubeconfig, "--from", from, "--to", "shop/db",
+		"--port", "8080")
+}
+
+// run runs semaphorectl explain and returns its output and exit code.
+func (b *policyBed) run(ctx context.Context, t *testing.T, input string, args ...string) (string, int) {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, filepath.Join(b.repo, "bin", "semaphorectl"), append([]string{"explain"}, args...)...)
 	var out bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(sets), &out, &out
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &out
 	must(t, b.tb.Fabric().Do(cmd.Start))
 	_ = cmd.Wait() // its exit code is the result
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 2 {
-		t.Fatalf("explain of %s: exit code %d\n%s", name, code, out.String())
+		t.Fatalf("explain %s: exit code %d\n%s", strings.Join(args, " "), code, out.String())
 	}
 	return out.String(), code
 }
