@@ -22,13 +22,13 @@ func migrateCommand() *cobra.Command {
 	var nodes []string
 	cmd := &cobra.Command{
 		Use:   "migrate FILE...",
-		Short: "print the RemoteClusters that the original tools' files amount to",
-		Long: `Prints the RemoteClusters that configuration of the original tools amounts to, for kubectl apply. It
+		Short: "convert configuration files of the original tools to RemoteClusters",
+		Long: `Converts configuration files of the original tools to RemoteClusters, and prints these for kubectl apply. It
 changes nothing.
 
-It recognises the files of semaphore-wireguard and of semaphore-service-mirror; what several of them say of
-one remote cluster comes together. What no file says, and the objects need, is on standard error: the exit
-code is 2 then.`,
+It recognises the files of semaphore-wireguard and of semaphore-service-mirror, and merges what several of
+them have about one remote cluster. Values that the objects need and no file has are listed on standard
+error: the exit code is 2 then.`,
 		Example: `  semaphorectl migrate clusters.json mirror.json --bundles bundles > remotes.yaml
   semaphorectl migrate clusters.json --policy-flags "-target-cluster-name=c2" --node-subnets c2=192.0.2.0/24`,
 		Args: func(_ *cobra.Command, args []string) error {

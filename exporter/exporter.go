@@ -225,7 +225,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 	return g.Wait()
 }
 
-// report tells the owners of Services and ServiceExports what became of them, until ctx ends. Before the RemoteClusters
+// report reports the results of Services and ServiceExports to their owners, until ctx ends. Before the RemoteClusters
 // are known it would say of each that no cluster receives it.
 func (e *exporter) report(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)

@@ -20,7 +20,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// describe describes the problems of a device except those of its peers, of these, of its key, and of a contest.
+// describe records the findings and the problem of a device: its own, those of its peers and its key, and a contest
+// with another program.
 func (r *Reconciler) describe(d *device, now time.Time, peers *plan.AppliedPeers) {
 	contest := r.Schedule.Contest(d.cluster, now)
 	d.findings = r.findings(d, contest, peers.Problems())

@@ -18,7 +18,7 @@ const sessionsMaxAge = 10 * time.Second
 
 // Rotate replaces the key for a cluster, and returns the new public key. The new key is on the disk before the device
 // has it, and on the device before the agent reports it. Until peers have it they can still send to this node with the
-// old one; see docs/encryption.md.
+// old one; see docs/encryption.md. It fails if the file cannot be written; the old key then stays in use.
 func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
 	d := r.device(cluster)
 	key, err := r.Keys.Replace(cluster)

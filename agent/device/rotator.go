@@ -80,7 +80,8 @@ func (r *Rotator) Collectors() []prometheus.Collector {
 }
 
 // Key returns the key that a device should have: that of its file. If the file may not survive a reboot, an existing
-// device keeps its key. maxAge is the maximal age of a key, 0 for any.
+// device keeps its key. maxAge is the maximal age of a key, 0 for any. It fails if the file cannot be read and no
+// device has its key, or if a new one cannot be written.
 func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Device) (wgtypes.Key, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Of(device, existing)
@@ -270,7 +271,8 @@ func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
 }
 
 // Replace creates a new key for a cluster and writes it to its file, before the device has it. An agent that ends in
-// between finds the new key in the file and sets it.
+// between finds the new key in the file and sets it. On an error the earlier key stays, unless the returned one is not
+// zero: then that may not be on the disk.
 func (r *Rotator) Replace(cluster string) (kernel.StoredKey, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Replace(device)

@@ -107,7 +107,7 @@ func (g *Guard) Clusters() []string {
 }
 
 // Set guards a remote cluster, and replaces its earlier guard. It reports whether anything had to be changed on the
-// node.
+// node. After an error, a route or a rule may be missing until Restore succeeds.
 func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	r.Subnets, r.Nodes = canonical(r.Subnets), canonical(r.Nodes)
 	if len(r.Subnets) == 0 {

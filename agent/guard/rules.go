@@ -66,7 +66,7 @@ type verdict string
 const (
 	// pass is for packets that pass the device.
 	pass verdict = "pass"
-	// drop and count are for all others; both count.
+	// drop drops all other packets, and count passes them; both count them.
 	drop  verdict = "drop"
 	count verdict = "count"
 )

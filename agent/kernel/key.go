@@ -286,7 +286,8 @@ func (k *Keys) sync() error {
 }
 
 // RemoveKeys removes the keys of the devices that which selects, with partly written ones, and nothing else in the
-// directory. It returns the names of the files.
+// directory. It returns the names of the files. It continues after a file that cannot be removed, and returns these
+// errors.
 func RemoveKeys(dir string, which func(device string) bool) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -63,7 +63,7 @@ func (r *Responder) allow(from netip.Addr, now time.Time) bool {
 }
 
 // NewResponder opens the responder at an address such as ":7774". It answers nobody before Run; known reports whether
-// an address may ask.
+// an address may ask. It fails if the address is in use.
 func NewResponder(ctx context.Context, address string, known func(netip.Addr) bool) (*Responder, error) {
 	// With the destination of each datagram, answers can have it as their source: a node may have several addresses.
 	config := net.ListenConfig{Control: onSocket(func(fd int) error {

@@ -62,8 +62,8 @@ type Node struct {
 type GuardCount struct {
 	// Out would have left without the device, In would have entered without it.
 	Out, In uint64
-	// Sent had a destination where no node of the remote is, and Arrived a source, both among the tunnels' own
-	// packets. Tunnel means that such packets are dropped.
+	// Of the tunnel's own packets, Sent were addressed to a host that is no node of the remote, and Arrived came from
+	// one. Tunnel means that such packets are dropped.
 	Tunnel        bool
 	Sent, Arrived uint64
 	// PassedOut and PassedIn are the packets of a permissive remote that bypassed the device, since it is permissive.

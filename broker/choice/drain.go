@@ -44,7 +44,8 @@ func (t Target) String() string {
 	return "service " + t.Cluster + ":" + t.Namespace + "/" + t.Service
 }
 
-// Validate returns what is wrong with the target. It does not check that the target exists.
+// Validate returns what is wrong with the target. It does not check that the target exists. Each wrong field has an
+// error that begins with its name.
 func (t Target) Validate() error {
 	var errs []error
 	wrong := func(field, format string, args ...any) {

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
-// TestEnginesAreAskedAtHeartbeats: each heartbeat asks once whether a snapshot is due and what became of services, and
-// no other message does. What the brake retains is named: three objects, and how many more.
+// TestEnginesAreAskedAtHeartbeats: each heartbeat asks once whether a snapshot is due and for the results of services,
+// and no other message does. What the brake retains is named: three objects, and how many more.
 func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 	resync, outcomes := 0, 0
 	s := begun(Options{Brake: config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}}},

@@ -78,8 +78,8 @@ func (l *link) omittedProblem() string {
 	if l.omitted() == 0 {
 		return ""
 	}
-	return fmt.Sprintf("cluster %s receives what became of %d of its services, and not of more for which something is "+
-		"wrong here (semaphore_broker_outcomes_omitted counts them)", l.cluster, maxOutcomes)
+	return fmt.Sprintf("the report to cluster %s is full: it has %d of its services, and more have problems here "+
+		"(semaphore_broker_outcomes_omitted counts them)", l.cluster, maxOutcomes)
 }
 
 // labelDomainsProblem returns a sentence if the remote's label domains of sets differ from those here. It is empty if

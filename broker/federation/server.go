@@ -536,7 +536,8 @@ func (s *Server) deliver(l *link, r replica.Result) {
 	}
 }
 
-// Release removes the objects of a remote that the brake retains, of some kinds or of all; see ControlService.
+// Release removes the objects of a remote that the brake retains, of some kinds or of all; see ControlService. The
+// error is codes.NotFound for a cluster that is no remote.
 func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.Released, error) {
 	l, ok := s.all()[cluster]
 	if !ok {

@@ -59,7 +59,7 @@ func compareRefs(a, b ref) int {
 }
 
 type remote struct {
-	// config is nil in an empty place.
+	// config is nil for an index that no remote has at present.
 	config *config.Remote
 	nodes  map[string]*semaphorev1.Node
 	cidrs  cidrs

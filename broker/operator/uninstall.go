@@ -49,7 +49,7 @@ type Options struct {
 
 // Run removes from the cluster all that the broker wrote: the objects with its labels, and the WireGuard annotations of
 // the remotes of the configuration and of RemoteClusters. It reports to out what it does. It can be repeated. Stop the
-// broker and the agents before, or they restore what is removed.
+// broker and the agents before, or they restore what is removed. It continues after what fails, and returns all errors.
 func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) error {
 	rest, err := kube.Config(cfg.Kube, "cleanup")
 	if err != nil {

@@ -104,7 +104,9 @@ func Admitted(ctx context.Context) string {
 	return "node " + string(who.agent.NodeUID)
 }
 
-// Authenticate is an auth.AuthFunc: it admits a call, or returns why not.
+// Authenticate is an auth.AuthFunc: it admits a call, or returns why not. The error is Unauthenticated or
+// PermissionDenied for a token that is not an agent's, ResourceExhausted after too many of these, and Unavailable if no
+// token can be reviewed now.
 func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 	from := ""
 	if p, ok := peer.FromContext(ctx); ok {

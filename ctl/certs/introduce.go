@@ -199,7 +199,7 @@ func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	return out, nil
 }
 
-// Judge decides what each cluster gets of others, and returns what stands in the way. It reads, and writes nothing.
+// Judge decides what each cluster gets of others, and returns what prevents that. It reads, and writes nothing.
 func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, error) {
 	var found []show.Finding
 	has := map[*Store]map[string]*known{}

@@ -62,7 +62,7 @@ func pkiRotateCACommand() *cobra.Command {
 	var v validity
 	cmd := &cobra.Command{
 		Use:   "rotate-ca --dir DIR [--step N]",
-		Short: "replace the authority, in three steps that no stream feels; without --step: say which is next",
+		Short: "replace the authority in three steps without interruption; without --step: show the next one",
 		Long: `Replaces the authority of a cluster in three steps. After each, what it made has to be in use everywhere before
 the next is taken, which only the operator can know; the command prints what to do and how to see that it is done.
 

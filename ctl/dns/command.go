@@ -36,7 +36,7 @@ func Command(access *fleet.Access) *cobra.Command {
 	var f corednsFlags
 	cmd := &cobra.Command{
 		Use:   "coredns [--config FILE | --remote CLUSTER[=PREFIX]…]",
-		Short: "print the CoreDNS server blocks for names like echo.shop.svc.cluster.c2",
+		Short: "print the CoreDNS server blocks for names of remote Services",
 		Long: `Prints a CoreDNS server block for each remote cluster, and one for the services of all clusters, to be added
 to the Corefile. They answer NAME.NAMESPACE.svc.cluster.REMOTE, and POD.NAME.NAMESPACE.svc.cluster.REMOTE for the
 pods of a headless service, from the mirrors in this cluster; NAME.NAMESPACE.svc.cluster.global from the global

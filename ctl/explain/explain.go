@@ -37,18 +37,18 @@ func Command(access *fleet.Access) *cobra.Command {
 	var output *show.Outputs
 	cmd := &cobra.Command{
 		Use:   "explain FROM TO | --from CLUSTER/NAMESPACE/POD --to NAMESPACE/POD",
-		Short: "say whether a pod reaches a pod or Service of another cluster, and at which link of the path not",
+		Short: "find out why a pod cannot reach a pod or Service of another cluster",
 		Long: `Says whether a pod reaches a pod or a Service of another cluster, and where the path is broken: name, DNS
 block, mirror Service, endpoints, kube-proxy, route, device, peer, handshake, path MTU, far node, Calico's pools, set,
 and policies on both sides. Give the contexts of both clusters: without one, it names the links that it could not
 examine. It changes nothing; to measure the path MTU, the agents of the two nodes send each other some datagrams.
 
-  semaphorectl explain --context c1 --context c2 c1/shop/client echo.shop.svc.cluster.c2:8080
+  semaphorectl explain --context c1 --context c2 c1/shop/client echo.shop.svc.clusterset.local:8080
   semaphorectl explain --context c1 --context c2 shop/client c2/shop/echo-7d9f
 
 FROM is a pod, [CLUSTER/]NAMESPACE/NAME, a Service whose pods send, or the IP of a pod. TO is a pod or a Service in
 the same form, an IP, or a name of the DNS; also a Service of FROM's own cluster that asks for endpoints of others
-(semaphore.uw.io/own-name). docs/troubleshooting.md has each link with its causes.
+(semaphore.uw.io/own-name). docs/explain.md has each link with its causes.
 
 With --from and --to, it judges the policies of one cluster alone: whether the remote pod's IP is in a set there,
 which policies select the local pod, what each makes of a packet between the two, and what is missing where it is

@@ -106,7 +106,7 @@ func (a *Access) Clusters() ([]*Cluster, error) {
 	return out, nil
 }
 
-// Cluster returns the one cluster of the flags, for commands that are about one.
+// Cluster returns the one cluster of the flags, for commands that are about one. It fails if they name several.
 func (a *Access) Cluster() (*Cluster, error) {
 	all, err := a.Clusters()
 	if err != nil {
@@ -139,7 +139,8 @@ func (a *Access) loader(context string) clientcmd.ClientConfig {
 		&clientcmd.ConfigOverrides{CurrentContext: context})
 }
 
-// One returns the cluster of one context, in place of those of the flags.
+// One returns the cluster of one context, in place of those of the flags. It fails if the kubeconfig has no such
+// context; it does not ask the apiserver.
 func (a *Access) One(context string) (*Cluster, error) {
 	loader := a.loader(context)
 	cfg, err := loader.ClientConfig()

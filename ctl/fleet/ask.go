@@ -30,7 +30,8 @@ func All[In, Out any](of []In, do func(In) (Out, error)) ([]Out, []error) {
 	return out, failed
 }
 
-// Status asks a part for its status, and closes the connection.
+// Status asks a part for its status, and closes the connection. It fails with the message of the part if that does not
+// answer within timeout.
 func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
 	defer p.Close()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -98,7 +99,7 @@ func (t *Target) OneCluster() error {
 }
 
 // Broker returns the status of the leading broker among the parts. A part that does not answer matters only if no
-// broker leads.
+// broker leads. It fails if none of them answers and leads.
 func (t *Target) Broker(ctx context.Context, timeout time.Duration,
 	does string) (*semaphorev1.GetStatusResponse, error) {
 	if err := t.OneCluster(); err != nil {

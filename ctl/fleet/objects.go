@@ -27,7 +27,7 @@ func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 }
 
 // WithObjects returns a broker's configuration with the remotes of its cluster's RemoteClusters. bundles are the root
-// certificates of objects, PEM, by cluster.
+// certificates of objects, PEM, by cluster. It fails if the cluster cannot be read, or does not serve RemoteClusters.
 func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *config.Broker,
 	bundles map[string]string, err error) {
 	own, err := OwnCluster(access, c.Kube)

@@ -33,7 +33,7 @@ type Pod struct {
 }
 
 // Pods returns the running pods of a part, of one node if node names one: the leader first, if EndpointSlices name it,
-// then those that are ready.
+// then those that are ready. It fails if none runs.
 func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
 	pods, err := c.PodObjects(ctx, part, node)
 	if err != nil {
@@ -135,7 +135,8 @@ func (c *Cluster) leader(ctx context.Context) string {
 // reach bounds the time to reach a part through an apiserver.
 const reach = 15 * time.Second
 
-// Part connects to one of the pods of a part, of one node for an agent: to the one that leads, if it can be reached.
+// Part connects to one of the pods of a part, of one node for an agent: to the one that leads, if it can be reached. It
+// fails with the reasons of all pods if none can be reached, and at once if the caller may not exec.
 func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
 	ctx, cancel := context.WithTimeout(ctx, reach)
 	defer cancel()

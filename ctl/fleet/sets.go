@@ -24,7 +24,7 @@ type BrokerSets struct {
 	Now   time.Time
 }
 
-// AskSets asks the broker among the parts.
+// AskSets asks the broker among the parts. It fails if no broker with the feature policy answers.
 func AskSets(ctx context.Context, t *Target, req *semaphorev1.ListSetsRequest,
 	timeout time.Duration) (*BrokerSets, error) {
 	var found *BrokerSets
@@ -81,7 +81,7 @@ type SetsDocument struct {
 	Links   []json.RawMessage `json:"links"`
 }
 
-// ReadSets reads what printSetsAs wrote.
+// ReadSets reads what printSetsAs wrote. It fails for any other document.
 func ReadSets(data []byte) (*BrokerSets, error) {
 	var doc SetsDocument
 	if err := yaml.Unmarshal(data, &doc); err != nil {

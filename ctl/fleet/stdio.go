@@ -28,7 +28,7 @@ const ReadOnlyFlag = "read-only"
 const greeting = "semaphore-stdio 1\n"
 
 // Stdio connects to the socket of the part in this container, or to the leader's if the part is a standby, and copies
-// bytes between it and in and out until one of them ends.
+// bytes between it and in and out until one of them ends. It fails if there are several sockets, or none answers.
 func (t *Target) Stdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	sockets, err := t.findSockets()
 	if err != nil {

@@ -47,22 +47,22 @@ func Command(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install --context C",
 		Short: "install semaphore in a cluster, or upgrade what install has installed",
-		Long: `Installs semaphore in a cluster: finds out what the cluster is like, prints that and what follows from it,
+		Long: `Installs semaphore in a cluster: detects the cluster's properties, prints them with the resulting settings,
 makes the cluster's authority and certificates in the cluster, applies the manifests and waits until all parts are
-ready. Keys never touch this machine. Nothing is written where something stands in the way.
+ready. Keys never touch this machine. It writes nothing if a problem prevents that.
 
   semaphorectl install --context c1
   semaphorectl install --context c2
   semaphorectl link --context c1 --context c2
 
-It can be called again: with the same semaphorectl nothing changes, with a newer one it is the upgrade. What was
-wanted before is wanted again unless a flag says otherwise.
+It can be called again: with the same semaphorectl nothing changes, with a newer one it is the upgrade. Options
+of earlier runs are kept unless you pass a flag.
 
   semaphorectl install --context c1 --features services,policy
   semaphorectl install --context c1 --dry-run=client -o yaml > c1.yaml
 
 Exit code 0 when all parts are ready, 1 when the cluster cannot be asked or does not do what it should in time, 2 when
-something stands in the way.`,
+a problem prevents it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, f := range features {

@@ -31,10 +31,10 @@ func Uninstall(access *fleet.Access) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "uninstall --context C",
-		Short: "remove from a cluster what install and the parts made: without --yes it only says what",
+		Short: "remove semaphore from a cluster; prints the plan, and --yes executes it",
 		Long: `Removes semaphore from a cluster that install has installed it in: stops the parts, removes what they made in
-the cluster and on every node, and then the manifests, keys and the namespace. It says first what that is; only with
---yes it does it. It can be called again after an interruption.
+the cluster and on every node, and then the manifests, keys and the namespace. Without --yes it prints this plan
+alone. It can be called again after an interruption.
 
 Other clusters cannot tell a cluster without semaphore from one that is down: unlink it first.
 
@@ -222,8 +222,8 @@ func (r *removal) closeThere(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(w, "%s keeps a ServiceAccount that %s read it by; with the kubeconfig of %[1]s:\n%[3]s",
-			name, r.record.Values.Cluster, text); err != nil {
+		if _, err := fmt.Fprintf(w, "the ServiceAccount for %[2]s still exists in %[1]s; with the kubeconfig of %[1]s:\n"+
+			"%[3]s", name, r.record.Values.Cluster, text); err != nil {
 			return err
 		}
 	}

@@ -63,7 +63,7 @@ type linker struct {
 
 func (l *linker) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&l.withAll, "with-all", false,
-		"each of --context with each cluster of the kubeconfig that has semaphore, and these not among themselves")
+		"link each --context with every other cluster in the kubeconfig that runs semaphore")
 	cmd.Flags().StringArrayVar(&l.agentless.contexts, "agentless", nil,
 		"`CONTEXT` or CONTEXT=NAME of a cluster with nothing but a ServiceAccount, which an exporter beside the broker "+
 			"of each --context reads; may be repeated")
@@ -74,10 +74,10 @@ func Command(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "link --context C1 --context C2…",
 		Short: "connect clusters: exchange their roots, and make a RemoteCluster of each in all others",
-		Long: `Connects clusters that have semaphore: each gets the roots and a RemoteCluster of each other. Names and roots
+		Long: `Connects clusters that have semaphore: each gets the roots and a RemoteCluster of every other. Names and roots
 are those of the parts' certificates, subnets are found as check --pre does, and the address is that of the
-Service semaphore-broker-federation. It shows this and asks before it writes; a script says --yes. Nothing is
-written where something stands in the way. It can be called again; what others manage is not overwritten.
+Service semaphore-broker-federation. It shows this and asks before it writes; a script says --yes. It writes
+nothing if a problem prevents the connection. It can be called again; what others manage is not overwritten.
 
 Nobody names itself: a name that stands for a cluster already is written again only for who has a key of its
 roots (--replace NAME overrules that). Subnets that stand stay. Public or wide ones, and those of another
@@ -95,7 +95,7 @@ without --features; with more it adds them. To take one away, unlink --agentless
 
   semaphorectl link --context c1 --agentless legacy
 
-Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when something stands in the way.`,
+Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when a problem prevents it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := show.CheckPlanned(l.output, l.dryRun); err != nil {
@@ -120,13 +120,13 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 			"repeated")
 	l.output = show.PlannedFlags(cmd, &l.dryRun)
 	cmd.Flags().BoolVar(&l.dns, "dns", false,
-		"also have CoreDNS answer names such as echo.shop.svc.cluster.c2, in all of them, "+
+		"also have CoreDNS answer names of remote Services, in all of them, "+
 			"and restart it; once given, link and unlink keep that current")
 	cmd.Flags().StringToStringVar(&l.agentless.apis, "api", nil,
 		"with --agentless: `CONTEXT=URL` by which pods reach the apiserver (default: as in the kubeconfig)")
 	cmd.Flags().StringSliceVar(&l.agentless.features, "features", nil,
-		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those that "+
-			"it is read for already, else services and policy, as far as the cluster that reads has them)")
+		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those "+
+			"of before; at first services and policy, if the cluster that reads has them)")
 	show.CompleteFlag(cmd, "features", show.OneOf("encryption", "services", "policy"))
 	return cmd
 }
@@ -148,7 +148,7 @@ It says first what they have of each other; only with --yes it does it.
   semaphorectl unlink --context c1,c2 --yes
   semaphorectl unlink c3 --force --context c1,c2 --yes
 
-Exit code 0 when it is done, or without --yes; 1 when a cluster cannot be asked, 2 when something stands in the way.`,
+Exit code 0 when it is done, or without --yes; 1 when a cluster cannot be asked, 2 when a problem prevents it.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), linkWithin)
@@ -518,7 +518,7 @@ func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 		if !s.read {
 			continue
 		}
-		if _, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
+		if _, err = fmt.Fprintf(w, "the ServiceAccount for %[1]s still exists in %[2]s; with a context of %[2]s:\n"+
 			"  %[3]s --agentless CONTEXT=%[2]s --yes\n", s.Cluster.Context, name,
 			fleet.CommandFor(s.Cluster, "unlink")); err != nil {
 			return err
@@ -637,7 +637,7 @@ func countsOf(object *unstructured.Unstructured) string {
 		out = append(out, fmt.Sprintf("%s %v", what, n))
 	}
 	if len(out) == 0 {
-		return "nothing that its status counts"
+		return "no objects"
 	}
 	slices.Sort(out)
 	return show.Printable(strings.Join(out, ", "))

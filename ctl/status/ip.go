@@ -37,8 +37,8 @@ func ipCommand(access *fleet.Access) *cobra.Command {
 		Use:   "ip IP",
 		Short: "which pod of which cluster has or had an IP, and in which sets",
 		Long: `Prints which remote pods had an IP while they were in a set, newest first, as the brokers remember. A broker
-remembers the last 32,768 changes since it leads, of each remote its share, and says since when that is complete. Pods
-without a set label are not known to brokers.
+keeps the last 32,768 changes since it became leader, shared fairly among remotes, and says since when these are
+complete. Pods without a set label are not known to brokers.
 
 Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked.`,
 		Args: cobra.ExactArgs(1),

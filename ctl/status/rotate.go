@@ -56,8 +56,8 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
 	f.StringVar(&req.Cluster, "remote", "", "only the keys for this remote cluster (default: for each)")
 	f.DurationVar(&within, "within", 0, "spread the nodes over this time (default: 50ms for each of them)")
-	f.BoolVar(&req.Force, "force", false, "also if a remote would not receive the new key, as while it does not "+
-		"receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
+	f.BoolVar(&req.Force, "force", false, "rotate even if a remote cannot learn the new key now; interrupts "+
+		"traffic to it until it does")
 	show.TimeoutFlag(cmd, &timeout, 10*time.Second)
 	show.CompleteFlag(cmd, "node", fleet.CompleteStatus(&t, fleet.NodesOf))
 	show.CompleteFlag(cmd, "remote", fleet.CompleteStatus(&t, fleet.LinkedOf))
@@ -98,7 +98,7 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 		}
 	}
 	if ordered > 0 {
-		if _, err := fmt.Fprintf(w, "to see what became of it: %s\n", fleet.Again(access, parts[0],
+		if _, err := fmt.Fprintf(w, "to see the result: %s\n", fleet.Again(access, parts[0],
 			"trace --history node/"+first)); err != nil {
 			return err
 		}

@@ -29,8 +29,8 @@ func setsCommand(access *fleet.Access) *cobra.Command {
 		Long: `Prints the sets of remote pods that the broker keeps as network sets for policies to select: of one cluster, of
 one namespace there, or a single one. AGE is the time since the remote last sent a message about its pods.
 
-Exit code 0 when all sets are as they are wanted, 1 when the broker cannot be asked, 2 when one is not: it is
-being written, or cannot be, or its remote is away.`,
+Exit code 0 when all sets are written, 1 when the broker cannot be asked, 2 if a set is pending or failed, or its
+remote is disconnected.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {

@@ -195,7 +195,7 @@ func Command(access *fleet.Access) *cobra.Command {
 		AgentsToo: true}}
 	cmd := &cobra.Command{
 		Use:   "trace OBJECT | --history [OBJECT] | --watch [OBJECT]",
-		Short: "where an object is on its way from cluster to cluster, what became of it before, and what happens to it",
+		Short: "show where an object is on its way from cluster to cluster, its past changes, and new ones as they happen",
 		Long: `Prints where an object is now at each hop, as the parts hold it, in the order in which a change travels:
 
   source  the cluster has it, as the exporter has read it

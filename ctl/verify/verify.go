@@ -265,7 +265,7 @@ func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
 	if s.Name == "" {
 		return c.failed(finding.MirrorMissing,
 			fmt.Sprintf("export rules of %s, and problems in semaphorectl status of both "+
-				"clusters; kubectl describe service says what became of an offer", c.To),
+				"clusters; kubectl describe service shows the result of an offer", c.To),
 			"%s has no Service for %s of %s after %.0f s", c.From, s.Sought, c.To, s.Waited)
 	}
 	return c.answered(finding.ServiceUnreachable,

@@ -9,7 +9,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Locate returns what became of a change on the stream to the broker: sent and acknowledged, on its way, or refused, in
+// Locate returns the state of a change on the stream to the broker: sent and acknowledged, on its way, or refused, in
 // words; and when the broker was last heard.
 func (p *Publisher) Locate(key catalog.Key, revision uint64) (state semaphorev1.PlaceState, detail string,
 	heard time.Time) {

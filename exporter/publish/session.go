@@ -257,8 +257,9 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	return r, nil
 }
 
-// acknowledge takes what an Ack is for from unacked: all of earlier revisions, and of its own the changes or else one
-// heartbeat. The broker answers in the order in which it receives, and merges the answers to messages that wait.
+// acknowledge removes from unacked all messages before the revision of an Ack, and of this revision the changes or, if
+// there are none, one heartbeat. It returns the changes. The broker answers in the order in which it receives, and
+// merges the answers to messages that wait.
 func (s *Session) acknowledge(revision uint64) (changes []sentMessage) {
 	for len(s.unacked) > 0 && s.unacked[0].revision < revision {
 		switch of := s.unacked[0]; {

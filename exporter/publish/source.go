@@ -154,8 +154,8 @@ func (p *Publisher) Findings() (found []finding.Finding) {
 			"this cluster: %s", p.broker.Cluster, p.lastError))...)
 	}
 	if p.omitted > 0 {
-		found = append(found, finding.Line(finding.OutcomesOmitted, p.broker.Cluster, fmt.Sprintf("the broker of %s says of "+
-			"%d Services what became of them there, and leaves out others of which it has something to say",
+		found = append(found, finding.Line(finding.OutcomesOmitted, p.broker.Cluster, fmt.Sprintf("the broker of %s "+
+			"reports the result of %d Services, and omits more that have problems there",
 			p.broker.Cluster, len(p.outcomes)))...)
 	}
 	if s := p.session; s != nil && len(s.labelDomains) > 0 && len(s.peerLabelDomains) > 0 &&

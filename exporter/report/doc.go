@@ -1,4 +1,4 @@
-// Package report tells the owners of Services in the exporter's own cluster what became of them in others: in Events on
+// Package report reports the result of a Service in other clusters to its owner in the exporter's own: in Events on
 // the Service, and in the conditions of ServiceExports.
 //
 // It polls the catalog and the publishers. It does not decide what is exported, and knows neither streams nor messages.

@@ -344,8 +344,8 @@ func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
 	for prefix, other := range seen.prefixes {
 		if strings.HasPrefix(prefix, r.ServicePrefix+"-") || strings.HasPrefix(r.ServicePrefix, prefix+"-") {
 			p.add(field+".servicePrefix",
-				"%q and %q of %s: one is the other with \"-…\" behind it, so that their mirrors could have the same names; "+
-					"give one of them a servicePrefix that is not, such as %q", r.ServicePrefix, prefix, other,
+				"%q and %q of %s: one begins with the other and a \"-\", so that their mirrors could have the same names; "+
+					"give one of them another servicePrefix, such as %q", r.ServicePrefix, prefix, other,
 				strings.ReplaceAll(r.ServicePrefix, "-", ""))
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 // What reads a part of a file only, and takes of that what can be used, has it from here.
 
-// JSON returns the JSON of a file.
+// JSON returns the JSON of a file. It fails for anything but one YAML document in which no key is there twice.
 func JSON(data []byte) ([]byte, error) {
 	if err := checkOneDocument(data); err != nil {
 		return nil, err
@@ -20,7 +20,7 @@ func JSON(data []byte) ([]byte, error) {
 	return yaml.YAMLToJSONStrict(data)
 }
 
-// Keys returns the values of a file by key.
+// Keys returns the values of a file by key. It fails as JSON does, and if there are none.
 func Keys(data []byte) (map[string]json.RawMessage, error) {
 	text, err := JSON(data)
 	if err != nil {
@@ -36,7 +36,8 @@ func Keys(data []byte) (map[string]json.RawMessage, error) {
 	return keys, nil
 }
 
-// DecodeKey decodes the value of a key. A missing one leaves the default.
+// DecodeKey decodes the value of a key. A missing one leaves the default. It fails for a value of the wrong type, and
+// for fields that to does not have.
 func DecodeKey(keys map[string]json.RawMessage, key string, to any) error {
 	if keys[key] == nil {
 		return nil

@@ -89,7 +89,7 @@ func ComparePolicyKeys(c *Broker, value func(key string) (text string, found boo
 }
 
 // PolicyKeysIn returns the keys of a ConfigMap that is mounted in a directory: those that ComparePolicyKeys asks for,
-// and more.
+// and more. A key may be missing; it fails if one exists and cannot be read.
 func PolicyKeysIn(dir string, more ...string) (func(key string) (string, bool), error) {
 	keys := map[string]string{}
 	for _, key := range append([]string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains}, more...) {

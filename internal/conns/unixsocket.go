@@ -11,7 +11,7 @@ import (
 // This file listens on unix sockets for the own user only.
 
 // Listen listens at path, and replaces a socket that an earlier process left there. It removes nothing but a socket:
-// the path comes from a configuration, and could be that of another file.
+// the path comes from a configuration, and could be that of another file. It fails if anything else is at path.
 func Listen(path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	switch {

@@ -201,7 +201,7 @@ func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*s
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx
 // ends. Beside it, srv alone has a socket of its own, for who may look and not order. It replaces sockets that an
-// earlier process left.
+// earlier process left. It fails if it cannot listen.
 func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer,
 	more ...func(grpc.ServiceRegistrar)) error {
 	if path == "" {

@@ -44,7 +44,7 @@ type Source struct {
 
 // SetRoots sets the roots of clusters, PEM, in place of those that the backend has for them, from the next handshake
 // on. Roots of an earlier call are no longer trusted, unless the backend has them. Texts without a certificate are left
-// out.
+// out. It returns an error that names each cluster whose text was left out, and sets the others.
 func (s *Source) SetRoots(texts map[string]string) error {
 	given := map[string]*x509bundle.Bundle{}
 	var errs []error
@@ -103,7 +103,8 @@ func Open(ctx context.Context, from config.TLS, own spiffeid.ID) (*Source, error
 	return &Source{backend: b}, nil
 }
 
-// NewSource is Open for files with any ID. It need not be closed.
+// NewSource is Open for files with any ID. It need not be closed. It fails if certificate and key cannot be used, or if
+// the roots of the own cluster are missing.
 func NewSource(from config.TLS) (*Source, error) {
 	f, err := openFiles(from, spiffeid.ID{})
 	if err != nil {

@@ -26,7 +26,8 @@ func id(cluster, part string) spiffeid.ID {
 
 func ClusterOf(id spiffeid.ID) string { return id.TrustDomain().Name() }
 
-// PeerID returns the authenticated ID at the other end of a gRPC stream.
+// PeerID returns the authenticated ID at the other end of a gRPC stream. It fails on a stream without TLS, or whose
+// other end showed no certificate with a SPIFFE ID.
 func PeerID(ctx context.Context) (spiffeid.ID, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -39,7 +40,8 @@ func PeerID(ctx context.Context) (spiffeid.ID, error) {
 	return id, nil
 }
 
-// OfAuthInfo returns the ID in the certificate that was shown in a handshake.
+// OfAuthInfo returns the ID in the certificate that was shown in a handshake. It fails if none was shown, or if it has
+// no SPIFFE ID.
 func OfAuthInfo(auth credentials.AuthInfo) (spiffeid.ID, error) {
 	info, ok := auth.(credentials.TLSInfo)
 	if !ok || len(info.State.PeerCertificates) == 0 {

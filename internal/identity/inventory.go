@@ -17,7 +17,8 @@ type Item struct {
 	Cert *x509.Certificate
 }
 
-// Inventory lists the certificates in dir: authorities first.
+// Inventory lists the certificates in dir: authorities first. It fails if the authority or the certificate of a part is
+// missing or cannot be read; those of a rollover may be missing.
 func Inventory(dir string) ([]Item, error) {
 	var items []Item
 	candidates := []Item{

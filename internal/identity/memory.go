@@ -45,7 +45,8 @@ func NewAuthority(cluster string, validity time.Duration, now time.Time) (*Autho
 	return &Authority{p, cluster}, nil
 }
 
-// ParseAuthority parses the authority in a Secret, PEM.
+// ParseAuthority parses the authority in a Secret, PEM. It fails if the two do not belong together, or if the
+// certificate names no cluster.
 func ParseAuthority(cert, key []byte) (*Authority, error) {
 	root, err := ParseRoot(cert)
 	if err != nil {
@@ -66,7 +67,7 @@ func ParseAuthority(cert, key []byte) (*Authority, error) {
 	return &Authority{p, cluster}, nil
 }
 
-// ParseRoot parses the first certificate of a PEM text.
+// ParseRoot parses the first certificate of a PEM text. It fails if the first PEM block is none.
 func ParseRoot(text []byte) (*x509.Certificate, error) {
 	block, _ := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" {
@@ -86,7 +87,8 @@ func (a *Authority) PEM() (cert, key []byte, err error) {
 	return pemOf(a.pair.cert), key, err
 }
 
-// Issue creates a key and a certificate for one of Parts, PEM.
+// Issue creates a key and a certificate for one of Parts, PEM. It fails for another part, and for a validity that ends
+// after that of the authority.
 func (a *Authority) Issue(part string, validity time.Duration, now time.Time) (cert, key []byte, err error) {
 	if !slices.Contains(Parts, part) {
 		return nil, nil, fmt.Errorf("part %q: use %s", part, strings.Join(Parts, ", "))

@@ -9,7 +9,8 @@ import (
 )
 
 // Rotate replaces the certificates and keys of parts, all of them if none is named, with new ones of the same
-// authority. Peers need no change.
+// authority. Peers need no change. It fails without a change while a rollover that was cut short is to be repeated, and
+// for an unknown part.
 func Rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
 	if len(parts) == 0 {
 		parts = Parts

@@ -184,7 +184,7 @@ func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema
 
 // StrictAffinity reports whether Calico's IPAM prevents nodes from using IPs of other nodes' blocks. resource is
 // kubectl's name for the type of the object "default" that has the setting. If there is no such object, resource is
-// empty and strict is false.
+// empty and strict is false. It fails if an apiserver does not answer, or refuses the read.
 func StrictAffinity(ctx context.Context, cfg *rest.Config) (resource string, strict bool, err error) {
 	for _, at := range []struct {
 		gv       schema.GroupVersion

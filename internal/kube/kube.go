@@ -18,7 +18,8 @@ import (
 )
 
 // Config returns the client configuration for the cluster: from the kubeconfig file or the URL that c names, or else
-// from the pod's own ServiceAccount.
+// from the pod's own ServiceAccount. It fails if what it takes is missing or cannot be used; of servers it asks only
+// the one of kube.remoteCAURL.
 func Config(c config.Kube, part string) (*rest.Config, error) {
 	var (
 		cfg *rest.Config

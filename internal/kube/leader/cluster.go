@@ -30,7 +30,8 @@ func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 // podNamespace is the file from which a pod reads its namespace.
 var podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod.
+// Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod. Outside of a
+// pod it is "semaphore"; it fails if the pod's file cannot be read.
 func Namespace(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

@@ -63,7 +63,7 @@ func SliceName(service string, family discoveryv1.AddressType) string {
 
 // PodOfEnvironment reads POD_NAME, POD_NAMESPACE, POD_UID, NODE_NAME and POD_IPS, which the manifests fill by the
 // downward API (https://kubernetes.io/docs/concepts/workloads/pods/downward-api/). Without POD_IPS, as outside of a
-// cluster, the pod has no addresses.
+// cluster, the pod has no addresses. It fails if one of the others is missing beside POD_IPS, or an address is invalid.
 func PodOfEnvironment() (config.Pod, error) {
 	p := config.Pod{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME"), Node: os.Getenv("NODE_NAME"),
 		UID: types.UID(os.Getenv("POD_UID"))}
