@@ -40,9 +40,9 @@ func GuardAtBoot(out io.Writer, options BootGuard) error {
 	return errors.Join(unread, guardEarlier(out, guard.New(options.Inbound, options.Table), c))
 }
 
-// guardEarlier sets the guard that an earlier agent had before the node booted, prints it, and returns what of it
-// cannot be used. It needs nothing but the state file, so that whatever the agent reads and does next, no packet leaves
-// in the clear. It leaves rules that are there: they have more than the file.
+// guardEarlier sets the guard that an earlier agent had before the node booted, prints it, and returns an error for
+// each remote that it cannot use. It needs nothing but the state file, so that whatever the agent reads and does next,
+// no packet leaves in the clear. It leaves rules that are there: they have more than the file.
 func guardEarlier(out io.Writer, g guard.Rules, c *stream.StateFile) error {
 	var failed []error
 	for _, r := range c.Guarded() {

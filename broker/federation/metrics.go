@@ -100,7 +100,7 @@ var (
 	heldBackDesc = prometheus.NewDesc("semaphore_broker_retained",
 		"Objects that a remote has withdrawn and the brake retains.", []string{"cluster", "kind"}, nil)
 	omittedDesc = prometheus.NewDesc("semaphore_broker_outcomes_omitted",
-		"Services of a remote for which something is wrong here, of which it receives no outcome, as there are too many.",
+		"Services of a remote that have a problem here, and that the report to it omits because it is full.",
 		[]string{"cluster"}, nil)
 )
 

@@ -115,6 +115,17 @@ func TestCheckCoreDNS(t *testing.T) {
 		"it has the server blocks of cluster.c2, cluster.global" {
 		t.Errorf("with the file: exit code %d\n%+v", code, f)
 	}
+
+	// NodeLocal DNSCache answers pods in the place of CoreDNS, and its ConfigMap has no block.
+	cache := kubetest.Create(t, admin.CoreV1().ConfigMaps("kube-system"), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "node-local-dns"},
+		Data:       map[string]string{"Corefile": "cluster.local:53 {\n}\n.:53 {\n  forward . /etc/resolv.conf\n}\n"}})
+	if f, code := ctltest.Found(t, "--config", broker); code != 2 ||
+		f["CoreDNSBlockMissing"].Subject != "ConfigMap kube-system/node-local-dns" ||
+		!strings.Contains(f["CoreDNSBlockMissing"].Evidence, "queries for them leave") {
+		t.Errorf("with a cache: exit code %d\n%+v", code, f)
+	}
+	must(t, admin.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), cache.Name, metav1.DeleteOptions{}))
 	config.Data = map[string]string{"other": blocks}
 	kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 

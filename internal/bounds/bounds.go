@@ -289,7 +289,7 @@ func (r *subnetsReader) read(own, beside subnetsText) {
 	}
 }
 
-// settings reads what applies to all remotes. In place of a value that cannot be used is that which protects most.
+// settings reads what applies to all remotes. A value that cannot be used is replaced by the one that protects most.
 func (r *subnetsReader) settings(keys map[string]json.RawMessage, readable bool) {
 	var wrong []error
 	if err := config.DecodeKey(keys, "features", &r.features); err != nil {
