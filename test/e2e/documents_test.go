@@ -32,7 +32,7 @@ import (
 //
 // TestNodes runs turning-on-encryption.md, and TestDocuments runs the others.
 var commandDocuments = []string{"README.md", "docs/install.md", "docs/overlays.md", "docs/services.md",
-	"docs/policies.md", "docs/sets.md", "docs/explain.md", "docs/removal.md", "docs/turning-on-encryption.md"}
+	"docs/sets.md", "docs/explain.md", "docs/removal.md", "docs/turning-on-encryption.md"}
 
 // block is a fenced block of a document.
 type block struct {
