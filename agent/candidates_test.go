@@ -19,10 +19,11 @@ import (
 
 // TestCandidatesOfANode: of the candidates of a node, of which the first is at nobody's address, the agent finds the
 // one that answers, and does not leave it. One outside of the bounds is never sent to. Nothing writes an endpoint of a
-// node that calls, and a node that calls has a keepalive on that device only.
+// node that calls, and a node that calls has a keepalive on that device only, for peers with an endpoint, and after a
+// boot without a broker too.
 func TestCandidatesOfANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, _, r, _ := connect(t)
+		b, cfg, r, a := connect(t)
 		h := newHost(t)
 		at := func() string {
 			if e := deviceOn(t, h, device).Peers[0].Endpoint; e != nil {
@@ -74,16 +75,31 @@ func TestCandidatesOfANode(t *testing.T) {
 			t.Errorf("a node that is reached has a keepalive of %s", keepalive())
 		}
 		b.knows(&semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24"}, Calls: []string{"c2"}})
+		b.program(t, with())
 		eventually(t, "it has a keepalive", func() bool { return keepalive() == 25*time.Second })
-		every := off
+		every := deviceOf("c2", 51820, "10.2.0.0/16")
 		every.GetDevice().PersistentKeepalive = durationpb.New(7 * time.Second)
 		b.program(t, every)
 		if keepalive() != 7*time.Second {
 			t.Errorf("the keepalive is %s; want that of the remote", keepalive())
 		}
+		b.program(t, calls)
+		if keepalive() != 0 {
+			t.Errorf("a node that calls has a keepalive of %s here", keepalive())
+		}
 		if report := b.reportOf("c2"); strings.Contains(report.GetProblem(), "endpoint") {
 			t.Error(report.GetProblem())
 		}
+
+		b.program(t, off, with())
+		kept(t, a, cfg)
+		b.stop()
+		must(t, h.Delete(device))
+		run(t, cfg)
+		eventually(t, "the keepalive is there after a boot without a broker", func() bool {
+			d, err := h.Device(device)
+			return err == nil && d != nil && len(d.Peers) == 1 && keepalive() == 25*time.Second
+		})
 	})
 }
 

@@ -25,7 +25,7 @@ func (a *agent) start(c *stream.StateFile, err error) {
 		before = c.Subnets
 	}
 	a.node.LoadSubnets(before)
-	a.node.RestoreGuard(c)
+	a.node.Restore(c)
 	a.devices.FindOrphans()
 	a.restore(c, err)
 	a.node.Want(guard.Work{Settings: true, Guard: true}, false)
@@ -80,7 +80,7 @@ func (a *agent) snapshot() (stream.StateFile, bool) {
 			}
 		}
 	}
-	c.Guard = guarded
+	c.Guard, c.Calls = guarded, a.node.Called()
 	if c.Subnets = a.node.Declared(); c.Subnets == "" && a.earlier != nil {
 		c.Subnets = a.earlier.Subnets
 	}

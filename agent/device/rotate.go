@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -71,11 +72,13 @@ func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) (live boo
 	return plan.TriggerHandshakes(cfg, d.live, now)
 }
 
-// BeginHandshakes makes a device begin a handshake with each of some peers. A device with a keepalive does so by
-// itself.
+// BeginHandshakes makes a device begin a handshake with each of some peers. Those with a keepalive do so by themselves.
 func (r *Reconciler) BeginHandshakes(cluster string, peers []wgtypes.Key) {
 	d := r.device(cluster)
-	if d.applied == nil || d.applied.Device.GetPersistentKeepalive().AsDuration() > 0 {
+	if d.peers == nil {
+		return
+	}
+	if peers = slices.DeleteFunc(peers, d.peers.Begins); len(peers) == 0 {
 		return
 	}
 	if err := r.kernel.Configure(d.name, plan.BeginHandshakes(peers)); err != nil {

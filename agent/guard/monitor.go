@@ -217,7 +217,9 @@ func (m *Monitor) SetNetwork(podCIDRs, reserved, calls []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	differs := !slices.Equal(m.calls, calls)
-	m.calls = calls
+	if m.calls = calls; differs {
+		m.changed()
+	}
 	own := parsed(podCIDRs)
 	var free []netip.Addr
 	for _, text := range reserved {
@@ -238,6 +240,13 @@ func (m *Monitor) Calls(cluster string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Contains(m.calls, cluster)
+}
+
+// Called returns the remotes that this node calls.
+func (m *Monitor) Called() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.calls
 }
 
 // Bounds returns what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.

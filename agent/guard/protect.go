@@ -15,11 +15,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// RestoreGuard sets the guard of an earlier agent, before this one does anything else. c is the state that it saved;
-// nil for none that can be used.
-func (m *Monitor) RestoreGuard(c *stream.StateFile) {
+// Restore sets the guard of an earlier agent, before this one does anything else, and the remotes that this node
+// calls. c is the state that it saved; nil for none that can be used.
+func (m *Monitor) Restore(c *stream.StateFile) {
 	if c != nil {
 		m.mu.Lock()
+		m.calls = c.Calls
 		if m.declared == nil {
 			m.remotes = map[string]*semaphorev1.GuardedRemote{}
 			for _, r := range c.Guarded() {

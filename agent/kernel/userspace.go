@@ -54,6 +54,10 @@ func createTUN(name string, mtu int) (tun.Device, error) {
 	return tun.CreateTUNFromFile(os.NewFile(uintptr(fd), cloneDevice), mtu)
 }
 
+// noEndpoint ends what wireguard-go says every 5 s of a peer to which pods send before it has called. The agent reports
+// such peers.
+const noEndpoint = "no known endpoint for peer"
+
 // RunUserspace runs a device of wireguard-go: it creates the TUN interface and the UAPI socket, and returns when the
 // interface is deleted, or deletes it when ctx ends.
 func RunUserspace(ctx context.Context, name string, mtu int) error {
@@ -72,10 +76,12 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 			err,
 		)
 	}
-	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{
-		Verbosef: device.DiscardLogf,
-		Errorf:   func(format string, args ...any) { log.Error("wireguard-go: " + fmt.Sprintf(format, args...)) },
-	})
+	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{Verbosef: device.DiscardLogf,
+		Errorf: func(format string, args ...any) {
+			if text := fmt.Sprintf(format, args...); !strings.HasSuffix(text, noEndpoint) {
+				log.Error("wireguard-go: " + text)
+			}
+		}})
 	defer d.Close()
 	file, err := ipc.UAPIOpen(name)
 	if err != nil {

@@ -115,14 +115,14 @@ func (d *Liveness) Probe(now time.Time) (begin []plan.PeerKey) {
 	return begin
 }
 
-// candidates returns some peers to probe. All have a turn before any has another, and those to which nothing is sent
-// come before those that are known not to answer.
+// candidates returns some peers to probe. All with an endpoint have a turn before any has another, and those to which
+// nothing is sent come before those that are known not to answer.
 func (d *Liveness) candidates() (out []plan.PeerKey) {
 	p := &d.probes
 	var idle, silent []plan.PeerKey
 	for key, peer := range d.peers {
 		switch {
-		case p.tried[key] || peer.state == Talking:
+		case p.tried[key] || peer.state == Talking || !peer.Endpoint.IsValid():
 		case peer.state == Idle:
 			idle = append(idle, key)
 		default:

@@ -80,10 +80,10 @@ func TestProbe(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		peers int
-		// answer and mute are peers; the order lasts for all of the time unless ended.
-		answer, mute []plan.PeerKey
-		d            time.Duration
-		noOrder      bool
+		// answer, mute and calls are peers, the last without an endpoint; the order lasts for all of the time unless ended.
+		answer, mute, calls []plan.PeerKey
+		d                   time.Duration
+		noOrder             bool
 		// least and most unanswered, and whether any talks.
 		least, most int
 		talks       bool
@@ -98,6 +98,7 @@ func TestProbe(t *testing.T) {
 		{name: "many peers, for longer", peers: 40, d: time.Hour, least: 40, most: 40},
 		{name: "nothing can be sent", peers: 3, mute: all(3), d: time.Hour},
 		{name: "nothing can be sent to two of three", peers: 3, mute: all(2), d: 5 * time.Minute, least: 1, most: 1},
+		{name: "two of three call", peers: 3, calls: all(2), d: 20 * time.Second, least: 1, most: 1},
 		{name: "no peers", peers: 0, d: time.Minute},
 	} {
 		p := newProbing(c.peers)
@@ -106,6 +107,9 @@ func TestProbe(t *testing.T) {
 		}
 		for _, key := range c.mute {
 			p.mute[key] = true
+		}
+		for _, key := range c.calls {
+			p.peers[key].Endpoint = netip.AddrPort{}
 		}
 		if !c.noOrder {
 			p.OrderProbes(p.now, p.now.Add(100*time.Hour))
@@ -116,6 +120,11 @@ func TestProbe(t *testing.T) {
 		}
 		if talks := p.Counts().Talking > 0; talks != c.talks {
 			t.Errorf("%s: any talks: %v; want %v", c.name, talks, c.talks)
+		}
+		for _, key := range c.calls {
+			if p.ordered[key] > 0 {
+				t.Errorf("%s: a handshake with a peer without an endpoint is ordered", c.name)
+			}
 		}
 		if c.noOrder && len(p.ordered) > 0 {
 			t.Errorf("%s: probed %v", c.name, p.ordered)

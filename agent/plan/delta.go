@@ -288,6 +288,12 @@ func (p *AppliedPeers) astray(is peer, existing *wgtypes.Peer) bool {
 	return !is.endpoint.IsValid() && existing.Endpoint != nil && p.bounds.endpoint(kernel.EndpointOf(existing)) != nil
 }
 
+// Begins reports whether WireGuard begins handshakes with a peer by itself, because of a keepalive.
+func (p *AppliedPeers) Begins(key wgtypes.Key) bool {
+	is, ok := p.withKey(key)
+	return ok && is.keepalive(p.keepalive) > 0
+}
+
 // Bounds returns the bounds that it was programmed with.
 func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 

@@ -72,9 +72,9 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 	for _, p := range cfg.Peers {
 		takes := slices.ContainsFunc(p.AllowedIPs, func(ip net.IPNet) bool { return had[ip.String()] })
 		live = live || takes && !p.Remove
-		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil &&
+		if p.Remove || present[p.PublicKey] || !takes || p.Endpoint == nil || p.PersistentKeepaliveInterval != nil &&
 			*p.PersistentKeepaliveInterval > 0 {
-			peers = append(peers, p) // a peer with a keepalive sends immediately anyway
+			peers = append(peers, p) // a peer with a keepalive sends immediately anyway, and a node that calls begins
 			continue
 		}
 		on, off := anyKeepalive, time.Duration(0)

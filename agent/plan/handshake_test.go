@@ -27,8 +27,10 @@ func TestTriggerHandshakes(t *testing.T) {
 	}
 	set := func(key byte, keepalive time.Duration, ips string) wgtypes.PeerConfig {
 		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{key}, PersistentKeepaliveInterval: &keepalive,
-			AllowedIPs: prefixes(ips)}
+			AllowedIPs: prefixes(ips), Endpoint: &net.UDPAddr{}}
 	}
+	calls := set(2, 0, "10.2.1.0/24")
+	calls.Endpoint = nil
 	gone := func(key byte) wgtypes.PeerConfig {
 		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{key}, Remove: true}
 	}
@@ -48,6 +50,8 @@ func TestTriggerHandshakes(t *testing.T) {
 			[]wgtypes.PeerConfig{set(2, 0, "10.2.1.0/24"), gone(1)}, "2:0s -1"},
 		{"one with a keepalive, which sends at once anyway", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")},
 			[]wgtypes.PeerConfig{set(2, 10*time.Second, "10.2.1.0/24"), gone(1)}, "2:10s -1"},
+		{"one that calls, to which nothing can be sent", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")},
+			[]wgtypes.PeerConfig{calls, gone(1)}, "2:0s -1"},
 		{"other nodes that come and go", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")},
 			[]wgtypes.PeerConfig{set(2, 0, "10.2.2.0/24"), gone(1)}, "2:0s -1"},
 		{"a peer that stays and gets a prefix", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24"),

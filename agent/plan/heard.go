@@ -28,8 +28,8 @@ type heardNode struct {
 //
 // A node seen for the first time, as by an agent that starts, is heard if its session is live. A device without a
 // keepalive was strict until now: all nodes with which there was ever a session were sent to through the tunnel, and
-// remain heard. A node with a new key remains heard: packets wait in WireGuard for the handshake, as with a strict
-// remote.
+// remain heard. A node that calls never has one here, and keeps its session live. A node with a new key remains heard:
+// packets wait in WireGuard for the handshake, as with a strict remote.
 func (h *Heard) Update(now time.Time, peers []wgtypes.Peer, wanted map[string]*semaphorev1.Peer,
 	nodeOf Wanted, silent func(wgtypes.Key) bool, hold bool) map[string]bool {
 	if h.nodes == nil {
@@ -45,7 +45,8 @@ func (h *Heard) Update(now time.Time, peers []wgtypes.Peer, wanted map[string]*s
 		shook := p.LastHandshakeTime.Unix() > 0
 		switch {
 		case is == nil:
-			is = &heardNode{heard: shook && !hold && (Live(*p, now) || p.PersistentKeepaliveInterval == 0)}
+			strict := p.PersistentKeepaliveInterval == 0 && !wanted[node].GetWireguard().GetCalls()
+			is = &heardNode{heard: shook && !hold && (Live(*p, now) || strict)}
 			h.nodes[node] = is
 		case is.heard && silent(p.PublicKey):
 			is.heard, is.lost = false, now

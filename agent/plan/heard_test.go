@@ -33,7 +33,9 @@ func TestHeard(t *testing.T) {
 		hold   bool
 		// replaced is true if the device has none of the peers yet.
 		replaced bool
-		want     string
+		// calls is true if the nodes call.
+		calls bool
+		want  string
 	}
 	for name, looks := range map[string][]look{
 		"heard once a handshake has come to its end": {
@@ -48,6 +50,9 @@ func TestHeard(t *testing.T) {
 		},
 		"a device that was strict": {
 			{peers: []wgtypes.Peer{peer("n1", ago(24*time.Hour), 0), peer("n2", never, 0)}, want: "n1"},
+		},
+		"an agent that starts, and nodes that call": {
+			{peers: []wgtypes.Peer{peer("n1", ago(time.Minute), 0), peer("n2", ago(time.Hour), 0)}, calls: true, want: "n1"},
 		},
 		"given up when silent, until the next handshake": {
 			{peers: []wgtypes.Peer{peer("n1", ago(100*time.Second), keepalive)}, want: "n1"},
@@ -78,7 +83,7 @@ func TestHeard(t *testing.T) {
 				wanted := map[string]*semaphorev1.Peer{}
 				for _, p := range l.peers {
 					name, _, _ := node(p.PublicKey)
-					wanted[name] = &semaphorev1.Peer{}
+					wanted[name] = &semaphorev1.Peer{Wireguard: &semaphorev1.WireGuardEndpoint{Calls: l.calls}}
 				}
 				if l.replaced {
 					l.peers = nil

@@ -132,7 +132,7 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 	if s.Config != nil {
 		cfg = *s.Config
 	}
-	present, keepalive := map[wgtypes.Key]bool{}, s.Applied.keepalive
+	present, every := map[wgtypes.Key]bool{}, s.Applied.keepalive
 	for i := range existing.Peers {
 		p := &existing.Peers[i]
 		present[p.PublicKey] = true
@@ -141,16 +141,16 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 		case s.Applied.astray(is, p): // WireGuard cannot forget an endpoint; the next check adds the peer again
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
-		case is.matches(p, keepalive):
+		case is.matches(p, every):
 		case is.hasPrefixes(p):
-			cfg.Peers = append(cfg.Peers, is.update(keepalive))
+			cfg.Peers = append(cfg.Peers, is.update(every))
 		default:
-			cfg.Peers = append(cfg.Peers, is.config(keepalive))
+			cfg.Peers = append(cfg.Peers, is.config(every))
 		}
 	}
 	for key := range s.Applied.keys.first {
 		if is, ok := s.Applied.withKey(key); ok && !present[key] {
-			cfg.Peers = append(cfg.Peers, is.config(keepalive))
+			cfg.Peers = append(cfg.Peers, is.config(every))
 		}
 	}
 	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a
@@ -258,8 +258,18 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 	return out, nil
 }
 
+// keepalive returns the interval of a peer on a device that has every. A node that calls keeps the session up itself,
+// and WireGuard would begin a handshake every 5 s while it does not know where to send it.
+func (p peer) keepalive(every time.Duration) time.Duration {
+	if !p.endpoint.IsValid() {
+		return 0
+	}
+	return every
+}
+
 // config returns the complete configuration of a peer. Its fields have the types that reading a device returns.
-func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
+func (p peer) config(every time.Duration) wgtypes.PeerConfig {
+	keepalive := p.keepalive(every)
 	c := wgtypes.PeerConfig{
 		PublicKey:                   p.key,
 		Endpoint:                    p.address(),
@@ -273,7 +283,8 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 }
 
 // update returns the configuration of a peer that has its allowed IPs, as packets would be dropped while these change.
-func (p peer) update(keepalive time.Duration) wgtypes.PeerConfig {
+func (p peer) update(every time.Duration) wgtypes.PeerConfig {
+	keepalive := p.keepalive(every)
 	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: p.address(),
 		PersistentKeepaliveInterval: &keepalive}
 }
@@ -287,9 +298,9 @@ func (p peer) address() *net.UDPAddr {
 }
 
 // matches reports whether a peer is as desired.
-func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
-	return (!p.endpoint.IsValid() || kernel.EndpointOf(is) == p.endpoint) && is.PersistentKeepaliveInterval == keepalive &&
-		p.hasPrefixes(is)
+func (p peer) matches(is *wgtypes.Peer, every time.Duration) bool {
+	return (!p.endpoint.IsValid() || kernel.EndpointOf(is) == p.endpoint) &&
+		is.PersistentKeepaliveInterval == p.keepalive(every) && p.hasPrefixes(is)
 }
 
 func (p peer) hasPrefixes(is *wgtypes.Peer) bool {

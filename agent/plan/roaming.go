@@ -56,7 +56,8 @@ type Roamed struct {
 	New bool
 }
 
-// Wanted returns the node of a peer and its desired endpoint; ok is false for an undesired one.
+// Wanted returns the node of a peer and its desired endpoint, invalid for a node that calls; ok is false for an
+// undesired one.
 type Wanted func(wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool)
 
 // Endpoints returns the desired peers of a network with their endpoints.
@@ -72,7 +73,8 @@ func Endpoints(want *Desired) Wanted {
 		if err != nil {
 			continue
 		}
-		if at, err := netip.ParseAddrPort(p.GetWireguard().GetAddress()); err == nil {
+		at, err := netip.ParseAddrPort(p.GetWireguard().GetAddress())
+		if err == nil || p.GetWireguard().GetCalls() {
 			places[key] = place{node, at}
 		}
 	}

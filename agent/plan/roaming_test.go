@@ -10,6 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestRoamingStaysInside: a peer keeps an endpoint at which it is heard only if a node of the remote can be there. A
@@ -194,7 +195,7 @@ func TestRoamingWhereOnlyTheOtherWorks(t *testing.T) {
 }
 
 // TestPeerThatCalls: the endpoint of a node that calls is never written, and stays where its packets come from, inside
-// the bounds only.
+// the bounds only. It has no keepalive, which the other node sends: WireGuard would not know where to send it to.
 func TestPeerThatCalls(t *testing.T) {
 	calls := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a 192.0.2.17:1 10.2.1.0/24"})
 	calls.Peers["n1"].Wireguard.Address, calls.Peers["n1"].Wireguard.Calls = "", true
@@ -202,6 +203,23 @@ func TestPeerThatCalls(t *testing.T) {
 	steps := Network("c2", calls, bounds, wgtypes.Key{1}, nil)
 	if len(steps.Config.Peers) != 1 || steps.Config.Peers[0].Endpoint != nil || len(steps.Applied.Problems()) > 0 {
 		t.Fatalf("%+v, %v", steps.Config.Peers, steps.Applied.Problems())
+	}
+	if node, _, ok := Endpoints(calls)(wgtypes.Key(keyOf("a"))); !ok || node != "n1" {
+		t.Errorf("its key is that of %q", node)
+	}
+	key, every := steps.Config.Peers[0].PublicKey, *steps.Config.Peers[0].PersistentKeepaliveInterval
+	if every != 0 || steps.Applied.Begins(key) {
+		t.Errorf("it has a keepalive of %s", every)
+	}
+	reached := peerOf("n1", "a 192.0.2.17:1 10.2.1.0/24")
+	for _, c := range []struct {
+		to    *semaphorev1.Peer
+		every time.Duration
+	}{{reached, calls.Device.GetPersistentKeepalive().AsDuration()}, {calls.Peers["n1"], 0}} {
+		if cfg := steps.Applied.Change(map[string]*semaphorev1.Peer{"n1": c.to}); len(cfg.Peers) != 1 ||
+			*cfg.Peers[0].PersistentKeepaliveInterval != c.every {
+			t.Errorf("%v: %+v; want a keepalive of %s", c.to, cfg.Peers, c.every)
+		}
 	}
 	for at, want := range map[string]string{"192.0.2.18:4242": "", "192.0.2.33:4242": "removed"} {
 		device := carryOut(t, nil, steps)

@@ -36,6 +36,8 @@ type StateFile struct {
 	Guard []*semaphorev1.GuardedRemote
 	// Subnets is the last usable form of the node's subnets file; empty for none. See bounds.ReadText.
 	Subnets string
+	// Calls are the remotes that this node calls.
+	Calls []string
 	// Confirmed is when a broker last confirmed the state, on this node's clock. It is the file's modification time, so
 	// that an unchanged state is not written again.
 	Confirmed time.Time
@@ -138,7 +140,7 @@ func decode(body []byte) (*StateFile, error) {
 		return nil, err
 	}
 	networks, err := networksOf(&all)
-	return &StateFile{Networks: networks, Guard: all.GetGuard(), Subnets: all.GetSubnets()}, err
+	return &StateFile{Networks: networks, Guard: all.GetGuard(), Subnets: all.GetSubnets(), Calls: all.GetCalls()}, err
 }
 
 func networksOf(all *semaphorev1.AgentState) (map[string]*plan.Desired, error) {
@@ -163,7 +165,7 @@ func networksOf(all *semaphorev1.AgentState) (map[string]*plan.Desired, error) {
 
 // encode encodes a file. The same state always has the same bytes.
 func encode(cluster string, c StateFile) ([]byte, error) {
-	all := semaphorev1.AgentState{Guard: c.Guard, Subnets: c.Subnets}
+	all := semaphorev1.AgentState{Guard: c.Guard, Subnets: c.Subnets, Calls: c.Calls}
 	for _, remote := range slices.Sorted(maps.Keys(c.Networks)) {
 		n := c.Networks[remote]
 		all.Changes = append(all.Changes,

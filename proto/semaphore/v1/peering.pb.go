@@ -1535,7 +1535,9 @@ type AgentState struct {
 	Changes []*PeeringChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	Guard   []*GuardedRemote `protobuf:"bytes,2,rep,name=guard,proto3" json:"guard,omitempty"`
 	// The last usable form of the node's subnets file, JSON. Empty without such a file.
-	Subnets       string `protobuf:"bytes,3,opt,name=subnets,proto3" json:"subnets,omitempty"`
+	Subnets string `protobuf:"bytes,3,opt,name=subnets,proto3" json:"subnets,omitempty"`
+	// As NodeNetwork.calls.
+	Calls         []string `protobuf:"bytes,4,rep,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1589,6 +1591,13 @@ func (x *AgentState) GetSubnets() string {
 		return x.Subnets
 	}
 	return ""
+}
+
+func (x *AgentState) GetCalls() []string {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
 }
 
 // PeeringChanges is a batch of changes in the order of their revisions.
@@ -2292,12 +2301,13 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
 	"ProbePeers\x12\x1a\n" +
 	"\bclusters\x18\x01 \x03(\tR\bclusters\x12+\n" +
-	"\x03for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03for\"\x90\x01\n" +
+	"\x03for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03for\"\xa6\x01\n" +
 	"\n" +
 	"AgentState\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\x121\n" +
 	"\x05guard\x18\x02 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\x05guard\x12\x18\n" +
-	"\asubnets\x18\x03 \x01(\tR\asubnets\"G\n" +
+	"\asubnets\x18\x03 \x01(\tR\asubnets\x12\x14\n" +
+	"\x05calls\x18\x04 \x03(\tR\x05calls\"G\n" +
 	"\x0ePeeringChanges\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\"\xad\x02\n" +
 	"\rPeeringChange\x12\x1a\n" +
