@@ -296,7 +296,8 @@ func TestTakenOverBroker(t *testing.T) {
 		}
 
 		// The attack: routes to the own cluster and to the whole world, in parts and at once; an invented remote; clear
-		// packets; and endpoints of victims to which traffic would be sent.
+		// packets; endpoints of victims to which traffic would be sent, as addresses, as candidates and behind a name; and
+		// nodes that call, whose endpoint is where a packet comes from.
 		subnets := []string{"10.2.0.0/16", "10.1.0.0/16", "10.1.7.0/24", "10.101.0.0/16", "192.0.2.16/28", "192.0.2.8/29",
 			"8.8.8.0/24", "0.0.0.0/0", "0.0.0.0/1"}
 		for i := 1; i < 224; i++ {
@@ -314,6 +315,13 @@ func TestTakenOverBroker(t *testing.T) {
 			attack = append(attack, peerChange("c2", fmt.Sprintf("victim%d", i), byte(i), target,
 				fmt.Sprintf("10.2.%d.0/24", 100+i)))
 		}
+		for i, candidates := range [][]string{targets, append([]string{"192.0.2.17:7775"}, targets...), {"localhost:53"}} {
+			spoofed := peerChange("c2", fmt.Sprint("spoofed", i), byte(50+i), "", fmt.Sprintf("10.2.%d.0/24", 50+i))
+			spoofed.GetPeer().Wireguard.Candidates = candidates
+			calls := peerChange("c2", fmt.Sprint("calls", i), byte(60+i), targets[i], fmt.Sprintf("10.2.%d.0/24", 60+i))
+			calls.GetPeer().Wireguard.Calls = true
+			attack = append(attack, spoofed, calls)
+		}
 		attack = append(attack, peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"),
 			peerChange("c2", "n2", 98, "192.0.2.18:7775", "10.2.2.0/24", "10.1.9.9/32"))
 		b.say(attack...)
@@ -322,8 +330,10 @@ func TestTakenOverBroker(t *testing.T) {
 			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
 		})
 		time.Sleep(time.Second) // a wrong change would arrive within this time
-		if got := strings.Fields(n.run("wg", "show", "wireguard.c2", "endpoints")); len(got) != 2 {
-			t.Errorf("endpoints %v; want that of the node in the remote's nodeSubnets alone", got)
+		for line := range strings.Lines(n.run("wg", "show", "wireguard.c2", "endpoints")) {
+			if at := strings.Fields(line)[1]; at != "192.0.2.17:7775" && at != "(none)" {
+				t.Errorf("a peer is at %s; want that of the node in the remote's nodeSubnets alone", at)
+			}
 		}
 		if n.stands("wireguard.c9") {
 			t.Error("there is a device to c9, which nobody configured")
