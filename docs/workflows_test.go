@@ -2,6 +2,7 @@ package docs_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -68,6 +69,27 @@ func TestWorkflows(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestQuickstart: the script for kind runs the README's commands, with more flags at most.
+func TestQuickstart(t *testing.T) {
+	const name = "../tools/quickstart.sh"
+	if out, err := exec.Command("bash", "-n", name).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	script := string(testkit.Value(os.ReadFile(name))(t))
+	readme := string(testkit.Value(os.ReadFile("../README.md"))(t))
+	_, section, _ := strings.Cut(readme, "## Connect two clusters of your own")
+	section, _, _ = strings.Cut(section, "\n## ")
+	commands := regexp.MustCompile(`(?m)^semaphorectl .*$`).FindAllString(section, -1)
+	if len(commands) != 4 {
+		t.Fatalf("the README has the commands %q", commands)
+	}
+	for _, command := range commands {
+		if !strings.Contains(script, command) {
+			t.Errorf("%s does not run %s", name, command)
 		}
 	}
 }

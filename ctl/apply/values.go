@@ -226,6 +226,9 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		}
 	}
 	findings := preflight.Judge([]*preflight.Cluster{&facts})
+	if !v.Features.Has(config.Encryption) { // which alone needs tunnels
+		findings = slices.DeleteFunc(findings, func(f show.Finding) bool { return f.Code == finding.CNIExcluded })
+	}
 	if err := config.ClusterName(v.Cluster); err != nil {
 		findings = append(findings, show.Blocker(facts.Context, finding.ClusterNameMissing, "name",
 			"name the cluster by --cluster", "%v", err))

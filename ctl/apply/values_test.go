@@ -55,6 +55,16 @@ func TestDecide(t *testing.T) {
 			wishes:   Wishes{Features: config.Features{config.Policy}},
 			want:     func(v *Values) { v.Features, v.Components = config.Features{config.Policy}, nil },
 			findings: []string{"NoCalico warning", "PolicyWithoutCalico error"}},
+		"a CNI past which no tunnel leads": {found: func(c *preflight.Cluster) {
+			c.Calico, c.CNI, c.Excluded = nil, "Cilium", "Cilium: eBPF"
+		}, want: func(v *Values) {
+			v.Features, v.Components = config.Features{config.Encryption, config.Services}, nil
+		}, findings: []string{"CNIExcluded error", "NoCalico warning"}},
+		"the same, without tunnels": {found: func(c *preflight.Cluster) {
+			c.Calico, c.CNI, c.Excluded = nil, "Cilium", "Cilium: eBPF"
+		}, wishes: Wishes{Features: config.Features{config.Services}}, want: func(v *Values) {
+			v.Features, v.Components = config.Features{config.Services}, nil
+		}, findings: []string{"NoCalico warning"}},
 		"an old kernel": {found: func(c *preflight.Cluster) { c.Nodes[0].Kernel = "5.4.0-42-generic" },
 			want:     func(v *Values) { v.Components = []string{"ippools", "userspace-wireguard"} },
 			findings: []string{"KernelWithoutWireGuard warning"}},

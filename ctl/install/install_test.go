@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -230,5 +231,40 @@ func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args str
 	ctl(0, "install --features encryption,services,policy")
 	if !agents() {
 		t.Error("no agents were installed")
+	}
+}
+
+// TestExcludedCNIs: beside the CNIs of providers that tunnels cannot work with, check --pre and install name the CNI
+// and the reason, and write nothing.
+func TestExcludedCNIs(t *testing.T) {
+	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	must(t, ctltest.AwaitDefault(t, admin))
+	everything := func() []string {
+		return slices.DeleteFunc(strings.Split(ctltest.Everything(t, cfg), "\n"), func(line string) bool {
+			return strings.Contains(line, " controllerrevisions ") // the DaemonSets' controller writes them
+		})
+	}
+	daemons := admin.AppsV1().DaemonSets("kube-system")
+	for daemon, cni := range map[string]string{"aws-node": "the AWS VPC CNI: it assigns",
+		"anetd": "GKE Dataplane V2: its eBPF", "azure-cns": "Azure CNI: it assigns", "cilium": "Cilium: its eBPF",
+		"ovnkube-node": "OVN-Kubernetes: Open vSwitch"} {
+		labels := map[string]string{"app": daemon}
+		kubetest.Create(t, daemons, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: daemon},
+			Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+					Spec: corev1.PodSpec{NodeSelector: map[string]string{"no": "node"},
+						Containers: []corev1.Container{{Name: "cni", Image: "example.test/cni"}}}}}})
+		before := everything()
+		for _, verb := range []string{"check --pre", "install"} {
+			out, code, err := ctltest.Run(t, strings.Fields(verb+" --context c1 --kubeconfig "+kubeconfig)...)
+			if code != 2 || !strings.Contains(out, "CNIExcluded") || !strings.Contains(out, cni) {
+				t.Errorf("%s beside %s: exit code %d, %v\n%s", verb, daemon, code, err, out)
+			}
+		}
+		if d := cmp.Diff(before, everything()); d != "" {
+			t.Errorf("beside %s was written:\n%s", daemon, d)
+		}
+		must(t, daemons.Delete(t.Context(), daemon, metav1.DeleteOptions{}))
 	}
 }

@@ -84,15 +84,17 @@ type DNS struct {
 type Cluster struct {
 	Context string `json:"context"`
 	// Names are proposals for the cluster's name, the best first.
-	Names               []string `json:"names"`
-	Version             string   `json:"kubernetes"`
-	Provider            string   `json:"provider,omitempty"`
-	CNI                 string   `json:"cni"`
-	Calico              *Calico  `json:"calico,omitempty"`
-	Pods, Services, IPs Subnets  `json:"-"`
-	Nodes               []Node   `json:"nodes"`
-	KubeProxy           string   `json:"kubeProxy,omitempty"`
-	DNS                 DNS      `json:"dns"`
+	Names    []string `json:"names"`
+	Version  string   `json:"kubernetes"`
+	Provider string   `json:"provider,omitempty"`
+	CNI      string   `json:"cni"`
+	// Excluded names a CNI, and why tunnels cannot work beside it.
+	Excluded            string  `json:"excluded,omitempty"`
+	Calico              *Calico `json:"calico,omitempty"`
+	Pods, Services, IPs Subnets `json:"-"`
+	Nodes               []Node  `json:"nodes"`
+	KubeProxy           string  `json:"kubeProxy,omitempty"`
+	DNS                 DNS     `json:"dns"`
 	// Clock is how far the apiserver's clock is ahead of ours, with an error of up to a second; nil if it could not be
 	// read.
 	Clock *time.Duration `json:"clock,omitempty"`
@@ -200,7 +202,15 @@ func (c *judged) apiserver() {
 	}
 }
 
+// calico begins the names of CNIs whose network is Calico's.
+const calico = "Calico"
+
 func (c *judged) calico() {
+	// With blocks the pods' IPs are Calico's, and so is their network.
+	if c.Excluded != "" && (c.Calico == nil || !c.Calico.Blocks || !strings.HasPrefix(c.CNI, calico)) {
+		c.add(finding.CNIExcluded, "CNI", "use Calico's networking, or another CNI of docs/platforms.md#other-cnis", "%s",
+			c.Excluded)
+	}
 	if c.Calico == nil {
 		c.add(finding.NoCalico, "CNI", "leave the feature policy out",
 			"it is %s: policies by sets of remote pods need Calico", c.CNI)

@@ -40,11 +40,13 @@ type kubeadm struct {
 	Networking  struct{ PodSubnet, ServiceSubnet string }
 }
 
+const unknownCNI = "not known"
+
 // Survey reads the properties of a cluster. It names what it cannot read, and continues with the rest.
 func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	unnamed := *c.Objects // its finding names the cluster
 	unnamed.Name = ""
-	s := &surveyor{Objects: &unnamed, out: &Cluster{Context: c.Context, CNI: "not known"}}
+	s := &surveyor{Objects: &unnamed, out: &Cluster{Context: c.Context, CNI: unknownCNI}}
 	if err := s.versionAndClock(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
 	}
@@ -173,14 +175,22 @@ func (s *surveyor) readKubeadm(ctx context.Context) {
 	}
 }
 
-var cnis = []struct{ daemon, name string }{
-	{"calico-node", "Calico"}, {"canal", "Calico (canal)"}, {"cilium", "Cilium"}, {"kube-flannel", "flannel"},
-	{"aws-node", "the AWS VPC CNI"},
-	{"azure-cns", "Azure CNI"}, {"antrea-agent", "Antrea"}, {"weave-net", "Weave Net"}, {"kube-router", "kube-router"},
-	{"kindnet", "kindnet"},
-	{"ovnkube-node", "OVN-Kubernetes"},
+// Why tunnels cannot work beside a CNI: docs/platforms.md#other-cnis has what they need of one.
+const (
+	ownIPAM = "it assigns the pods' IPs itself, and no object says which of them are on which node"
+	eBPF    = "its eBPF programs forward packets of pods past the kernel's routes, and so past the tunnels"
+	ovs     = "Open vSwitch forwards packets of pods past the kernel's routes, and so past the tunnels"
+)
+
+var cnis = []struct{ daemon, name, excludes string }{
+	{"calico-node", "Calico", ""}, {"canal", "Calico (canal)", ""}, {"rke2-canal", "Calico (canal)", ""},
+	{"cilium", "Cilium", eBPF}, {"anetd", "GKE Dataplane V2", eBPF}, {"kube-flannel", "flannel", ""},
+	{"aws-node", "the AWS VPC CNI", ownIPAM}, {"azure-cns", "Azure CNI", ownIPAM},
+	{"antrea-agent", "Antrea", ""}, {"weave-net", "Weave Net", ""}, {"kube-router", "kube-router", ""},
+	{"kindnet", "kindnet", ""}, {"ovnkube-node", "OVN-Kubernetes", ovs},
 }
 
+// readCNI finds the CNIs by their DaemonSets. Calico may be there for policies alone, beside another CNI.
 func (s *surveyor) readCNI(ctx context.Context) {
 	daemons, err := fleet.List[metav1.PartialObjectMetadata](ctx, s.Objects, fleet.DaemonSetsGVR, "", metav1.ListOptions{})
 	for i := range daemons {
@@ -188,12 +198,16 @@ func (s *surveyor) readCNI(ctx context.Context) {
 	}
 	s.unread(err)
 	for _, cni := range cnis {
-		if slices.ContainsFunc(s.daemons, func(d string) bool {
-			return d == cni.daemon ||
-				strings.HasPrefix(d, cni.daemon+"-")
+		if !slices.ContainsFunc(s.daemons, func(d string) bool {
+			return d == cni.daemon || strings.HasPrefix(d, cni.daemon+"-")
 		}) {
+			continue
+		}
+		if s.out.CNI == unknownCNI {
 			s.out.CNI = cni.name
-			break
+		}
+		if s.out.Excluded == "" && cni.excludes != "" {
+			s.out.Excluded = cni.name + ": " + cni.excludes
 		}
 	}
 }
@@ -209,7 +223,7 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	}
 	c := &Calico{}
 	s.out.Calico = c
-	if s.out.CNI == "not known" {
+	if s.out.CNI == unknownCNI {
 		s.out.CNI = "Calico"
 	}
 	if c.Pools, c.PoolResource, err = s.IPPools(ctx); err != nil {

@@ -260,6 +260,7 @@ var (
 	NotRead       = define(Preflights, Warning, "NotRead", "a fact could not be read, and was not judged")
 	ClocksDiffer  = define(Preflights, Warning, "ClocksDiffer", "clocks differ by more than two minutes")
 	NoCalico      = define(Preflights, Warning, "NoCalico", "the CNI is not Calico, which policies of sets need")
+	CNIExcluded   = define(Preflights, Error, "CNIExcluded", "tunnels cannot work beside the CNI")
 	NoPodCIDRs    = define(Preflights, Error, "NoPodCIDRs", "the IPs of a node's pods are not known")
 	NoInternalIP  = define(Preflights, Error, "NoInternalIP", "a node has no InternalIP, at which tunnels end")
 	NoCoreDNS     = define(Preflights, Warning, "NoCoreDNS", "there is no ConfigMap kube-system/coredns")
