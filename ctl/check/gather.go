@@ -13,7 +13,6 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
@@ -69,13 +68,6 @@ func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 		return nil, errors.New("it holds no PEM certificate")
 	}
 	return all, nil
-}
-
-// Clock asks the kernel whether this machine's clock is synchronised, see adjtimex(2). Some sandboxes forbid it.
-func Clock() (synced, known bool) {
-	var t unix.Timex
-	state, err := unix.Adjtimex(&t)
-	return err == nil && state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0, err == nil
 }
 
 func ReadBundle(cluster, file string) Bundle {
