@@ -203,8 +203,8 @@ func TestSemaphorectlIsSmall(t *testing.T) {
 		t.Fatalf("go list: %v", err)
 	}
 	// Of these 11 are the streams of kubectl exec (WebSocket and SPDY), by which it reaches the parts, and 90 are
-	// kustomize, by which install makes the objects from the manifests (4.7 of 31.5 MB), 3 the archives of bundle, and 2 the
-	// list of public domains, by which check says where a query goes that no block answers.
+	// kustomize, by which install makes the objects from the manifests (4.7 of 31.5 MB), 3 the archives of bundle, and 2
+	// the list of public domains, by which check says where a query goes that no block answers.
 	// Own packages do not count: a wall between two rooms makes nothing larger.
 	const most = 627
 	deps := strings.Fields(string(out))
