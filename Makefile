@@ -54,7 +54,7 @@ modules:
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
-	$(if $(filter test/testbed/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
+	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
 	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
 	echo "== the slowest twenty tests"; \
@@ -88,7 +88,7 @@ test-machine:
 .PHONY: test-testbed
 test-testbed:
 	@echo "== the testbed itself"
-	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-testbed.json -- $(GOTESTFLAGS) ./test/testbed
+	@SEMAPHORE_TESTS=all $(GOTEST) --jsonfile $(BIN)/test-testbed.json -- $(GOTESTFLAGS) -p 1 ./test/testbed/... ./test/testkit/kubetest
 
 .PHONY: test-planted
 test-planted:

@@ -9,10 +9,12 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // TestPackagesOfDebian checks that fetched programs run on this system and are fetched only once.
 func TestPackagesOfDebian(t *testing.T) {
+	tier.OnlyAll(t, "each bed has these programs")
 	if testing.Short() {
 		t.Skip("needs the system's package sources")
 	}

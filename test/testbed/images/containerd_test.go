@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/deploy/image"
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // containerd is a real containerd in its own mount and PID namespaces. It ends with the test.
@@ -137,6 +138,7 @@ func environment(t *testing.T) (paths components.Paths, programs map[string]stri
 // TestEnsure checks that images are imported once, although several ask for them at once, and that a copy has the
 // content of images in common with the cache, outlives it, and shares no database with it.
 func TestEnsure(t *testing.T) {
+	tier.OnlyAll(t, "each bed's images are made and imported so")
 	paths, programs := environment(t)
 	dir := t.TempDir()
 	var progress [4]bytes.Buffer
@@ -199,6 +201,7 @@ func TestEnsure(t *testing.T) {
 // TestContainerd checks that a real containerd has each image under its references, and that the images work: each
 // program of the product runs as its user, the tools of Testbed and CoreDNS run, and pause ends on request.
 func TestContainerd(t *testing.T) {
+	tier.OnlyAll(t, "each bed's images are made and imported so")
 	paths, programs := environment(t)
 	root := filepath.Join(t.TempDir(), "root")
 	testkit.Must(t, (&Builder{Progress: t.Output()}).Ensure(t.Context(), root, paths, programs))

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
 	"github.com/kube-semaphore/semaphore/test/testbed/machine/job"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 func newMachine(t *testing.T, output *bytes.Buffer) *Machine {
@@ -35,6 +36,7 @@ func shell(name, script string) job.Command {
 }
 
 func TestMachine(t *testing.T) {
+	tier.OnlyAll(t, "only make test-kernel has the machine")
 	var output bytes.Buffer
 	m := newMachine(t, &output)
 	mine := filepath.Join(t.TempDir(), "mine")
@@ -84,6 +86,7 @@ type lateOutput struct {
 func (o *lateOutput) Write(p []byte) (int, error) { o.once.Do(o.begun); return len(p), nil }
 
 func TestMachineIsSwitchedOff(t *testing.T) {
+	tier.OnlyAll(t, "only make test-kernel has the machine")
 	m := newMachine(t, &bytes.Buffer{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -100,6 +103,7 @@ func TestMachineIsSwitchedOff(t *testing.T) {
 
 // The error includes the last lines of the console if the machine does not complete its job.
 func TestMachineThatDies(t *testing.T) {
+	tier.OnlyAll(t, "only make test-kernel has the machine")
 	m := newMachine(t, &bytes.Buffer{})
 	results, err := m.Run(t.Context(),
 		[]job.Command{shell("first", "true"), shell("crash", "echo c > /proc/sysrq-trigger"), shell("never", "true")})

@@ -16,11 +16,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // TestStart checks what tests of other packages rely on: rights are enforced, tokens of ServiceAccounts are issued and
 // reviewed, and a kubeconfig leads to the same apiserver.
 func TestStart(t *testing.T) {
+	tier.OnlyAll(t, "each test on an apiserver starts one so")
 	cfg := Start(t)
 	client := kubernetes.NewForConfigOrDie(cfg)
 

@@ -16,12 +16,15 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // TestReuse: a test gets the apiserver of the one before, and nothing of what that one made, changed or removed:
 // objects, rights, node ports and types. It gets another apiserver after a change that the apiserver remembers for
 // long.
 func TestReuse(t *testing.T) {
+	tier.OnlyAll(t, "each package on an apiserver reuses it so")
 	if testing.Short() {
 		t.Skip("needs a kube-apiserver, which -short leaves out")
 	}
