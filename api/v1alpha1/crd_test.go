@@ -89,6 +89,7 @@ func TestRules(t *testing.T) {
 			"24h: use 0s to 65535s, whole seconds"},
 		{"NoDuration", "c2", pods + "wireguard: {persistentKeepalive: soon}", "spec.wireguard.persistentKeepalive"},
 		{"KeyMaxAge", "c2", pods + "wireguard: {keyMaxAge: 5m}", "5m: use 1h or more, or leave it out for never"},
+		{"Size", "c2", pods + "size: huge", `supported values: "small", "medium", "large"`},
 		{"Limit", "c2", pods + "limits: {nodes: 0}", "spec.limits.nodes"},
 		{"UnknownLimit", "c2", pods + "limits: {node: 1}", `unknown field "spec.limits.node"`},
 		{"UnknownField", "c2", pods + "podSubnet: x", `unknown field "spec.podSubnet"`},
@@ -124,6 +125,7 @@ broker: {address: 192.0.2.21:30843}
 servicePrefix: aws
 encryption: permissive
 wireguard: {listenPort: 7775, mtu: 0, probePort: 0, addressFamily: IPv6, persistentKeepalive: 25s, keyMaxAge: 720h}
+size: large
 limits: {nodes: 10000, setIPs: 1000}
 export: {rules: [{kinds: [services], namespaces: [shop], selector: {matchLabels: {a: b}}, action: Withhold}]}`,
 	} {

@@ -121,7 +121,13 @@ type RemoteClusterSpec struct {
 	// +optional
 	WireGuard *WireGuard `json:"wireguard,omitempty"`
 
-	// Limits bound what is imported from the remote cluster.
+	// Size sets the limits that Limits does not: small for up to 50 nodes, medium for up to 500, large for up to 5,000.
+	// medium if absent.
+	// +optional
+	// +kubebuilder:validation:Enum=small;medium;large
+	Size string `json:"size,omitempty"`
+
+	// Limits bound what is imported from the remote cluster, each in place of that of its size.
 	// +optional
 	Limits *Limits `json:"limits,omitempty"`
 
@@ -199,7 +205,7 @@ type WireGuard struct {
 // +kubebuilder:validation:Maximum=100000000
 type Limit int32
 
-// Limits bound what is imported from a remote cluster. docs/configuration.md has the defaults and what each costs.
+// Limits bound what is imported from a remote cluster; docs/configuration.md has those of each size, and their cost.
 type Limits struct {
 	// Nodes is the maximum number of nodes of the remote cluster.
 	// +optional

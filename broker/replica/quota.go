@@ -18,6 +18,8 @@ type limit struct {
 	objectsKey, addressesKey, perGroupKey string
 	// addressesName is the name of addresses in messages, such as "pod CIDRs".
 	addressesName string
+	// size is that of the remote, from which limits come that nobody set; empty for none.
+	size config.Size
 	// unknown means that the kind does not exist: nothing of it is accepted or remembered.
 	unknown bool
 }
@@ -26,19 +28,19 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
 	most := l.MebibytesPerKind << 20
 	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
-		return limit{objects: l.Nodes, addresses: l.PodCIDRs, bytes: most, perGroup: l.PodCIDRsPerNode,
+		return limit{size: l.Size, objects: l.Nodes, addresses: l.PodCIDRs, bytes: most, perGroup: l.PodCIDRsPerNode,
 			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesName: "pod CIDRs"}
 	case semaphorev1.Kind_KIND_SERVICE:
-		return limit{objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, bytes: most,
+		return limit{size: l.Size, objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, bytes: most,
 			ports:      l.PortsPerService,
 			objectsKey: "services"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most, perGroup: l.EndpointsPerService,
-			ports:      l.PortsPerService,
+		return limit{size: l.Size, objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most,
+			perGroup: l.EndpointsPerService, ports: l.PortsPerService,
 			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService",
 			addressesName: "addresses"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
-		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: most, perGroup: l.IPsPerSet,
+		return limit{size: l.Size, objects: l.SetMembers, addresses: l.SetIPs, bytes: most, perGroup: l.IPsPerSet,
 			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesName: "addresses"}
 	}
 	return limit{unknown: true}
@@ -83,33 +85,40 @@ func (c *contents) exceeded(n admission.Need) resource {
 
 // overLimitReason returns the reason why an object would exceed a limit; "" if there is room.
 func (c *contents) overLimitReason(n admission.Need) string {
-	switch c.exceeded(n) {
-	case ofPorts:
-		return fmt.Sprintf("%d ports: the limit is %d (limits.portsPerService of this remote)", n.Ports, c.limit.ports)
-	case ofObjects:
-		return fmt.Sprintf("the limit of %d objects is reached (limits.%s of this remote)", c.used.Objects,
-			c.limit.objectsKey)
-	case ofAddresses:
-		return fmt.Sprintf("%d %s beside %d accepted: the limit is %d (limits.%s of this remote)",
-			n.Addresses, c.limit.addressesName, c.used.Addresses, c.limit.addresses, c.limit.addressesKey)
-	case ofClusterIPs:
-		return fmt.Sprintf(
-			"%d Services with a cluster IP beside %d of this remote: the limit is %d (limits.clusterIPs of this remote)",
-			n.ClusterIPs,
-			c.used.ClusterIPs,
-			c.limit.clusterIPs,
-		)
-	case ofExports:
-		return fmt.Sprintf("the limit of %d Services that ServiceExports export is reached (limits.exports of this remote)",
-			c.limit.exports)
-	case ofBytes:
-		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d (limits.mebibytesPerKind of this remote)", n.Bytes,
-			c.used.Bytes, c.limit.bytes)
-	case ofGroup:
-		return fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d (limits.%s of this remote)",
-			n.Addresses, c.limit.addressesName, c.perGroup[n.Group], n.Group, c.limit.perGroup, c.limit.perGroupKey)
+	text, key := c.reachedLimit(n)
+	if text == "" {
+		return ""
 	}
-	return ""
+	from := ""
+	if c.limit.size != "" {
+		from = ", whose size is " + string(c.limit.size)
+	}
+	return fmt.Sprintf("%s (limits.%s of this remote%s)", text, key, from)
+}
+
+// reachedLimit returns what an object would exceed, and the configuration key of that limit.
+func (c *contents) reachedLimit(n admission.Need) (text, key string) {
+	switch l := c.limit; c.exceeded(n) {
+	case ofPorts:
+		return fmt.Sprintf("%d ports: the limit is %d", n.Ports, l.ports), "portsPerService"
+	case ofObjects:
+		return fmt.Sprintf("the limit of %d objects is reached", c.used.Objects), l.objectsKey
+	case ofAddresses:
+		return fmt.Sprintf("%d %s beside %d accepted: the limit is %d", n.Addresses, l.addressesName, c.used.Addresses,
+			l.addresses), l.addressesKey
+	case ofClusterIPs:
+		return fmt.Sprintf("%d Services with a cluster IP beside %d of this remote: the limit is %d", n.ClusterIPs,
+			c.used.ClusterIPs, l.clusterIPs), "clusterIPs"
+	case ofExports:
+		return fmt.Sprintf("the limit of %d Services that ServiceExports export is reached", l.exports), "exports"
+	case ofBytes:
+		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d", n.Bytes, c.used.Bytes, l.bytes),
+			"mebibytesPerKind"
+	case ofGroup:
+		return fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d", n.Addresses, l.addressesName,
+			c.perGroup[n.Group], n.Group, l.perGroup), l.perGroupKey
+	}
+	return "", ""
 }
 
 // partThatFits returns the accepted part of an object that exceeds a limit, if an earlier state of it was accepted. For

@@ -226,10 +226,12 @@ func TestR05EachLimitIsKept(t *testing.T) {
 			object(kNode, "n2", "a")}, "big"},
 	} {
 		t.Run(c.key+" "+semaphorev1.KindName(c.objects[0].Key.Kind), func(t *testing.T) {
+			c.limits.Size = config.Small
 			check := func(res Result) {
 				t.Helper()
-				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != finding.OverLimit ||
-					!strings.Contains(res.Refused[0].Reason, "limits."+c.key+" ") {
+				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused ||
+					res.Refused[0].Code != finding.OverLimit || !strings.Contains(res.Refused[0].Reason,
+					"(limits."+c.key+" of this remote, whose size is small)") {
 					t.Errorf("refused %+v, want %s by limits.%s", res.Refused, c.refused, c.key)
 				}
 				if len(res.Changes) != 2 {

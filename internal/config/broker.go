@@ -104,6 +104,8 @@ type Remote struct {
 	WireGuard     WireGuard `json:"wireguard"`
 	// Encryption is strict, permissive or clear; Broker.Encryption if empty.
 	Encryption Strictness `json:"encryption"`
+	// Size has the Limits that are not set; Medium if empty.
+	Size Size `json:"size"`
 	// Limits on what it may export.
 	Limits Limits `json:"limits"`
 
@@ -280,7 +282,7 @@ func (c *Broker) completeRemotes(p *problems) {
 		} else {
 			r.Encryption.check(p, field+".encryption")
 		}
-		r.Limits.complete(p, field+".limits", len(c.Remotes))
+		r.Limits.complete(p, field+".limits", r.Size, len(c.Remotes))
 		c.completeDevice(p, field+".wireguard", r, seen)
 	}
 	c.checkNodeSubnets(p)

@@ -1,11 +1,15 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -94,6 +98,7 @@ func TestLoadBroker(t *testing.T) {
 }`))
 	testkit.Must(t, err)
 	limits := Limits{
+		Size:  Medium,
 		Nodes: 1_000, PodCIDRs: 10_000, PodCIDRsPerNode: 64, Services: 2_000, PortsPerService: 100, ClusterIPs: 1_000,
 		Exports: 1_000, EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000,
 		SetMembers: 100_000, SetIPs: 200_000,
@@ -178,6 +183,41 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 		if r.Limits.SetIPs != 10_000 || r.Limits.SetMembers != 100_000 {
 			t.Fatalf("limits of %s: %+v", r.Name, r.Limits)
 		}
+	}
+}
+
+// TestSizes: a size has the limits that docs/configuration.md has in its column, for one remote; those that are given
+// stand.
+func TestSizes(t *testing.T) {
+	data, err := os.ReadFile("../../docs/configuration.md")
+	testkit.Must(t, err)
+	rows := regexp.MustCompile("(?m)^\\| `spec[.]limits[.](\\w+)` \\| [^|]+ \\| `(\\d+)` \\| `(\\d+)` \\| `(\\d+)` \\|").
+		FindAllStringSubmatch(string(data), -1)
+	for i, size := range []Size{Small, Medium, Large} {
+		want := map[string]int{}
+		for _, row := range rows {
+			want[row[1]], err = strconv.Atoi(row[2+i])
+			testkit.Must(t, err)
+		}
+		l, ok := LimitsOf(size, 1)
+		text, err := json.Marshal(l)
+		testkit.Must(t, err)
+		got := map[string]int{}
+		testkit.Must(t, json.Unmarshal(text, &got))
+		if !ok || l.Size != size || !maps.Equal(got, want) {
+			t.Errorf("%s has %v, documented is %v", size, got, want)
+		}
+		if l, _ := LimitsOf(size, 1_000); l.SetIPs != 1_000 || l.IPsPerSet != 1_000 {
+			t.Errorf("%s: %d addresses in sets of each of 1,000 remotes", size, l.SetIPs)
+		}
+	}
+	c, err := Parse[described]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nfeatures: [policy]\nremotes:\n" +
+		"- {name: c2, podSubnets: [10.2.0.0/16], size: large, limits: {nodes: 7}}\n"))
+	testkit.Must(t, err)
+	want, _ := LimitsOf(Large, 1)
+	want.Nodes = 7
+	if got := c.Remotes[0].Limits; got != want {
+		t.Errorf("large with 7 nodes has %+v, want %+v", got, want)
 	}
 }
 
@@ -448,6 +488,7 @@ func TestBadBroker(t *testing.T) {
 			[]string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
 		{"limit below 0", remote(", limits: {nodes: -1}"),
 			[]string{"remotes[0].limits.nodes: -1: use a number from 1 to 100000000"}},
+		{"no size", remote(", size: huge"), []string{`remotes[0].size: "huge": use small, medium or large`}},
 		{"limit beyond all", remote(", limits: {endpoints: 1000000000}"),
 			[]string{"remotes[0].limits.endpoints: 1000000000: use"}},
 		{"more addresses in sets than Felix can hold", remotes(", limits: {setIPs: 900000}"),

@@ -1,8 +1,16 @@
 package config
 
-// Limits bound what one remote may export. The defaults are above what a cluster of 500 nodes exports, and below what
-// would harm this one; objects over a limit are refused one by one. Numbers count objects unless said otherwise.
+import (
+	"reflect"
+	"strings"
+)
+
+// Limits bound what one remote may export. Objects over a limit are refused one by one. Numbers count objects unless
+// said otherwise.
 type Limits struct {
+	// Size is that from which limits come that nobody set.
+	Size Size `json:"-"`
+
 	Nodes int `json:"nodes"`
 	// PodCIDRs bounds those of all nodes, PodCIDRsPerNode those of one: each is an allowed IP of a peer on every node
 	// of this cluster.
@@ -36,41 +44,68 @@ type Limits struct {
 	StreamsPerMinute int `json:"streamsPerMinute"`
 }
 
+// Size names the limits of a remote.
+type Size string
+
+// The three sizes: limits above what a cluster of 50, 500 and 5,000 nodes exports.
+const (
+	Small  Size = "small"
+	Medium Size = "medium"
+	Large  Size = "large"
+)
+
 // maxSetIPs bounds the addresses of all remotes together. A policy's selector may select all sets, and Felix writes
 // their addresses to one ipset of at most 1,048,576; with more, calico-node does not start.
 const maxSetIPs = 1_000_000
 
-// complete fills in absent limits. remotes is the number of remotes that share the common bounds.
-func (l *Limits) complete(p *problems, field string, remotes int) {
-	setIPs := min(200_000, maxSetIPs/max(1, remotes))
-	for _, v := range []struct {
-		name     string
-		value    *int
-		standard int
-	}{
-		{"nodes", &l.Nodes, 1_000},
-		{"podCIDRs", &l.PodCIDRs, 10_000},
-		{"podCIDRsPerNode", &l.PodCIDRsPerNode, 64},
-		{"services", &l.Services, 2_000},
-		{"portsPerService", &l.PortsPerService, 100},
-		{"clusterIPs", &l.ClusterIPs, 1_000},
-		{"exports", &l.Exports, 1_000},
-		{"endpointSlices", &l.EndpointSlices, 10_000},
-		{"endpoints", &l.Endpoints, 100_000},
-		{"endpointsPerService", &l.EndpointsPerService, 10_000},
-		{"setMembers", &l.SetMembers, 100_000},
-		{"setIPs", &l.SetIPs, setIPs},
-		{"ipsPerSet", &l.IPsPerSet, setIPs},
-		{"mebibytesPerKind", &l.MebibytesPerKind, 64},
-		{"kibibytesPerSecond", &l.KibibytesPerSecond, 1024},
-		{"changesPerSecond", &l.ChangesPerSecond, 1_000},
-		{"streamsPerMinute", &l.StreamsPerMinute, 30},
-	} {
-		if *v.value == 0 {
-			*v.value = v.standard
+// LimitsOf returns the limits of a size; ok is false if there is no such size. remotes is the number of remotes that
+// share the common bounds.
+func LimitsOf(size Size, remotes int) (l Limits, ok bool) {
+	switch size {
+	case Small:
+		l = Limits{Nodes: 100, PodCIDRs: 1_000, PodCIDRsPerNode: 64, Services: 200, PortsPerService: 100,
+			ClusterIPs: 200, Exports: 200, EndpointSlices: 1_000, Endpoints: 10_000, EndpointsPerService: 1_000,
+			SetMembers: 10_000, SetIPs: 20_000, MebibytesPerKind: 8, KibibytesPerSecond: 256, ChangesPerSecond: 200,
+			StreamsPerMinute: 30}
+	case Medium:
+		l = Limits{Nodes: 1_000, PodCIDRs: 10_000, PodCIDRsPerNode: 64, Services: 2_000, PortsPerService: 100,
+			ClusterIPs: 1_000, Exports: 1_000, EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000,
+			SetMembers: 100_000, SetIPs: 200_000, MebibytesPerKind: 64, KibibytesPerSecond: 1024, ChangesPerSecond: 1_000,
+			StreamsPerMinute: 30}
+	case Large:
+		l = Limits{Nodes: 10_000, PodCIDRs: 100_000, PodCIDRsPerNode: 64, Services: 10_000, PortsPerService: 100,
+			ClusterIPs: 4_000, Exports: 4_000, EndpointSlices: 20_000, Endpoints: 200_000, EndpointsPerService: 10_000,
+			SetMembers: 200_000, SetIPs: 400_000, MebibytesPerKind: 128, KibibytesPerSecond: 4096, ChangesPerSecond: 4_000,
+			StreamsPerMinute: 30}
+	default:
+		return l, false
+	}
+	l.Size, l.SetIPs = size, min(l.SetIPs, maxSetIPs/max(1, remotes))
+	l.IPsPerSet = l.SetIPs
+	return l, true
+}
+
+// complete fills in absent limits by the size of the remote, whose default is Medium.
+func (l *Limits) complete(p *problems, field string, size Size, remotes int) {
+	if size == "" {
+		size = Medium
+	}
+	standard, ok := LimitsOf(size, remotes)
+	if !ok {
+		p.add(strings.TrimSuffix(field, "limits")+"size", "%q: use small, medium or large", size)
+	}
+	l.Size = size
+	given, absent := reflect.ValueOf(l).Elem(), reflect.ValueOf(standard)
+	for i := range given.NumField() {
+		value := given.Field(i)
+		if !value.CanInt() {
+			continue
 		}
-		if *v.value < 0 || *v.value > maxLimit {
-			p.add(field+"."+v.name, "%d: use a number from 1 to %d", *v.value, maxLimit)
+		if value.IsZero() {
+			value.Set(absent.Field(i))
+		}
+		if n := value.Int(); n < 0 || n > maxLimit {
+			p.add(field+"."+given.Type().Field(i).Tag.Get("json"), "%d: use a number from 1 to %d", n, maxLimit)
 		}
 	}
 }

@@ -143,7 +143,8 @@ func (c *Broker) Own() *Remote {
 	limits := g.Limits.limits()
 	// No other cluster determines the ClusterIPs and ports of the own Services.
 	limits.ClusterIPs, limits.Exports, limits.PortsPerService = 3*limits.Services, limits.Services, maxPorts
-	limits.complete(&problems{}, "", 1)
+	limits.complete(&problems{}, "", Medium, 1)
+	limits.Size = "" // a RemoteCluster has one
 	return &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: limits}
 }
 
@@ -163,7 +164,7 @@ func (g *GlobalServices) setDefaults() {
 
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	limits := g.Limits.limits()
-	limits.complete(p, field+".limits", 1)
+	limits.complete(p, field+".limits", Medium, 1)
 	g.Limits = OwnLimits{limits.Services, limits.EndpointSlices, limits.Endpoints, limits.EndpointsPerService}
 
 	g.SilentAfter.check(p, field+".silentAfter")

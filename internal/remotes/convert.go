@@ -21,7 +21,7 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 	r := config.Remote{
 		Name: name, PodSubnets: texts(spec.PodSubnets), NodeSubnets: texts(spec.NodeSubnets),
 		ServicePrefix: spec.ServicePrefix,
-		Encryption:    config.Strictness(spec.Encryption),
+		Encryption:    config.Strictness(spec.Encryption), Size: config.Size(spec.Size),
 	}
 	var errs []error
 	if w := spec.WireGuard; w != nil {

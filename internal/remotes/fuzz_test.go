@@ -22,7 +22,7 @@ func FuzzRemoteCluster(f *testing.F) {
 		"{podSubnets: [10.2.0.0/17], nodeSubnets: [192.0.2.0/24]}",
 		"{podSubnets: [10.3.0.0/16, fd03::/48], nodeSubnets: [192.0.2.0/24], servicePrefix: p, encryption: permissive, " +
 			"wireguard: {listenPort: 7775, mtu: 1280, probePort: 0, addressFamily: IPv6, persistentKeepalive: 25s, " +
-			"keyMaxAge: 24h}, limits: {services: 1, nodes: 2}}",
+			"keyMaxAge: 24h}, size: small, limits: {services: 1, nodes: 2}}",
 		"{broker: {address: 'b:1'}, export: {rules: [{kinds: [services], namespaces: [a], selector: {matchExpressions: " +
 			"[{key: k, operator: In, values: [v]}]}, action: Offer}]}}",
 		"{trustBundle: x, wireguard: {listenPort: 70000, mtu: -1, persistentKeepalive: 1y, probePort: 65536}}",
