@@ -222,7 +222,12 @@ func texts(lists ...[]netip.Prefix) (all []string) {
 func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
 
 // BuildCleanup builds the objects that remove an installation: docs/removal.md.
-func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) { return build(v, "cleanup") }
+func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) {
+	v.Components = slices.DeleteFunc(slices.Clone(v.Components), func(c string) bool {
+		return c == "monitors" // the cluster may no longer serve their type, and they go with the namespace
+	})
+	return build(v, "cleanup")
+}
 
 func build(v Values, cleanup string) ([]*unstructured.Unstructured, error) {
 	files, err := Overlay(v, "../deploy")

@@ -41,7 +41,7 @@ var allFeatures = config.Features{config.Encryption, config.Services, config.Pol
 type Wishes struct {
 	Name     string          `json:"name,omitempty"`
 	Features config.Features `json:"features,omitempty"`
-	// Components of deploy/features, in addition to those that the cluster needs.
+	// Components of deploy/features, in addition to those that the cluster needs or can have; -NAME leaves one out.
 	Components []string `json:"components,omitempty"`
 	// Image is REPOSITORY, REPOSITORY:TAG or REPOSITORY@DIGEST; empty for the image of the release.
 	Image          string         `json:"image,omitempty"`
@@ -103,8 +103,8 @@ func (w Wishes) Check() error {
 		}
 	}
 	for _, c := range w.Components {
-		if !slices.Contains(Components(), c) {
-			return wrong("components", "%q: use %s", c, strings.Join(Components(), ", "))
+		if !slices.Contains(Components(), strings.TrimPrefix(c, "-")) {
+			return wrong("components", "%q: use %s, or -NAME", c, strings.Join(Components(), ", "))
 		}
 	}
 	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
@@ -205,6 +205,7 @@ func Addresses(nodes []preflight.Node) string {
 	return strings.Join(out, ",")
 }
 
+// Reason is why an installation has a component; -NAME is left out.
 type Reason struct{ Component, Why string }
 
 // Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
@@ -237,12 +238,20 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		findings = append(findings, show.Blocker(facts.Context, finding.PolicyWithoutCalico, "feature policy",
 			"--features encryption,services", "the CNI is %s: policies by sets of remote pods need Calico", facts.CNI))
 	}
-	reasons := needed(&facts, v.Features)
+	reasons := append(needed(&facts, v.Features), possible(&facts, v.Features)...)
 	for _, c := range w.Components {
-		reasons = append(reasons, Reason{c, "wanted"})
+		name, out := strings.CutPrefix(c, "-")
+		why := "wanted"
+		if out {
+			why = "not wanted"
+		}
+		// What an operator says replaces what was found.
+		reasons = append(slices.DeleteFunc(reasons, func(r Reason) bool {
+			return strings.TrimPrefix(r.Component, "-") == name
+		}), Reason{c, why})
 	}
 	for _, r := range reasons {
-		if !slices.Contains(v.Components, r.Component) {
+		if !strings.HasPrefix(r.Component, "-") {
 			v.Components = append(v.Components, r.Component)
 		}
 	}
@@ -286,6 +295,23 @@ func needed(c *preflight.Cluster, features config.Features) []Reason {
 		}
 	}
 	return out
+}
+
+// possible returns the components that a cluster has by default where it can, and why others are left out.
+func possible(c *preflight.Cluster, features config.Features) []Reason {
+	mcs := Reason{MCS, "for ServiceExports and ServiceImports"}
+	switch {
+	case !features.Has(config.Services):
+		mcs = Reason{"-mcs", "it needs the feature services"}
+	case !c.MCS:
+		mcs = Reason{"-mcs", "the cluster does not serve the Multi-Cluster Services API"}
+	}
+	monitors := Reason{"monitors", "for the Prometheus Operator"}
+	if !c.PodMonitors {
+		monitors = Reason{"-monitors", "the cluster does not serve PodMonitors"}
+	}
+	return []Reason{mcs, monitors,
+		{"network-policies", "only pods of this cluster reach the metrics of broker and exporter"}}
 }
 
 var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.0-9]*)?$`)

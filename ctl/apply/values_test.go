@@ -112,6 +112,7 @@ func TestDecide(t *testing.T) {
 				PodSubnets: prefixes("10.1.0.0/16"), ServiceSubnets: prefixes("10.101.0.0/16"),
 				NodeSubnets: prefixes("192.0.2.0/24"), Expose: NodePort}
 			x.want(&want)
+			want.Components = slices.Sorted(slices.Values(append(want.Components, "network-policies")))
 			got, _, findings := Decide(found(x.found), x.wishes, DefaultNamespace, x.version)
 			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(),
 				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
@@ -127,6 +128,40 @@ func TestDecide(t *testing.T) {
 				t.Errorf("findings %q, want %q", codes, x.findings)
 			}
 		})
+	}
+}
+
+// TestPossible: what the cluster serves is used by default, and only then; the operator leaves out what he names.
+func TestPossible(t *testing.T) {
+	services, policy := config.Features{config.Services}, config.Features{config.Policy}
+	for _, x := range []struct {
+		mcs, monitors bool
+		wishes        Wishes
+		want, out     string
+	}{
+		{false, false, Wishes{Features: services}, "network-policies", "mcs monitors"},
+		{true, true, Wishes{Features: services}, "mcs monitors network-policies", ""},
+		{true, true, Wishes{Features: policy}, "monitors network-policies", "mcs"},
+		{true, true, Wishes{Features: services, Components: []string{"-mcs", "-monitors", "-network-policies", "-ippools"}},
+			"", "ippools mcs monitors network-policies"},
+		{false, false, Wishes{Features: services, Components: []string{"mcs", "-network-policies"}}, "mcs",
+			"monitors network-policies"},
+	} {
+		v, reasons, _ := Decide(found(func(c *preflight.Cluster) { c.Calico, c.MCS, c.PodMonitors = nil, x.mcs, x.monitors }),
+			x.wishes, DefaultNamespace, "")
+		var out []string
+		for _, r := range reasons {
+			if name, is := strings.CutPrefix(r.Component, "-"); is {
+				out = append(out, name)
+			}
+			if r.Why == "" {
+				t.Errorf("%+v: no reason for %s", x.wishes, r.Component)
+			}
+		}
+		slices.Sort(out)
+		if got := strings.Join(v.Components, " "); got != x.want || strings.Join(out, " ") != x.out {
+			t.Errorf("%+v: %q without %q, want %q without %q", x.wishes, got, out, x.want, x.out)
+		}
 	}
 }
 

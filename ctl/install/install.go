@@ -81,7 +81,8 @@ a problem prevents it.`,
 	f.StringSliceVar(&features, "features", nil,
 		"of encryption, services and policy (default: all, without Calico all but policy)")
 	f.StringSliceVar(&i.wishes.Components, "components", nil,
-		"directories of deploy/features beyond those that the cluster is found to need, such as userspace-wireguard")
+		"directories of deploy/features beyond those that the cluster is found to need or can have, such as own-names; "+
+			"-NAME leaves one out, such as -mcs")
 	f.StringVar(&i.wishes.Image, "image", "", "`REPOSITORY:TAG` or REPOSITORY@DIGEST (default: that of this release)")
 	f.Var((*prefixesFlag)(&i.wishes.PodSubnets), "pod-subnets", "subnets of the pods (default: as found)")
 	f.Var((*prefixesFlag)(&i.wishes.ServiceSubnets), "service-subnets", "subnets of the Services (default: as found)")
@@ -244,6 +245,8 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	var has string // the name that the cluster has already
 	if one.before != nil {
 		has, one.wishes = one.before.Values.Cluster, i.wishes.Over(one.before.Wishes)
+		// Without the definitions of its types nothing is withdrawn from other clusters; without the component all would be.
+		facts.MCS = facts.MCS || slices.Contains(one.before.Values.Components, apply.MCS)
 	}
 	if authority, err := one.pki.Authority(ctx); err != nil {
 		return nil, nil, err
@@ -381,6 +384,11 @@ func (i *installation) plan(t io.Writer) {
 		}
 		fmt.Fprintf(t, "  component\t%s%s\n", c, why)
 	}
+	for _, r := range i.reasons {
+		if name, out := strings.CutPrefix(r.Component, "-"); out {
+			fmt.Fprintf(t, "  without\t%s (%s)\n", name, r.Why)
+		}
+	}
 	image := v.Image
 	if image == "" {
 		image = "of the manifests, " + apply.Repository + ":main"
@@ -477,7 +485,7 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	if slices.Contains(i.values.Components, apply.MCS) {
+	if slices.Contains(i.wishes.Components, apply.MCS) {
 		if err := i.defineMCS(ctx, w); err != nil {
 			return err
 		}

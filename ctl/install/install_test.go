@@ -1,20 +1,26 @@
 package install
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -140,6 +146,7 @@ func TestInstall(t *testing.T) {
 	}
 	imports("semaphore-broker", "ownNames: true")
 	withoutOwnNames(t, admin, ctl)
+	usesWhatIsServed(t, cfg, admin, ctl)
 
 	ctltest.Golden(t, "install-dns", ctl(0, "install --dns"))
 	if text := names(); !strings.HasPrefix(text, corefile) || !strings.Contains(text, "\ncluster.global {") ||
@@ -159,6 +166,7 @@ func TestInstall(t *testing.T) {
 		metav1.GetOptions{}); err != nil {
 		t.Errorf("without --yes it was removed: %v", err)
 	}
+	removeDefinition(t, cfg, podMonitors.GroupResource().String()) // uninstall needs no type of others
 	ctltest.Golden(t, "uninstall-yes", ctl(0, "uninstall --yes"))
 	ctltest.Patch(t, admin.CoreV1().Nodes(), "n1", `{"metadata":{"annotations":{"other":null}}}`)
 	// The definitions of the Multi-Cluster Services API, and the users' ServiceExports, outlive the component and the
@@ -206,6 +214,88 @@ func withoutOwnNames(t *testing.T, admin kubernetes.Interface, ctl func(want int
 		t.Errorf("without the component, what leads to other clusters is there still: %v", err)
 	}
 	must(t, beside.Delete(t.Context(), "theirs", metav1.DeleteOptions{}))
+}
+
+// usesWhatIsServed: components whose types the cluster serves are installed, and printed, unless the operator leaves
+// them out; then nothing of them is there. The Multi-Cluster Services API stays on while its definitions are gone.
+func usesWhatIsServed(t *testing.T, cfg *rest.Config, admin kubernetes.Interface, ctl func(int, string) string) {
+	t.Helper()
+	dyn := dynamic.NewForConfigOrDie(cfg)
+	has := func() (out []string) {
+		t.Helper()
+		for what, get := range map[string]func() error{
+			"mcs": func() error {
+				_, err := admin.RbacV1().ClusterRoles().Get(t.Context(), "semaphore-broker-mcs", metav1.GetOptions{})
+				return err
+			},
+			"monitors": func() error {
+				_, err := dyn.Resource(podMonitors).Namespace("semaphore").Get(t.Context(), "semaphore", metav1.GetOptions{})
+				return err
+			},
+			"network-policies": func() error {
+				_, err := admin.NetworkingV1().NetworkPolicies("semaphore").Get(t.Context(), "semaphore-broker",
+					metav1.GetOptions{})
+				return err
+			},
+		} {
+			if err := get(); err == nil {
+				out = append(out, what)
+			} else if !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	servePodMonitors(t, cfg)
+	ctltest.Golden(t, "install-left-out", ctl(0, "install --components=-mcs,-monitors,-network-policies"))
+	ctl(0, "install") // the earlier wishes
+	if got := has(); len(got) > 0 {
+		t.Errorf("left out, and there: %q", got)
+	}
+	ctltest.Golden(t, "install-served", ctl(0, "install --components="))
+	if got := has(); len(got) != 3 {
+		t.Errorf("there is only %q", got)
+	}
+	removeDefinition(t, cfg, "serviceexports.multicluster.x-k8s.io")
+	if out := ctl(0, "install --dry-run=client -o yaml"); !strings.Contains(out, "name: semaphore-broker-mcs") {
+		t.Error("without the definition of ServiceExports, install turns them off")
+	}
+	if out := ctl(0, "install --components mcs"); strings.Count(out, "created, as there is none") != 1 {
+		t.Errorf("a definition is not applied:\n%s", out)
+	}
+}
+
+var podMonitors = schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1", Resource: "podmonitors"}
+
+// servePodMonitors has the apiserver serve the type of the Prometheus Operator.
+func servePodMonitors(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	anything := true
+	kubetest.Create(t, apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(),
+		&apiextensions.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: podMonitors.GroupResource().String()},
+			Spec: apiextensions.CustomResourceDefinitionSpec{Group: podMonitors.Group, Scope: "Namespaced",
+				Names: apiextensions.CustomResourceDefinitionNames{Plural: podMonitors.Resource, Kind: "PodMonitor"},
+				Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: podMonitors.Version, Served: true,
+					Storage: true, Schema: &apiextensions.CustomResourceValidation{
+						OpenAPIV3Schema: &apiextensions.JSONSchemaProps{Type: "object",
+							XPreserveUnknownFields: &anything}}}}}})
+	must(t, wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			_, err := dynamic.NewForConfigOrDie(cfg).Resource(podMonitors).List(ctx, metav1.ListOptions{})
+			return err == nil, nil
+		}))
+}
+
+func removeDefinition(t *testing.T, cfg *rest.Config, name string) {
+	t.Helper()
+	definitions := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	must(t, definitions.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	must(t, wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			_, err := definitions.Get(ctx, name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		}))
 }
 
 // encryptionLater: install adds encryption only when each RemoteCluster has what it needs.

@@ -95,6 +95,9 @@ type Cluster struct {
 	Nodes               []Node  `json:"nodes"`
 	KubeProxy           string  `json:"kubeProxy,omitempty"`
 	DNS                 DNS     `json:"dns"`
+	// MCS and PodMonitors are set if the cluster serves the Multi-Cluster Services API and the Prometheus Operator's type.
+	MCS         bool `json:"multiClusterServices"`
+	PodMonitors bool `json:"podMonitors"`
 	// Clock is how far the apiserver's clock is ahead of ours, with an error of up to a second; nil if it could not be
 	// read.
 	Clock *time.Duration `json:"clock,omitempty"`

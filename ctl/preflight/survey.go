@@ -58,6 +58,7 @@ func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	s.readServiceSubnets(ctx)
 	s.readProxy(ctx)
 	s.readDNS(ctx)
+	s.readTypes(ctx)
 	s.readRights(ctx)
 	s.propose(c.Context)
 	return s.out, nil
@@ -368,6 +369,18 @@ func (s *surveyor) readDNS(ctx context.Context) {
 			s.out.DNS.Import = m[1]
 		}
 	}
+}
+
+// readTypes reads whether the cluster serves types that an installation uses where they exist.
+func (s *surveyor) readTypes(ctx context.Context) {
+	serves := func(of ...schema.GroupVersionResource) bool {
+		list, err := s.First(ctx, of, "", metav1.ListOptions{Limit: 1})
+		s.unread(err)
+		return list != nil
+	}
+	s.out.MCS = serves(fleet.MCS("serviceexports")...) && serves(fleet.MCS("serviceimports")...)
+	s.out.PodMonitors = serves(schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1",
+		Resource: "podmonitors"})
 }
 
 // installs are the rights that an installation needs beyond those of the parts; an administrator has them.

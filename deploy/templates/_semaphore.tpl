@@ -1,10 +1,35 @@
 {{/*
+The components that may be "auto": true where the cluster serves their types, and the configuration has what mcs needs.
+*/}}
+{{- define "semaphore.auto" -}}
+{{- $mcs := .Values.components.mcs -}}
+{{- if eq (toString $mcs) "auto" -}}
+{{- $mcs = and (or (.Capabilities.APIVersions.Has "multicluster.x-k8s.io/v1beta1/ServiceImport")
+  (.Capabilities.APIVersions.Has "multicluster.x-k8s.io/v1alpha1/ServiceImport")) .Values.features.services
+  (not .Values.foreignExporter) .Values.exporter.config.localBroker
+  (.Values.broker.config.globalServices | default dict).podSubnets -}}
+{{- end -}}
+{{- $monitors := .Values.components.monitors -}}
+{{- if eq (toString $monitors) "auto" }}{{ $monitors = .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" }}{{ end -}}
+{{- dict "mcs" (not (not $mcs)) "monitors" $monitors | toYaml -}}
+{{- end -}}
+
+{{/* Enables mcs in a configuration of exporter or broker that says nothing of it, where the component is. */}}
+{{- define "semaphore.enableMCS" -}}
+{{- if (include "semaphore.auto" .root | fromYaml).mcs -}}
+{{- $mcs := .config.mcs | default dict -}}
+{{- if not (hasKey $mcs "enabled") }}{{ $_ := set .config "mcs" (set $mcs "enabled" true) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
 Which files of the chart belong to these values: the same that kustomize has in its kustomization.yaml, which a test compares
 object by object.
 */}}
 {{- define "semaphore.files" -}}
 {{- $f := .Values.features -}}
-{{- $c := .Values.components -}}
+{{- $c := deepCopy .Values.components -}}
+{{- range $name, $on := include "semaphore.auto" . | fromYaml }}{{ $_ := set $c $name $on }}{{ end -}}
 {{- $files := list "broker/deployment.yaml" "broker/disruption.yaml" "broker/service.yaml" "broker/serviceaccount.yaml" "broker/leader.yaml"
   "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "broker/remotes.yaml" "broker/viewer.yaml" "exporter/remotes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
   "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" "exporter/source.yaml" -}}
@@ -35,6 +60,7 @@ object by object.
 {{- $features := list -}}
 {{- range $feature := list "encryption" "services" "policy" }}{{ if index $.root.Values.features $feature }}{{ $features = append $features $feature }}{{ end }}{{ end -}}
 {{- if lt (len $features) 3 }}{{ $_ := set $config "features" $features }}{{ end -}}
+{{- include "semaphore.enableMCS" (dict "root" .root "config" $config) -}}
 {{- end -}}
 {{- if $config }}{{ toYaml $config }}
 {{ end }}cluster: {{ .root.Values.cluster }}

@@ -51,16 +51,18 @@ func load(t *testing.T) *chart.Chart {
 	return c
 }
 
-// template is `helm template` with the values of a text in YAML.
-func template(t *testing.T, namespace, values string) (objects, error) {
+// template is `helm template` with the values of a text in YAML, for a cluster that serves these types.
+func template(t *testing.T, namespace, values string, served ...string) (objects, error) {
 	t.Helper()
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.APIVersions = append(capabilities.APIVersions, served...)
 	c := load(t)
 	var given map[string]any
 	if err := yaml.UnmarshalStrict([]byte(values), &given); err != nil {
 		t.Fatal(err)
 	}
 	release := chartutil.ReleaseOptions{Name: "semaphore", Namespace: namespace, Revision: 1, IsInstall: true}
-	all, err := chartutil.ToRenderValues(c, given, release, chartutil.DefaultCapabilities)
+	all, err := chartutil.ToRenderValues(c, given, release, capabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +213,7 @@ func TestSameObjects(t *testing.T) {
 				"ippools: true, mcs: true, " +
 				"networkPolicies: true, networksets: true, ownNames: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
-				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
+				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {federation: {type: NodePort, " +
 				"nodePort: 30843}, remotePodSubnets: {c2: [10.2.0.0/16, 'fd00:2::/64'], eu-1.example.com: [10.4.0.0/16]}}\n",
 			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, " +
 				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
@@ -229,8 +231,8 @@ patches:
 				"remotePodSubnets.eu-1.example.com=10.4.0.0/16, localSubnets", 1),
 		},
 		"variables of exporter and broker": {
-			values: "exporter: {env: [{name: A, value: b}], config: {}}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
-				"{name: s, key: k}}}], config: {}}\n",
+			values: "exporter: {env: [{name: A, value: b}]}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
+				"{name: s, key: k}}}]}\ncomponents: {networkPolicies: false}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
 				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, " +
 				"DEPLOY/cluster-name]\n" + `
@@ -247,14 +249,14 @@ patches:
 		"policy alone": {
 			values: "features: {encryption: false, services: false}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker]\ncomponents: [DEPLOY/features/policy, " +
-				"DEPLOY/cluster-name]\n" + names,
+				"DEPLOY/features/network-policies, DEPLOY/cluster-name]\n" + names,
 		},
 		"an image by its digest, a load balancer": {
 			values: "image: {digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n" +
-				"broker: {federation: {type: LoadBalancer, annotations: {example.org/internal: 'true'}}, config: {}}\n",
+				"broker: {federation: {type: LoadBalancer, annotations: {example.org/internal: 'true'}}}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
 				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, " +
-				"DEPLOY/cluster-name]\n" +
+				"DEPLOY/features/network-policies, DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, digest: 'sha256:" + strings.Repeat("a", 64) + "'}]\n" + `
 patches:
   - target: {kind: Service, name: semaphore-broker-federation}
@@ -304,11 +306,58 @@ patches:
 				t.Fatal(err)
 			}
 			files := map[string]string{"exporter.yaml": exporter, "broker.yaml": broker, "subnets.yaml": broker}
-			if name == "policy alone" {
+			switch name {
+			case "policy alone":
 				files["exporter.yaml"], files["broker.yaml"] = exporter+"features: [policy]\n", broker+"features: [policy]\n"
+			case "all features, with all components":
+				for file := range files {
+					files[file] += "mcs: {enabled: true}\n"
+				}
 			}
 			compare(t, helm, kustomize(t, c.kustomization, files))
 		})
+	}
+}
+
+// TestAuto: rights, objects and configuration by a type are there where the cluster serves it, and what they need is.
+func TestAuto(t *testing.T) {
+	mcs, monitors := "multicluster.x-k8s.io/v1beta1/ServiceImport", "monitoring.coreos.com/v1/PodMonitor"
+	const configured = "cluster: c1\nexporter: {config: {localBroker: {address: '192.0.2.1:30843'}}}\n" +
+		"broker: {config: {globalServices: {podSubnets: [10.1.0.0/16]}}}\n"
+	for _, x := range []struct {
+		values, served string
+		want           string
+	}{
+		{configured, "", ""},
+		{configured, mcs, "broker exporter rights subnets"},
+		{configured, "multicluster.x-k8s.io/v1alpha1/ServiceImport", "broker exporter rights subnets"},
+		{configured, monitors, "monitor"},
+		{"cluster: c1\n", mcs, ""},
+		{configured + "features: {services: false}\n", mcs, ""},
+		{configured + "components: {mcs: false, monitors: false}\n", mcs + " " + monitors, ""},
+		{configured + "components: {mcs: true, monitors: true}\n", "", "broker exporter monitor rights subnets"},
+		{strings.Replace(configured, "{config: {", "{config: {mcs: {enabled: false}, ", 1), mcs, "broker rights subnets"},
+	} {
+		all, err := template(t, "semaphore", x.values, strings.Fields(x.served)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		if all["ClusterRole <nil>/semaphore-broker-mcs"] != nil {
+			got = append(got, "rights")
+		}
+		for part, file := range map[string]string{"exporter": "config", "broker": "config", "subnets": "broker"} {
+			data := all["ConfigMap semaphore/semaphore-"+part]["data"].(map[string]any)
+			if strings.Contains(data[file+".yaml"].(string), "mcs:\n  enabled: true") {
+				got = append(got, part)
+			}
+		}
+		if all["PodMonitor semaphore/semaphore"] != nil {
+			got = append(got, "monitor")
+		}
+		if slices.Sort(got); strings.Join(got, " ") != x.want {
+			t.Errorf("%q, where %q is served: %q, want %s", x.values, x.served, got, x.want)
+		}
 	}
 }
 
