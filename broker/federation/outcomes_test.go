@@ -58,7 +58,7 @@ func TestOutcomes(t *testing.T) {
 		t.Errorf("problem %q", p)
 	}
 	l.current.outcomes.diff(of(0, maxOutcomes+1, "a"))
-	if p := l.omittedProblem(); l.omitted() != 1 || !strings.Contains(p, "cluster c2 receives") {
+	if p := l.omittedProblem(); l.omitted() != 1 || !strings.Contains(p, "the report to cluster c2 is full") {
 		t.Errorf("%d, problem %q", l.omitted(), p)
 	}
 }

@@ -428,7 +428,7 @@ func TestBadBroker(t *testing.T) {
 				"remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
 		{"same prefix", remotes(", servicePrefix: c2"), []string{`remotes[1].servicePrefix: "c2" is also that of c2`}},
 		{"prefixes that can collide", remotes(", servicePrefix: c2-eu"),
-			[]string{`remotes[1].servicePrefix: "c2-eu" and "c2" of c2: one is the other with "-…" behind it`}},
+			[]string{`remotes[1].servicePrefix: "c2-eu" and "c2" of c2: one begins with the other and a "-"`}},
 		{"prefix", remote(", servicePrefix: C_2"), []string{`remotes[0].servicePrefix: "C_2" begins the names of Services`}},
 		{"name that begins no Service",
 			"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n",
