@@ -31,9 +31,12 @@ var (
 
 // Router is a namespace between one cluster and all others, with nftables of its own. Nodes behind it need no
 // other routes: it answers ARP for those outside, and those outside reach its own addresses. It forwards what its rules
-// permit. IPv4 only.
+// permit, and IPv6 without any translation.
 type Router struct {
 	Netns *netns.Namespace
+
+	fabric  *netns.Namespace
+	cluster *Cluster
 }
 
 // Route puts a router before a cluster, which had the others on its link until then. The router forwards nothing before
@@ -43,7 +46,7 @@ func (tb *Testbed) Route(ctx context.Context, c *Cluster) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Router{Netns: ns}
+	r := &Router{Netns: ns, fabric: tb.fabric, cluster: c}
 	inside, outside := c.NodeSubnet.String(), "172.18.0.0/16"
 	// Forwarding is on before there are rules to permit anything: so a rule that drops comes first.
 	const nothing = "table ip filter {\nchain forward { type filter hook forward priority 0; policy drop; }\n}"
@@ -79,16 +82,60 @@ func (tb *Testbed) Route(ctx context.Context, c *Cluster) (*Router, error) {
 		return nil, err
 	}
 	for _, other := range tb.clusters {
-		if other == c {
-			continue
-		}
 		for _, n := range other.Nodes {
-			if err := run(ctx, ns, "", "ip", "neigh", "add", "proxy", n.IP.String(), "dev", RouterInside); err != nil {
-				return nil, err
+			if other != c {
+				if err := run(ctx, ns, "", "ip", "neigh", "add", "proxy", n.IP.String(), "dev", RouterInside); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
+	if c.PodCIDR6.IsValid() {
+		if err := r.forwardIPv6(ctx, tb.clusters); err != nil {
+			return nil, err
+		}
+	}
 	return r, tb.moveInside(ctx, c)
+}
+
+// forwardIPv6 makes the router answer for the nodes of both sides, and forward IPv6 between them.
+func (r *Router) forwardIPv6(ctx context.Context, all []*Cluster) error {
+	inside := netip.PrefixFrom(r.cluster.Nodes[0].IP6, 64).Masked()
+	commands := []string{"ip route add " + inside.String() + " dev " + RouterInside,
+		"ip route add " + fabricPrefix6.String() + " dev " + RouterOutside}
+	values := map[string]string{"ipv6/conf/all/forwarding": "1"}
+	for _, link := range []string{RouterOutside, RouterInside} {
+		values["ipv6/conf/"+link+"/proxy_ndp"], values["ipv6/neigh/"+link+"/proxy_delay"] = "1", "0"
+	}
+	for _, c := range all {
+		link := RouterInside
+		if c == r.cluster {
+			link = RouterOutside
+		}
+		for _, n := range c.Nodes {
+			commands = append(commands, "ip neigh add proxy "+n.IP6.String()+" dev "+link)
+		}
+	}
+	if err := setSysctls(r.Netns, values); err != nil {
+		return err
+	}
+	for _, command := range commands {
+		if err := run(ctx, r.Netns, "", strings.Fields(command)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Neighbour returns a machine behind the router which is no node.
+func (r *Router) Neighbour(ctx context.Context) (*netns.Namespace, error) {
+	const port = "neighbour"
+	ip := netip.AddrFrom4([4]byte{172, 18, r.cluster.NodeSubnet.Addr().As4()[2], 200})
+	ns, err := connect(r.fabric, r.Netns.Name()+"-"+port, port, ip)
+	if err != nil {
+		return nil, err
+	}
+	return ns, run(ctx, r.fabric, "", "ip", "link", "set", port, "master", insideBridge)
 }
 
 // moveInside moves the ports of a cluster to the inner bridge, and has all nodes forget where the others were.
