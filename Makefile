@@ -287,6 +287,48 @@ image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archi
 	@echo "== image"
 	@go run ./deploy/image/build $(if $(PUSH),--push '$(PUSH)')
 
+# What a release has is made here, without a network once the modules are loaded: .github/workflows/release.yaml calls
+# this, publishes and signs. The same commit, version and release of Go give the same bytes.
+REPOSITORY ?= kube-semaphore/semaphore
+RELEASE    ?= $(BIN)/release/$(VERSION)
+PARTS       = $(BIN)/release/parts-of-$(VERSION)
+DIGEST      = $$(cat $(PARTS)/digest)
+PLATFORMS  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
+PACK        = tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go=rX --use-compress-program='gzip -n' \
+	--mtime=@$$(git log -1 --format=%ct) -cf
+
+.PHONY: release
+release: ## all that a release has, into bin/release/VERSION: VERSION=vX.Y.Z; PUSH=REFERENCE as in make image
+	@[[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?$$ ]] || \
+	  { echo "make release: give it a version: VERSION=v0.1.0"; exit 1; }
+	@rm -rf $(RELEASE) $(PARTS) && mkdir -p $(RELEASE) $(PARTS)/chart
+	@echo "== image"
+	@go run ./deploy/image/build --out $(RELEASE) $(if $(PUSH),--push '$(PUSH)') | tee $(PARTS)/image.log
+	@grep -o -m 1 'sha256:[0-9a-f]\{64\}' $(PARTS)/image.log > $(PARTS)/digest
+	@echo "== manifests and chart, with that image by its digest"
+	@git ls-files -z deploy ':!*.go' | xargs -0 cp --parents -t $(PARTS)
+	@grep -rl ghcr.io/kube-semaphore/semaphore:main $(PARTS)/deploy --include=*.yaml | \
+	  xargs sed -i "s#ghcr.io/kube-semaphore/semaphore:main#ghcr.io/$(REPOSITORY)@$(DIGEST)#"
+	@$(PACK) $(RELEASE)/semaphore-manifests-$(VERSION).tar.gz -C $(PARTS) deploy
+	@sed -i "s#^  repository: .*#  repository: ghcr.io/$(REPOSITORY)#; s#^  digest: \"\"#  digest: $(DIGEST)#" \
+	  $(PARTS)/deploy/values.yaml
+	@cd tools/helm && go tool helm package $(PARTS)/deploy --version $(VERSION:v%=%) --app-version $(VERSION) \
+	  --destination $(PARTS) >/dev/null
+	@tar -xzf $(PARTS)/semaphore-$(VERSION:v%=%).tgz -C $(PARTS)/chart # Helm writes the time of now
+	@$(PACK) $(RELEASE)/semaphore-$(VERSION:v%=%).tgz -C $(PARTS)/chart semaphore
+	@cp tools/krew.yaml $(RELEASE)/krew-semaphore.yaml
+	@sed -i 's/VERSION/$(VERSION)/' $(RELEASE)/krew-semaphore.yaml
+	@for p in $(PLATFORMS); do os=$${p%/*} arch=$${p#*/}; one=$(PARTS)/$$os-$$arch; \
+	  archive=semaphorectl-$$os-$$arch.tar.gz; \
+	  echo "== semaphorectl for $$p"; mkdir $$one; cp LICENSE $$one; \
+	  GOOS=$$os GOARCH=$$arch go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $$one/ ./cmd/semaphorectl; \
+	  $(PACK) $(RELEASE)/$$archive -C $$one LICENSE $$(cd $$one && echo semaphorectl*); \
+	  printf '    - selector: {matchLabels: {os: %s, arch: %s}}\n      uri: %s\n      sha256: %s\n      bin: %s\n' \
+	    $$os $$arch https://github.com/$(REPOSITORY)/releases/download/$(VERSION)/$$archive \
+	    $$(sha256sum $(RELEASE)/$$archive | cut -d' ' -f1) $$(cd $$one && echo semaphorectl*) \
+	    >> $(RELEASE)/krew-semaphore.yaml; done
+	@cd $(RELEASE) && sha256sum -- * > SHA256SUMS && ls -s --block-size=K
+
 .PHONY: components
 components: ## what the testbed's clusters and nodes run, Kubernetes, containerd, Calico and so on: built once, then cached
 	@GOGC=$(COMPILERS) go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed

@@ -33,7 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	loopback.Enter(kubetest.Prepare)
+	loopback.Enter(kubetest.Prepare, modules)
 	os.Exit(m.Run())
 }
 
