@@ -641,22 +641,20 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 	if err != nil {
 		return err
 	}
+	var own []apply.Ref
 	for _, o := range slices.Backward(objects) {
-		if o.GetKind() == "Namespace" {
-			continue
+		if o.GetKind() != "Namespace" {
+			own = append(own, apply.RefOf(o))
 		}
-		if err := f.applier.Remove(ctx, apply.RefOf(o)); err != nil {
-			return err
-		}
+	}
+	if err := f.applier.RemoveAll(ctx, own...); err != nil {
+		return err
 	}
 	others, err := fleet.List[corev1.ServiceAccount](ctx, f.applier.Cluster.Objects, fleet.AccountsGVR,
 		apply.ReaderNamespace, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
 	if err != nil {
 		return err
 	}
-	others = slices.DeleteFunc(others, func(o corev1.ServiceAccount) bool {
-		return o.Name == what.ReaderName() // it is being deleted
-	})
 	if len(others) == 0 {
 		if err := f.applier.RemoveAll(ctx, apply.NamespaceRef(apply.ReaderNamespace)); err != nil {
 			return err

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -90,11 +88,6 @@ func TestServices(t *testing.T) {
 	t.Run("ClusterIP", func(t *testing.T) { b.clusterIP(ctx, t) })
 	t.Run("headless", func(t *testing.T) { b.headless(ctx, t) })
 	t.Run("rolling update", func(t *testing.T) { b.rollingUpdate(ctx, t, 20) })
-	if text := os.Getenv("ROLLOUTS"); text != "" {
-		runs, err := strconv.Atoi(text)
-		must(t, err)
-		t.Run("rollouts compared", func(t *testing.T) { b.compareRollouts(ctx, t, runs) })
-	}
 	t.Run("global", func(t *testing.T) { b.global(ctx, t) })
 }
 
