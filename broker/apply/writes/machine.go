@@ -221,7 +221,7 @@ type Seen[T Object] struct {
 	There  bool
 	// Owner is the cluster that the object came from; empty if no object of the broker exists.
 	Owner string
-	// Change is the change that the write includes.
+	// Change is the change that the object may lack.
 	Change Change
 }
 
@@ -248,6 +248,11 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if write != nil { // what has changed since Begin is in the answer, or was just too late for it
+		m.keep(seen.Name, seen.Change)
+		write.Change = m.changes[seen.Name]
+		delete(m.changes, seen.Name)
+	}
 	if left := m.belief.Left(now, seen.Name); left > 0 {
 		// If another writer deleted the object while the watch was down, no informer reports the deletion.
 		step.again(left)
@@ -288,7 +293,7 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 // difference returns the write that turns the existing object into the desired one; nil for none. differs reports
 // whether they differ. It needs no lock.
 func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T], differs bool) {
-	w := Write[T]{Name: seen.Name, Change: seen.Change, Have: seen.Object, Want: answer.Object}
+	w := Write[T]{Name: seen.Name, Have: seen.Object, Want: answer.Object}
 	switch {
 	case answer.Verdict == Absent && seen.There:
 		var none T

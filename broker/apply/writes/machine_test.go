@@ -141,6 +141,29 @@ func TestEarliestChangeCounts(t *testing.T) {
 	}
 }
 
+// TestChangeSinceBegin: a change that comes between the question for the desired object and the decision belongs to the
+// write that follows, and to the next one if nothing is written.
+func TestChangeSinceBegin(t *testing.T) {
+	m := New(Kind[*corev1.Service]{Name: Service, Equal: func(_, _ *corev1.Service) bool { return true },
+		Merge: func(have, _ *corev1.Service) *corev1.Service { return have }}, stored{}, nil)
+	change := Change{"c2", paceStart}
+	absent := m.Begin(paceStart, "echo")
+	m.Changed(paceStart, "echo", change)
+	step := m.Decide(paceStart, absent, Answer[*corev1.Service]{Verdict: Absent})
+	if step.Write != nil || m.Begin(paceStart, "echo").Change != change {
+		t.Errorf("nothing is written (%v), and the next write lacks the change", step.Write)
+	}
+	missing := m.Begin(paceStart, "echo")
+	m.Changed(paceStart, "echo", change)
+	step = m.Decide(paceStart, missing, Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")})
+	if step.Write == nil || step.Write.Change != change {
+		t.Errorf("the write lacks the change: %+v", step.Write)
+	}
+	if left := m.Begin(paceStart, "echo").Change; left != (Change{}) {
+		t.Errorf("the next write has the change, too: %v", left)
+	}
+}
+
 // TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
 func TestEachWriteIsCharged(t *testing.T) {
 	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}
