@@ -127,8 +127,11 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 		must(t, s.in.WaitReady(ctx, c))
 	}
 	// Check both directions together: WireGuard sends to the source of the last packet, so a node that still uses its
-	// peer's IPv4 address moves the other end back to IPv4.
+	// peer's IPv4 address moves the other end back to IPv4. Without a packet after that, the other end stays there.
 	must(t, until(ctx, settle, func() error {
+		if err := exchange(ours.Netns, netip.AddrPortFrom(theirs.IPs[0], udpPort), 100); err != nil {
+			return err
+		}
 		for _, way := range [][2]*testbed.Cluster{{s.c1, s.c2}, {s.c2, s.c1}} {
 			n := way[0].Nodes[0]
 			peers, err := n.Exec(ctx, "wg", "show", "wireguard."+way[1].Name, "endpoints")

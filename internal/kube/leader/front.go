@@ -7,6 +7,7 @@ package leader
 // It knows the apiserver, and the Lease through a function. It does not know what the broker does.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,8 +47,7 @@ const (
 	readiness = 50 * time.Millisecond
 	// answer is the timeout of a request to the apiserver.
 	answer = 5 * time.Second
-	// farewell bounds how long a leader that stops tries to remove its address: no call should go to a pod that has
-	// ended.
+	// farewell is Farewell by default.
 	farewell = time.Second
 )
 
@@ -119,6 +119,9 @@ type FrontOptions struct {
 	// Ready returns why the leader is not ready for calls yet; nil if it is.
 	Ready func() error
 	Log   *slog.Logger
+	// Farewell bounds how long a leader that stops tries to remove its address: no call should go to a pod that has
+	// ended. It is a second by default.
+	Farewell time.Duration
 }
 
 // Front writes the slices while this replica leads.
@@ -133,6 +136,7 @@ type Front struct {
 
 // NewFront returns a Front. It sends no request yet.
 func NewFront(o FrontOptions) *Front {
+	o.Farewell = cmp.Or(o.Farewell, farewell)
 	slices := o.Client.DiscoveryV1().EndpointSlices(o.Pod.Namespace)
 	return &Front{FrontOptions: o, api: slices, problems: map[string]string{}}
 }
@@ -241,7 +245,7 @@ func (f *Front) lead(ctx context.Context, service string, family discoveryv1.Add
 // leave empties the slices that name this replica: kube-proxy then refuses calls immediately, until the next leader
 // writes itself.
 func (f *Front) leave(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, farewell)
+	ctx, cancel := context.WithTimeout(ctx, f.Farewell)
 	defer cancel()
 	f.each(ctx, func(ctx context.Context, service string, family discoveryv1.AddressType) error {
 		have, err := f.api.Get(ctx, SliceName(service, family), metav1.GetOptions{})
