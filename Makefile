@@ -41,6 +41,11 @@ demo: ## bring up two connected clusters on this machine and show, step by step,
 	@GOGC=$(COMPILERS) $(BIN)/testbed build $(if $(SOURCE),--source)
 	@$(BIN)/testbed demo
 
+.PHONY: recording
+recording: build ## docs/images/demo.svg, which plays, from a run of the demo
+	@$(BIN)/testbed demo </dev/null | tee $(BIN)/demo.log
+	@go run ./test/recording < $(BIN)/demo.log > docs/images/demo.svg
+
 # The modules of the components are loaded while something else is done, so that no compiler waits for them.
 .PHONY: modules
 modules:
