@@ -319,7 +319,7 @@ release: ## all that a release has, into bin/release/VERSION: VERSION=vX.Y.Z; PU
 	  $(PARTS)/deploy/values.yaml
 	@cd tools/helm && go tool helm package $(PARTS)/deploy --version $(VERSION:v%=%) --app-version $(VERSION) \
 	  --destination $(PARTS) >/dev/null
-	@tar -xzf $(PARTS)/semaphore-$(VERSION:v%=%).tgz -C $(PARTS)/chart # Helm writes the time of now
+	@tar -xmzf $(PARTS)/semaphore-$(VERSION:v%=%).tgz -C $(PARTS)/chart # Helm writes the time of now
 	@$(PACK) $(RELEASE)/semaphore-$(VERSION:v%=%).tgz -C $(PARTS)/chart semaphore
 	@cp tools/krew.yaml $(RELEASE)/krew-semaphore.yaml
 	@sed -i 's/VERSION/$(VERSION)/' $(RELEASE)/krew-semaphore.yaml
