@@ -24,26 +24,26 @@ type limit struct {
 	unknown bool
 }
 
-func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
-	most := l.MebibytesPerKind << 20
+func limitOf(kind semaphorev1.Kind, l config.Limits) (of limit) {
 	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
-		return limit{size: l.Size, objects: l.Nodes, addresses: l.PodCIDRs, bytes: most, perGroup: l.PodCIDRsPerNode,
+		of = limit{objects: l.Nodes, addresses: l.PodCIDRs, perGroup: l.PodCIDRsPerNode,
 			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesName: "pod CIDRs"}
 	case semaphorev1.Kind_KIND_SERVICE:
-		return limit{size: l.Size, objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, bytes: most,
-			ports:      l.PortsPerService,
+		of = limit{objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, ports: l.PortsPerService,
 			objectsKey: "services"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return limit{size: l.Size, objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most,
-			perGroup: l.EndpointsPerService, ports: l.PortsPerService,
-			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService",
-			addressesName: "addresses"}
+		of = limit{objects: l.EndpointSlices, addresses: l.Endpoints, perGroup: l.EndpointsPerService,
+			ports: l.PortsPerService, objectsKey: "endpointSlices", addressesKey: "endpoints",
+			perGroupKey: "endpointsPerService", addressesName: "addresses"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
-		return limit{size: l.Size, objects: l.SetMembers, addresses: l.SetIPs, bytes: most, perGroup: l.IPsPerSet,
+		of = limit{objects: l.SetMembers, addresses: l.SetIPs, perGroup: l.IPsPerSet,
 			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesName: "addresses"}
+	default:
+		return limit{unknown: true}
 	}
-	return limit{unknown: true}
+	of.bytes, of.size = l.MebibytesPerKind<<20, l.Size
+	return of
 }
 
 func exceeds(limit, used, more int) bool { return limit > 0 && more > 0 && used+more > limit }

@@ -51,16 +51,15 @@ func rows(output string) (out []row) {
 		if found == nil {
 			continue
 		}
-		if begins := step.MatchString(found[2]); !begins && !(strings.HasPrefix(found[2], "   ") && len(out) > 0) {
+		class := "s"
+		if step.MatchString(found[2]) {
+			class = "t"
+		} else if len(out) == 0 || !strings.HasPrefix(found[2], "   ") {
 			continue
 		}
 		seconds, _ := strconv.ParseFloat(found[1], 64) // the expression admits only numbers
 		at += min(seconds-before, longest)
 		before = seconds
-		class := "s"
-		if step.MatchString(found[2]) {
-			class = "t"
-		}
 		for i, part := range wrap(found[2], columns-10) {
 			stamp := ""
 			if i == 0 {
