@@ -18,22 +18,22 @@ const (
 	slowdown     = 3
 )
 
-// The spacing of writes of one object during a burst.
+// The spacing of writes of one object.
 const (
-	// urgentSpacing bounds the wait of an urgent change.
-	urgentSpacing = 100 * time.Millisecond
-	// minSpacing grows by half with each write, up to maxSpacing, while more and more changes arrive.
-	minSpacing, maxSpacing = 200 * time.Millisecond, 500 * time.Millisecond
+	// burstSpacing is that during a burst, and urgentSpacing that of an urgent change.
+	burstSpacing, urgentSpacing = 180 * time.Millisecond, 100 * time.Millisecond
+	// maxSpacing bounds that of writes that each take long.
+	maxSpacing = 500 * time.Millisecond
 	// The burst is over when nothing has changed for quiet.
 	quiet = 40 * time.Millisecond
 )
 
 // pace decides when the objects of one type are written. While changes arrive one by one, each is written immediately,
 // and those that arrive during a write go with the next one. In a burst, each write would carry one or two changes and
-// delay the apiserver's work that causes the burst. So the writes of an object are first minSpacing apart and then
-// more, as long as each carries several changes. The end of a burst is a time without changes of any object, because a
-// burst of pods usually belongs to several sets, each of which pauses now and then. While the apiserver is the
-// bottleneck, an object is not written for as long after a write as the write took, which halves the writes in flight.
+// delay the apiserver's work that causes the burst. So the writes of an object are burstSpacing apart. The end of a
+// burst is a time without changes of any object, because a burst of pods usually belongs to several sets, each of which
+// pauses now and then. While the apiserver is the bottleneck, an object is not written for as long after a write as the
+// write took, which halves the writes in flight.
 //
 // pace keeps the state, without a lock; decide decides.
 type pace struct {
@@ -56,11 +56,11 @@ type traffic struct {
 // pacedObject is the pace of one object.
 type pacedObject struct {
 	meter
-	// spacing after the last write, when that write began, and how long it took.
-	written         time.Time
-	lasted, spacing time.Duration
-	// changes counts those since the last write was taken, and had those that the last write carried.
-	changes, taken int
+	// written is when the last write began, and lasted how long it took.
+	written time.Time
+	lasted  time.Duration
+	// changes counts those since the last write was taken.
+	changes int
 	// began is when the write in flight began; zero for none.
 	began time.Time
 }
@@ -108,7 +108,7 @@ func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duratio
 	if o.written.IsZero() || !burst && !all.bottleneck() {
 		return 0
 	}
-	spacing := max(o.spacing, minSpacing)
+	spacing := burstSpacing
 	if !burst {
 		spacing = min(2*o.lasted, maxSpacing)
 	}
@@ -149,7 +149,7 @@ func (p *pace) wait(name string, now time.Time) (wait, urgent time.Duration) {
 // taken records that the object is written now, with all changes so far.
 func (p *pace) taken(name string) {
 	if o := p.objects[name]; o != nil {
-		o.changes, o.taken = 0, o.changes
+		o.changes = 0
 	}
 }
 
@@ -183,11 +183,6 @@ func (p *pace) wrote(name string, now time.Time, ok bool) {
 	if p.all.only == o {
 		average(&p.all.alone, took)
 		p.all.alone = min(p.all.alone, 2*took) // the first writes, on new connections, are slow
-	}
-	if o.taken > 1 && (o.over || p.all.over) && began.Sub(o.written) < 2*maxSpacing {
-		o.spacing = min(max(o.spacing, minSpacing)*3/2, maxSpacing)
-	} else {
-		o.spacing = minSpacing
 	}
 	o.written, o.lasted = began, took
 }

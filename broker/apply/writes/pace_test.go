@@ -40,8 +40,8 @@ func TestDecide(t *testing.T) {
 	wide.took = ms(15)
 	silent := burst
 	silent.changed = atMs(900)
-	object := func(written int, spacing time.Duration, over bool) pacedObject {
-		return pacedObject{meter: meter{over: over}, written: atMs(written), lasted: ms(20), spacing: spacing, changes: 1}
+	object := func(written int, over bool) pacedObject {
+		return pacedObject{meter: meter{over: over}, written: atMs(written), lasted: ms(20), changes: 1}
 	}
 	for _, c := range []struct {
 		name   string
@@ -50,22 +50,21 @@ func TestDecide(t *testing.T) {
 		urgent bool
 		want   time.Duration
 	}{
-		{"changes come one by one", object(999, minSpacing, false), calm, false, 0},
-		{"a burst long ago has no effect", object(999, maxSpacing, false), calm, false, 0},
-		{"a burst of this object", object(990, minSpacing, true), calm, false, quiet},
-		{"a burst of all objects", object(990, minSpacing, false), burst, false, quiet},
+		{"changes come one by one", object(999, false), calm, false, 0},
+		{"a burst long ago has no effect", object(999, false), calm, false, 0},
+		{"a burst of this object", object(990, true), calm, false, quiet},
+		{"a burst of all objects", object(990, false), burst, false, quiet},
 		{"a burst, and the object has its first write", pacedObject{changes: 1}, burst, false, 0},
-		{"a burst, and the object was not written lately", object(0, maxSpacing, false), burst, false, 0},
-		{"a burst, and the spacing is over soon", object(830, minSpacing, false), burst, false, ms(30)},
-		{"a burst that grows, and the spacing is over soon", object(530, maxSpacing, true), burst, false, ms(30)},
-		{"a burst in which an address has to leave", object(910, maxSpacing, true), burst, true, ms(10)},
-		{"a burst in which an address had to leave earlier", object(890, maxSpacing, true), burst, true, 0},
-		{"a burst that has ended", object(990, maxSpacing, true), silent, false, 0},
-		{"a burst, and nothing has changed in this object", pacedObject{written: atMs(990), spacing: minSpacing}, silent,
-			false, ms(190)},
-		{"the apiserver slows down under our writes", object(990, minSpacing, false), busy, false, ms(30)},
-		{"a write is slow, and few are under way", object(990, minSpacing, false), slow, false, 0},
-		{"many writes are under way, and none is slow", object(990, minSpacing, false), wide, false, 0},
+		{"a burst, and the object was not written lately", object(0, false), burst, false, 0},
+		{"a burst, and the spacing is over soon", object(850, false), burst, false, ms(30)},
+		{"a burst in which an address has to leave", object(910, true), burst, true, ms(10)},
+		{"a burst in which an address had to leave earlier", object(890, true), burst, true, 0},
+		{"a burst that has ended", object(990, true), silent, false, 0},
+		{"a burst, and nothing has changed in this object", pacedObject{written: atMs(990)}, silent, false,
+			ms(170)},
+		{"the apiserver slows down under our writes", object(990, false), busy, false, ms(30)},
+		{"a write is slow, and few are under way", object(990, false), slow, false, 0},
+		{"many writes are under way, and none is slow", object(990, false), wide, false, 0},
 	} {
 		if got := decide(atMs(1000), c.object, c.all, c.urgent); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
@@ -212,10 +211,10 @@ func TestPace(t *testing.T) {
 		{"50 a second", every(20, 500), nil, 500, 0, 0},
 		{"two while a write is under way", []int{0, 1, 2}, nil, 2, 5, 5},
 		{"ten at once", every(1, 10), nil, 3, 5, 5},
-		{"500 at once", every(1, 500), nil, 7, 80, 500},
+		{"500 at once", every(1, 500), nil, 7, 80, 180},
 		{"a rollout of 1,000 pods in 30 s", every(15, 2000), func(int) bool { return true }, rollout, 100, 100},
-		{"the same without pods that leave", every(15, 2000), nil, 180, 80, 500},
-		{"a burst, and later a trickle", append(every(5, 100), 5000, 5050, 5100), nil, 23, 0, 500},
+		{"the same without pods that leave", every(15, 2000), nil, 290, 80, 180},
+		{"a burst, and later a trickle", append(every(5, 100), 5000, 5050, 5100), nil, 23, 0, 180},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out := simulation{changes: [][]int{c.changes}, takes: writeTakes, urgent: c.urgent}.run()[0]
@@ -249,9 +248,9 @@ func TestPaceOfSeveralObjects(t *testing.T) {
 	}{
 		{"200 a second over 20 sets", 20, 2000, 200, 5, 100, 0, 0},
 		{"200 a second over 4 sets", 4, 2000, 200, 5, 500, 0, 0},
-		{"500 pods of 10 sets in 0.7 s", 10, 500, 714, 5, 10, 55, 310},
-		{"2,000 pods of 20 sets in 3 s", 20, 2000, 667, 5, 10, 60, 500},
-		{"2,000 pods of 20 sets in 2 s, slow writes", 20, 2000, 1000, 30, 10, 80, 530},
+		{"500 pods of 10 sets in 0.7 s", 10, 500, 714, 5, 10, 55, 180},
+		{"2,000 pods of 20 sets in 3 s", 20, 2000, 667, 5, 20, 70, 180},
+		{"2,000 pods of 20 sets in 2 s, slow writes", 20, 2000, 1000, 30, 13, 80, 210},
 		{"1,000 sets, each once a second", 1000, 3000, 1000, 5, 3, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -411,8 +410,8 @@ func TestPaceOfABurst(t *testing.T) {
 		writes    float64
 		p99, late int
 	}{
-		{share{500, 10, 0}, 5, 400, 100}, {share{2000, 20, 0}, 10, 600, 120}, {share{500, 10, 8}, 6, 520, 120},
-		{share{2000, 20, 8}, 13, 620, 140}, {share{2000, 20, 20}, 22, 650, 170},
+		{share{500, 10, 0}, 6.6, 250, 100}, {share{2000, 20, 0}, 20, 250, 100}, {share{500, 10, 8}, 8.5, 250, 100},
+		{share{2000, 20, 8}, 29, 260, 100}, {share{2000, 20, 20}, 41, 310, 130},
 	} {
 		writes, p99, late := c.run()
 		t.Logf("%d pods of %d sets beside %d programs: %.1f writes of a set, p99 %d ms, the last %d ms late", c.pods, c.sets,
