@@ -59,7 +59,7 @@ func (p *probing) run(d time.Duration) {
 		for _, s := range p.peers {
 			samples = append(samples, *s)
 		}
-		p.Observe(p.now, 0, samples)
+		p.Observe(p.now, 0, slices.Values(samples))
 		for _, key := range p.Probe(p.now) {
 			p.ordered[key]++
 			if _, is := p.began[key]; !is {

@@ -2,6 +2,7 @@ package paths
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -117,7 +118,7 @@ type trackedPeer struct {
 
 // Observe evaluates samples of all peers of the device. every is the device's persistent keepalive, 0 for off. It
 // reports whether the set of silent peers has changed.
-func (d *Liveness) Observe(now time.Time, every time.Duration, samples []PeerSample) (changed bool) {
+func (d *Liveness) Observe(now time.Time, every time.Duration, samples iter.Seq[PeerSample]) (changed bool) {
 	if d.peers == nil {
 		d.peers, d.endpoints = map[plan.PeerKey]*trackedPeer{}, map[netip.Addr]int{}
 	}
@@ -130,8 +131,9 @@ func (d *Liveness) Observe(now time.Time, every time.Duration, samples []PeerSam
 	if every > 0 {
 		idle += keepalive * int64(passed/every)
 	}
-	for i := range samples {
-		s := &samples[i]
+	n := 0
+	for s := range samples {
+		n++
 		p := d.peers[s.Key]
 		if p == nil || s.Sent < p.Sent || s.Received < p.Received { // new, or removed and added again
 			changed = d.forget(p) || changed
@@ -148,7 +150,7 @@ func (d *Liveness) Observe(now time.Time, every time.Duration, samples []PeerSam
 			d.count(s.Endpoint, 1)
 		}
 		was := p.state == Silent
-		p.observe(now, passed, idle, s, d.closely && passed <= closeGap)
+		p.observe(now, passed, idle, &s, d.closely && passed <= closeGap)
 		changed = changed || was != (p.state == Silent)
 		switch p.state {
 		case Talking:
@@ -162,7 +164,7 @@ func (d *Liveness) Observe(now time.Time, every time.Duration, samples []PeerSam
 			d.newest = s.Handshake
 		}
 	}
-	if len(d.peers) > len(samples) {
+	if len(d.peers) > n {
 		for key, p := range d.peers {
 			if p.lastRound != d.round {
 				changed = d.forget(p) || changed

@@ -3,6 +3,7 @@ package paths
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,7 +183,7 @@ func TestSequences(t *testing.T) {
 					if second%every != 0 {
 						continue
 					}
-					d.Observe(began.Add(time.Duration(second)*time.Second), c.keepalive, []PeerSample{peer.PeerSample})
+					d.Observe(began.Add(time.Duration(second)*time.Second), c.keepalive, slices.Values([]PeerSample{peer.PeerSample}))
 					state := Idle
 					for s, n := range []int{d.Counts().Idle, d.Counts().Talking, d.Counts().Silent} {
 						if n == 1 {
@@ -277,7 +278,7 @@ func TestClosely(t *testing.T) {
 			last := Silent
 			for second := range 110 {
 				c.second(peer, second)
-				d.Observe(began.Add(time.Duration(second)*time.Second), 0, []PeerSample{peer.PeerSample})
+				d.Observe(began.Add(time.Duration(second)*time.Second), 0, slices.Values([]PeerSample{peer.PeerSample}))
 				if is, _, _ := d.Peer(peer.Key); is != last {
 					last = is
 					got = append(got, fmt.Sprintf("%d %s", second, is))
@@ -304,7 +305,7 @@ func TestSilentPeers(t *testing.T) {
 				samples[i].Sent += initiation
 			}
 		}
-		if d.Observe(began.Add(time.Duration(second)*time.Second), 0, samples) {
+		if d.Observe(began.Add(time.Duration(second)*time.Second), 0, slices.Values(samples)) {
 			changes++
 		}
 	}
@@ -323,7 +324,8 @@ func TestSilentPeers(t *testing.T) {
 		t.Error("wrong addresses are known")
 	}
 	// Removed peers are no longer silent, or counted.
-	if !d.Observe(began.Add(time.Minute), 0, samples[:1]) || d.Counts() != (PeerCounts{Idle: 1}) || d.Silent(9) != nil {
+	if !d.Observe(began.Add(time.Minute), 0, slices.Values(samples[:1])) || d.Counts() != (PeerCounts{Idle: 1}) ||
+		d.Silent(9) != nil {
 		t.Errorf("%+v %+v", d.Counts(), d.Silent(9))
 	}
 	if d.Known(netip.MustParseAddr("192.0.2.2")) || !d.Known(netip.MustParseAddr("192.0.2.0")) {
@@ -331,7 +333,7 @@ func TestSilentPeers(t *testing.T) {
 	}
 	// A peer that moved is shown at its new endpoint.
 	samples[0].Endpoint = netip.MustParseAddrPort("[2001:db8::1]:51820")
-	d.Observe(began.Add(2*time.Minute), 0, samples[:1])
+	d.Observe(began.Add(2*time.Minute), 0, slices.Values(samples[:1]))
 	if !d.Known(netip.MustParseAddr("2001:db8::1")) || len(d.endpoints) != 1 {
 		t.Errorf("%v", d.endpoints)
 	}
@@ -343,13 +345,13 @@ func TestCountersGoBack(t *testing.T) {
 	s := []PeerSample{{Key: plan.PeerKey{1}, Endpoint: netip.MustParseAddrPort("192.0.2.1:1")}}
 	for second := range 20 {
 		s[0].Sent += initiation
-		d.Observe(began.Add(time.Duration(second)*time.Second), 0, s)
+		d.Observe(began.Add(time.Duration(second)*time.Second), 0, slices.Values(s))
 	}
 	if d.Counts().Silent != 1 {
 		t.Fatal("not silent")
 	}
 	s[0].Sent = 0
-	if !d.Observe(began.Add(20*time.Second), 0, s) || d.Counts().Silent != 0 || len(d.endpoints) != 1 ||
+	if !d.Observe(began.Add(20*time.Second), 0, slices.Values(s)) || d.Counts().Silent != 0 || len(d.endpoints) != 1 ||
 		d.endpoints[netip.MustParseAddr("192.0.2.1")] != 1 {
 		t.Errorf("%+v %v", d.Counts(), d.endpoints)
 	}
@@ -370,6 +372,6 @@ func BenchmarkObserve5000(b *testing.B) {
 			samples[i].Sent += 100
 			samples[i].Received += 100
 		}
-		d.Observe(now, 0, samples)
+		d.Observe(now, 0, slices.Values(samples))
 	}
 }

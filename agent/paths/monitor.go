@@ -10,6 +10,7 @@ package paths
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -72,8 +73,6 @@ type Monitor struct {
 	mu      sync.Mutex
 	devices map[string]*device // by cluster
 	probes  int                // under way
-	// samples is a buffer for Observe, which retains nothing of it.
-	samples []PeerSample
 	// closely is until when the peers are watched closely.
 	closely time.Time
 	// begin are the peers with which the device to a cluster must begin a handshake now.
@@ -159,19 +158,25 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.samples = m.samples[:0]
-	for i := range peers {
-		w := &peers[i]
-		s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
-		if w.LastHandshakeTime.Unix() > 0 {
-			s.Handshake = w.LastHandshakeTime
-		}
-		s.Endpoint = kernel.EndpointOf(w)
-		m.samples = append(m.samples, s)
-	}
 	d, now := m.device(cluster), time.Now()
 	d.liveness.Closely(m.isClose(now))
-	d.changed = d.liveness.Observe(now, keepalive, m.samples) || d.changed
+	d.changed = d.liveness.Observe(now, keepalive, samplesOf(peers)) || d.changed
+}
+
+func samplesOf(peers []wgtypes.Peer) iter.Seq[PeerSample] {
+	return func(yield func(PeerSample) bool) {
+		for i := range peers {
+			w := &peers[i]
+			s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
+			if w.LastHandshakeTime.Unix() > 0 {
+				s.Handshake = w.LastHandshakeTime
+			}
+			s.Endpoint = kernel.EndpointOf(w)
+			if !yield(s) {
+				return
+			}
+		}
+	}
 }
 
 // WithMTU returns the desired device with the MTU that the paths carry, if the broker leaves the MTU to the node.

@@ -51,8 +51,8 @@ func TestTraffic(t *testing.T) {
 	d, now, sent := &device{}, start, int64(0)
 	pass := func(seconds int, bytes int64) {
 		now, sent = now.Add(time.Duration(seconds)*time.Second), sent+bytes
-		d.liveness.Observe(now, 0, []PeerSample{{Key: plan.PeerKey{1}, Handshake: start.Add(time.Minute), Sent: sent,
-			Received: 2 * sent}})
+		d.liveness.Observe(now, 0, slices.Values([]PeerSample{{Key: plan.PeerKey{1}, Handshake: start.Add(time.Minute),
+			Sent: sent, Received: 2 * sent}}))
 	}
 	pass(1, 5_000)
 	d.takeReport(now)
