@@ -205,8 +205,11 @@ func Addresses(nodes []preflight.Node) string {
 	return strings.Join(out, ",")
 }
 
-// Reason is why an installation has a component; -NAME is left out.
-type Reason struct{ Component, Why string }
+// Reason is why an installation has a component, or leaves it out.
+type Reason struct {
+	Component, Why string
+	Without        bool
+}
 
 // Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
 // Findings of level Error are reasons not to install.
@@ -240,18 +243,15 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 	}
 	reasons := append(needed(&facts, v.Features), possible(&facts, v.Features)...)
 	for _, c := range w.Components {
-		name, out := strings.CutPrefix(c, "-")
-		why := "wanted"
-		if out {
-			why = "not wanted"
+		wish := Reason{Component: c, Why: "wanted"}
+		if name, without := strings.CutPrefix(c, "-"); without {
+			wish = Reason{Component: name, Why: "not wanted", Without: true}
 		}
 		// What an operator says replaces what was found.
-		reasons = append(slices.DeleteFunc(reasons, func(r Reason) bool {
-			return strings.TrimPrefix(r.Component, "-") == name
-		}), Reason{c, why})
+		reasons = append(slices.DeleteFunc(reasons, func(r Reason) bool { return r.Component == wish.Component }), wish)
 	}
 	for _, r := range reasons {
-		if !strings.HasPrefix(r.Component, "-") {
+		if !r.Without {
 			v.Components = append(v.Components, r.Component)
 		}
 	}
@@ -270,28 +270,30 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 var enforcing = []string{"Red Hat", "CentOS", "Rocky", "AlmaLinux", "Fedora", "Oracle Linux", "Bottlerocket"}
 
 // needed returns the components that a cluster needs, as far as its objects show.
-func needed(c *preflight.Cluster, features config.Features) []Reason {
-	var out []Reason
+func needed(c *preflight.Cluster, features config.Features) (out []Reason) {
+	because := func(component, why string) { out = append(out, Reason{Component: component, Why: why}) }
 	if c.Calico != nil {
-		out = append(out, Reason{"ippools", "Calico must not replace the addresses of pods that call remote pods"})
+		because("ippools", "Calico must not replace the addresses of pods that call remote pods")
 	}
 	if strings.Contains(c.Version, "-gke.") {
-		out = append(out, Reason{"gke", "Kubernetes " + c.Version})
+		because("gke", "Kubernetes " + c.Version)
 	}
 	if !features.Has(config.Encryption) {
 		return out // what follows is for agents
 	}
 	if old := c.OldKernels(); len(old) > 0 {
-		out = append(out, Reason{"userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", ")})
+		because("userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", "))
 	}
 	for _, n := range c.Nodes {
 		if strings.Contains(n.OS, "Red Hat Enterprise Linux CoreOS") {
-			return append(out, Reason{"openshift", "node " + n.Name + " runs " + n.OS})
+			because("openshift", "node " + n.Name + " runs " + n.OS)
+			return out
 		}
 	}
 	for _, n := range c.Nodes {
 		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
-			return append(out, Reason{"selinux", "node " + n.Name + " runs " + n.OS})
+			because("selinux", "node " + n.Name + " runs " + n.OS)
+			return out
 		}
 	}
 	return out
@@ -299,19 +301,19 @@ func needed(c *preflight.Cluster, features config.Features) []Reason {
 
 // possible returns the components that a cluster has by default where it can, and why others are left out.
 func possible(c *preflight.Cluster, features config.Features) []Reason {
-	mcs := Reason{MCS, "for ServiceExports and ServiceImports"}
+	mcs := Reason{Component: MCS, Why: "for ServiceExports and ServiceImports"}
 	switch {
 	case !features.Has(config.Services):
-		mcs = Reason{"-mcs", "it needs the feature services"}
+		mcs = Reason{MCS, "it needs the feature services", true}
 	case !c.MCS:
-		mcs = Reason{"-mcs", "the cluster does not serve the Multi-Cluster Services API"}
+		mcs = Reason{MCS, "the cluster does not serve the Multi-Cluster Services API", true}
 	}
-	monitors := Reason{"monitors", "for the Prometheus Operator"}
+	monitors := Reason{Component: "monitors", Why: "for the Prometheus Operator"}
 	if !c.PodMonitors {
-		monitors = Reason{"-monitors", "the cluster does not serve PodMonitors"}
+		monitors = Reason{"monitors", "the cluster does not serve PodMonitors", true}
 	}
 	return []Reason{mcs, monitors,
-		{"network-policies", "only pods of this cluster reach the metrics of broker and exporter"}}
+		{Component: "network-policies", Why: "only pods of this cluster reach the metrics of broker and exporter"}}
 }
 
 var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.0-9]*)?$`)

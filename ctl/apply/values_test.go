@@ -151,8 +151,8 @@ func TestPossible(t *testing.T) {
 			x.wishes, DefaultNamespace, "")
 		var out []string
 		for _, r := range reasons {
-			if name, is := strings.CutPrefix(r.Component, "-"); is {
-				out = append(out, name)
+			if r.Without {
+				out = append(out, r.Component)
 			}
 			if r.Why == "" {
 				t.Errorf("%+v: no reason for %s", x.wishes, r.Component)

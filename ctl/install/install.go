@@ -385,8 +385,8 @@ func (i *installation) plan(t io.Writer) {
 		fmt.Fprintf(t, "  component\t%s%s\n", c, why)
 	}
 	for _, r := range i.reasons {
-		if name, out := strings.CutPrefix(r.Component, "-"); out {
-			fmt.Fprintf(t, "  without\t%s (%s)\n", name, r.Why)
+		if r.Without {
+			fmt.Fprintf(t, "  without\t%s (%s)\n", r.Component, r.Why)
 		}
 	}
 	image := v.Image
