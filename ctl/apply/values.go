@@ -276,23 +276,23 @@ func needed(c *preflight.Cluster, features config.Features) (out []Reason) {
 		because("ippools", "Calico must not replace the addresses of pods that call remote pods")
 	}
 	if strings.Contains(c.Version, "-gke.") {
-		because("gke", "Kubernetes " + c.Version)
+		because("gke", "Kubernetes "+c.Version)
 	}
 	if !features.Has(config.Encryption) {
 		return out // what follows is for agents
 	}
 	if old := c.OldKernels(); len(old) > 0 {
-		because("userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", "))
+		because("userspace-wireguard", "without WireGuard in the kernel: "+strings.Join(old, ", "))
 	}
 	for _, n := range c.Nodes {
 		if strings.Contains(n.OS, "Red Hat Enterprise Linux CoreOS") {
-			because("openshift", "node " + n.Name + " runs " + n.OS)
+			because("openshift", "node "+n.Name+" runs "+n.OS)
 			return out
 		}
 	}
 	for _, n := range c.Nodes {
 		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
-			because("selinux", "node " + n.Name + " runs " + n.OS)
+			because("selinux", "node "+n.Name+" runs "+n.OS)
 			return out
 		}
 	}
