@@ -773,6 +773,8 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 	} else {
 		f.There = &policy.Way{Node: f.Source.Node, LookUpPathResponse: answer}
 		f.Proxy = answer.GetKubeProxy()
+		f.Apart = answer.GetPresent() == nil && g.target != nil &&
+			g.source.calls(ctx, f.Source.Node, f.Target.Cluster) && g.target.calls(ctx, f.Target.Node, f.Source.Cluster)
 	}
 	switch {
 	case g.target == nil:
@@ -803,6 +805,12 @@ func (g *pathGatherer) targetNode(ctx context.Context) *policy.Node {
 		}
 	}
 	return out
+}
+
+// calls reports whether a node publishes that the nodes of another cluster cannot reach it.
+func (s *side) calls(ctx context.Context, node, other string) bool {
+	n, err := fleet.Get[corev1.Node](ctx, s.objects, fleet.NodesGVR, "", node)
+	return err == nil && n != nil && n.Annotations[naming.CandidatesAnnotation(other)] == naming.Nowhere
 }
 
 // pools reads Calico's IPPools of both sides.

@@ -22,6 +22,8 @@ type Facts struct {
 	// There is the way from the source's node to the target, and Back that from the target's node to the source.
 	There, Back *Way
 	TargetNode  *Node
+	// Apart means that both nodes have no address at which the other could reach it.
+	Apart bool
 	// Pools are Calico's on the source's side, and TargetPools on the target's.
 	Pools, TargetPools *Pools
 	// Sets are the sets in the target's cluster that hold the source.

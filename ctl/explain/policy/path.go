@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -508,6 +509,11 @@ func (j *judge) peer() Link {
 	w := j.There
 	if w.Cluster == "" || deviceFault(w) != "" {
 		return l.unknown("follows from the above")
+	}
+	if j.Apart && w.Present == nil {
+		return l.broken(fmt.Sprintf("say on one of the two Nodes where it is reached: annotation %s; see docs/nat.md",
+			naming.ReachableAt), "node %s of %s and node %s of %s both have no address at which the other could reach it",
+			w.Node, j.Source.Cluster, j.Target.Node, j.Target.Cluster)
 	}
 	if fault, fix := peerFault(w, j.Target); fault != "" {
 		return l.broken(fix, "%s", fault)

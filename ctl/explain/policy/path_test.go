@@ -177,6 +177,11 @@ func TestJudge(t *testing.T) {
 			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			silent(f.Back)
 		}, finding.PathPeer, "the broker desires none", "in c2"},
+		{"no peer wanted, as both call", func(f *Facts) {
+			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
+			f.Apart = true
+			silent(f.Back)
+		}, finding.PathPeer, "node n1 of c1 and node m1 of c2 both have no address", "reachable-at"},
 		{"no peer set", func(f *Facts) { f.There.Present, f.There.Session = nil, nil }, finding.PathPeer, "desires m1",
 			"--agent n1"},
 		{"another node's prefix", func(f *Facts) { f.There.Present.Node = "m2" }, finding.PathPeer,
