@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -82,12 +83,22 @@ func CheckNFTables() error {
 	return nil
 }
 
+// transaction bounds one transaction, and the kernel's answers to it, one for each message, in bytes: the rules of a few
+// thousand remotes. With the kernel's own bounds, those of sixty remotes are too many.
+const transaction = 32 << 20
+
+func open() (*nftables.Conn, error) {
+	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(transaction), c.SetWriteBuffer(transaction))
+	}))
+}
+
 func readRuleset() (ruleset, error) {
 	s := ruleset{comments: map[direction][]string{}, expressions: map[direction][][]byte{}, counters: map[string]uint64{}}
 	if err := CheckNFTables(); err != nil {
 		return s, err
 	}
-	conn, err := nftables.New()
+	conn, err := open()
 	if err != nil {
 		return s, fmt.Errorf("nftables: %w", err)
 	}
@@ -188,7 +199,7 @@ func commentsOf(rules []rule) []string {
 // write replaces the existing table by that of remotes. It is one transaction: every packet meets either the old rules
 // or the new ones. Counters of remotes that remain continue.
 func write(remotes remotes, inbound bool, existing ruleset) error {
-	conn, err := nftables.New()
+	conn, err := open()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
@@ -231,7 +242,7 @@ func deleteTable() (bool, error) {
 	if err != nil || !existing.exists {
 		return false, err
 	}
-	conn, err := nftables.New()
+	conn, err := open()
 	if err != nil {
 		return false, fmt.Errorf("nftables: %w", err)
 	}

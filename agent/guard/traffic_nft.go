@@ -54,7 +54,7 @@ func readTraffic() (trafficSample, error) {
 	if err := CheckNFTables(); err != nil {
 		return nil, err
 	}
-	conn, err := nftables.New()
+	conn, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
@@ -188,7 +188,7 @@ func RemoveTraffic() (removed []string, err error) {
 	if CheckNFTables() != nil {
 		return nil, nil
 	}
-	conn, err := nftables.New()
+	conn, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
