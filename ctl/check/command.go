@@ -100,6 +100,13 @@ installed it checks:
   policy       a Calico policy that admits a set of pods admits the pod in the set, and no other
   cleanup      nothing of it is left, in any of the clusters
 
+With --bench it also measures, for ten seconds from each cluster to each other and to itself, one after the other, and
+says before for how long and which nodes. It takes all that these nodes and the links between them carry:
+
+  bandwidth    TCP from the client to the server, with 1 stream and with 16
+  latency      of small messages there and back, p50 and p99, idle and beside one such stream
+  requests     a second, each on a new connection, from 16 clients
+
 What is not installed, or cannot be looked at, is printed as unchecked, with the reason. The pods run the image of the
 cluster's broker, so nodes need to pull nothing else. docs/install.md has the rights that this takes.
 
@@ -115,6 +122,7 @@ at (NOT CHECKED).`,
 	f.StringVar(&c.sent.Image, "image", "", "with --traffic: `image` of the pods, which has semaphorectl in its PATH "+
 		"(default: that of the cluster's broker)")
 	f.BoolVar(&c.sent.Clean, "clean", false, "with --traffic: only remove what a check that was killed has left")
+	f.BoolVar(&c.sent.Bench, "bench", false, "with --traffic: measure, too, which takes all that nodes and links carry")
 	f.StringArrayVarP(&c.manifests, "filename", "f", nil, "`file` with manifests, - for standard input; may be repeated")
 	f.StringVar(&c.configFile, "config", "", "configuration `file` of an exporter, broker or agent")
 	show.ClusterFlag(cmd, &c.cluster, "with --config or -f: the cluster's, where the file has none")
@@ -177,8 +185,8 @@ func (c *checker) use() (inPods bool, err error) {
 		return false, errors.New("--pre, --traffic, -f, --config, --dir, --tls-dir: give one of them")
 	case (c.pre || c.traffic) && c.address != "":
 		return false, errors.New("--address: without --pre and --traffic")
-	case !c.traffic && (c.sent.Image != "" || c.sent.Clean):
-		return false, errors.New("--image, --clean: they are for --traffic")
+	case !c.traffic && (c.sent.Image != "" || c.sent.Clean || c.sent.Bench):
+		return false, errors.New("--image, --clean, --bench: they are for --traffic")
 	case (c.address == "") != (c.expect == ""):
 		return false, errors.New("--address and --expect: give both or none")
 	case c.timeout <= 0:

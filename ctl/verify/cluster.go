@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -194,22 +196,34 @@ func notRunning(p *corev1.Pod) string {
 
 // ask makes a pod ask. An error means that the pod could not be made to.
 func (c *verified) ask(ctx context.Context, namespace, pod string, q Question) (o Outcome, err error) {
-	args := []string{"semaphorectl", "probe", "ask", q.URL, "--attempt", q.Attempt.String(), "--within",
-		q.Within.String(),
-		fmt.Sprintf("--bytes=%d", q.Bytes), fmt.Sprintf("--refused=%t", q.Refused)}
-	ctx, cancel := context.WithTimeout(ctx, q.Within+q.Attempt+15*time.Second)
+	err = c.probe(ctx, namespace, pod, q.Within+q.Attempt, &o, "ask", q.URL, "--attempt", q.Attempt.String(),
+		"--within", q.Within.String(), fmt.Sprintf("--bytes=%d", q.Bytes), fmt.Sprintf("--refused=%t", q.Refused))
+	return o, err
+}
+
+// measure makes the client measure. An error means that it could not be made to.
+func (c *verified) measure(ctx context.Context, namespace string, server netip.AddrPort, m Measurement) (out Measured,
+	err error) {
+	err = c.probe(ctx, namespace, verifyClient, m.While+load.Grace, &out, "measure", string(m.Name), server.String(),
+		fmt.Sprintf("--streams=%d", m.Streams), "--while", m.While.String())
+	return out, err
+}
+
+// probe runs a probe in a pod, and reads its result.
+func (c *verified) probe(ctx context.Context, namespace, pod string, within time.Duration, result any,
+	args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, within+15*time.Second)
 	defer cancel()
 	var out, said bytes.Buffer
-	err = c.Exec(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
-		fleet.Streams{Out: &out, Err: &said}, args...)
+	err := c.Exec(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
+		fleet.Streams{Out: &out, Err: &said}, append([]string{"semaphorectl", "probe"}, args...)...)
 	if err == nil {
-		err = json.Unmarshal(out.Bytes(), &o)
+		err = json.Unmarshal(out.Bytes(), result)
 	}
 	if err != nil {
-		return o, fmt.Errorf("%s: exec in pod %s/%s: %w %s", c.Context, namespace, pod, err,
-			strings.TrimSpace(said.String()))
+		return fmt.Errorf("%s: exec in pod %s/%s: %w %s", c.Context, namespace, pod, err, strings.TrimSpace(said.String()))
 	}
-	return o, nil
+	return nil
 }
 
 // device returns the status of an agent's device for a cluster.
@@ -267,9 +281,21 @@ func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, be
 	}
 }
 
-// sets returns the broker's sets of pods in a namespace.
+// sets returns the broker's sets of pods in a namespace. The broker ends a connection that was idle for two minutes,
+// as during measurements, and one through the apiserver cannot be dialled again by itself.
 func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
-	return fleet.ReceiveSets(ctx, c.broker, &semaphorev1.ListSetsRequest{Namespace: namespace})
+	request := &semaphorev1.ListSetsRequest{Namespace: namespace}
+	all, err := fleet.ReceiveSets(ctx, c.broker, request)
+	if grpcstatus.Code(err) != codes.Unavailable {
+		return all, err
+	}
+	again, err := c.Part(ctx, fleet.Broker, "")
+	if err != nil {
+		return nil, err
+	}
+	c.broker.Close()
+	c.broker = again
+	return fleet.ReceiveSets(ctx, c.broker, request)
 }
 
 // removeNamespace deletes a namespace, and waits until it no longer exists.

@@ -21,6 +21,8 @@ type Traffic struct {
 	Image string
 	// Clean is set to only remove what a call that was killed has left.
 	Clean bool
+	// Bench is set to measure bandwidth, latency and requests, too.
+	Bench bool
 	// Timeout bounds the wait for the pods, and for each check to pass.
 	Timeout time.Duration
 	Format  string
@@ -28,7 +30,7 @@ type Traffic struct {
 
 // Run sends traffic between the clusters of the flags, prints what passed, and returns the exit code's error.
 func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
-	v := verifier{access: access, image: t.Image, timeout: t.Timeout,
+	v := verifier{access: access, image: t.Image, bench: t.Bench, timeout: t.Timeout,
 		progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}
 	if t.Clean {
 		return v.clean(cmd.Context(), cmd.OutOrStdout())

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 )
 
 // Probe is what check --traffic runs in the pods that it makes.
@@ -20,12 +22,19 @@ func Probe() *cobra.Command {
 	serve := &cobra.Command{
 		Use: "serve", Short: "answer who asks", Args: cobra.NoArgs, Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			listener, err := net.Listen("tcp", fmt.Sprintf(":%d", Port))
-			if err != nil {
-				return err
+			var listeners []net.Listener
+			for _, port := range []int{Port, LoadPort} {
+				listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
+				if err != nil {
+					return err
+				}
+				listeners = append(listeners, listener)
 			}
 			pod, node := Environment()
-			return Serve(cmd.Context(), listener, pod, node)
+			g, ctx := errgroup.WithContext(cmd.Context())
+			g.Go(func() error { return Serve(ctx, listeners[0], pod, node) })
+			g.Go(func() error { return load.Serve(ctx, listeners[1]) })
+			return g.Wait()
 		},
 	}
 	var q Question
@@ -46,6 +55,27 @@ func Probe() *cobra.Command {
 	f.DurationVar(&q.Attempt, "attempt", 3*time.Second, "how long one request may take")
 	f.DurationVar(&q.Within, "within", 0, "how long to try")
 	f.BoolVar(&q.Refused, "refused", false, "want no answer")
-	cmd.AddCommand(serve, ask)
+	cmd.AddCommand(serve, ask, measureCommand())
+	return cmd
+}
+
+func measureCommand() *cobra.Command {
+	var m Measurement
+	cmd := &cobra.Command{
+		Use: "measure NAME HOST:PORT", Short: "measure the path to a server, and print the result as JSON",
+		Args: cobra.ExactArgs(2), Hidden: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m.Name = Name(args[0])
+			data, err := json.Marshal(Measure(cmd.Context(), load.Path(args[1]), m))
+			if err != nil {
+				return err
+			}
+			return show.PrintDocument(cmd.OutOrStdout(), data, "json")
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&m.Streams, "streams", 0, "connections at once")
+	f.DurationVar(&m.While, "while", measureFor, "how long to measure")
+	f.Float64Var(&m.Rate, "rate", 0, "bytes per second of each stream; 0 is no limit")
 	return cmd
 }

@@ -35,7 +35,7 @@ func NewReport(namespace string, clusters []Cluster, checks []Check, seconds flo
 		switch c.Result {
 		case Passed:
 			r.Passed++
-			if c.To != "" {
+			if c.To != "" && c.To != c.From {
 				traffic++
 			}
 		case Failed:

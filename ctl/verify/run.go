@@ -40,6 +40,7 @@ const (
 type verifier struct {
 	access    *fleet.Access
 	image     string
+	bench     bool
 	timeout   time.Duration
 	progress  *progress
 	namespace string
@@ -174,16 +175,22 @@ func (v *verifier) checkAll(ctx context.Context) ([]Check, error) {
 			return nil, err
 		}
 	}
+	var out, measured []Check
+	if v.bench {
+		var err error
+		if measured, err = v.measure(ctx, ways); err != nil {
+			return nil, err
+		}
+	}
 	if err := v.checkPolicies(ctx, ways); err != nil {
 		return nil, err
 	}
-	var out []Check
 	for _, w := range ways {
 		for _, name := range Directed {
 			out = append(out, w.checks[name])
 		}
 	}
-	return out, nil
+	return append(out, measured...), nil
 }
 
 func (v *verifier) check(w *way, name Name, do func(Check) (Check, error)) error {

@@ -54,6 +54,8 @@ type Check struct {
 	Seconds float64 `json:"seconds"`
 	// Detail is what was observed, or why nothing was.
 	Detail string `json:"detail"`
+	// Measured is set for a measurement.
+	Measured []Measured `json:"measured,omitempty"`
 	// Code and Fix are set for a failure.
 	Code finding.Code `json:"code,omitempty"`
 	Fix  string       `json:"fix,omitempty"`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -107,15 +108,23 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 		if c := found["c1 c2 dns"]; !blocks && !strings.Contains(c.Detail, "no block for cluster.c2") {
 			t.Errorf("%+v", c)
 		}
-		out, err := b.commands(ctx, verify+" --timeout 3m", 0)
+		out, err := b.commands(ctx, verify+" --bench --timeout 3m", 0)
 		must(t, err)
 		t.Log(out)
+		for _, path := range []string{"c1 c1", "c1 c2", "c2 c1", "c2 c2"} {
+			for _, name := range []string{"bandwidth", "latency", "requests"} {
+				want := regexp.MustCompile("(?m)^" + strings.ReplaceAll(path+" "+name+" passed ", " ", " +") + ".*n[12] to n[12]")
+				if !want.MatchString(out) {
+					t.Errorf("no line %s", want)
+				}
+			}
+		}
+		b.nothingOfVerify(ctx, t)
 	})
 	t.Run("interrupted", func(t *testing.T) {
-		// Interrupt it after the first namespace exists and before the last check. With job control, the job receives
-		// SIGINT.
-		out, err := b.commands(ctx, "set -m; "+verify+" > interrupted 2>&1 & "+
-			"until grep -q 'making namespace' interrupted; do kill -0 $!; sleep 0.1; done; sleep 1; kill -INT $!; code=0; "+
+		// Interrupt it while pods send what they can. With job control, the job receives SIGINT.
+		out, err := b.commands(ctx, "set -m; "+verify+" --bench > interrupted 2>&1 & "+
+			"until grep -q 'measuring for' interrupted; do kill -0 $!; sleep 0.1; done; sleep 1; kill -INT $!; code=0; "+
 			"wait $! || code=$?; cat interrupted; exit $code", 1)
 		must(t, err)
 		if !strings.Contains(out, "interrupted; what the check made is removed") {
