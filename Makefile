@@ -276,8 +276,26 @@ bench: components build ## all benchmarks as one table, each figure with its flo
 	@echo "== benchmarks of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
 	@go build -o $(BIN)/bench-table ./test/bench/table
 	@go test -p 1 -timeout 40m -run '^$$' -bench '$(BENCH)' -benchtime 1s \
-	  $$(git grep -l '^func Benchmark.*testing.B' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|') | $(BIN)/bench-table
+	  $$(git grep -l '^func Benchmark.*testing.B' -- '*_test.go' ':!test/scale' | xargs -n1 dirname | sort -u | sed 's|^|./|') | $(BIN)/bench-table
 	@echo "load afterwards: $$(cut -d' ' -f1-3 /proc/loadavg)"
+
+# SCALE=PREFIX runs some rows: Mesh, Agents, Devices, Endpoints. docs/scale.md says which variables make them smaller.
+SCALE ?= Mesh|Agents|Devices|Endpoints
+
+.PHONY: scale
+scale: components build ## the cost of a hundred clusters as one table: SCALE=Mesh runs one row of four (half an hour)
+	@echo "== scale of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
+	@go build -o $(BIN)/bench-table ./test/bench/table
+	@SCALE=1 go test -p 1 -timeout 3h -run '^$$' -bench '^Benchmark($(SCALE))' -benchtime 1x ./agent ./test/scale | \
+	  $(BIN)/bench-table
+	@echo "load afterwards: $$(cut -d' ' -f1-3 /proc/loadavg)"
+
+SOAK ?= 2h
+
+.PHONY: soak
+soak: components build ## broker and exporter under churn for SOAK=2h: what they use is flat, and printed every minute
+	@go build -o $(BIN)/bench-table ./test/bench/table
+	@SOAK=$(SOAK) go test -timeout 25h -run '^$$' -bench '^BenchmarkSoak$$' -benchtime 1x ./test/scale | $(BIN)/bench-table
 
 .PHONY: build
 build: ## the programs, into bin/

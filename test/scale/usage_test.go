@@ -1,0 +1,133 @@
+package scale
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
+)
+
+// program is a part that runs as a process.
+type program struct {
+	*testkit.Process
+	b              *testing.B
+	http, profiles string
+	// run starts it, again after Kill.
+	run func()
+}
+
+// usage is what a process uses.
+type usage struct {
+	heap, resident                 float64 // MiB; the heap after a collection
+	goroutines, series, descriptor float64
+	cpu                            time.Duration
+}
+
+// usage reads what the process uses, after a collection of garbage.
+func (p *program) usage() (u usage, err error) {
+	profile, err := get("http://" + p.profiles + "/debug/pprof/heap?gc=1&debug=1")
+	if err != nil {
+		return u, err
+	}
+	u.heap = field(profile, "# HeapAlloc =") / (1 << 20)
+	metrics, err := get("http://" + p.http + "/metrics")
+	if err != nil {
+		return u, err
+	}
+	for line := range strings.Lines(metrics) {
+		if !strings.HasPrefix(line, "#") {
+			u.series++
+		}
+	}
+	u.goroutines = field(metrics, "go_goroutines")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	if err != nil {
+		return u, err
+	}
+	u.resident = field(string(status), "VmRSS:") / 1024
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
+	if err != nil {
+		return u, err
+	}
+	u.descriptor = float64(len(open))
+	u.cpu, err = p.cpu()
+	return u, err
+}
+
+// cpu returns the processor time of the process.
+func (p *program) cpu() (time.Duration, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	user, err := strconv.Atoi(fields[11])
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond, err
+}
+
+// metric returns the sum of the series of a metric that have a text in common.
+func (p *program) metric(name, with string) float64 {
+	p.b.Helper()
+	text, err := get("http://" + p.http + "/metrics")
+	must(p.b, err)
+	return sum(text, name, with)
+}
+
+// sum returns the sum of the series of a metric in a scrape that have a text in common.
+func sum(scrape, name, with string) (sum float64) {
+	for line := range strings.Lines(scrape) {
+		of, _, _ := strings.Cut(line, "{")
+		of, _, _ = strings.Cut(of, " ")
+		if of == name && strings.Contains(line, with) {
+			fields := strings.Fields(line)
+			v, _ := strconv.ParseFloat(fields[len(fields)-1], 64)
+			sum += v
+		}
+	}
+	return sum
+}
+
+func get(url string) (string, error) {
+	client := http.Client{Timeout: time.Minute}
+	response, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", url, response.Status)
+	}
+	return string(text), err
+}
+
+// field returns the number after a name at the beginning of a line, 0 if there is none.
+func field(text, name string) float64 {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			if fields := strings.Fields(rest); len(fields) > 0 {
+				v, _ := strconv.ParseFloat(fields[0], 64)
+				return v
+			}
+		}
+	}
+	return 0
+}
+
+// publicKey returns 32 bytes as a canonical Curve25519 key (RFC 7748, section 5), with the highest bit clear.
+func publicKey(of string, i int) []byte {
+	key := sha256.Sum256(fmt.Append(nil, of, " ", i))
+	key[31] &= 0x7f
+	return key[:]
+}
