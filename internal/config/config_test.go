@@ -41,7 +41,7 @@ kube: {qps: 0.3}
 		AllowedIPs:     AutoAllowedIPs,
 		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:           Kube{QPS: 0.3},
-		WireGuard:      DevicePorts{"7775-7974", 7775, 7974},
+		WireGuard:      DevicePorts{"7775-8030", 7775, 8030},
 		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter-leader",
 			Duration: Duration{Duration: 15 * time.Second}},
 	}
@@ -132,7 +132,7 @@ func TestLoadBroker(t *testing.T) {
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.3.0/24"), netip.MustParsePrefix("fd00:33::/64")},
 			},
 		},
-		WireGuard:       DevicePorts{"7775-7974", 7775, 7974},
+		WireGuard:       DevicePorts{"7775-8030", 7775, 8030},
 		NodeEndpoints:   []EndpointKind{InternalIP},
 		MirrorNamespace: "semaphore",
 		LabelDomains:    []string{"semaphore.uw.systems"},

@@ -18,8 +18,8 @@ type DevicePorts struct {
 	First, Last uint16 `json:"-"`
 }
 
-// defaultPortRange begins with defaultListenPort, and has one port for each of about two hundred remotes.
-const defaultPortRange = "7775-7974"
+// defaultPortRange begins with defaultListenPort, and has a port for each of 256 remotes.
+const defaultPortRange = "7775-8030"
 
 func (d *DevicePorts) complete(p *problems, field string) {
 	orDefault(&d.PortRange, defaultPortRange)

@@ -336,6 +336,8 @@ var (
 		"the listen port is that of another remote", Act{Condition: "Accepted"})
 	NoFreePort = define(Conditions, Error, "NoFreePort",
 		"all ports of wireguard.portRange are taken", Act{Condition: "Accepted"})
+	TooManyRemotes = define(Conditions, Error, "TooManyRemotes",
+		"what nodes and ConfigMaps hold of remotes has no room for another", Act{Condition: "Accepted"})
 	InvalidSpec = define(Conditions, Error, "InvalidSpec",
 		"a field has a value that cannot be used", Act{Condition: "Accepted"})
 	OwnCluster = define(Conditions, Error, "OwnCluster",

@@ -2,6 +2,7 @@ package remotes
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,7 +41,7 @@ type Decision struct {
 // of two conflicting objects the newer one loses. ports are the ports that nodes publish for remotes.
 func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16) Decision {
 	d := &decider{own: own, ports: ports, claimed: map[uint16]string{}, inEffect: Objects{},
-		verdicts: map[string]Verdict{}}
+		verdicts: map[string]Verdict{}, stored: map[string]int{}}
 	all := objects.ByAge()
 	for _, o := range slices.Backward(all) { // the older one has it
 		d.claim(ports[o.Name], o.Name)
@@ -96,6 +97,38 @@ type decider struct {
 	claimed  map[uint16]string
 	inEffect Objects
 	verdicts map[string]Verdict
+	// stored has the size of each object in effect in the ConfigMap.
+	stored map[string]int
+}
+
+// maxEncrypted is the number of remotes with encryption: deploy/broker/node-writes.yaml allows three annotations of
+// each node for each. maxStored bounds the size of all objects in effect, which are one key of a ConfigMap: an
+// apiserver accepts 1 MiB.
+const maxEncrypted, maxStored = 256, 1_000_000
+
+// room reports why an object does not fit beside so many others, and notes its size.
+func (d *decider) room(o Object, others Objects) (problem string) {
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err.Error()
+	}
+	size, encrypted := len(text), 0
+	for name, other := range others {
+		size += d.stored[name]
+		if imports(other.Spec) {
+			encrypted++
+		}
+	}
+	if imports(o.Spec) && d.own.Features.Has(config.Encryption) && encrypted >= maxEncrypted {
+		return fmt.Sprintf("%d RemoteClusters are in effect, as many as the annotations of a node have room for: delete "+
+			"one that is not needed", encrypted)
+	}
+	if size > maxStored {
+		return fmt.Sprintf("the RemoteClusters in effect would have %d bytes with it, and %d fit into the ConfigMap in "+
+			"which they are kept: make trustBundle or export shorter, or delete one that is not needed", size, maxStored)
+	}
+	d.stored[o.Name] = len(text)
+	return ""
 }
 
 func (d *decider) claim(port uint16, name string) {
@@ -117,6 +150,11 @@ func (d *decider) take(o Object) bool {
 		o = o.keepingPort(was.ListenPort)
 	}
 	reason, message := d.judge(&o, others)
+	if reason == finding.Accepted {
+		if problem := d.room(o, others); problem != "" {
+			reason, message = finding.TooManyRemotes, problem
+		}
+	}
 	if reason != finding.Accepted {
 		if had {
 			message += "; the spec of generation " + fmt.Sprint(was.Generation) + " stays in effect"

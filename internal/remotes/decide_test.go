@@ -2,6 +2,8 @@ package remotes
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,8 +13,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 func own(t testing.TB, more string) *config.Broker {
@@ -149,6 +153,43 @@ func TestDecide(t *testing.T) {
 				t.Errorf("decided once more: %s\nwant %s", got, test.want)
 			}
 		})
+	}
+}
+
+// TestNoRoom: the remote that nodes or a ConfigMap have no room for is refused, and all before it stay in effect.
+func TestNoRoom(t *testing.T) {
+	roots := string(testkit.Value(os.ReadFile(filepath.Join(trust.New(t, "c2").Bundles(), "c2.pem")))(t))
+	of := func(n, size int) Objects {
+		objects := Objects{}
+		for i := range n {
+			o := at(t, i, fmt.Sprintf("r%03d", i), fmt.Sprintf(
+				"{podSubnets: [10.%d.%d.0/24], nodeSubnets: [192.0.2.0/24]}", 2+i>>8, i&255))
+			if size > 0 {
+				o.Spec.TrustBundle = roots + strings.Repeat("#", size)
+			}
+			objects[o.Name] = o
+		}
+		return objects
+	}
+	for name, test := range map[string]struct {
+		config, refused, message string
+		objects                  Objects
+	}{
+		"as many as there are annotations": {objects: of(256, 0)},
+		"one more": {objects: of(257, 0), refused: "r256",
+			message: "256 RemoteClusters are in effect"},
+		"without encryption there are none": {config: "features: [services]", objects: of(257, 0)},
+		"they fit into a ConfigMap":         {objects: of(15, 64_000)},
+		"they do not": {objects: of(16, 64_000), refused: "r015",
+			message: "and 1000000 fit into the ConfigMap"},
+	} {
+		d := Decide(own(t, test.config+"\nwireguard: {portRange: 7775-8999}"), nil, test.objects, nil)
+		for object, v := range d.Verdicts {
+			if refused := object == test.refused; refused == v.Accepted() || refused &&
+				(v.Reason != finding.TooManyRemotes || !strings.Contains(v.Message, test.message)) {
+				t.Errorf("%s: %s is %s: %s", name, object, v.Reason, v.Message)
+			}
+		}
 	}
 }
 
