@@ -355,9 +355,9 @@ func (m *mesh) report(one, many state, players int, of content) {
 	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	objects := float64(players * (of.nodes + 2*of.services + of.members + of.endpoints))
 	figure.Report(m.b, "heap-MiB", many.heap).Floor(one.heap)
-	figure.Report(m.b, "heap-B/object-or-endpoint", (many.heap-one.heap)*(1<<20)/objects).AtMost(1024)
+	figure.Report(m.b, "heap-B/object-or-endpoint", (many.heap-one.heap)*(1<<20)/objects).AtMost(1280)
 	figure.Report(m.b, "resident-MiB", many.resident).Floor(one.resident)
-	figure.Report(m.b, "resident-B/object-or-endpoint", (many.resident-one.resident)*(1<<20)/objects).AtMost(2048)
+	figure.Report(m.b, "resident-B/object-or-endpoint", (many.resident-one.resident)*(1<<20)/objects).AtMost(2560)
 	figure.Report(m.b, "series", many.series).Floor(one.series)
 	figure.Report(m.b, "idle-percent", many.idle).Floor(one.idle).AtMost(5)
 	figure.Report(m.b, "change-p50-ms", milliseconds(many.p50)).Floor(milliseconds(one.p50)).AtMostTimesFloor(1.5)
