@@ -289,7 +289,9 @@ func desired[T writes.Object](e *Engine, k *objectKind, to func(*calicov3.Global
 // answer returns the answer for a decision about a name. The caller must hold mu.
 func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*calicov3.GlobalNetworkSet) T,
 	decide func() Decision) writes.Answer[T] {
-	if k.namespacesUnknown {
+	// The first snapshot of a remote comes in parts: until the last of them, an existing set has addresses that the plan
+	// lacks.
+	if g := k.guards[owner]; k.namespacesUnknown || g != nil && !g.Heard() {
 		return writes.Answer[T]{Verdict: writes.Unknown}
 	}
 	d := decide()
