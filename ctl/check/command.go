@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/plan"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/verify"
@@ -30,6 +31,7 @@ import (
 type checker struct {
 	access                     *fleet.Access
 	pre, traffic               bool
+	plan                       map[string]int
 	sent                       verify.Traffic
 	configFile, pkiDir, tlsDir string
 	manifests                  []string
@@ -58,7 +60,7 @@ const (
 func Command(access *fleet.Access) *cobra.Command {
 	c := checker{access: access, dns: dnsFlags{access: access}}
 	cmd := &cobra.Command{
-		Use: "check [--pre | --traffic | -f FILE | --config FILE | --dir DIR | --tls-dir DIR] " +
+		Use: "check [--pre | --traffic | --plan | -f FILE | --config FILE | --dir DIR | --tls-dir DIR] " +
 			"[--address HOST:PORT --expect ID]",
 		Short: "check what is installed, what clusters are like before, manifests, and with --traffic real packets",
 		Long: `Checks configurations, certificates, names, clocks, ports, the DNS and Calico's pools. For each fault it
@@ -76,6 +78,9 @@ Without a file it checks the exporters and brokers of the clusters of --context,
               semaphorectl check --pre --context c1,c2
   --traffic   linked clusters by real traffic, see below:
               semaphorectl check --traffic --context c1,c2
+  --plan      a mesh that does not exist yet, of clusters that are alike: what each part costs, how many objects and
+              peers there are in each cluster, and the limits to raise. It asks no cluster (docs/scale.md, Plan):
+              semaphorectl check --plan clusters=100,nodes=50,services=200,endpoints=2000,members=500,changes=1
   -f          manifests, before they are applied: the configuration of the parts in the output of kubectl
               kustomize or helm template (- is standard input), and RemoteClusters beside it:
               kubectl kustomize overlay/c1 | semaphorectl check -f - -f overlay/c1/remotes/c2.yaml
@@ -107,8 +112,8 @@ says before for how long and which nodes. It takes all that these nodes and the 
   latency      of small messages there and back, p50 and p99, idle and beside one such stream
   requests     a second, each on a new connection, from 16 clients
 
-What is not installed, or cannot be looked at, is printed as unchecked, with the reason. The pods run the image of the
-cluster's broker, so nodes need to pull nothing else. docs/install.md has the rights that this takes.
+It prints "unchecked", with the reason, for a part that is not installed or cannot be examined. The pods run the image
+of the cluster's broker, so nodes need to pull nothing else. docs/install.md has the rights that this takes.
 
 Exit code 0 when all is well, 1 when the command is used wrongly, a cluster cannot be asked or the traffic cannot be
 made, 2 when there are errors or warnings, or traffic did not pass, 3 when there are none, and something was not looked
@@ -119,6 +124,8 @@ at (NOT CHECKED).`,
 	f := cmd.Flags()
 	f.BoolVar(&c.pre, "pre", false, "clusters before anything is installed in them")
 	f.BoolVar(&c.traffic, "traffic", false, "real traffic between pods of linked clusters, which it makes and removes")
+	f.StringToIntVar(&c.plan, "plan", nil, "the `size` of a mesh: clusters, and of each nodes, exported services, "+
+		"endpoints and members, changes a second, and ports of a Service")
 	f.StringVar(&c.sent.Image, "image", "", "with --traffic: `image` of the pods, which has semaphorectl in its PATH "+
 		"(default: that of the cluster's broker)")
 	f.BoolVar(&c.sent.Clean, "clean", false, "with --traffic: only remove what a check that was killed has left")
@@ -153,6 +160,8 @@ func (c *checker) run(cmd *cobra.Command, _ []string) error {
 	switch {
 	case c.pre:
 		return preflight.Run(cmd.Context(), cmd.OutOrStdout(), c.access, c.output.Chosen, c.timeout)
+	case c.plan != nil:
+		return c.plans(cmd.OutOrStdout())
 	case c.traffic:
 		c.sent.Timeout, c.sent.Format = c.timeout, c.output.Chosen
 		return c.sent.Run(cmd, c.access)
@@ -166,6 +175,27 @@ func (c *checker) run(cmd *cobra.Command, _ []string) error {
 	return show.Report(cmd.OutOrStdout(), Judge(facts), c.output.Chosen)
 }
 
+// plans prints what a mesh costs. It fails if the mesh exceeds a limit that cannot be raised.
+func (c *checker) plans(w io.Writer) error {
+	mesh, err := plan.Read(c.plan)
+	if err != nil {
+		return fmt.Errorf("--plan: %w", err)
+	}
+	found := plan.Of(mesh)
+	if c.output.Chosen == "table" {
+		_, err = io.WriteString(w, found.Text())
+	} else {
+		err = show.PrintValue(w, found, c.output.Chosen)
+	}
+	var never []string
+	for _, r := range found.Raise {
+		if r.Impossible {
+			never = append(never, r.Limit)
+		}
+	}
+	return errors.Join(err, show.Wrong(never, len(found.Raise), "limits to raise are fixed"))
+}
+
 type listener struct {
 	address string
 	expect  spiffeid.ID
@@ -174,7 +204,7 @@ type listener struct {
 // use returns what is wrong with the combination of flags, and whether to check the pods of clusters.
 func (c *checker) use() (inPods bool, err error) {
 	places := 0
-	for _, given := range []bool{c.pre, c.traffic, len(c.manifests) > 0, c.configFile != "", c.pkiDir != "",
+	for _, given := range []bool{c.pre, c.traffic, c.plan != nil, len(c.manifests) > 0, c.configFile != "", c.pkiDir != "",
 		c.tlsDir != ""} {
 		if given {
 			places++
@@ -182,9 +212,9 @@ func (c *checker) use() (inPods bool, err error) {
 	}
 	switch {
 	case places > 1:
-		return false, errors.New("--pre, --traffic, -f, --config, --dir, --tls-dir: give one of them")
-	case (c.pre || c.traffic) && c.address != "":
-		return false, errors.New("--address: without --pre and --traffic")
+		return false, errors.New("--pre, --traffic, --plan, -f, --config, --dir, --tls-dir: give one of them")
+	case (c.pre || c.traffic || c.plan != nil) && c.address != "":
+		return false, errors.New("--address: without --pre, --traffic and --plan")
 	case !c.traffic && (c.sent.Image != "" || c.sent.Clean || c.sent.Bench):
 		return false, errors.New("--image, --clean, --bench: they are for --traffic")
 	case (c.address == "") != (c.expect == ""):

@@ -66,7 +66,7 @@ type Facts struct {
 	Dialled []Dialled
 	// ClockSynced is set if the kernel considers this machine's clock synchronised; ClockKnown if it answered.
 	ClockSynced, ClockKnown bool
-	// What follows is nil if it is not checked.
+	// The fields below are nil if they are not checked.
 	DNS        *DNS
 	Calico     *Calico
 	Policies   *Policies
