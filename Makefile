@@ -53,8 +53,8 @@ modules:
 	@(cd tools/calico && go list -deps tool 2>&1 >/dev/null) | sed '/^go: downloading/d'
 
 # Three tiers: make unit after each change, make test before a change is sent and in CI, make test-all each night and
-# before a release. docs/faults.md lists what only make test-all finds. What a change is most likely to break there is
-# in make test, too: see CHANGED.
+# before a release. docs/faults.md lists what only make test-all finds. The tests that a change is most likely to break
+# are in make test, too: see CHANGED.
 .PHONY: test
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
@@ -74,7 +74,7 @@ test-all: test test-kernel test-tools sim mutations ## everything: make test, th
 # The release before this commit, or while there is none, what the project was a hundred commits ago.
 RELEASED = $(shell git describe --tags --abbrev=0 HEAD~1 2>/dev/null || git rev-parse -q --verify HEAD~100)
 
-# What a test could not look at. Where all is to be tested such a test fails.
+# Objects that a test could not examine. Where all is to be tested such a test fails.
 NOT_TESTED_IS := NOT TESTED:
 NOT_TESTED     = all=$$(cat $(BIN)/unit.json $(BIN)/test-*.json | grep -o '"Test":.*$(NOT_TESTED_IS).*' || true); \
 	left=$$(cat $(BIN)/test-*.json | grep -o '"Test":.*only in make test-all' | sort -u | grep -c . || true); \
@@ -115,7 +115,7 @@ test-agent:
 below-idle:
 	@chrt --idle 0 $(MAKE) -k -j2 vet unit-recorded staticcheck test-packages
 
-# What the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
+# Packages that the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
 test-packages:
 	@echo "== the packages of the tests"
@@ -184,7 +184,7 @@ test-components:
 	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -p 3 -timeout 20m -exec '$(ENDING)' \
 		$$(for p in $(LONGEST); do grep "/semaphore/$$p$$" <<< "$$all" || true; done) $$all
 
-# What of package agent runs on the emulated machine each time: it is ten times slower than this one.
+# Tests of package agent that run on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
 KERNEL_TESTS := $(KERNEL_TESTS)|TestNeverInTheClear|TestKeyRotationUnderTraffic|TestRotationWaitsForTheRemote|TestDualStack|TestNarrowPath
 
@@ -310,8 +310,8 @@ image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archi
 	@echo "== image"
 	@go run ./deploy/image/build $(if $(PUSH),--push '$(PUSH)')
 
-# What a release has is made here, without a network once the modules are loaded: .github/workflows/release.yaml calls
-# this, publishes and signs. The same commit, version and release of Go give the same bytes.
+# The files of a release are made here, without a network once the modules are loaded: .github/workflows/release.yaml
+# calls this, publishes and signs. The same commit, version and release of Go give the same bytes.
 REPOSITORY ?= kube-semaphore/semaphore
 RELEASE    ?= $(BIN)/release/$(VERSION)
 PARTS       = $(BIN)/release/parts-of-$(VERSION)

@@ -26,8 +26,8 @@ type BootGuard struct {
 
 // GuardAtBoot sets the guard that the node's agent had before the node booted, and prints it. It covers the time from
 // the boot until the agent's pod runs, and needs neither a configuration nor a broker. On a node that never had an
-// agent it does nothing. It fails if the state file cannot be used, or the kernel refuses a rule; what can be set is
-// set.
+// agent it does nothing. It fails if the state file cannot be used, or the kernel refuses a rule; the settings that can
+// be set are set.
 func GuardAtBoot(out io.Writer, options BootGuard) error {
 	c, unread := stream.LoadState(options.StateFile, "")
 	if errors.Is(unread, fs.ErrNotExist) {

@@ -24,8 +24,8 @@ type CleanupOptions struct {
 }
 
 // Cleanup removes what agents created on a node, and prints it: devices, routes and rules with semaphore's protocol
-// number in every table, the guard, the state file and, if asked, the private keys. What no longer exists is not an
-// error. Devices and keys of semaphore-wireguard that no agent adopted remain.
+// number in every table, the guard, the state file and, if asked, the private keys. An object that no longer exists is
+// not an error. Devices and keys of semaphore-wireguard that no agent adopted remain.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: keys cannot be removed while devices remain: these would have no key after a reboot")

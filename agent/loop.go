@@ -133,7 +133,7 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 		a.devices.BeginHandshakes(cluster, begin[cluster])
 	}
 	a.devices.Programmed(changes.Observed)
-	if node.Remotes { // devices have their guards by now; what no broker names is reported
+	if node.Remotes { // devices have their guards by now; a device that no broker names is reported
 		a.node.GuardRemotes()
 	}
 	if full || node.Remotes {
@@ -267,7 +267,7 @@ func (a *agent) sample(ctx context.Context) error {
 // countEvery is how often what the kernel counted by Service is read, and so how often a report says it.
 const countEvery = 30 * time.Second
 
-// countTraffic counts traffic by Service until ctx ends. What fails is logged once, until it fails otherwise or works.
+// countTraffic counts traffic by Service until ctx ends. A failure is logged once, until another follows or none.
 func (a *agent) countTraffic(ctx context.Context) error {
 	tick := time.NewTicker(countEvery)
 	defer tick.Stop()

@@ -314,8 +314,9 @@ func TestPolicyRestore(t *testing.T) {
 	}, stateFile)
 }
 
-// TestPolicyUnusableState: a state file that is damaged, or of a state without remotes, does not show what to do. What
-// exists stays, the agent is not ready before its broker has sent its state, and the file remains as it is until then.
+// TestPolicyUnusableState: a state file that is damaged, or of a state without remotes, does not show what to do.
+// Existing objects stay, the agent is not ready before its broker has sent its state, and the file remains as it is
+// until then.
 func TestPolicyUnusableState(t *testing.T) {
 	for what, write := range map[string]func(n *kerneltest.Node, cfg *config.Agent){
 		"damaged": func(n *kerneltest.Node, cfg *config.Agent) {

@@ -19,8 +19,8 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	return a.session.Begin(agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report))
 }
 
-// Receive implements stream.Handler: it passes a message to its owners. What a later message relies on comes first: at
-// an end mark the lists of the stream are complete before the desired state is.
+// Receive implements stream.Handler: it passes a message to its owners. Messages on which later ones rely come first:
+// at an end mark the lists of the stream are complete before the desired state is.
 func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
 	if m.GetSynced() != nil {
 		a.keys.Synced()

@@ -273,7 +273,7 @@ func TestDrainsFirst(t *testing.T) {
 	}) {
 		t.Errorf("%q", s.GetProblems())
 	}
-	// What comes after the Service is written, and the Service is not.
+	// Objects after the Service are written, and the Service is not.
 	e.Send(players.Upserts(101, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others[:strings.Index(others, "\nset")]+"\nset c2-shop-barrier: 10.2.1.6/32\n"+
 		others[strings.Index(others, "set c2-shop-echo"):])

@@ -48,7 +48,7 @@ func (p *placing) run(ctx context.Context) error {
 			p.template.Store(nil)
 			text = err.Error()
 		default:
-			text = err.Error() // what was read stays
+			text = err.Error() // the settings that were read stay
 		}
 		if text != "" && text != last {
 			p.log.Info("cannot read the agents' DaemonSet; an agent is expected on each Linux node", "error", text)

@@ -319,8 +319,8 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 }
 
 // TestSubnetsChangeAlone: while the subnets of c2 widen and narrow, no stream or object of c3 is touched, the agent
-// stays attached, and what of c2 is inside both bounds never leaves. What is outside of narrower subnets goes at once,
-// although c2 is not connected.
+// stays attached, and what of c2 is inside both bounds never leaves. An object outside of narrower subnets goes at
+// once, although c2 is not connected.
 func TestSubnetsChangeAlone(t *testing.T) {
 	r := worldOfObjects(t)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")

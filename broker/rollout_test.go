@@ -145,7 +145,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 			u.compare(t)
 		})
 	}
-	// What the developer of a Service of c2 sees of it, in both clusters.
+	// The view of the developer of a Service of c2, in both clusters.
 	offer := func(t *testing.T, name string, labels map[string]string) {
 		t.Helper()
 		labels["mirror.semaphore.uw.io/mirror-service"] = "true"

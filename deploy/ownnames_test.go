@@ -188,7 +188,7 @@ func besideImport(s *discoveryv1.EndpointSlice) {
 	s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService], s.OwnerReferences = "web", "", nil
 }
 
-// What the policies say of slices under own names.
+// The policies' verdicts on slices under own names.
 const (
 	onlyOwnNames   = "ServiceImports and, with features/own-names, own names only"
 	onlyMirrors    = "EndpointSlices of mirrors only where it may create Services"

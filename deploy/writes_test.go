@@ -405,7 +405,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	const leads = "leads its own Services semaphore-broker and semaphore-broker-federation only to the pod that writes"
 	dryUpdate := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
 
-	// What a broker creates for the remote with the longest name that has dots.
+	// The objects that a broker creates for the remote with the longest name that has dots.
 	dotted := strings.Repeat("c", 55) + ".example"
 	mirrorOfDotted := naming.Mirror(naming.ClusterLabel(dotted), "shop", "echo")
 	ofDotted := map[string]any{naming.LabelSourceCluster: dotted, "semaphore.uw.systems/cluster": dotted}
@@ -704,7 +704,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	eventually(t, "the end of the Endpoints of semaphore-service-mirror, with the right to take over", func() error {
 		return endpointsOf.Delete(ctx, "c2-shop-73736d-theirs", dryDelete)
 	})
-	// What the policies do not find they refuse.
+	// The policies refuse if an object of theirs is missing.
 	for _, key := range []string{"localSubnets", "staticServiceIPs"} {
 		delete(subnets.Data, key)
 	}

@@ -69,6 +69,15 @@ var bannedInCode = map[string]string{
 // allowedInCode are phrasings that have a plain meaning in code, where "ours" is what semaphore owns.
 var allowedInCode = []string{`is (another's|theirs|ours)`}
 
+// clause matches a sentence with a clause in place of a noun as its subject, up to its end; a question is none. Write
+// "A route that X learned" and not "what X learned".
+var clause = regexp.MustCompile(`\bWhat\s[^.?:;]*[.?:;]`)
+
+// clauses are the sentences of a text that clause matches, questions excepted.
+func clauses(text string) []string {
+	return slices.DeleteFunc(clause.FindAllString(text, -1), func(s string) bool { return strings.HasSuffix(s, "?") })
+}
+
 // notRewritten are documents that may use any words: the code of conduct is a copy.
 func notRewritten(document string) bool {
 	return document == "CODE_OF_CONDUCT.md"
@@ -91,6 +100,9 @@ func TestWords(t *testing.T) {
 				t.Errorf("%s:%d: %d characters, and a line has %d at most", document, n+1, utf8.RuneCountInString(line), maxLine)
 			}
 			all[n] = prose(document, line)
+		}
+		for _, sentence := range clauses(sentencesOf(all)) {
+			t.Errorf("%s: %q; better: a noun as the subject", document, sentence)
 		}
 		text := strings.ToLower(strings.Join(all, "\n"))
 		for _, at := range words.FindAllStringIndex(text, -1) {
@@ -137,6 +149,23 @@ func prose(document, line string) string {
 	return target.ReplaceAllString(span.ReplaceAllString(line, "x"), "]")
 }
 
+// sentencesOf is the running text of a document: without headings, tables, code and comments.
+func sentencesOf(all []string) string {
+	var text []string
+	code := false
+	for _, line := range all {
+		start := strings.TrimSpace(line)
+		if strings.HasPrefix(start, "```") {
+			code = !code
+		} else if !code && !slices.ContainsFunc([]string{"#", "|", "<!--"}, func(mark string) bool {
+			return strings.HasPrefix(start, mark)
+		}) {
+			text = append(text, line)
+		}
+	}
+	return strings.Join(text, "\n")
+}
+
 // TestWordsOfDefinitions holds messages, manifests, charts, dashboards, pictures and the Makefile to plain words, and
 // their comments to the length of a line: a line of one word, such as a link, may be longer.
 func TestWordsOfDefinitions(t *testing.T) {
@@ -149,11 +178,18 @@ func TestWordsOfDefinitions(t *testing.T) {
 	for _, file := range strings.Fields(string(out)) {
 		files++
 		all := lines(t, file)
+		var comments []string
 		for n, line := range all {
 			_, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if comment.MatchString(line) {
+				comments = append(comments, text)
+			}
 			if comment.MatchString(line) && utf8.RuneCountInString(line) > maxLine && strings.Contains(text, " ") {
 				t.Errorf("%s:%d: %d characters, and a line has %d at most", file, n+1, utf8.RuneCountInString(line), maxLine)
 			}
+		}
+		for _, sentence := range clauses(strings.Join(comments, "\n") + ".") {
+			t.Errorf("%s: %q; better: a noun as the subject", file, sentence)
 		}
 		// A phrase may be broken across two lines of a comment.
 		text := strings.ToLower(regexp.MustCompile(`(?m)^[ \t]*(#|//) ?`).ReplaceAllString(strings.Join(all, "\n"), ""))
@@ -206,6 +242,9 @@ func TestWordsOfCode(t *testing.T) {
 		}
 		for _, group := range parsed.Comments {
 			check(group.Pos(), group.Text())
+			for _, sentence := range clauses(group.Text()) {
+				t.Errorf("%s: %q; better: a noun as the subject", set.Position(group.Pos()), sentence)
+			}
 			for _, c := range group.List {
 				if strings.HasPrefix(c.Text, "// +") || strings.HasPrefix(c.Text, "//go:") {
 					exempt[set.Position(c.Pos()).Line] = true

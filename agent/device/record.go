@@ -109,8 +109,8 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 	r.Events.Emit(event)
 }
 
-// setFailure decides whether a device is tried again. What bounds refuse is reported, and is no failure: everything
-// else is done.
+// setFailure decides whether a device is tried again. A refusal by the bounds is reported, and is no failure:
+// everything else is done.
 func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
 	key, _ := r.Keys.Stored(d.cluster)
 	switch {

@@ -29,8 +29,8 @@ func (m *Monitor) remote(cluster string) (r *plan.Remote, named bool) {
 	return &plan.Remote{Pods: s.PodPrefixes, Nodes: s.NodePrefixes, Port: int(s.WireGuard.ListenPort)}, named
 }
 
-// LoadSubnets reads the subnets file at start. before is Declared of an earlier agent: what cannot be used of the file
-// has its form from there. No file ends the agent, which would leave the node without a guard.
+// LoadSubnets reads the subnets file at start. before is Declared of an earlier agent: an unusable part of the file has
+// its form from there. No file ends the agent, which would leave the node without a guard.
 func (m *Monitor) LoadSubnets(before string) {
 	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
 		return

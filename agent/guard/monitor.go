@@ -94,8 +94,8 @@ type Monitor struct {
 	// remotes are those to guard whether or not their nodes are known, by cluster: those of the subnets file; without
 	// it those that the last broker named, or those of the state file.
 	remotes map[string]*semaphorev1.GuardedRemote
-	// declared is what the subnets file states about the own cluster and the remotes, nil without one: what bounds the
-	// broker does not come from the broker.
+	// declared is what the subnets file states about the own cluster and the remotes, nil without one: the bounds of the
+	// broker do not come from the broker.
 	declared *bounds.Subnets
 	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
 	// broker of this stream has sent its complete state.

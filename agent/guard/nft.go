@@ -26,15 +26,17 @@ var directions = []direction{out, in, sending, arriving}
 
 // base are the chains.
 //
-// What leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and the
-// interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only the
-// source is translated later (srcnat, 100), which is left to those packets that may go. A drop is final, whatever the
-// chains of Calico and kube-proxy accept. What a device has encrypted has the address of a node and matches nothing.
+// A packet that leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and
+// the interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only
+// the source is translated later (srcnat, 100), which is left to those packets that may go. A drop is final, whatever
+// the chains of Calico and kube-proxy accept. A packet that a device has encrypted has the address of a node and
+// matches nothing.
 //
-// What a device has encrypted is the node's own and passes output; what it is to decrypt passes input, both once it is
-// whole: fragments have no port.
+// A packet that a device has encrypted is the node's own and passes output; one to decrypt passes input, both once they
+// are whole: fragments have no port.
 //
-// What enters passes prerouting; raw is before connection tracking, which then holds nothing of what is dropped.
+// A packet that enters passes prerouting; raw is before connection tracking, which then holds nothing of dropped
+// packets.
 var base = map[direction]*nftables.Chain{
 	out: {
 		Name: "leaving", Table: table, Type: nftables.ChainTypeFilter,

@@ -20,7 +20,7 @@ const TrafficTable = "semaphore-services"
 // forgetTrafficAfter is how long the kernel keeps the counters of an idle ClusterIP.
 const forgetTrafficAfter = time.Hour
 
-// What the kernel's headers name and the library does not (linux/netfilter/nf_conntrack_common.h).
+// Constants of the kernel's headers that the library lacks (linux/netfilter/nf_conntrack_common.h).
 const (
 	directionOriginal, directionReply = 0, 1 // IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY
 
@@ -112,8 +112,8 @@ func (f trafficFamily) exists(conn *nftables.Conn) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TrafficTable }), nil
 }
 
-// write makes the table, in one transaction. What leaves passes postrouting, after kube-proxy has chosen an endpoint;
-// what comes back passes prerouting, once its connection is known. The first packet of a connection is the one that is
+// write makes the table, in one transaction. Packets that leave pass postrouting, after kube-proxy has chosen an
+// endpoint; answers pass prerouting, once its connection is known. The first packet of a connection is the one that is
 // not confirmed yet: that happens at the end of postrouting.
 func (f trafficFamily) write(conn *nftables.Conn) error {
 	sent, received := &nftables.Chain{Name: ofSent, Table: f.Table}, &nftables.Chain{Name: ofReceived, Table: f.Table}

@@ -12,7 +12,7 @@ import (
 )
 
 // TestEgressLinks: the MTU of a path is that of its link or its route, whichever is smaller, for each link of a
-// multipath route. What the kernel learned from routers does not count.
+// multipath route. A route that the kernel learned from routers does not count.
 func TestEgressLinks(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var host *kernel.Host // neither case needs WireGuard

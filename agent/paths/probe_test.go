@@ -198,8 +198,8 @@ func TestForgedAnswers(t *testing.T) {
 	}
 }
 
-// TestStrangersUseUpNothing: whatever strangers and one known sender send, the others get their answers. What is stored
-// of senders has an end.
+// TestStrangersUseUpNothing: whatever strangers and one known sender send, the others get their answers. The memory of
+// senders has a bound.
 func TestStrangersUseUpNothing(t *testing.T) {
 	stranger, greedy, other := netip.MustParseAddr("192.0.2.66"), netip.MustParseAddr("192.0.2.1"),
 		netip.MustParseAddr("192.0.2.2")

@@ -81,7 +81,7 @@ type Round struct {
 	Checks  []string
 }
 
-// Scheduler decides which devices of a node are due, and when the next one is. In: what happened to a device, with the
+// Scheduler decides which devices of a node are due, and when the next one is. In: the events of a device, with the
 // time. Out: rounds of work. It owns the rules of when a device is checked, healed and tried again, and the queue of
 // what waits for that. The zero value cannot be used. One goroutine uses it.
 type Scheduler struct {

@@ -3,8 +3,8 @@ package stream
 // A State holds the state that the broker desires on this node, as its streams send it.
 //
 // It is pure: it takes messages, and returns the desired state and what changed. Like the broker's replica it stages a
-// whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. What is not sent
-// again is removed only when an end mark names the cluster as complete.
+// whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. An object that is
+// not sent again is removed only when an end mark names the cluster as complete.
 
 import (
 	"cmp"
@@ -96,7 +96,7 @@ func (s *State) Network(cluster string) *plan.Desired { return s.networks[cluste
 
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
 
-// Begin takes the begin of a stream: what the one before left unfinished does not count.
+// Begin takes the begin of a stream: unfinished messages of the one before do not count.
 func (s *State) Begin() {
 	s.attached, s.current, s.staging = false, false, nil
 	clear(s.received)

@@ -183,8 +183,8 @@ func encode(cluster string, c StateFile) ([]byte, error) {
 	return append(head, body...), nil
 }
 
-// beside is the temporary file that replaces path. There is one writer, so one name is enough, and what a crash left
-// there is overwritten.
+// beside is the temporary file that replaces path. There is one writer, so one name is enough, and remains of a crash
+// are overwritten.
 func beside(path string) string { return path + ".new" }
 
 // replace writes a file atomically, also at a power cut, and sets its modification time.

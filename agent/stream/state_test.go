@@ -113,7 +113,7 @@ func TestUnusableStateIsIgnored(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "agent.state")
 			must(t, os.WriteFile(file, c.data, 0o600))
 			got, err := LoadState(file, "c1")
-			// What is wrong with a network costs no guard.
+			// A mistake in a network costs no guard.
 			if (got != nil) != (c.word == "has no device") || err == nil || !strings.Contains(err.Error(), c.word) ||
 				!strings.Contains(err.Error(), file) {
 				t.Errorf("%v, %v; want %q", got, err, c.word)

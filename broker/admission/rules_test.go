@@ -55,7 +55,7 @@ func TestR07ANodeHasOnlyPrefixesOfItsOwnCluster(t *testing.T) {
 	}
 }
 
-// What a node says of its pods stays, when its end of the tunnel cannot be.
+// A node's pod CIDRs stay when its end of the tunnel cannot.
 func TestR10AKeyIsAPointThatProtects(t *testing.T) {
 	for name, key := range map[string][]byte{
 		"none": nil, "31 bytes": good[:31], "33 bytes": append(bytes.Clone(good), 1),
@@ -292,7 +292,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// What the own exporter sends makes no peer and no set of the cluster it is in, and no mirror.
+// The own exporter's objects make no peer and no set of the cluster it is in, and no mirror.
 func TestR02TheOwnExporterSendsServicesOnly(t *testing.T) {
 	own := Own(&config.Remote{Name: "c1", PodPrefixes: prefixes("10.1.0.0/16")})
 	for _, o := range []*semaphorev1.Object{node("n1", wg(good, "172.18.1.11:1"), "10.1.1.0/24"),

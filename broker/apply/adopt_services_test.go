@@ -126,7 +126,7 @@ func TestHandover(t *testing.T) {
 	stop()
 	<-ended
 
-	// What only the tool knows of stays, until the operator has the own exporter taken.
+	// An object that only the tool knows stays, until the operator has the own exporter taken.
 	stop, ended = h.start([]string{config.ServiceMirror}, nil, metadata)
 	eventually(t, "all is handed over", func() (bool, string) {
 		return len(h.slicesLeft()) == 0, fmt.Sprint(h.slicesLeft(), h.leftovers.Problems())

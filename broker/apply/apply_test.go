@@ -350,7 +350,8 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	eventually(t, "made", is("IPv4 10.2.0.1"))
 	eventually(t, "empty one made", func() (bool, string) { got := addresses("empty"); return got == "IPv4 ", got })
-	// What the watch delivers of them has a name reconciled, too, and a write for its sake counts as nobody's propagation.
+	// An event of the watch about them has a name reconciled, too, and a write for its sake counts as nobody's
+	// propagation.
 	eventually(t, "both delivered by the watch",
 		func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
 	time.Sleep(50 * time.Millisecond)

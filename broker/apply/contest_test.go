@@ -199,7 +199,7 @@ func TestInterference(t *testing.T) {
 			why := o.Delay("fought")
 			return strings.Contains(why, "(contested) since") && strings.Contains(why, "another writer changes it"), why
 		})
-		// What the remote changes does not wait for the fight.
+		// A change of the remote does not wait for the fight.
 		s := service("fought", "c2", 82, false)
 		s.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
 		s.Annotations = map[string]string{naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: "fought"}

@@ -51,7 +51,7 @@ func TestForeignFinalizer(t *testing.T) {
 		return dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: group, Version: version,
 			Resource: resource})
 	}
-	// What has no addresses that a reader uses: a Service leads to its slices, and an IPPool is disabled.
+	// Types without addresses that a reader uses: a Service leads to its slices, and an IPPool is disabled.
 	none := func(*unstructured.Unstructured) string { return "" }
 	t.Run("GlobalNetworkSet", func(t *testing.T) {
 		w, d := desired[*calicov3.GlobalNetworkSet]()

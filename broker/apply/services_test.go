@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// What is ours in a Service, or would keep it from leading anywhere, becomes as it is wanted, also where nothing is
-// wanted of it any more; the rest stays.
+// Fields of a Service that are ours, or would keep it from leading anywhere, become as desired, also where none is
+// desired any longer; the rest stays.
 func TestMergeService(t *testing.T) {
 	affinity := &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
 	have := &corev1.Service{

@@ -114,7 +114,7 @@ func TestTheServedGroupChanges(t *testing.T) {
 	remove(kubetest.CalicoCRD)
 	eventually(t, "written in the group that is left", has(v3, "c2-shop-web=10.2.0.2/32"))
 
-	// What has gone meanwhile is known to be gone.
+	// An object that was deleted meanwhile is known to be deleted.
 	remove(v3)
 	eventually(t, "it is reported that Calico has gone", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "is Calico installed?"), calico.Problem()
@@ -132,8 +132,8 @@ func TestTheServedGroupChanges(t *testing.T) {
 	eventually(t, "written again", has(kubetest.CalicoCRD, "c2-shop-web2=10.2.0.3/32"))
 }
 
-// What the Calico API server stores has our labels in an annotation. When it is taken away, what we wrote through it
-// is ours as before, also what is not wanted any more and what somebody wrote through it while we did not.
+// An object that the Calico API server stores has our labels in an annotation. When it is taken away, what we wrote
+// through it is ours as before, also what is not wanted any more and what somebody wrote through it while we did not.
 func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	cfg := kubetest.Start(t)
 	remove := kubetest.StartCalicoAPIServer(t, cfg)

@@ -121,7 +121,7 @@ func TestWith(t *testing.T) {
 	}
 }
 
-// What was written is read again as it was, under a key that an apiserver takes and that is no other's.
+// A drain that was written is read again as it was, under a key that an apiserver takes and that is no other's.
 func TestText(t *testing.T) {
 	keys := map[string]Target{}
 	long := strings.Repeat(strings.Repeat("n", 60)+".", 4) + strings.Repeat("n", 9)

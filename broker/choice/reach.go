@@ -52,8 +52,8 @@ type Gate struct {
 
 // Update returns the Set for the peers that are published now, whether it differs from the one before, and the nodes
 // whose peers are not everywhere yet. applied are the revisions that the attached agents have applied. A peer that
-// stands already does so while it is published: a new key or another endpoint does not end it. What is published when
-// the Gate begins stands, because agents had it before.
+// stands already does so while it is published: a new key or another endpoint does not end it. The state that is
+// published when the Gate begins remains, because agents had it before.
 func (g *Gate) Update(peers []Peer, applied []uint64, now time.Time) (set *Reachable, changed bool, waiting []string) {
 	was, since := g.stands, g.since
 	g.stands, g.since = make(map[string]map[netip.Prefix]bool, len(peers)), map[string]time.Time{}

@@ -18,7 +18,7 @@ import (
 )
 
 // TestEnginesAreAskedAtHeartbeats: each heartbeat asks once whether a snapshot is due and for the results of services,
-// and no other message does. What the brake retains is named: three objects, and how many more.
+// and no other message does. The objects that the brake retains are named: three objects, and how many more.
 func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 	resync, outcomes := 0, 0
 	s := begun(Options{Brake: config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}}},

@@ -38,7 +38,8 @@ func (f Feed) Take(cluster string, r replica.Result) {
 	}
 }
 
-// Room waits until all engines have room for more changes of a remote. It calls waits before the first wait.
+// Room waits until all engines have room for more changes of a remote. It calls waits before a wait, and returns its
+// error, or ctx's once ctx ends.
 func (f Feed) Room(ctx context.Context, cluster string, waits func() error) error {
 	for _, queue := range f.Queues {
 		if !queue.Full(cluster) {

@@ -135,7 +135,7 @@ func (w *Presence) Follow(names []string) {
 	}
 }
 
-// Run evaluates the signals until ctx ends.
+// Run evaluates the signals until ctx ends, whose error it returns.
 func (w *Presence) Run(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

@@ -261,7 +261,9 @@ func (s *Server) exporterOf(id spiffeid.ID) *link {
 	return l
 }
 
-// Publish implements semaphorev1.FederationServiceServer.
+// Publish implements semaphorev1.FederationServiceServer. It fails with Unauthenticated without a certificate,
+// PermissionDenied for another caller than the exporter of a configured remote, and ResourceExhausted for more streams
+// than limits.streamsPerMinute; later errors are those of Session.Receive.
 func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
 	id, err := identity.PeerID(call.Context())
 	if err != nil {

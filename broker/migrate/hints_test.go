@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// What can be done about a set that stays where it is.
+// Ways to move a set that stays where it is.
 func TestHints(t *testing.T) {
 	a := Adopter[*calicov3.GlobalNetworkSet]{Sets: &Sets{From: []string{"semaphore-policy"},
 		LabelDomains: []string{naming.PolicyLabelDomain}, Remotes: []string{"c2"}}}
@@ -36,7 +36,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// What can be done about a Service that stays where it is.
+// Ways to move a Service that stays where it is.
 func TestServiceHints(t *testing.T) {
 	mirror := func(prefix string) map[string]string {
 		return map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: prefix}

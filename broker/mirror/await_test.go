@@ -118,7 +118,7 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	return n
 }
 
-// What was in use is taken for there, and what is unused is there if nothing else is ready.
+// An endpoint in use is taken for present, and an unused one is present if nothing else is ready.
 func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c := blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
@@ -140,7 +140,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.Slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
 	c = c.restartedAwaiting()
 	c.Is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
-	// What is unused by a drain alone says nothing of the cluster.
+	// An endpoint that is unused by a drain alone says nothing about the cluster.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)

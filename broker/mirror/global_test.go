@@ -144,7 +144,7 @@ func TestPodsOfTwoFamilies(t *testing.T) {
 	p.Is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
 }
 
-// What ends and is ready nevertheless, as with publishNotReadyAddresses, is unused like all others.
+// An endpoint that ends and is ready nevertheless, as with publishNotReadyAddresses, is unused like all others.
 func TestTerminatingReadyEndpointsCanBeUnused(t *testing.T) {
 	p := blank(t)
 	s := endpoints("echo", "10.2.0.1")

@@ -241,7 +241,7 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				again.ObserveSlice(name, s, again.Now)
 			}
 			if !heardFirst {
-				// What is no longer known is applied before the endpoints are.
+				// The removal of unknown clusters is applied before the endpoints are.
 				again.follow(again.SetDrains(h.drains, again.Now))
 				for cluster, gone := range h.goners {
 					again.follow(again.SetGone(cluster, gone, again.Now))
@@ -278,8 +278,8 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 	}
 }
 
-// What a source says is unused here only by our own word: with neither preference, drain nor a cluster that is gone,
-// everything is as the source says, but for what only we say.
+// An endpoint that a source offers is unused here only by our own word: with neither preference, drain nor a cluster
+// that is gone, everything is as the source says, but for what only we say.
 func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 	for seed := range uint64(100) {
 		h := newHistory(t, seed)

@@ -25,8 +25,8 @@ import (
 func ownChoice(t *target) string { return t.name + " own" }
 
 // ownName returns how the own name of a Service leads to other clusters, empty for not at all, and the UID of the
-// Service, empty while it is not known. What is misspelled changes nothing, and what is not known stays: then what the
-// broker wrote last counts.
+// Service, empty while it is not known. A misspelled value changes nothing, and an unknown one stays: then the last
+// write of the broker counts.
 func (t *target) ownName() (use string, uid types.UID) {
 	p := t.plan
 	if !p.global.OwnNames || !t.shared() || t.derived() || p.deniesOwnName(t.sourceName()) {
@@ -166,8 +166,9 @@ func (p *Plan) EachOwn(do func(namespace, name string)) {
 }
 
 // OwnSlice returns the desired slice under the own name of a Service that has the endpoints of a slice of the global
-// service; nil for none. What is not in use or does not serve is in no such slice: nobody can mistake it for a part of
-// the Service. The Service says which ports and families it has, and a hostname of the own cluster is no other's.
+// service; nil for none. An endpoint that is not in use or does not serve is in no such slice: nobody can mistake it
+// for a part of the Service. The Service says which ports and families it has, and a hostname of the own cluster is no
+// other's.
 func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	s := p.slices[name]
 	if s == nil || !s.owner.lent {

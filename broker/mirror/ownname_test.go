@@ -201,7 +201,8 @@ func TestAMisspelledOwnNameChangesNothing(t *testing.T) {
 	}
 }
 
-// What is not in use is not there: an endpoint that a drain covers, and a cluster that is gone while another is there.
+// An endpoint that is not in use is absent: an endpoint that a drain covers, and a cluster that is gone while another
+// is there.
 func TestOwnNameHasOnlyWhatIsInUse(t *testing.T) {
 	c := blank(t, ownNames)
 	c.heard("c1", "c2", "c2-a", "c3")

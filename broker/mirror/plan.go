@@ -83,7 +83,7 @@ type Plan struct {
 	seen  map[string]*discoveryv1.EndpointSlice
 	// existing are the Services of semaphore that exist in the own cluster.
 	existing map[string]*corev1.Service
-	// complete are the clusters whose snapshots are complete: what they do not export is removed.
+	// complete are the clusters whose snapshots are complete: an object that they do not export is removed.
 	complete map[string]bool
 
 	gone map[string]bool

@@ -180,7 +180,7 @@ func TestAnEndpointStaysInItsSlice(t *testing.T) {
 	p.Is("where there is room first", echo, "c2-1: 10.2.0.8; c2-2: 10.2.0.4 10.2.0.6; c2-3: 10.2.0.5 10.2.0.7")
 }
 
-// Two slices of the source have one endpoint for a moment, when its controller moves it. What counts does not depend on
+// Two slices of the source have one endpoint for a moment, when its controller moves it. The result does not depend on
 // which came first.
 func TestAnEndpointOfTwoSlices(t *testing.T) {
 	for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
@@ -233,8 +233,8 @@ func TestExistingSlicesKeepTheirEndpoints(t *testing.T) {
 	n.Is("a lower limit", echo, "bffb91c3ac: 10.2.0.2 10.2.0.3; c2-1: 10.2.0.1 10.2.0.4")
 }
 
-// What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put unused and
-// back.
+// The written endpoints of a cluster are its offer, until it is complete: they stay, and can become unused and used
+// again.
 func TestExistingSlicesCountUntilTheClusterIsComplete(t *testing.T) {
 	p := blank(t)
 	s := mirrored()
@@ -270,7 +270,7 @@ func TestExistingSlicesCountUntilTheClusterIsComplete(t *testing.T) {
 	n.Is("a late write", echo, "c2-1: 10.2.0.2 10.2.0.4")
 }
 
-// What a person writes into a slice is not taken for what the cluster offered, where it cannot be.
+// A person's change of a slice is not taken for the cluster's offer, where it cannot be.
 func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 	p := blank(t)
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")))

@@ -216,8 +216,8 @@ func (r *reservations) load(ctx context.Context, i int) error {
 	return nil
 }
 
-// parseReserved parses the annotation of a shard. What it accepts can be written back: an entry that is no address
-// would become a reservation that Calico's IPAM cannot read.
+// parseReserved parses the annotation of a shard. Each list that it accepts can be written back: an entry that is no
+// address would become a reservation that Calico's IPAM cannot read.
 func parseReserved(text string) (map[string]map[netip.Addr]string, error) {
 	var said map[string]map[netip.Addr]string
 	if err := json.Unmarshal([]byte(text), &said); err != nil {

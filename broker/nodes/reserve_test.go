@@ -117,7 +117,7 @@ func TestReserved(t *testing.T) {
 		Knows: func(string) bool { return knows.Load() },
 		Log:   slog.New(slog.DiscardHandler),
 	})
-	// What this plugin takes at most here is far less than the 90 s that it may.
+	// The longest time of this plugin here is far less than the 90 s that it may.
 	n.reserved.timing = timing{quarantine: 10 * time.Second, retire: time.Second, verify: time.Hour,
 		pass: 50 * time.Millisecond}
 	ctx, cancel := context.WithCancel(t.Context())

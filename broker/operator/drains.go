@@ -20,7 +20,8 @@ import (
 // maxBy bounds the stored name of who requested a drain, in bytes.
 const maxBy = 256
 
-// Drain implements semaphorev1.ControlServiceServer.
+// Drain implements semaphorev1.ControlServiceServer. It fails with InvalidArgument for a request that makes no sense,
+// and Unavailable if the drain cannot be stored.
 func (c *Server) Drain(ctx context.Context, req *semaphorev1.DrainRequest) (*semaphorev1.DrainResponse, error) {
 	w, target, err := c.drainer(req.GetTarget())
 	if err != nil {
@@ -64,7 +65,8 @@ func (c *Server) Drain(ctx context.Context, req *semaphorev1.DrainRequest) (*sem
 	return out, nil
 }
 
-// Undrain implements semaphorev1.ControlServiceServer.
+// Undrain implements semaphorev1.ControlServiceServer. It fails with NotFound if the target is not drained, and
+// Unavailable if the ConfigMap cannot be written.
 func (c *Server) Undrain(ctx context.Context, req *semaphorev1.UndrainRequest) (*semaphorev1.UndrainResponse, error) {
 	w, target, err := c.drainer(req.GetTarget())
 	if err != nil {

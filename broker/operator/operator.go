@@ -56,7 +56,8 @@ func (c *Server) Lead(b *Broker) { c.leading.Store(b) }
 
 func (c *Server) Register(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) }
 
-// ReleaseBrake implements semaphorev1.ControlServiceServer.
+// ReleaseBrake implements semaphorev1.ControlServiceServer. It fails with FailedPrecondition on a standby, and
+// InvalidArgument for an unknown kind.
 func (c *Server) ReleaseBrake(_ context.Context,
 	req *semaphorev1.ReleaseBrakeRequest) (*semaphorev1.ReleaseBrakeResponse, error) {
 	w := c.leading.Load()
@@ -73,7 +74,7 @@ func (c *Server) ReleaseBrake(_ context.Context,
 	if err != nil {
 		return nil, err
 	}
-	// What an earlier broker wrote is retained separately, as objects of this cluster.
+	// An earlier broker's objects are retained separately, as objects of this cluster.
 	written := w.Release(req.GetCluster(), req.GetKinds()...)
 	objects := map[semaphorev1.Kind]uint64{}
 	for _, h := range held {
@@ -95,7 +96,8 @@ func (c *Server) ReleaseBrake(_ context.Context,
 	return out, nil
 }
 
-// RotateKey implements semaphorev1.ControlServiceServer.
+// RotateKey implements semaphorev1.ControlServiceServer. It fails with FailedPrecondition on a standby and without
+// encryption, InvalidArgument for a request that makes no sense, and NotFound for an unknown remote.
 func (c *Server) RotateKey(_ context.Context,
 	req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
 	w := c.leading.Load()

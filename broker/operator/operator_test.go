@@ -16,7 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What of an operator's word makes no sense is refused before any agent receives it.
+// An order of an operator that makes no sense is refused before any agent receives it.
 func TestRotateKeyRefused(t *testing.T) {
 	remotes := []config.Remote{{Name: "c2"}, {Name: "c3"}}
 	deaf := peering.New(peering.Options{Remotes: remotes, Metrics: peering.NewMetrics(prometheus.NewRegistry()),

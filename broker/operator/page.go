@@ -89,7 +89,7 @@ func NewPage(sources Sources) *Page {
 	return &Page{sources: sources, pages: pages, woken: make(chan struct{}, 1), changed: make(chan struct{})}
 }
 
-// Serve listens on an address of loopback until ctx ends.
+// Serve listens on an address of loopback until ctx ends. It fails if it cannot listen.
 func (s *Page) Serve(ctx context.Context, address string, refused func()) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {

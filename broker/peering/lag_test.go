@@ -55,7 +55,8 @@ func TestLagIsBounded(t *testing.T) {
 	}
 }
 
-// What an agent receives when it attaches is no change; what it receives afterwards, or missed while it was away, is.
+// The state that an agent receives when it attaches is no change; a state that it receives afterwards, or missed while
+// it was away, is.
 func TestSessionCountsChangesAfterTheSnapshot(t *testing.T) {
 	at := func(n int) map[string]time.Time {
 		return map[string]time.Time{"a": time.Unix(1_800_000_000+int64(n), 0).UTC()}

@@ -373,7 +373,7 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		if a, b := admit("n1/a", "10.0.0.1"), admit("n1/a", "10.0.0.1"); a != codes.OK || b != codes.OK {
 			t.Errorf("a good token after a while: %s, %s", a, b)
 		}
-		// What the apiserver cannot say is nobody's fault.
+		// A question that the apiserver cannot answer is nobody's fault.
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "down") })
 		for range 10 * failureBurst {
 			if code := admit("n1/a", "10.0.0.3"); code != codes.Unavailable {

@@ -130,7 +130,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 	grown := heap() - before
 	slices.Sort(alone)
 	slices.Sort(beside)
-	// What may wait is a window, a message and what the collector has not seen yet: far less than what was sent.
+	// The backlog is a window, a message and what the collector has not seen yet: far less than what was sent.
 	const total = (rounds - warm) * peers * 500
 	if grown > total/4 {
 		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, total)
@@ -156,7 +156,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 			}
 		}
 	}
-	// What was on its way when it stopped, at most a whole message, and the newest of each.
+	// The bytes on their way when it stopped, at most a whole message, and the newest state of each object.
 	if most := 2*maxBatch + peers; changes > most {
 		t.Errorf("%d changes were sent to one who had read nothing of %d, and %d is the most", changes,
 			(rounds-warm)*peers, most)

@@ -97,7 +97,7 @@ func TestTalk(t *testing.T) {
 	equal(t, "status", show(), "c2 2/2/2; c3 1/0/0; 3; n2-c2/m1 2m0s; n1-c2/m3 1m0s; n2-c2/m3 1m0s")
 	equal(t, "metrics", gathered(t, registry), "last_handshake_timestamp_seconds c2 1.76735519e+09; nodes_talking c2 2; "+
 		"nodes_talking c3 0; silent_pairs c2 3; silent_pairs c3 0")
-	// What a node reported goes with its agent, and with the next report.
+	// A node's report goes with its agent, and with the next report.
 	delete(s.attached, "n2")
 	reports("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
 	equal(t, "status", show(), "c2 1/1/0; c3 1/0/0; 0")

@@ -71,7 +71,7 @@ func TestDescribe(t *testing.T) {
 	is("they have gone", all, "c2/shop/web c2-shop-web:1/1 a(u1)=10.2.0.1 idle(u3)=")
 }
 
-// What another broker has written is shown as what it is, before the remote has been heard.
+// A set that another broker has written is shown as such, before the remote has been heard.
 func TestDescribeWhatIsThere(t *testing.T) {
 	before := planOf(2)
 	written := newCluster(t, before)

@@ -297,7 +297,7 @@ func noNameIsOfTwo(t *testing.T, clusters []string) {
 							of[object] = s
 							objects++
 						}
-						// What other remotes would call their sets to meet this one.
+						// Names that other remotes would give their sets to meet this one.
 						for _, other := range clusters {
 							for _, namespace := range namespaces {
 								if rest, ok := strings.CutPrefix(base, other+"-"+namespace+"-"); ok && other != cluster && round == 0 {

@@ -83,7 +83,7 @@ func TestWarningsWithoutRoom(t *testing.T) {
 	if len(accepted) != most {
 		t.Fatalf("%d are accepted, and there was room for %d", len(accepted), most)
 	}
-	// What ends counts no more, unless it begins again.
+	// A problem that ends no longer counts, unless it begins again.
 	var ended []string
 	for i := most; i < most+50; i++ {
 		s.Replace(fmt.Sprint("c2/", i), nil)

@@ -93,7 +93,7 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	b := newBraked(t)
 	b.connect("e2", 20)
 	res := b.snapshot(20, "m0", "m1", "new")
-	// What it has is taken, what it lacks stays.
+	// The objects that it has are accepted, those that it lacks stay.
 	if show(res.Changes) != "+new" || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 8, 8, 10}) {
 		t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 	}
@@ -366,7 +366,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				consistent(t, b.Replica)
 				b.now = b.now.Add(5 * time.Minute)
 			}
-			// What is sent again is an object like any other.
+			// An object that is sent again is one like any other.
 			if res := b.take(changes(upsert(21, kMember, "m0", "a"),
 				upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
 				t.Errorf("changes %s", show(res.Changes))

@@ -8,10 +8,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Judge replaces the admission by one with other bounds, and judges the held objects by it. What it refuses is
-// withdrawn at once, retained objects included: the bounds are the operator's word, which the brake does not delay.
-// What it accepts beyond the held objects is not known, as nothing refused is kept. So the present stream has no effect
-// any more, and the next one must begin with a snapshot of each kind. Until its end mark, what the bounds allow stays.
+// Judge replaces the admission by one with other bounds, and judges the held objects by it. An object that it refuses
+// is withdrawn at once, also a retained one: the bounds are the operator's word, which the brake does not delay. It may
+// accept more than the held objects, which nobody knows, as nothing refused is kept. So the present stream has no
+// effect any more, and the next one must begin with a snapshot of each kind. Until its end mark, what the bounds allow
+// stays.
 func (r *Replica) Judge(now time.Time, admit Admit) Result {
 	r.admit, r.current = admit, nil
 	var result Result
@@ -24,7 +25,7 @@ func (r *Replica) Judge(now time.Time, admit Admit) Result {
 		for _, key := range slices.SortedFunc(maps.Keys(k.objects), Key.Compare) {
 			r.judge(k, key, now, &result)
 		}
-		// What the operator took away is no withdrawal by the remote.
+		// An object that the operator took away is no withdrawal by the remote.
 		k.resetPeak(now)
 		k.peakBeforeBrake = min(k.peakBeforeBrake, len(k.objects)-k.empty)
 	}

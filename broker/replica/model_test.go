@@ -305,7 +305,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 		}
 		all := e.since(position, exported)
 		if len(all) == 0 {
-			// What changed since is for others: the position moves all the same.
+			// Later changes are for others: the position moves all the same.
 			res, ok := send(sent(e.head, e.head))
 			if !ok {
 				return

@@ -287,7 +287,7 @@ func TestR05ExistingObjectsMayChangeAndMakeRoom(t *testing.T) {
 	}
 }
 
-// What was refused for want of room does not stay out forever.
+// An object that was refused for want of room does not stay out.
 func TestR05FreedRoomIsUsed(t *testing.T) {
 	r, s := limited(t, config.Limits{SetMembers: 3})
 	beat := func(at time.Duration) error {

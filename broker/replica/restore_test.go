@@ -60,7 +60,7 @@ func (b *braked) wants(what string, retained int, names ...string) {
 }
 
 // TestRestore: the first snapshot of a kind is compared with what an earlier broker had, as any later one with what is
-// held. What is not admitted completely, or is beyond the limit, is not restored.
+// held. An object that is not admitted completely, or is beyond the limit, is not restored.
 func TestRestore(t *testing.T) {
 	b := restored(t)
 	if b.Complete(kNode) {

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-// An exporter that comes back when nothing has changed says so with its heartbeats only: sent_revision is then
-// what was offered, and stays that. What is held is as old as the last heartbeat.
+// An exporter that comes back when nothing has changed says so with its heartbeats only: sent_revision is then what was
+// offered, and stays that. The held state is as old as the last heartbeat.
 func TestAResumedStreamWithoutChangesIsLive(t *testing.T) {
 	r := newReplica()
 	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1))
@@ -27,7 +27,7 @@ func TestAResumedStreamWithoutChangesIsLive(t *testing.T) {
 	}
 }
 
-// What the brake holds is confirmed on such a stream too.
+// A retained object is confirmed on such a stream too.
 func TestAResumedStreamWithoutChangesConfirmsTheBrake(t *testing.T) {
 	r := newReplica()
 	r.SetLimits(config.Limits{}, config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: 10 * time.Minute}})

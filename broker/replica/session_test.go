@@ -295,7 +295,7 @@ func TestRefusals(t *testing.T) {
 	if _, refused := r.Count(kNode); refused != 0 {
 		t.Errorf("%d refused before the end mark", refused)
 	}
-	// What was refused counts among the objects of the snapshot: the sender did send it.
+	// A refused object counts among the objects of the snapshot: the sender did send it.
 	must(t, s, end(kNode, 3, 3))
 	if n, refused := r.Count(kNode); n != 2 || refused != 2 {
 		t.Errorf("%d held, %d refused", n, refused)

@@ -57,7 +57,7 @@ func TestF38OlderExporter(t *testing.T) {
 	if w.ResumeEpoch != "e1" || w.ResumeRevision != 9 {
 		t.Errorf("welcome %v", w)
 	}
-	// What it cannot know in the welcome is there for others and does not hurt it.
+	// An unknown field of the welcome is for others and does not hurt it.
 	if len(w.Held) != 2 || w.Held[0].SourceId != "" || w.Held[0].SourceRevision != 0 {
 		t.Errorf("held %v", w.Held)
 	}
@@ -120,7 +120,7 @@ func TestF38NewerExporter(t *testing.T) {
 	}
 }
 
-// What cannot be passed over ends the stream with a reason, and takes nothing that is held.
+// A message that cannot be ignored ends the stream with a reason, and removes no held object.
 func TestF38RequiredUnknownsEndTheStream(t *testing.T) {
 	tooNew := hello("e1", 1, 0, kNode)
 	tooNew.GetHello().ProtocolVersion, tooNew.GetHello().MinProtocolVersion = 9, 8

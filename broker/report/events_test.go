@@ -21,8 +21,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
-// TestEventsOfOneRemote: a remote that gets everything wrong keeps no other one's Event from being written. What finds
-// no room is not accepted, and when there is room, that is reported once.
+// TestEventsOfOneRemote: a remote that gets everything wrong keeps no other one's Event from being written. A problem
+// without room is not accepted, and when there is room, that is reported once.
 func TestEventsOfOneRemote(t *testing.T) {
 	e := NewEvents(nil, "mirrors", []string{"c2", "c3"}, prometheus.NewRegistry(),
 		slog.New(slog.NewTextHandler(io.Discard, nil)))

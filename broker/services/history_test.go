@@ -56,8 +56,8 @@ type importHistory struct {
 	brokers []*cluster
 	exports map[string][]exportedPort
 	order   []string
-	// silent are clusters that were not heard since the last restart. What they exported before is known by their
-	// endpoints and the order alone.
+	// silent are clusters that were not heard since the last restart. Their earlier exports are known by their endpoints
+	// and the order alone.
 	silent map[string]bool
 	log    []string
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // TestImportWaitsForItsService: a ServiceImport is not written before its derived Service has had its IPs for 1.5 s, so
-// that kube-proxy knows them before DNS does. What changes of the Service meanwhile or later does not delay it again,
+// that kube-proxy knows them before DNS does. Other changes of the Service meanwhile or later do not delay it again,
 // other IPs do, and a Service without an IP is not waited for.
 func TestImportWaitsForItsService(t *testing.T) {
 	f := newFixture(t, 0)

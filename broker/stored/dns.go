@@ -101,7 +101,7 @@ func (k *DNS) Findings() []finding.Finding {
 	return finding.Line(code, "", k.problem.Text())
 }
 
-// Run keeps the blocks current until ctx ends.
+// Run keeps the blocks current until ctx ends, whose error it returns: a failed write is a problem, and is tried again.
 func (k *DNS) Run(ctx context.Context) error {
 	timer := time.NewTimer(checkInterval)
 	defer timer.Stop()

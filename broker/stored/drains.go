@@ -93,7 +93,7 @@ func (d *Drains) Synced() bool {
 }
 
 // Wait waits until the drains are known and published. Endpoints that are written earlier could put a drained one into
-// use.
+// use. It fails if ctx ends before.
 func (d *Drains) Wait(ctx context.Context) error {
 	select {
 	case <-d.known:
@@ -267,7 +267,8 @@ func describeEnd(d choice.Drain) string {
 // errDrainsUnknown is the error until the ConfigMap has been read.
 var errDrainsUnknown = errors.New("the existing drains are not known yet: try again")
 
-// Add stores a drain, in place of one with the same target under its own key, and waits until it is active here.
+// Add stores a drain, in place of one with the same target under its own key, and waits until it is active here. It
+// fails for an invalid drain, before the stored drains are known, and if the ConfigMap cannot be written.
 func (d *Drains) Add(ctx context.Context, is choice.Drain) error {
 	if err := is.Validate(); err != nil {
 		return err
@@ -278,7 +279,8 @@ func (d *Drains) Add(ctx context.Context, is choice.Drain) error {
 	return d.write(ctx, "drain "+is.String(), func(data map[string]string) { data[is.Key()] = is.Text() })
 }
 
-// Remove removes all drains of a target, under whatever keys, and returns them.
+// Remove removes all drains of a target, under whatever keys, and returns them. It fails before the stored drains are
+// known, and if the ConfigMap cannot be written.
 func (d *Drains) Remove(ctx context.Context, target choice.Target) ([]choice.Drain, error) {
 	if !d.Synced() {
 		return nil, errDrainsUnknown

@@ -205,7 +205,7 @@ func TestDrains(t *testing.T) {
 		})
 	})
 
-	// What another has written in between is kept.
+	// Another's write in between is kept.
 	t.Run("conflict", func(t *testing.T) {
 		defer clean()
 		f := startDrains(t, cfg)

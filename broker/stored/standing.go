@@ -125,8 +125,8 @@ func shard(cluster string) int {
 	return int(h.Sum32() % Shards)
 }
 
-// Load reads the peers of the configured remotes, by remote and node. It waits until the apiserver answers. Without
-// the right to read them it returns none, and a problem.
+// Load reads the peers of the configured remotes, by remote and node. It waits until the apiserver answers. Without the
+// right to read them it returns none, and sets a problem. It fails only if ctx ends.
 func (s *PeerStore) Load(ctx context.Context) (map[string]map[string]*semaphorev1.Node, error) {
 	all := map[string]map[string]*semaphorev1.Node{}
 	for i := range Shards {

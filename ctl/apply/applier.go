@@ -24,7 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// ApplyTyped applies an object of one of Kubernetes' types.
+// ApplyTyped is Apply for an object of one of Kubernetes' types.
 func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
 	object, err := fleet.Object(typed)
 	if err == nil {
@@ -65,7 +65,7 @@ func (a *Applier) Of(r Ref) dynamic.ResourceInterface {
 	return a.Client.Resource(resource).Namespace(r.Namespace)
 }
 
-// Get returns an object; nil if the object, or its type, does not exist.
+// Get returns an object; nil, and no error, if the object or its type does not exist.
 func (a *Applier) Get(ctx context.Context, r Ref) (*unstructured.Unstructured, error) {
 	found, err := a.Of(r).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -94,7 +94,8 @@ func ServerSideApply(ctx context.Context, in dynamic.ResourceInterface, name str
 	return in.Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
 }
 
-// Apply writes one object by server-side apply.
+// Apply writes one object by server-side apply. It fails if others own a field that it sets, unless Force is set, and
+// if the cluster does not serve the type.
 func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outcome string, err error) {
 	ref := RefOf(o)
 	before, err := a.Get(ctx, ref)
@@ -118,7 +119,7 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	return unchanged, nil
 }
 
-// Remove deletes an object and its dependents.
+// Remove deletes an object and its dependents. An object that does not exist is no error.
 func (a *Applier) Remove(ctx context.Context, r Ref) error {
 	foreground := metav1.DeletePropagationForeground
 	err := a.Of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
@@ -128,7 +129,8 @@ func (a *Applier) Remove(ctx context.Context, r Ref) error {
 	return nil
 }
 
-// RemoveAll deletes objects in their order, and waits until they no longer exist.
+// RemoveAll deletes objects in their order, and waits until they no longer exist. It fails at the first that it may not
+// delete, and if ctx ends before all are gone.
 func (a *Applier) RemoveAll(ctx context.Context, refs ...Ref) error {
 	for _, r := range refs {
 		if err := a.Remove(ctx, r); err != nil {
@@ -158,7 +160,8 @@ func (a *Applier) Gone(ctx context.Context, refs ...Ref) error {
 	return nil
 }
 
-// Until calls ask until left is empty: left names what it still waits for. It prints left whenever that changes.
+// Until calls ask until left is empty: left names what it still waits for. It prints left whenever that changes. It
+// returns the first error of ask, and one with the last left if ctx ends before.
 func (a *Applier) Until(ctx context.Context, what string, ask func() (left string, err error)) error {
 	said, began := "", time.Now()
 	for {
@@ -184,7 +187,8 @@ func (a *Applier) Until(ctx context.Context, what string, ask func() (left strin
 	}
 }
 
-// Ready waits until the pods of an object are ready, as `kubectl rollout status` and `kubectl wait` do.
+// Ready waits until the pods of an object are ready, as `kubectl rollout status` and `kubectl wait` do. It fails if the
+// object is deleted, and if ctx ends before.
 func (a *Applier) Ready(ctx context.Context, r Ref) error {
 	return a.ReadyUnless(ctx, r, func() error { return nil })
 }
@@ -224,7 +228,7 @@ func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) strin
 	return ""
 }
 
-// Served waits until the apiserver serves a definition's objects.
+// Served waits until the apiserver serves a definition's objects, and fails if ctx ends before.
 func (a *Applier) Served(ctx context.Context, definition Ref) error {
 	return a.Until(ctx, definition.String(), func() (string, error) {
 		found, err := a.Get(ctx, definition)
@@ -241,7 +245,7 @@ func (a *Applier) Served(ctx context.Context, definition Ref) error {
 	})
 }
 
-// Record returns the record of the cluster's installation; nil for none.
+// Record returns the record of the cluster's installation; nil for none. It fails for one that it cannot parse.
 func (a *Applier) Record(ctx context.Context) (*Record, error) {
 	found, err := a.Get(ctx, ConfigMapRef(a.Cluster.Namespace, RecordName))
 	if err != nil || found == nil {

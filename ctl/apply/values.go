@@ -247,7 +247,7 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		if name, without := strings.CutPrefix(c, "-"); without {
 			wish = Reason{Component: name, Why: "not wanted", Without: true}
 		}
-		// What an operator says replaces what was found.
+		// An operator's word replaces a detected value.
 		reasons = append(slices.DeleteFunc(reasons, func(r Reason) bool { return r.Component == wish.Component }), wish)
 	}
 	for _, r := range reasons {

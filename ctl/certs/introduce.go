@@ -72,7 +72,8 @@ func subnetsOf(flag string, all map[string]string, context string) (out []netip.
 	return out, nil
 }
 
-// Given replaces what was read from a cluster by what the operator says of it.
+// Given replaces what was read from a cluster by what the operator says of it. It fails for a subnet that it cannot
+// parse.
 func (o *Word) Given(facts *preflight.Cluster) error {
 	for _, one := range []struct {
 		flag string
@@ -139,7 +140,7 @@ type Introduction struct {
 	// Source is the UID by which the broker knows the cluster (spec.sourceID); empty if it is not known.
 	Source string
 
-	// What follows is the result of judge.
+	// The fields below are the result of judge.
 	Pods, Nodes []netip.Prefix
 	Object      *unstructured.Unstructured
 	before      *known
@@ -199,7 +200,8 @@ func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	return out, nil
 }
 
-// Judge decides what each cluster gets of others, and returns what prevents that. It reads, and writes nothing.
+// Judge decides what each cluster gets of others, and returns what prevents that. It reads, and writes nothing. An
+// error is one of reading.
 func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, error) {
 	var found []show.Finding
 	has := map[*Store]map[string]*known{}
@@ -351,7 +353,8 @@ func fingerprints(bundle []byte) string {
 	return strings.Join(out, " ")
 }
 
-// Propose prints what clusters get of each other, as far as it is new. Whatever prevents it is found here.
+// Propose prints what clusters get of each other, as far as it is new. It prints whatever prevents that in its place,
+// and fails.
 func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) error {
 	found, err := o.Judge(ctx, all)
 	if err != nil {
@@ -370,7 +373,8 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	return nil
 }
 
-// Write writes what was proposed. It tries every write as a dry run first; roots come last.
+// Write writes what was proposed. It tries every write as a dry run first; roots come last. It ends at the first error,
+// after which a further call writes the rest.
 func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) error) error {
 	for _, dry := range []bool{true, false} {
 		for _, x := range all {

@@ -19,8 +19,8 @@ import (
 
 // TestNobodyNamesItself: a cluster that says that it is another one gets neither its roots nor its RemoteCluster
 // replaced, by link or by pki exchange, also if it gives the roots of that other one beside its own. Subnets that a
-// cluster claims for itself are not written without the operator's word. What prevents a write is found before the
-// first.
+// cluster claims for itself are not written without the operator's word. A cause that prevents a write is found before
+// the first.
 func TestNobodyNamesItself(t *testing.T) {
 	_, admins, remotes, ctl := ctltest.Linkable(t)
 	for context, name := range map[string]string{"c1": "c1", "c2": "c3"} {
@@ -113,7 +113,7 @@ func TestNobodyNamesItself(t *testing.T) {
 		t.Error("after a conflict in c1, c2 got the roots of c1")
 	}
 
-	// What it claims is public, wide, or another's.
+	// Its claim is public, wide, or another's.
 	must(t, remotes["c1"].Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	kubetest.CreateObject(t, remotes["c1"], &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "semaphore.uw.io/v1alpha1", "kind": "RemoteCluster", "metadata": map[string]any{"name": "c4"},
@@ -143,7 +143,7 @@ func TestNobodyNamesItself(t *testing.T) {
 	if strings.Join(pods, " ") != "10.2.0.0/16 34.1.0.0/16" {
 		t.Errorf("pods %v", pods)
 	}
-	// What stands stays, and is not widened by what the cluster says next time.
+	// The written bounds stay, and the cluster's next claim does not widen them.
 	was, trusted = remote(), bundles("c1")
 	if out := ctl(2, "link --context c1 --context c2 --yes"); !strings.Contains(out, "34.0.0.0/8 too, outside of") {
 		t.Errorf("the second time: %s", out)

@@ -73,7 +73,7 @@ func TlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
 	}
 }
 
-// Authority returns that of the cluster; nil for none.
+// Authority returns that of the cluster; nil for none. It fails for a Secret that is no authority.
 func (p *Store) Authority(ctx context.Context) (*identity.Authority, error) {
 	data, err := p.Secret(ctx, identity.AuthoritySecret)
 	if err != nil || data == nil {

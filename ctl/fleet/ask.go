@@ -19,7 +19,7 @@ import (
 const elsewhere = ": give --context, or run this in the pod of the leading broker, or give --address"
 
 // All does something with each of several clusters, parts or dialers at the same time, so that one that does not answer
-// delays no other. What comes of each, and its error, have its index.
+// delays no other. Each one's answer and error have its index.
 func All[In, Out any](of []In, do func(In) (Out, error)) ([]Out, []error) {
 	out, failed := make([]Out, len(of)), make([]error, len(of))
 	var doing sync.WaitGroup

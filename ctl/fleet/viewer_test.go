@@ -134,7 +134,7 @@ func TestViewer(t *testing.T) {
 		err := cmd.ExecuteContext(ctx)
 		return out.String(), err
 	}
-	// What the stand-in of a part does not answer is of no matter: it was asked.
+	// The missing answer of a part's stand-in does not matter: it was asked.
 	for _, verb := range []string{"status", "status --agent n1", "status -o svg", "get services", "get sets",
 		"get nodes", "get findings", "get ip 10.2.1.1", "get drains", "trace --history service/shop/echo",
 		"trace service/shop/echo", "check"} {

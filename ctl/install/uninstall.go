@@ -264,7 +264,7 @@ func (r *removal) print(w io.Writer) error {
 	return show.PrintLines(w, text)
 }
 
-// run removes everything. The parts are stopped first, so that they restore nothing; what they wrote is removed while
+// run removes everything. The parts are stopped first, so that they restore nothing; their objects are removed while
 // the rights for that exist.
 func (r *removal) run(ctx context.Context, w io.Writer) error {
 	began := time.Now()

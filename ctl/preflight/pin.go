@@ -135,7 +135,7 @@ func (in *pinning) pin(b *bounds) []netip.Prefix {
 	out := b.given
 	switch {
 	case len(b.given) > 0:
-	case len(b.had) > 0: // what stands, stays
+	case len(b.had) > 0: // the written bounds stay
 		for _, p := range b.says {
 			if !Within(p, b.had) {
 				in.confirm(b, append(slices.Clone(b.had), p), "%s says that it has %s too, outside of what it may have: %s",

@@ -66,8 +66,8 @@ func (o object) concerns(e *semaphorev1.Event) bool {
 	case o.kind == "node":
 		return kind == "peer" && name == e.GetSource()+"/"+o.name
 	case o.kind == "service":
-		// Its slices have its name and a random ending; those of the mirror the mirror's, the cluster and a number.
-		// What is derived from its ServiceExport may have a hash for a name, and is in its namespace too.
+		// Its slices have its name and a random ending; those of the mirror the mirror's, the cluster and a number. An object
+		// that is derived from its ServiceExport may have a hash for a name, and is in its namespace too.
 		derived := naming.Import(o.namespace, o.name)
 		return kind == "service" && (strings.HasSuffix(name, mirror) || strings.HasSuffix(name, derived)) ||
 			kind == "serviceimport" && name == own || strings.HasSuffix(kind, "slice") && (strings.HasPrefix(name, own+"-") ||

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
-// What verify creates in each cluster. All of it is in one namespace, and is deleted with it.
+// Objects that verify creates in each cluster. All of it is in one namespace, and is deleted with it.
 const (
 	// labelVerify marks namespaces and pods of verify, so that what an interrupted verify left is found.
 	labelVerify = "semaphore.uw.io/verify"

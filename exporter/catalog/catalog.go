@@ -177,7 +177,7 @@ func (c *Catalog) setClusters(clusters []string) {
 	}
 }
 
-// SetRemotes sets other clusters that have brokers, and their rules. What they receive follows once all sources are put
+// SetRemotes sets other clusters that have brokers, and their rules. Their objects follow once all sources are put
 // again; until then no stream to a new cluster may begin. The catalog forgets what a removed cluster received.
 func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, now time.Time) {
 	c.mu.Lock()

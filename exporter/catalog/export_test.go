@@ -322,7 +322,7 @@ func TestR12PodCIDRs(t *testing.T) {
 		"node n3: spec.podCIDRs: 10.2.3.0/24 lies outside podSubnets and is not exported",
 		"node n4: spec.podCIDRs: 10.0.0.0/8 lies outside podSubnets")
 
-	// What a node cannot have it takes from nobody, however old it is.
+	// A node takes nothing from others that it cannot have, however old it is.
 	c.PutNode(node("n0", "0.0.0.0/0", "::/0"), now)
 	check(map[string]string{"n0": "", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n3": "fd00:1:0:3::/64", "n4": ""},
 		"node n0: spec.podCIDRs: 0.0.0.0/0 lies outside podSubnets", "node n3:", "node n4:")

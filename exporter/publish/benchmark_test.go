@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What an exporter costs with 100,000 objects and 100 brokers.
+// The cost of an exporter with 100,000 objects and 100 brokers.
 const (
 	manyObjects = 100_000
 	manyBrokers = 100

@@ -123,7 +123,7 @@ func TestHostileBroker(t *testing.T) {
 		t.Errorf("%d bytes are kept, and %d is the most", kept, most)
 	}
 
-	// What is over the burst waits.
+	// Orders beyond the burst wait.
 	p.answers.SetBurst(2 * perSecond)
 	const flood = 4 * perSecond
 	began := time.Now()

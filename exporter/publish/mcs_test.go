@@ -149,8 +149,8 @@ func TestServiceExports(t *testing.T) {
 			return nil
 		})
 	}
-	// The definition goes of which the exporter reads no object, and comes back. What changes meanwhile
-	// of a Service that is exported is followed.
+	// The definition goes of which the exporter reads no object, and comes back. A change meanwhile of a Service that is
+	// exported is followed.
 	must(t, crds.Delete(ctx, mcsv1beta1.ServiceImportFullName, metav1.DeleteOptions{}))
 	waitsAgain("serviceimports")
 	moves := func(address string) {
@@ -197,7 +197,7 @@ func TestServiceExports(t *testing.T) {
 		}
 		return nil
 	})
-	// The watch of the exports has ended, after all that it reported. What a watch reports later is heeded.
+	// The watch of the exports has ended, after all that it reported. A later report of a watch counts.
 	moves("10.1.1.3")
 	says("endpointslice shop/echo-1", "service shop/echo")
 

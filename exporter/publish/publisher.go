@@ -77,8 +77,8 @@ type Publisher struct {
 	log          *slog.Logger
 	options      Options
 
-	// notBefore is the head of the journal when the broker was added: what it holds from an earlier time may lack what
-	// was not exported to it since.
+	// notBefore is the head of the journal when the broker was added: its state of an earlier time may lack objects that
+	// were not exported to it since.
 	notBefore uint64
 
 	mu sync.Mutex

@@ -348,7 +348,7 @@ func TestLabelDomainsThatDiffer(t *testing.T) {
 	}
 }
 
-// What a broker acknowledges is known, and that it no longer does; and the own broker receives that.
+// The publisher knows what a broker acknowledges, and that it no longer does; and the own broker receives that.
 func TestDelivery(t *testing.T) {
 	b := newBench(t, "c2")
 	c2, own := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start(),
@@ -374,7 +374,7 @@ func TestDelivery(t *testing.T) {
 	if own.delivered("c1") != nil || c2.delivered("c2") != nil {
 		t.Error("more is sent, or to a broker that it does not concern")
 	}
-	// What is lost is reported, each time; TestNothingWaitsForAHeartbeat: at once.
+	// Each loss is reported; TestNothingWaitsForAHeartbeat: at once.
 	for range 2 {
 		within(t, "the own broker knows that it is acknowledged",
 			func() bool { return own.delivered("c2").GetAcknowledged() })

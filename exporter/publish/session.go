@@ -37,7 +37,7 @@ const maxExactCount = 10_000
 // slow does not come near it: it stops to read before.
 const maxUnacked = 1 << 16
 
-// What is kept of a broker's Welcome: bytes of its version, and label domains with the bytes of each.
+// Bounds of the copy of a broker's Welcome: bytes of its version, and label domains with the bytes of each.
 const (
 	maxSoftware     = 64
 	maxLabelDomains = 16

@@ -87,8 +87,8 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 	}
 }
 
-// What is sent is how far the newest of it was read, and what counts for being sent more is how far all of it was: an
-// exporter whose Services are read further and whose slices less is behind.
+// The position that is sent is that of the newest source, and the position that counts for being sent more is that of
+// the oldest: an exporter whose Services are read further and whose slices less is behind.
 func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
@@ -111,7 +111,7 @@ func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	}
 }
 
-// What this exporter itself has sent, it has read, although a watch without events may not say so yet.
+// This exporter has read its own messages, although a watch without events may not say so yet.
 func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	j := newJournal(10)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER

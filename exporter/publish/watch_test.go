@@ -230,7 +230,7 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 	}
 
-	// What is not exported makes no revision.
+	// An object that is not exported makes no revision.
 	head := c.Journal().Head()
 	web.Annotations = map[string]string{"unrelated": "true"}
 	web = kubetest.Update(t, core.Pods("shop"), web)
@@ -363,7 +363,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	if n := failed(t, w, "pods", list); n == 0 {
 		t.Error("the errors are not counted")
 	}
-	// What may be read is ready, and so it is where it cannot be said which apiserver this is.
+	// A source that may be read is ready, also where the apiserver is unknown.
 	soon(t, func() error {
 		if !w.Ready(semaphorev1.Kind_KIND_NODE) {
 			return errors.New("nodes may be read and are not ready")

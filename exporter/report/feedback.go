@@ -84,7 +84,7 @@ type Feedback struct {
 	seenVersion uint64
 	// noEventsUntil and noAnnotationsUntil are set after the right to write was missing.
 	noEventsUntil, noAnnotationsUntil time.Time
-	// logged are the errors that were logged last, of Events and of annotations: what fails is tried again for each
+	// logged are the errors that were logged last, of Events and of annotations: a failed write is tried again for each
 	// Service.
 	logged struct{ events, annotations string }
 	// stale are the Services that may have the annotation and are not offered.

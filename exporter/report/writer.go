@@ -210,8 +210,8 @@ func (w *Conditions) failure() string {
 		"%s", at.namespace, at.name, w.failing[at])
 }
 
-// due returns the exports whose conditions must be written now, the last changed ones first: what a person has just
-// changed must not wait for 100,000 others.
+// due returns the exports whose conditions must be written now, the last changed ones first: an object that a person
+// has just changed must not wait for 100,000 others.
 func (w *Conditions) due(brokers map[string]Broker, now time.Time) (all []due) {
 	there := map[key]bool{}
 	for _, x := range w.catalog.ServiceExports() {

@@ -59,7 +59,7 @@ func Load[T any, P interface {
 	return c, nil
 }
 
-// Parse is Load for a file's content.
+// Parse is Load for a file's content. It fails for an unknown key, and with all invalid values.
 func Parse[T any, P interface {
 	*T
 	validator
@@ -341,7 +341,7 @@ func (d *Duration) check(p *problems, field string) {
 
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
-// ClusterName returns what is wrong with a cluster's name, if anything.
+// ClusterName returns an error that says what is wrong with a cluster's name, nil for nothing.
 func ClusterName(name string) error {
 	if !naming.IsClusterName(name) {
 		return fmt.Errorf("%q is no cluster name: use 1 to %d lower-case letters, digits, '-' and '.', such as \"c1\" or "+

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What reads a part of a file only, and takes of that what can be used, has it from here.
+// A reader of only a part of a file, which takes of that the usable keys, has it from here.
 
 // JSON returns the JSON of a file. It fails for anything but one YAML document in which no key is there twice.
 func JSON(data []byte) ([]byte, error) {
@@ -61,14 +61,15 @@ func (fs *Features) Complete(field string) []error {
 	return p
 }
 
-// Check returns what is wrong with the value.
+// Check returns an error that says what is wrong with the value, nil for nothing.
 func (s Strictness) Check(field string) error {
 	var p problems
 	s.check(&p, field)
 	return errors.Join(p...)
 }
 
-// Complete sets the defaults of a configuration that is in no file of its own, and returns what is wrong with it.
+// Complete sets the defaults of a configuration that is in no file of its own, and returns an error with all that is
+// wrong with it.
 func (c *Broker) Complete() error {
 	c.setDefaults()
 	var p problems

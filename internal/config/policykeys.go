@@ -14,7 +14,7 @@ import (
 )
 
 // Keys of the ConfigMap semaphore-subnets beside broker.yaml, which admission policies read: lists with commas. A
-// policy cannot parse YAML, and what it does not find it refuses.
+// policy cannot parse YAML, and it refuses a name that it does not find.
 const (
 	KeyLocalSubnets = "localSubnets"
 	// KeyPodSubnets has globalServices.podSubnets.
@@ -64,9 +64,9 @@ func StaticServiceIPs(services []netip.Prefix) string {
 	return strings.Join(all, ",")
 }
 
-// ComparePolicyKeys returns an error if the keys that the policies read differ from a broker's configuration: what the
-// policies refuse, the broker would try to write again and again; what they let through, nobody configured. value
-// returns a key of the ConfigMap.
+// ComparePolicyKeys returns an error if the keys that the policies read differ from a broker's configuration: the
+// broker would try again and again to write an object that the policies refuse; nobody configured an object that they
+// let through. value returns a key of the ConfigMap.
 func ComparePolicyKeys(c *Broker, value func(key string) (text string, found bool)) error {
 	var differ []string
 	for _, key := range []string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains} {

@@ -222,7 +222,7 @@ func TestServeSocket(t *testing.T) {
 	for i := range 3 {
 		expectEvent(t, recent, fmt.Sprint("service shop/", i))
 	}
-	// What a name from elsewhere holds must not end the stream.
+	// The content of a name from elsewhere must not end the stream.
 	r.Record(Event{Object: "service shop/\xff", Detail: "\xc3"})
 	expectEvent(t, recent, "service shop/\uFFFD")
 	record(r, 4, 5)
@@ -374,7 +374,7 @@ func TestServeSocketOff(t *testing.T) {
 	}
 }
 
-// What one source does takes nothing of what is kept of another, and events come in their order whosever they are.
+// One source displaces no event of another, and events come in their order whatever their source.
 func TestASourceFillsItsOwnBuffer(t *testing.T) {
 	r := NewRecorder("broker", "c1", "")
 	r.Record(Event{Source: "c3", Object: "first"})

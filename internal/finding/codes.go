@@ -290,7 +290,7 @@ var (
 	LeftBehind         = define(Traffic, Error, "LeftBehind", "an object that check --traffic made was not removed")
 )
 
-// What keeps semaphorectl install and link from writing.
+// Causes that keep semaphorectl install and link from writing.
 var (
 	ClusterNameMissing = define(Installs, Error, "ClusterNameMissing",
 		"nothing that was found can be the name of the cluster")

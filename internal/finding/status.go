@@ -1,6 +1,6 @@
 package finding
 
-// What is wrong with a part itself.
+// Problems of a part itself.
 var (
 	NotReady = define(Status, Error, "NotReady", "the part does not do its work yet",
 		Act{Command: "kubectl -n semaphore get pods", Alert: "SemaphoreNoLeader"})

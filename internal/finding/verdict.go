@@ -210,7 +210,8 @@ func ofDevice(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) (fo
 	return found
 }
 
-// Age is the time between t and the status, by the part's own clock. What was never received is older than anything.
+// Age is the time between t and the status, by the part's own clock. A state that was never received is older than
+// anything.
 func Age(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) time.Duration {
 	if t == nil {
 		return 1<<63 - 1

@@ -2,7 +2,7 @@
 // files or from a SPIFFE Workload API.
 //
 // Each cluster is a trust domain of its own, named like the cluster, and roots are kept by trust domain: c2's roots can
-// speak for spiffe://c2/… and for nothing else. What an ID may do is for the caller to decide.
+// speak for spiffe://c2/… and for nothing else. The caller decides which rights an ID has.
 //
 // ids.go has the names, files.go and workload.go the two places that certificates come from, explain.go the messages
 // about a faulty one.
@@ -171,7 +171,7 @@ type Roots struct {
 }
 
 // OpenRoots reads roots from a file, or from a Workload API if its address is not empty; it waits for the API's first
-// answer until ctx ends. The roots must be closed.
+// answer, and fails if ctx ends before. The roots must be closed. A file is read, and can fail, at each handshake.
 func OpenRoots(ctx context.Context, bundleFile, workloadAPI string) (*Roots, error) {
 	if workloadAPI == "" {
 		return &Roots{bundleFileSource(bundleFile), func() error { return nil }}, nil

@@ -12,7 +12,7 @@ import (
 type Item struct {
 	// File is its path below the directory.
 	File string
-	// What it is for, in a few words.
+	// Its purpose, in a few words.
 	What string
 	Cert *x509.Certificate
 }

@@ -124,8 +124,8 @@ func Alone(cluster, part string, validity time.Duration, now time.Time) (root, c
 	return pemOf(a.pair.cert), cert, key, nil
 }
 
-// CheckCertificate returns why roots, PEM, do not prove at a time that a certificate with its key belongs to a part of
-// a cluster.
+// CheckCertificate returns an error that says why roots, PEM, do not prove at a time that a certificate with its key
+// belongs to a part of a cluster.
 func CheckCertificate(roots, cert, key []byte, cluster, part string, at time.Time) error {
 	svid, err := x509svid.Parse(cert, key)
 	if err != nil {

@@ -14,8 +14,8 @@ const ClusterIDProperty = "cluster.clusterset.k8s.io"
 // aboutVersions of the About API (group about.k8s.io), best first. Their schemas are the same.
 var aboutVersions = []string{"v1beta1", "v1alpha1"}
 
-// ClusterID returns the value of the cluster's ClusterProperty cluster.clusterset.k8s.io; empty if there is none, or
-// the About API is not served.
+// ClusterID returns the value of the cluster's ClusterProperty cluster.clusterset.k8s.io; empty, and no error, if there
+// is none or the About API is not served.
 func (c *Client) ClusterID(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -307,21 +307,22 @@ func (r Resource[T]) separate(unread *kube.Unread) kube.Separate[T] {
 	return kube.Separate[T]{Kind: r.kind, Empty: r.empty, List: r.list, Unread: unread}
 }
 
-// Create creates an object, without its status.
+// Create creates an object, without its status. It fails with ErrNotServed without the API.
 func (r Resource[T]) Create(ctx context.Context, object T) (T, error) {
 	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
 		return client.Post().Namespace(object.GetNamespace()).Resource(r.plural)
 	})
 }
 
-// Update replaces an object, without its status; its resourceVersion must be that of the newest one.
+// Update replaces an object, without its status. It fails with a conflict unless its resourceVersion is that of the
+// newest one, and with ErrNotServed without the API.
 func (r Resource[T]) Update(ctx context.Context, object T) (T, error) {
 	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
 		return client.Put().Namespace(object.GetNamespace()).Resource(r.plural).Name(object.GetName())
 	})
 }
 
-// UpdateStatus replaces the status of an object; its resourceVersion must be that of the newest one.
+// UpdateStatus replaces the status of an object. It fails like Update.
 func (r Resource[T]) UpdateStatus(ctx context.Context, object T) (T, error) {
 	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
 		return client.Put().Namespace(object.GetNamespace()).Resource(r.plural).Name(object.GetName()).SubResource("status")

@@ -34,7 +34,8 @@ func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.Servic
 	return all, nil
 }
 
-// RemoveOwnConditions removes the exporter's conditions of a ServiceExport, and keeps those of others.
+// RemoveOwnConditions removes the exporter's conditions of a ServiceExport, and keeps those of others. After a conflict
+// it tries again; it fails if a condition of others cannot be read.
 func (c *Client) RemoveOwnConditions(ctx context.Context, e *mcsv1beta1.ServiceExport) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		// A list lacks conditions that cannot be read; with those of others in it, this is an error of Get.

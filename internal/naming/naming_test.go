@@ -93,7 +93,7 @@ func TestReserved(t *testing.T) {
 		"policy.semaphore.uw.io/name": true,
 		"app.kubernetes.io/name":      false, "team": false, "example.org/kubernetes.io": false, "notkubernetes.io/x": false,
 		"app.kubernetes.io/part-of": false, "app.kubernetes.io/version": false, "argoproj.io.example.org/x": false,
-		// What tools find the objects by that they own, from their documents:
+		// Labels by which tools find their objects, from their documents:
 		"app.kubernetes.io/instance": true, "argocd.argoproj.io/instance": true, // Argo CD 2 and 3, resource tracking
 		"argocd.argoproj.io/tracking-id":   true,
 		"kustomize.toolkit.fluxcd.io/name": true, // Flux 2, labels of the kustomize-controller and the helm-controller

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3". What go install PATH@VERSION
-// builds has that version.
+// Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3". A program that go install
+// PATH@VERSION builds has that version.
 var Version = unknown
 
 const unknown = "development"
@@ -132,8 +132,8 @@ func setUpLog(level, format string) error {
 	return nil
 }
 
-// Main runs a command until it ends or a signal stops it, and ends the process. What the command and its error print
-// cannot control a terminal.
+// Main runs a command until it ends or a signal stops it, and ends the process. The output of the command and of its
+// error cannot control a terminal.
 func Main(cmd *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the process at once.

@@ -244,7 +244,7 @@ func (d *decider) remotes(of Objects) []config.Remote {
 		if !imports(o.Spec) {
 			continue
 		}
-		r, _ := remoteOf(o.Name, &o.Spec) // what is in effect was judged
+		r, _ := remoteOf(o.Name, &o.Spec) // the configuration in effect was judged
 		r.WireGuard.ListenPort = o.ListenPort
 		all = append(all, r)
 	}

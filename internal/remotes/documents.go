@@ -12,7 +12,7 @@ import (
 )
 
 // ReadDocuments returns the RemoteClusters among documents, as they would be if the documents were applied, and their
-// names.
+// names. It fails for one with an unknown field or another version of the API.
 func ReadDocuments(documents []string, now time.Time) (objects Objects, names []string, err error) {
 	objects = Objects{}
 	for i, text := range documents {

@@ -15,7 +15,7 @@ import (
 
 // This file converts configuration of the three original tools to RemoteClusters: the files of semaphore-wireguard and
 // semaphore-service-mirror, and the flags of semaphore-policy. Inputs are texts; outputs are objects, and sentences on
-// what the texts lack. What several texts say of one cluster is joined in one object.
+// what the texts lack. Parts of several texts about one cluster are joined in one object.
 
 // The defaults of semaphore-wireguard (both ends of a tunnel need the same).
 const (
@@ -54,7 +54,8 @@ func (m *Migration) note(format string, args ...any) {
 	m.notes = append(m.notes, fmt.Sprintf(format, args...))
 }
 
-// Add adds a file of any kind, and returns its kind: name is its name in sentences.
+// Add adds a file of any kind, and returns its kind: name is its name in sentences. It fails for a file that is no
+// YAML.
 func (m *Migration) Add(name string, data []byte) (kind string, err error) {
 	var keys struct {
 		Local         map[string]any   `json:"local"`
@@ -134,7 +135,8 @@ func (m *Migration) mirror(data []byte) error {
 	return nil
 }
 
-// AddPolicyFlags adds the flags of semaphore-policy, in the form of its command line.
+// AddPolicyFlags adds the flags of semaphore-policy, in the form of its command line. It fails if they lack
+// -target-cluster-name.
 func (m *Migration) AddPolicyFlags(line string) error {
 	args := strings.FieldsFunc(line, func(r rune) bool { return r == ' ' || r == '=' || r == '\n' })
 	for i, arg := range args {
@@ -153,7 +155,7 @@ func (m *Migration) SetBundle(name, text string) {
 	}
 }
 
-// SetNodeSubnets sets the subnets of a remote's nodes.
+// SetNodeSubnets sets the subnets of a remote's nodes. It fails for a remote that no file has.
 func (m *Migration) SetNodeSubnets(name string, all []string) error {
 	r, ok := m.remotes[name]
 	if !ok {

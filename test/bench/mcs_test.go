@@ -208,8 +208,8 @@ func BenchmarkExport(b *testing.B) {
 // all imports and slices exist, without and then with the API's slices beside the imports. Before that, as many writers
 // create as many objects directly, in a cluster of their own. Then endpoints change, one at a time.
 //
-// The figures an endpoint are of this process: the broker, both exporters, and the watch that observes c1. What the
-// slices beside the imports cost is the difference between the two; their floor is the run without them.
+// The figures an endpoint are of this process: the broker, both exporters, and the watch that observes c1. The cost of
+// the slices beside the imports is the difference between the two; their floor is the run without them.
 func BenchmarkExportsAtOnce(b *testing.B) {
 	const exports, endpoints, changes = 1_000, 100, 300
 	const all = exports * endpoints

@@ -27,7 +27,7 @@ import (
 // webItself is the name that clients of c1 know without semaphore.
 const webItself = "web.shop.svc.cluster.local"
 
-// plain is a Service of c1 alone. What happens to near of web happens to its Deployment plain-near, and plain-far takes
+// plain is a Service of c1 alone. Each step for near of web is one for its Deployment plain-near, and plain-far takes
 // the place of the pods of c2.
 var plain = echoes{name: "plain-near", labels: "service: plain", replicas: 2, grace: lingeringGrace,
 	lifecycle: lingering}.yaml() +

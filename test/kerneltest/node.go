@@ -2,8 +2,8 @@
 // policy.
 //
 // A Node does what a kernel does as far as the policy observes it, records each change, and fails where a test requests
-// it. What only a kernel can show, such as packets, handshakes and routes of other programs, is for tests on nodes.
-// Only tests import it.
+// it. Facts that only a kernel can show, such as packets, handshakes and routes of other programs, are for tests on
+// nodes. Only tests import it.
 package kerneltest
 
 import (

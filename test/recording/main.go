@@ -37,7 +37,7 @@ type row struct {
 	at          float64
 }
 
-// said is a line of the demo with its time. What components print has none.
+// said is a line of the demo with its time. The output of components has none.
 var said = regexp.MustCompile(`^\s*(\d+\.\d)s  (.*)$`)
 
 // step begins a line of what the demo shows.

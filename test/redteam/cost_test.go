@@ -167,10 +167,9 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	}
 	s.acked(1)
 	at := uint64(1)
-	// acknowledgements asks for n answers. What the broker does before one is at most what it computes until then, and
-	// at most the time that passes without waits for a processor. On a busy machine the first grows where this test is
-	// late, and the second where a goroutine waits for another one. /healthz right after each needs no state of the
-	// broker.
+	// acknowledgements asks for n answers. The broker's work before one is at most its computation until then, and at most
+	// the time that passes without waits for a processor. On a busy machine the first grows where this test is late, and
+	// the second where a goroutine waits for another one. /healthz right after each needs no state of the broker.
 	acknowledgements := func(when string, n int, more func() bool) {
 		t.Helper()
 		var took, before, beside []time.Duration

@@ -81,7 +81,7 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 
 // TestExportsOfARemoteAreBounded checks limits.exports with one export too many, and with 100,000 that precede those
 // that exist and arrive as fast as the broker reads them: changesPerSecond, which would make them wait for a minute and
-// a half, is raised. What exists stays, nothing of the rest is written, each is refused and counted, and another
+// a half, is raised. Existing objects stay, nothing of the rest is written, each is refused and counted, and another
 // remote's export is imported meanwhile.
 func TestExportsOfARemoteAreBounded(t *testing.T) {
 	const most, flood = 1000, 100_000

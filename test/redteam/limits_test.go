@@ -80,9 +80,9 @@ func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	return n
 }
 
-// TestARemoteTakesNoMoreThanItsLimits checks the shipped limits on pod CIDRs, ports and cluster IPs of a remote. What
-// existed stays when it grows over a limit or when others precede it in a snapshot. The metrics and the code of the
-// refusals show it.
+// TestARemoteTakesNoMoreThanItsLimits checks the shipped limits on pod CIDRs, ports and cluster IPs of a remote. An
+// existing object stays when it grows over a limit or when others precede it in a snapshot. The metrics and the code of
+// the refusals show it.
 func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -247,7 +247,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 			t.Errorf("semaphore_broker_retained of kind %s is %v of %d", kind, back, n)
 		}
 	}
-	// What c2 exports last is written after all that follows from the rest.
+	// The last export of c2 is written after all consequences of the rest.
 	at++
 	s.tell(changesOf(upsert(at, service("last", 1))))
 	s.acked(at)

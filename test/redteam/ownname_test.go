@@ -84,7 +84,7 @@ func TestNobodyJoinsAServiceThatDoesNotAsk(t *testing.T) {
 	hostile.tell(snapshot(serviceKind, 10, services...)...)
 	hostile.tell(snapshot(sliceKind, 10, endpoints...)...)
 	hostile.acked(10)
-	// What takes the same way and comes last is written.
+	// The last object that takes the same way is written.
 	asks := global("shop/asks", naming.OwnNameAll, "another")
 	hostile.tell(players.Upserts(11, asks, endpointsOf("shop/asks", "10.2.0.9")))
 	hostile.acked(12)

@@ -170,7 +170,7 @@ func encode(t *testing.T, m proto.Message) []byte {
 	return testkit.Value(proto.Marshal(m))(t)
 }
 
-// What an exporter says.
+// The text of an exporter.
 var hello, snapshot, upsert, changesOf = players.Hello, players.Snapshot, players.Upsert, players.Changes
 
 // member returns a pod of a set. Its address follows from its number.

@@ -55,7 +55,7 @@ type memory struct {
 	gone   map[string]bool
 	drains choice.Drains
 
-	// What is in the cluster and outlives a leader: objects, the peers of agents, and the stored peers.
+	// The state in the cluster that outlives a leader: objects, the peers of agents, and the stored peers.
 	services                   map[string]*corev1.Service
 	slices, besideImports, own map[string]*discoveryv1.EndpointSlice
 	imports                    map[string]*mcsv1beta1.ServiceImport
@@ -305,7 +305,7 @@ func (m *memory) snapshots(cluster string) (messages []func()) {
 	return messages
 }
 
-// first is what the replica of a cluster passes on of its first snapshot of a kind. What is stored are nodes.
+// first is what the replica of a cluster passes on of its first snapshot of a kind. The stored objects are nodes.
 func (m *memory) first(cluster string, kind semaphorev1.Kind, all []replica.Change) replica.Result {
 	if kind != semaphorev1.Kind_KIND_NODE || cluster == m.config.Cluster {
 		return replica.Result{Changes: all, Completed: kind}
@@ -415,7 +415,7 @@ func (m *memory) rest() {
 	}
 }
 
-// succeed has another broker lead. What agents have is stored. Some remotes come late, after a time without a change.
+// succeed has another broker lead. The agents' peers are stored. Some remotes come late, after a time without a change.
 func (m *memory) succeed() {
 	for _, remote := range m.remotes() {
 		if _, complete := m.state.Published(remote); complete {

@@ -22,7 +22,7 @@ import (
 // The model: what a broker should hold and write, computed a second time from the rules of the design, without the
 // packages that compute it in the product.
 
-// What a destination may hold of one source's object. Each has one text for each state.
+// The versions of one source's object that a destination may hold. Each has one text for each state.
 type (
 	service struct {
 		headless, notReady, mirror, global bool

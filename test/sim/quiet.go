@@ -18,8 +18,8 @@ import (
 // maxSteps bounds the steps until nothing happens any more. Runs that converge need a few hundred.
 const maxSteps = 20_000
 
-// settled is for how long nothing must have happened: longer than every backoff and hold. What the brake retains is
-// removed with a snapshot that is requested some time later.
+// settled is for how long nothing must have happened: longer than every backoff and hold. An object that the brake
+// retains is removed with a snapshot that is requested some time later.
 const (
 	settled       = 35 * time.Second
 	settledBraked = 3 * time.Minute

@@ -51,7 +51,7 @@ type world struct {
 	// active counts steps other than a heartbeat, its answer, or a check that finds nothing to do.
 	active int
 
-	// What the seed decides for the whole run.
+	// The seed's decisions for the whole run.
 	namespaces      int           // how many of them there are
 	hostile         bool          // whether clusters export what they may not
 	exported        [kinds]bool   // by the exporters

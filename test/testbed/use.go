@@ -236,7 +236,7 @@ func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd
 	}
 	path := filepath.Dir(s.Kubectl) + ":" + os.Getenv("PATH")
 	program := args[0]
-	// What is in the testbed's own place comes first, as it does for the command itself.
+	// The testbed's own directory comes first, as it does for the command itself.
 	if args[0] == filepath.Base(s.Kubectl) {
 		program = s.Kubectl
 	}

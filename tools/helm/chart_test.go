@@ -450,7 +450,7 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// What is not of the chart is not in it.
+// A file that is not of the chart is not in it.
 func TestContents(t *testing.T) {
 	c := load(t)
 	for _, f := range c.Files {

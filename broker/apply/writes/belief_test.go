@@ -17,7 +17,7 @@ func (k known[T]) Get(name string) (T, bool) {
 	return object, ok
 }
 
-// What is believed after each order in which our writes and the watch's events can come.
+// The belief after each order in which our writes and the watch's events can come.
 func TestBelief(t *testing.T) {
 	object := func(uid, version string) *corev1.Service {
 		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: types.UID(uid), ResourceVersion: version}}

@@ -24,7 +24,7 @@ func NewBudgets(remotes []config.Remote) *Budgets {
 	return b
 }
 
-// Follow replaces the configured remotes. What a remaining remote has spent still counts.
+// Follow replaces the configured remotes. The spending of a remaining remote still counts.
 func (b *Budgets) Follow(remotes []config.Remote) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

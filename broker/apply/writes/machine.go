@@ -248,7 +248,7 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if write != nil { // what has changed since Begin is in the answer, or was just too late for it
+	if write != nil { // a change since Begin is in the answer, or was just too late for it
 		m.keep(seen.Name, seen.Change)
 		write.Change = m.changes[seen.Name]
 		delete(m.changes, seen.Name)

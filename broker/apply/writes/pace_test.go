@@ -27,7 +27,7 @@ func (p *pace) due(name string, now time.Time, urgent bool) bool {
 	return true
 }
 
-// What is decided about one object, at 1,000 ms.
+// Decisions about one object, at 1,000 ms.
 func TestDecide(t *testing.T) {
 	calm := traffic{changed: atMs(1000), took: ms(5), alone: ms(5)}
 	burst := calm

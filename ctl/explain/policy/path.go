@@ -3,7 +3,7 @@
 //
 // It is pure. In: facts from the apiservers, brokers and agents of both clusters. Out: a chain of links with a verdict
 // and evidence each. A link that fails only because another one fails is not broken but follows from that one, so that
-// the first broken link is the cause. What is unknown is named and never guessed.
+// the first broken link is the cause. An unknown fact is named and never guessed.
 
 package policy
 

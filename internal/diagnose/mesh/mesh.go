@@ -437,8 +437,8 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 }
 
 // alike finds names that clusters of several contexts have. A cluster says itself what it is called: one that was
-// restored from a backup beside the original says the same, and so may one that is hostile. What is said of the name
-// is then of any of them, and no command leads to one of them by it.
+// restored from a backup beside the original says the same, and so may one that is hostile. A statement about the name
+// is then about any of them, and no command leads to one of them by it.
 func (m *Mesh) alike(contexts map[string][]Facts) {
 	for _, name := range slices.Sorted(maps.Keys(contexts)) {
 		of := slices.DeleteFunc(slices.Clone(contexts[name]), func(f Facts) bool { return len(f.Parts) == 0 })

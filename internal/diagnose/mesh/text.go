@@ -73,8 +73,9 @@ func (p *Picture) Mermaid() string {
 	return out.String()
 }
 
-// quoteMermaid is a label of several lines. What is neither a letter, a digit nor one of a few signs becomes an entity
-// by its number. Angle brackets become similar ones: some renderers decode entities and read the result as HTML.
+// quoteMermaid is a label of several lines. A character that is neither a letter, a digit nor one of a few signs
+// becomes an entity by its number. Angle brackets become similar ones: some renderers decode entities and read the
+// result as HTML.
 func quoteMermaid(lines ...string) string {
 	var out strings.Builder
 	out.WriteByte('"')

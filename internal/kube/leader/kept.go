@@ -1,7 +1,7 @@
 package leader
 
-// This file writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else
-// may change them: what somebody has changed or deleted is found within a minute, restored, and reported.
+// This file writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else may
+// change them: another's change or deletion is found within a minute, undone, and reported.
 //
 // A Kept is one ConfigMap. Its caller decides the content.
 
@@ -150,7 +150,7 @@ func (m *Kept) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, er
 	case have == nil:
 		_, err = m.api.Create(ctx, want, metav1.CreateOptions{})
 	default:
-		// It has the version that was read: what somebody else writes in between is not lost unseen.
+		// It has the version that was read: another's write in between is not lost unseen.
 		_, err = m.api.Update(ctx, want, metav1.UpdateOptions{})
 	}
 	return err == nil, err

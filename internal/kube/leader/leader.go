@@ -8,8 +8,8 @@
 //
 // Guard refuses the writes of a replica whose lease another one may have by now. It is no fence: a process that is
 // suspended in the middle of a write and resumes after its lease has passed to another makes that write. The write is
-// harmless because it carries the version that it changes, of before the suspension. (What people read carries the UID
-// alone: the status of a RemoteCluster, and the annotation of a Service that is offered.)
+// harmless because it carries the version that it changes, of before the suspension. (Fields that people read carry the
+// UID alone: the status of a RemoteCluster, and the annotation of a Service that is offered.)
 //
 // The package knows the apiserver and nothing of the work.
 package leader

@@ -504,7 +504,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// What is enqueued before Run waits for it, and the earliest time counts.
+// A name that is enqueued before Run waits for it, and the earliest time counts.
 func TestEnqueueBeforeRun(t *testing.T) {
 	type done struct {
 		key string

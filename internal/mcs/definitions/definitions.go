@@ -122,6 +122,7 @@ type Client interface {
 }
 
 // Apply creates the definitions that are absent and updates older ones. With dryRun it only reports what it would do.
+// At the first error it returns what it has done before.
 func Apply(ctx context.Context, client Client, dryRun bool) ([]Applied, error) {
 	all, err := All()
 	if err != nil {

@@ -45,7 +45,8 @@ func (b *Bounds) Reports() []string { return b.config.Reports() }
 
 // Save writes the bounds if they changed, or if somebody has changed them. own is the configuration against which
 // agents judge them. objects have the ports that the broker assigned to them. Nobody can rely on these: an agent would
-// not use a remote with the port of another one, so such a remote keeps the form in which it was written before.
+// not use a remote with the port of another one, so such a remote keeps the form in which it was written before. It
+// fails if the ConfigMap cannot be written.
 func (b *Bounds) Save(ctx context.Context, own *config.Broker, d remotes.Decision, objects remotes.Objects,
 	ports config.DevicePorts) error {
 	use, wrong := bounds.JudgeRemotes(own, boundsOf(d, objects, ports, b.before), b.before)

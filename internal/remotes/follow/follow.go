@@ -46,8 +46,8 @@ type Follower struct {
 	tracker *remotes.Tracker
 	// kept: an earlier process stored some.
 	kept bool
-	// known is set once the objects were listed, or could not be while an earlier process had stored some. What is stored
-	// alone may lack what the configuration has needed since.
+	// known is set once the objects were listed, or could not be while an earlier process had stored some. The stored
+	// state alone may lack objects that the configuration has needed since.
 	known   bool
 	problem string
 	// unread are the objects that cannot be read: each keeps its earlier state, and costs no other one.
@@ -87,7 +87,7 @@ func (f *Follower) Problems() (lines []string) {
 	return append(lines, f.unread.Lines()...)
 }
 
-// Run watches until ctx ends.
+// Run watches until ctx ends, whose error it returns: a failed watch begins again.
 func (f *Follower) Run(ctx context.Context) error {
 	defer time.AfterFunc(unanswered, f.takeKept).Stop()
 	for {

@@ -77,7 +77,7 @@ func NewInEffect(o Options) (*InEffect, error) {
 		store: NewStore(o.Client, namespace, o.Part+"-remotes", o.Log)}, nil
 }
 
-// Begin reads what an earlier process stored. It waits until the apiserver answers.
+// Begin reads what an earlier process stored. It waits until the apiserver answers, and fails if ctx ends before.
 func (e *InEffect) Begin(ctx context.Context) (err error) {
 	if e.before, err = e.store.Load(ctx); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (e *InEffect) Begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// Wait returns when the objects may have changed, or it is time to look again.
+// Wait returns when the objects may have changed, or it is time to look again. It fails if ctx ends before.
 func (e *InEffect) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -35,7 +35,7 @@ func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Log
 }
 
 // Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it
-// returns none. It leaves out an object that cannot be read.
+// returns none. It leaves out an object that cannot be read. It fails only if ctx ends.
 func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	for {
 		object, err := s.config.Get(ctx)
@@ -62,7 +62,8 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	}
 }
 
-// Save stores what is in effect, and restores it if somebody has changed it.
+// Save stores what is in effect, and restores it if somebody has changed it. It fails, and sets a problem, if it
+// cannot.
 func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	text, err := json.Marshal(inEffect)
 	if err != nil {

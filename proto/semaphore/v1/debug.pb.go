@@ -310,7 +310,7 @@ type Place struct {
 	// The cluster at the other end: where it is exported to, and for a broker and an agent where it is from.
 	Cluster string     `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	State   PlaceState `protobuf:"varint,4,opt,name=state,proto3,enum=semaphore.v1.PlaceState" json:"state,omitempty"`
-	// What is there, or why it is not, in words.
+	// The object as it exists, or why it does not, in words.
 	Detail string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
 	// When the source observed its last change, on the source's clock; unset for unknown.
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
@@ -1635,7 +1635,7 @@ type GetStatusResponse struct {
 	Devices []*DeviceStatus `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
 	// For a broker.
 	Nodes []*NodeStatus `protobuf:"bytes,10,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// What is wrong, a line each, which names the object, for semaphorectl before findings existed.
+	// Problems, a line each, which names the object, for semaphorectl before findings existed.
 	Problems []string `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`
 	// For parts that elect a leader: whether this one is a standby, and which one leads ("" for unknown).
 	Standby bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
@@ -1648,13 +1648,13 @@ type GetStatusResponse struct {
 	Tunnels []*TunnelsStatus `protobuf:"bytes,22,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
 	// The drains that are in effect here. For a broker.
 	Drains []*DrainStatus `protobuf:"bytes,30,rep,name=drains,proto3" json:"drains,omitempty"`
-	// What is wrong, as the part judges itself: errors first, then by code and cluster; one for a code and a cluster.
+	// Problems, as the part judges itself: errors first, then by code and cluster; one for a code and a cluster.
 	Findings []*Finding `protobuf:"bytes,31,rep,name=findings,proto3" json:"findings,omitempty"`
 	// Traffic between the own nodes and the remote endpoints of each Service, as the agents count it, the busiest first,
 	// 100 at most; and the number of all. None where serviceTraffic is off. For a broker.
 	ServiceTraffic      []*ServiceTrafficStatus `protobuf:"bytes,33,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
 	ServiceTrafficTotal uint32                  `protobuf:"varint,34,opt,name=service_traffic_total,json=serviceTrafficTotal,proto3" json:"service_traffic_total,omitempty"`
-	// What the Multi-Cluster Services API exports and imports. Unset unless the broker has mcs.enabled. For a broker.
+	// Exports and imports of the Multi-Cluster Services API. Unset unless the broker has mcs.enabled. For a broker.
 	MultiCluster *MultiClusterStatus `protobuf:"bytes,35,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
 	// Services of the own cluster whose own names lead to other clusters now, those that the own one does not suffice for
 	// first, 100 at most; and the number of all. For a broker.
@@ -3364,7 +3364,7 @@ type Event struct {
 	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	// The object, such as "service shop/echo" or "peer c2/n1".
 	Object string `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"`
-	// What happened: "export", "delete", "receive", "refuse", "create", "update", "write-failed", "connect",
+	// The kind of event: "export", "delete", "receive", "refuse", "create", "update", "write-failed", "connect",
 	// "disconnect", ….
 	Action string `protobuf:"bytes,7,opt,name=action,proto3" json:"action,omitempty"`
 	// The result or the reason, in words.

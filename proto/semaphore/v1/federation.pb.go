@@ -433,7 +433,7 @@ type Welcome struct {
 	ResumeEpoch     string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision  uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
 	SoftwareVersion string `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	// What the broker last received of each complete kind, of any epoch. A sender whose snapshot of the kind has the same
+	// The broker's last snapshot of each complete kind, of any epoch. A sender whose snapshot of the kind has the same
 	// digest may send SnapshotUnchanged in its place.
 	Held []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
 	// Domains of the labels that the broker sets on sets; empty if it does not report them.

@@ -134,7 +134,7 @@ type Finding struct {
 	// The stable name of what is wrong, such as "Stale"; docs/troubleshooting.md has a section for each.
 	Code  string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	Level Level  `protobuf:"varint,10,opt,name=level,proto3,enum=semaphore.v1.Level" json:"level,omitempty"`
-	// What the code means: one clause without a period.
+	// The meaning of the code: one clause without a period.
 	Meaning string `protobuf:"bytes,3,opt,name=meaning,proto3" json:"meaning,omitempty"`
 	// Who can act.
 	Side Side `protobuf:"varint,11,opt,name=side,proto3,enum=semaphore.v1.Side" json:"side,omitempty"`

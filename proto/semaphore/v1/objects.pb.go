@@ -847,14 +847,14 @@ type GlobalSettings struct {
 	Prefer []string `protobuf:"bytes,1,rep,name=prefer,proto3" json:"prefer,omitempty"`
 	// Number of ready endpoints that are enough, so that clusters of a later place are not used; 0 for unset, which is 1.
 	MinReady int32 `protobuf:"varint,2,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`
-	// What happens to the endpoints of a cluster that is gone; unspecified for the default, which is demote.
+	// The treatment of endpoints of a cluster that is gone; unspecified for the default, which is demote.
 	WhenGone WhenGone `protobuf:"varint,5,opt,name=when_gone,json=whenGone,proto3,enum=semaphore.v1.WhenGone" json:"when_gone,omitempty"`
 	// Each cluster prefers its own endpoints.
 	LocalFirst bool `protobuf:"varint,4,opt,name=local_first,json=localFirst,proto3" json:"local_first,omitempty"`
 	// In place of min_ready: the share of all endpoints, ready or not, of the clusters that are used that is enough, in
 	// percent; 0 for unset.
 	MinReadyPercent int32 `protobuf:"varint,6,opt,name=min_ready_percent,json=minReadyPercent,proto3" json:"min_ready_percent,omitempty"`
-	// Settings whose annotation cannot be read: "prefer-clusters", "min-ready", "when-gone". What was valid last holds.
+	// Settings whose annotation cannot be read: "prefer-clusters", "min-ready", "when-gone". The last valid one holds.
 	Unreadable    []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -405,7 +405,7 @@ type AgentHello struct {
 	// The position of the agent in an earlier stream, to resume from there; empty and 0 for none.
 	ResumeEpoch    string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
-	// What the agent holds of each remote, in case its epoch is not the broker's: a broker that would send the same sends
+	// The agent's state of each remote, in case its epoch is not the broker's: a broker that would send the same sends
 	// Unchanged in its place.
 	Held          []*HeldCluster `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -582,7 +582,7 @@ type AgentReport struct {
 	ClearPackets uint64 `protobuf:"varint,3,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
 	// The node guards everything that the Guard message of this stream names.
 	Guarded bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
-	// What is wrong with the node and its devices, with codes; 16 at most.
+	// Problems of the node and its devices, with codes; 16 at most.
 	Findings []*Finding `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"`
 	// Traffic by ClusterIP through the devices, if the agent counts it; the 1,000 with the most bytes. If only this
 	// changes, the agent reports it every 30 s at most.

@@ -198,7 +198,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 				t.Errorf("%s was deposed and has not ended %s after it continued", which.word, settle)
 			}
 			took := b.converges(t, settle)
-			// The old process has ended. What it wrote is before this in every watch of the apiserver.
+			// The old process has ended. Its writes are before this in every watch of the apiserver.
 			mirrored("marker-"+which.name, 920+offered)
 			b.converges(t, settle)
 			eventually(t, settle, func(ctx context.Context) error { return e2e.CallsReachLeader(ctx, b.c1) })

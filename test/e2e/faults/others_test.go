@@ -31,7 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
-// What others do to us, with requests counted: docs/faults.md has the numbers of the reports.
+// Others' changes, with requests counted: docs/faults.md has the numbers of the reports.
 
 // askPause is the time between two requests of one of four workers: at most 40 requests a second.
 const askPause = 100 * time.Millisecond

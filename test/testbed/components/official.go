@@ -225,7 +225,7 @@ func (b *Builder) ask(ctx context.Context, client *http.Client, questions map[st
 }
 
 // answers asks for a URL without reading what it has. A redirection is an answer, and so is a registry's demand for a
-// token. What a proxy says instead of the host is none.
+// token. A proxy's answer instead of the host's is none.
 func answers(ctx context.Context, client *http.Client, ask string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, ask, nil)
 	if err != nil {

@@ -374,7 +374,7 @@ func TestOfficialProgramMissing(t *testing.T) {
 }
 
 // TestBuiltFromSource checks when nothing is asked, and what is built: all, and the programs of a host that does not
-// answer. What was built is used from then on.
+// answer. A built component is used from then on.
 func TestBuiltFromSource(t *testing.T) {
 	const nobody = "127.0.0.1:1" // nobody listens at the port of tcpmux
 	for _, c := range []struct {

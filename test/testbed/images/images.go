@@ -127,8 +127,8 @@ func (b *Builder) say(format string, args ...any) {
 	}
 }
 
-// Clone makes the directory to a copy of a root directory whose containerd has ended. What containerd never writes
-// again, the content of images, is linked where both are on one file system, so it is on the disk and in memory once.
+// Clone makes the directory to a copy of a root directory whose containerd has ended. The content of images, which
+// containerd never writes again, is linked where both are on one file system, so it is on the disk and in memory once.
 func Clone(ctx context.Context, from, to string) error {
 	databases, err := filepath.Glob(filepath.Join(from, "*", "*.db"))
 	if err != nil || len(databases) == 0 {

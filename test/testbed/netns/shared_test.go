@@ -93,7 +93,8 @@ func TestBesideIPNetns(t *testing.T) {
 	wantOnly(t)
 }
 
-// What an earlier build or another program has mounted more than once goes, too, and the namespaces of others stay.
+// A mount that an earlier build or another program has made more than once goes, too, and the namespaces of others
+// stay.
 func TestStackedMounts(t *testing.T) {
 	if !inMounts(t) {
 		return
