@@ -47,6 +47,10 @@ type PeerSample struct {
 	Handshake time.Time
 	// Sent and Received are bytes since the peer was added.
 	Sent, Received int64
+	// Keepalive is the interval at which the device sends keepalives to the peer, 0 for none, and Inside an address of
+	// the pods behind it, invalid if it has none.
+	Keepalive time.Duration
+	Inside    netip.Addr
 }
 
 type PeerState int
@@ -114,6 +118,8 @@ type trackedPeer struct {
 	// attempt without an answer, zero for none; tries is how many looks saw one since then.
 	prompt, tries int
 	since         time.Time
+	// heard is the last round that saw that something was received, and asked when Unheard last returned the peer.
+	heard, asked time.Time
 }
 
 // Observe evaluates samples of all peers of the device. every is the device's persistent keepalive, 0 for off. It
@@ -137,7 +143,8 @@ func (d *Liveness) Observe(now time.Time, every time.Duration, samples iter.Seq[
 		p := d.peers[s.Key]
 		if p == nil || s.Sent < p.Sent || s.Received < p.Received { // new, or removed and added again
 			changed = d.forget(p) || changed
-			p = &trackedPeer{PeerSample: PeerSample{Key: s.Key, Handshake: s.Handshake, Sent: s.Sent, Received: s.Received}}
+			p = &trackedPeer{PeerSample: PeerSample{Key: s.Key, Handshake: s.Handshake, Sent: s.Sent, Received: s.Received},
+				heard: now}
 			d.peers[s.Key] = p
 			if s.Handshake.IsZero() && s.Sent > 0 {
 				p.Sent = 0 // all of it was unanswered
@@ -202,6 +209,9 @@ func (p *trackedPeer) observe(now time.Time, passed time.Duration, idle int64, s
 	attempts := received%initiation == 0 && received/initiation <= int64(1+passed/rekeyAfter)
 	answered := s.Handshake.After(p.Handshake) || fresh && received > 0 && !attempts
 	tried := s.Sent-p.Sent > idle
+	if received > 0 {
+		p.heard = now
+	}
 	p.PeerSample = *s
 	suspected := closely && p.suspect(now, passed, answered, tried)
 	if !closely {
@@ -256,6 +266,20 @@ func (p *trackedPeer) suspect(now time.Time, passed time.Duration, answered, tri
 		p.tries++
 	}
 	return p.prompt >= promptTimes && p.tries >= suspectTries && !p.since.IsZero() && now.Sub(p.since) >= suspectAfter
+}
+
+// Unheard returns an address behind each peer to which the device sends keepalives, and from which nothing was received
+// for as long as their interval: each once in an interval. WireGuard answers data but no keepalive, so it would not
+// notice for two minutes that such a peer has lost the session.
+func (d *Liveness) Unheard(now time.Time) (inside []netip.Addr) {
+	for _, p := range d.peers {
+		if p.state == Talking && p.Keepalive > 0 && p.Inside.IsValid() && now.Sub(p.heard) >= p.Keepalive &&
+			now.Sub(p.asked) >= p.Keepalive {
+			p.asked = now
+			inside = append(inside, p.Inside)
+		}
+	}
+	return inside
 }
 
 func (d *Liveness) Counts() PeerCounts { return d.counts }

@@ -4,7 +4,8 @@
 // The Monitor owns that state under a lock that it never holds during a call to another package. In: samples of
 // devices, results of probes. Out, as values: the MTU of a device, its silent peers, its part of the report and of the
 // status. It reads devices and never changes one. Liveness decides from a device's counters which peers answer.
-// MeasurePath sends probes, and a Responder answers those of other nodes.
+// MeasurePath sends probes, and a Responder answers those of other nodes. Peers that only get keepalives are asked
+// through the tunnel.
 package paths
 
 import (
@@ -167,7 +168,12 @@ func samplesOf(peers []wgtypes.Peer) iter.Seq[PeerSample] {
 	return func(yield func(PeerSample) bool) {
 		for i := range peers {
 			w := &peers[i]
-			s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
+			s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes,
+				Keepalive: w.PersistentKeepaliveInterval}
+			if len(w.AllowedIPs) > 0 {
+				prefix, _ := kernel.PrefixOf(&w.AllowedIPs[0])
+				s.Inside = prefix.Addr()
+			}
 			if w.LastHandshakeTime.Unix() > 0 {
 				s.Handshake = w.LastHandshakeTime
 			}
@@ -277,12 +283,16 @@ type probePath struct {
 	most    int
 }
 
-// Sample observes the peers of some devices, and returns the due probes, each to be run in a goroutine.
+// Sample observes the peers of some devices, and returns the due probes and questions, each to be run in a goroutine.
 func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	var due []func(context.Context) error
 	for _, cluster := range clusters {
-		for _, path := range m.sample(cluster) {
+		probes, unheard := m.sample(cluster)
+		for _, path := range probes {
 			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
+		}
+		if len(unheard) > 0 {
+			due = append(due, func(ctx context.Context) error { return m.ask(ctx, naming.Device(cluster), unheard) })
 		}
 	}
 	if m.reportDue(time.Now()) {
@@ -291,11 +301,11 @@ func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	return due
 }
 
-// sample observes the peers of one device, and returns the paths to probe now.
-func (m *Monitor) sample(cluster string) []probePath {
+// sample observes the peers of one device, and returns the paths to probe and the addresses to ask now.
+func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Addr) {
 	want := m.desired.Device(cluster)
 	if want == nil || !m.fresh(cluster, want) {
-		return nil
+		return nil, nil
 	}
 	var base int
 	var why string
@@ -329,16 +339,16 @@ func (m *Monitor) sample(cluster string) []probePath {
 		}
 		m.begin[cluster] = append(m.begin[cluster], key)
 	}
+	unheard = d.liveness.Unheard(now)
 	m.mu.Unlock()
 
 	if changed || is.MTU != was.MTU {
 		m.reportChanges(cluster, changed, silent, counts, was, is)
 	}
-	paths := make([]probePath, len(due))
-	for i, t := range due {
-		paths[i] = probePath{cluster, t, uint16(want.GetProbePort()), base}
+	for _, t := range due {
+		paths = append(paths, probePath{cluster, t, uint16(want.GetProbePort()), base})
 	}
-	return paths
+	return paths, unheard
 }
 
 // fresh reads the device if nobody has for a while, and reports whether its peers are known.

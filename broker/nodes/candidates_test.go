@@ -34,6 +34,8 @@ func TestCandidates(t *testing.T) {
 		{name: "the default of a node without an address", kinds: internal, err: "no InternalIP"},
 		{name: "public addresses come first", kinds: public, addresses: "192.0.2.1 +203.0.113.1 +2001:db8::1",
 			endpoint: "203.0.113.1:7775", candidates: "203.0.113.1:7775,[2001:db8::1]:7775,192.0.2.1:7775"},
+		{name: "the order is that of the configuration", kinds: []config.EndpointKind{config.InternalIP, config.ExternalIP},
+			addresses: "192.0.2.1 +203.0.113.1", endpoint: "192.0.2.1:7775", candidates: "192.0.2.1:7775,203.0.113.1:7775"},
 		{name: "of one family", kinds: public, addresses: "192.0.2.1 +203.0.113.1 +2001:db8::1", family: config.IPv6,
 			endpoint: "[2001:db8::1]:7775", candidates: "[2001:db8::1]:7775"},
 		{name: "no address of the kind: it calls", kinds: public[:1], addresses: "192.0.2.1", candidates: "none"},
