@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,7 +35,7 @@ const (
 // natBed is c2 behind a router that has one address for all of its nodes. n1 is reached by a forwarded port, n2 by
 // nothing.
 type natBed struct {
-	*Scenario
+	*documentsBed
 	router *testbed.Router
 	wire   *wire
 	// here is a pod of c1, forwarded and calls are pods of n1 and n2 of c2.
@@ -86,18 +87,17 @@ func annotate(ctx context.Context, t *testing.T, c *testbed.Cluster, node, key, 
 	must(t, err)
 }
 
-// TestBehindNAT: all of c2 is behind one address. Pods reach pods both ways, Services and sets work with the pods' own
-// addresses, and nothing is in the clear: not from the first packet on, not while the router forgets, and not when it
-// has another address.
-func TestBehindNAT(t *testing.T) {
-	ctx := needsBed(t)
+func newNATBed(ctx context.Context, t *testing.T) *natBed {
+	t.Helper()
 	options := testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 2}}}
 	if tier.All() {
 		options.IPFamilies = testbed.FamiliesDual // for the last step
 	}
 	s := clusters(ctx, t, options)
-	b := &natBed{Scenario: s}
+	b := &natBed{documentsBed: &documentsBed{Scenario: s, repo: s.in.repo, dir: t.TempDir()}}
 	var err error
+	b.state, err = testbed.Find(s.tb.ID)
+	must(t, err)
 	b.router, err = s.tb.Route(ctx, s.c2)
 	must(t, err)
 	must(t, b.router.Rules(ctx, b.masquerade(testbed.RouterAddress)))
@@ -129,6 +129,15 @@ func TestBehindNAT(t *testing.T) {
 	for _, p := range []*testbed.Pod{b.here, b.forwarded, b.calls} {
 		udpEcho(t, p)
 	}
+	return b
+}
+
+// TestBehindNAT: all of c2 is behind one address. Pods reach pods both ways, Services and sets work with the pods' own
+// addresses, and nothing is in the clear: not from the first packet on, not while the router forgets, and not when it
+// has another address.
+func TestBehindNAT(t *testing.T) {
+	ctx := needsBed(t)
+	b := newNATBed(ctx, t)
 	for _, step := range []struct {
 		name string
 		run  func(context.Context, *testing.T)
@@ -141,6 +150,7 @@ func TestBehindNAT(t *testing.T) {
 		{"the router restarts", b.restarts, ""},
 		{"the router has another address", b.moves, ""},
 		{"two nodes that call", b.apart, ""},
+		{"a node that is called loses its sessions", b.loses, "TestUnheardPeer (agent/paths)"},
 		{"a machine behind the same router", b.neighbour, "nothing: the other steps have WireGuard's sessions"},
 		{"symmetric NAT", b.symmetric, "the router restarts, and has another address"},
 		{"1:1 NAT", b.oneToOne, "broker/nodes"},
@@ -255,30 +265,103 @@ func (b *natBed) moves(ctx context.Context, t *testing.T) {
 // apart: no tunnel leads from the node of c1 to n2 of c2 once nothing reaches either. It is said, and ends.
 func (b *natBed) apart(ctx context.Context, t *testing.T) {
 	annotate(ctx, t, b.c1, "n1", naming.ReachableAt, naming.Nowhere)
-	const says = "both have no address at which the other could reach it"
+	b.says(ctx, t, "calls")
+	annotate(ctx, t, b.c1, "n1", naming.ReachableAt, "")
 	began := time.Now()
 	must(t, until(ctx, settle, func() error {
-		// Its exit code reports the problem, so the error has the text.
-		if _, err := b.ctl(ctx, b.c1, "broker", "status"); err == nil || !strings.Contains(err.Error(), "c2/n2") ||
-			!strings.Contains(err.Error(), says) {
-			return fmt.Errorf("the status of the broker does not say it: %v", err)
-		}
-		return nil
-	}))
-	t.Logf("the status of the broker says it after %s", time.Since(began).Round(100*time.Millisecond))
-	annotate(ctx, t, b.c1, "n1", naming.ReachableAt, "")
-	began = time.Now()
-	must(t, until(ctx, settle, func() error {
-		if _, err := b.ctl(ctx, b.c1, "broker", "status"); err != nil && strings.Contains(err.Error(), says) {
-			return fmt.Errorf("the status of the broker still says it: %w", err)
-		}
-		// WireGuard starts a new session 15 s after data that nothing answered; after keepalives alone, after two minutes.
+		// WireGuard starts a new session 15 s after data that nothing answered.
 		if err := exchange(b.calls.Netns, addrPort(b.here), 100); err != nil {
 			return err
 		}
 		return exchange(b.here.Netns, addrPort(b.calls), 100)
 	}))
 	t.Logf("traffic flows %s after it is reached again", time.Since(began).Round(100*time.Millisecond))
+	b.says(ctx, t)
+}
+
+// says waits until status, check --pre and explain name the node of c1 and those of these pods of c2 as a pair of which
+// none reaches the other, and no other pair. The path to all other pods works.
+func (b *natBed) says(ctx context.Context, t *testing.T, apart ...string) {
+	t.Helper()
+	const says = "both have no address at which the other could reach it"
+	nodes, began := map[string]string{"forwarded": "n1", "calls": "n2"}, time.Now()
+	must(t, until(ctx, settle, func() error {
+		// Its exit code reports the problem, so the error has the text.
+		_, err := b.ctl(ctx, b.c1, "broker", "status")
+		status := fmt.Sprint(err)
+		checked, err := b.commands(ctx, "semaphorectl check --pre --context c1,c2", 0, 1, 2)
+		must(t, err)
+		for pod, node := range nodes {
+			is := slices.Contains(apart, pod)
+			if strings.Contains(status, "node c2/"+node+" and this cluster's node n1 "+says) != is {
+				return fmt.Errorf("apart from %s: %t, and the status of the broker says: %s", node, is, status)
+			}
+			out, err := b.commands(ctx, "semaphorectl explain -o json --context c1,c2 c1/shop/here c2/shop/"+pod, 0, 2)
+			must(t, err)
+			var e explained
+			must(t, json.Unmarshal([]byte(out[:strings.LastIndex(out, "}")+1]), &e))
+			if e.Reaches == is || strings.Contains(e.Verdict, says) != is || is && !strings.Contains(e.Verdict,
+				"node n1 of c1 and node "+node+" of c2 "+says) && !strings.Contains(e.Verdict, "n1 has not heard node "+node) {
+				return fmt.Errorf("apart from %s: %t, and explain says: %s", node, is, e.Verdict)
+			}
+		}
+		if strings.Contains(checked, "n1 of c1 and ") != (len(apart) > 0) {
+			return fmt.Errorf("apart from %v, and check --pre says: %s", apart, checked)
+		}
+		return nil
+	}))
+	t.Logf("status, check --pre and explain name %d pairs after %s", len(apart), time.Since(began).Round(time.Second))
+}
+
+// loses: the node of c1 loses its sessions, as in a reboot, and nobody sends anything. n2 of c2, which alone can begin
+// another, has one again after a keepalive, two looks of its agent, the 15 s of WireGuard and the time in which the
+// device is made again.
+func (b *natBed) loses(ctx context.Context, t *testing.T) {
+	n1, n2 := b.c1.Nodes[0], b.c2.Nodes[1]
+	_, err := n2.Exec(ctx, "ip", "link", "delete", "wireguard.c1") // WireGuard replaces a session after two minutes
+	must(t, err)
+	must(t, until(ctx, settle, func() error { return exchange(b.calls.Netns, addrPort(b.here), 100) }))
+	key, err := n2.Exec(ctx, "wg", "show", "wireguard.c1", "public-key")
+	must(t, err)
+	_, err = n1.Exec(ctx, "ip", "link", "delete", "wireguard.c2")
+	must(t, err)
+	lost := time.Now()
+	must(t, until(ctx, natKeepalive+10*time.Second+16*time.Second+20*time.Second, func() error {
+		all, err := n1.Exec(ctx, "wg", "show", "wireguard.c2", "latest-handshakes")
+		for _, line := range strings.Split(all, "\n") {
+			if of, at, ok := strings.Cut(line, "\t"); ok && of == strings.TrimSpace(key) && at != "0" {
+				return nil
+			}
+		}
+		return fmt.Errorf("n2 has no session with it: %q, %w", all, err)
+	}))
+	t.Logf("n2 has a session again after %s without a packet of a pod", time.Since(lost).Round(100*time.Millisecond))
+}
+
+// sends makes all pods send to each other until stop, so that the capture sees what leaves in the clear.
+func (b *natBed) sends(t *testing.T) (stop func()) {
+	t.Helper()
+	var all sync.WaitGroup
+	done := make(chan struct{})
+	for _, pair := range [][2]*testbed.Pod{{b.here, b.forwarded}, {b.here, b.calls}, {b.forwarded, b.here},
+		{b.calls, b.here}} {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					_ = exchange(pair[0].Netns, addrPort(pair[1]), 100) // a second without an answer
+				}
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() {
+		close(done)
+		all.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // neighbour: a machine with the same public address as a node that calls repeats what that node has sent, from a port
@@ -291,7 +374,8 @@ func (b *natBed) neighbour(ctx context.Context, t *testing.T) {
 	n2 := b.c2.Nodes[1]
 	_, err = n2.Exec(ctx, "ip", "link", "delete", "wireguard.c1") // so that it begins a handshake
 	must(t, err)
-	must(t, until(ctx, settle, func() error { return exchange(b.here.Netns, addrPort(b.calls), 100) }))
+	must(t, until(ctx, settle, func() error { return exchange(b.calls.Netns, addrPort(b.here), 100) }))
+	must(t, exchange(b.here.Netns, addrPort(b.calls), 100))
 	frames, err := payloads(seen)
 	must(t, err)
 	endpoints := func() string {
@@ -343,6 +427,11 @@ func (b *natBed) symmetric(ctx context.Context, t *testing.T) {
 		t.Errorf("not both peers are at %s…: %s", at, peers)
 	}
 	b.restarts(ctx, t)
+	annotate(ctx, t, b.c1, "n1", naming.ReachableAt, naming.Nowhere)
+	b.says(ctx, t, "forwarded", "calls")
+	annotate(ctx, t, b.c1, "n1", naming.ReachableAt, "")
+	b.within(ctx, t, "the node of c1 is reached again", settle)
+	b.says(ctx, t)
 }
 
 // translated are the rules for an address of the router for each node.
@@ -356,6 +445,7 @@ func (b *natBed) translated() string {
 // oneToOne: each node has an address of the router, where it is reached without having called.
 func (b *natBed) oneToOne(ctx context.Context, t *testing.T) {
 	at, other := testbed.RouterAddress, testbed.AnotherRouterAddress
+	stop := b.sends(t)
 	must(t, b.router.Rules(ctx, b.translated()))
 	must(t, b.router.Forget(ctx))
 	b.reachableAt(ctx, t, [2]string{at.String(), other.String()}, [2]string{
@@ -369,8 +459,10 @@ func (b *natBed) oneToOne(ctx context.Context, t *testing.T) {
 		}
 		return err
 	}))
+	stop()
 	must(t, b.router.Forget(ctx))
 	must(t, exchange(b.here.Netns, addrPort(b.calls), 100)) // it was not called first
+	b.says(ctx, t)
 }
 
 // atBoth waits until c1 sends to an address of the router for each node.
@@ -418,6 +510,7 @@ table ip narrow {
 // external: both nodes have an ExternalIP, and nothing answers at their InternalIPs, which come first.
 func (b *natBed) external(ctx context.Context, t *testing.T) {
 	one, two := b.c2.Nodes[0].IP, b.c2.Nodes[1].IP
+	b.sends(t)
 	// The kubelet puts its own list in place ten seconds after a change: the apiserver adds the address again.
 	must(t, b.c2.ApplyYAML(ctx, fmt.Sprintf(externalIPs, testbed.RouterAddress, testbed.AnotherRouterAddress)))
 	for i, at := range []netip.Addr{testbed.RouterAddress, testbed.AnotherRouterAddress} {
@@ -436,6 +529,7 @@ func (b *natBed) external(ctx context.Context, t *testing.T) {
 	must(t, err)
 	b.within(ctx, t, "an agent begins with the InternalIPs", settle)
 	b.atBoth(ctx, t)
+	b.says(ctx, t)
 }
 
 // externalIPs is a policy by which the nodes n1 and n2 have these addresses, too.
@@ -483,4 +577,5 @@ func (b *natBed) overIPv6(ctx context.Context, t *testing.T) {
 	}
 	reaches(ctx, t, b.here, b.forwarded)
 	reaches(ctx, t, b.here, b.calls)
+	b.says(ctx, t)
 }
