@@ -85,8 +85,8 @@ func CheckNFTables() error {
 	return nil
 }
 
-// transaction bounds one transaction, and the kernel's answers to it, one for each message, in bytes: the rules of a few
-// thousand remotes. With the kernel's own bounds, those of sixty remotes are too many.
+// transaction bounds one transaction, and the kernel's answers to it, one for each message, in bytes: the rules of a
+// few thousand remotes. With the kernel's own bounds, those of sixty remotes are too many.
 const transaction = 32 << 20
 
 func open() (*nftables.Conn, error) {

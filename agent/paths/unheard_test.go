@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -214,7 +215,7 @@ func (c *calling) look(asks bool) {
 			s.Inside = netip.MustParsePrefix(value).Addr()
 		}
 	}
-	c.Observe(time.Now(), 25*time.Second, all)
+	c.Observe(time.Now(), 25*time.Second, slices.Values(all))
 	if !asks {
 		return
 	}

@@ -41,7 +41,7 @@ func podOf(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *
 }
 
 // inside runs f in a network namespace.
-func inside(t *testing.T, ns *netns.Namespace, f func() error) {
+func inside(t testing.TB, ns *netns.Namespace, f func() error) {
 	t.Helper()
 	must(t, ns.Do(f))
 }
@@ -49,8 +49,13 @@ func inside(t *testing.T, ns *netns.Namespace, f func() error) {
 // udpEcho answers datagrams in a pod until the test ends. This process does so with sockets in the pod's namespace.
 func udpEcho(t *testing.T, pod *testbed.Pod) {
 	t.Helper()
+	udpEchoIn(t, pod.Netns)
+}
+
+func udpEchoIn(t testing.TB, ns *netns.Namespace) {
+	t.Helper()
 	var server net.PacketConn
-	inside(t, pod.Netns, func() (err error) {
+	inside(t, ns, func() (err error) {
 		server, err = net.ListenPacket("udp", fmt.Sprintf(":%d", udpPort))
 		return err
 	})
