@@ -9,10 +9,10 @@ import (
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
-// TestManyRemotes: the node guards 200 remotes, each is set once, and nothing is written while all are as wanted.
+// TestManyRemotes: the node guards 120 remotes, each is set once, and nothing is written while all are as wanted.
 func TestManyRemotes(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		const most = 200
+		const most = 120
 		remote := func(i int) Remote {
 			pods, node := netip.AddrFrom4([4]byte{10, 1, byte(i)}), netip.AddrFrom4([4]byte{172, 20, 1, byte(i)})
 			return Remote{Subnets: []netip.Prefix{netip.PrefixFrom(pods, 24)},
