@@ -295,7 +295,8 @@ SOAK ?= 2h
 .PHONY: soak
 soak: components build ## broker and exporter under churn for SOAK=2h: what they use is flat, and printed every minute
 	@go build -o $(BIN)/bench-table ./test/bench/table
-	@SOAK=$(SOAK) go test -timeout 25h -run '^$$' -bench '^BenchmarkSoak$$' -benchtime 1x ./test/scale | $(BIN)/bench-table
+	@SOAK=$(SOAK) go test -timeout 25h -run '^$$' -bench '^BenchmarkSoak$$' -benchtime 1x ./test/scale | \
+	  tee /dev/stderr | $(BIN)/bench-table
 
 .PHONY: build
 build: ## the programs, into bin/
