@@ -42,7 +42,7 @@ type Count struct {
 	Count int    `json:"count"`
 }
 
-// Raise is a limit that the mesh exceeds. What names the setting and its value. An Impossible one cannot be raised.
+// Raise is a limit that the mesh exceeds, with the setting and its value. An Impossible one cannot be raised.
 type Raise struct {
 	Limit      string `json:"limit"`
 	What       string `json:"what"`
