@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/plan"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/verify"
@@ -177,11 +176,11 @@ func (c *checker) run(cmd *cobra.Command, _ []string) error {
 
 // plans prints what a mesh costs. It fails if the mesh exceeds a limit that cannot be raised.
 func (c *checker) plans(w io.Writer) error {
-	mesh, err := plan.Read(c.plan)
+	mesh, err := ReadMesh(c.plan)
 	if err != nil {
 		return fmt.Errorf("--plan: %w", err)
 	}
-	found := plan.Of(mesh)
+	found := PlanOf(mesh)
 	if c.output.Chosen == "table" {
 		_, err = io.WriteString(w, found.Text())
 	} else {

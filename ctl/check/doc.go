@@ -3,6 +3,9 @@
 //
 // command.go, gather*.go and probe.go collect facts (files, a Workload API, a connection, objects of a cluster) and do
 // not judge; judge.go, dns.go, calico.go, policies.go and policykeys.go turn facts into findings and have no effects.
+// plan*.go compute the cost of a mesh before there is one, without a cluster: memory, processor and traffic of each
+// part, objects and peers, and the limits to raise. All clusters count as alike, linked each to each other, with all
+// features.
 package check
 
 import (

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -204,7 +203,7 @@ func (c *verified) ask(ctx context.Context, namespace, pod string, q Question) (
 // measure makes the client measure. An error means that it could not be made to.
 func (c *verified) measure(ctx context.Context, namespace string, server netip.AddrPort, m Measurement) (out Measured,
 	err error) {
-	err = c.probe(ctx, namespace, verifyClient, m.While+load.Grace, &out, "measure", string(m.Name), server.String(),
+	err = c.probe(ctx, namespace, verifyClient, m.While+Grace, &out, "measure", string(m.Name), server.String(),
 		fmt.Sprintf("--streams=%d", m.Streams), "--while", m.While.String())
 	return out, err
 }

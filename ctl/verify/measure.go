@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -50,7 +49,7 @@ type Measured struct {
 }
 
 // Measure makes a measurement of the path to a server.
-func Measure(ctx context.Context, path load.Path, m Measurement) Measured {
+func Measure(ctx context.Context, path Path, m Measurement) Measured {
 	var err error
 	out := Measured{Streams: m.Streams}
 	switch m.Name {

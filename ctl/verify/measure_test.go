@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
@@ -17,8 +16,8 @@ func TestMeasure(t *testing.T) {
 	must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- load.Serve(ctx, listener) }()
-	path := load.Path(listener.Addr().String())
+	go func() { served <- ServeLoad(ctx, listener) }()
+	path := Path(listener.Addr().String())
 	const bytes, requests, times = "bytes ", "requests ", "times "
 	for _, test := range []struct {
 		m    Measurement

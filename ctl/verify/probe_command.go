@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/ctl/verify/load"
 )
 
 // Probe is what check --traffic runs in the pods that it makes.
@@ -33,7 +32,7 @@ func Probe() *cobra.Command {
 			pod, node := Environment()
 			g, ctx := errgroup.WithContext(cmd.Context())
 			g.Go(func() error { return Serve(ctx, listeners[0], pod, node) })
-			g.Go(func() error { return load.Serve(ctx, listeners[1]) })
+			g.Go(func() error { return ServeLoad(ctx, listeners[1]) })
 			return g.Wait()
 		},
 	}
@@ -66,7 +65,7 @@ func measureCommand() *cobra.Command {
 		Args: cobra.ExactArgs(2), Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m.Name = Name(args[0])
-			data, err := json.Marshal(Measure(cmd.Context(), load.Path(args[1]), m))
+			data, err := json.Marshal(Measure(cmd.Context(), Path(args[1]), m))
 			if err != nil {
 				return err
 			}

@@ -28,7 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
-// What lives at a time in a soak, after which each new object ends the oldest.
+// The objects that live at a time in a soak, after which each new one ends the oldest.
 const (
 	soakServices, soakPods, soakNodes, soakAgents = 180, 300, 20, 20
 	soakEndpoints                                 = 10
@@ -46,8 +46,8 @@ type soak struct {
 
 // BenchmarkSoak has objects with ever new names come and go for as long as SOAK says: Services with slices, pods of
 // sets, remotes, and agents on new nodes; keys of nodes change, and the exporter's connection is cut. Every minute it
-// prints what broker and exporter use. What they use in the last quarter may be little more than in the second. In the
-// end the mirrors are those of what lives.
+// prints what broker and exporter use. In the last quarter they may use little more than in the second. In the end the
+// mirrors are those of the Services that live.
 func BenchmarkSoak(b *testing.B) {
 	text := os.Getenv("SOAK")
 	if text == "" {

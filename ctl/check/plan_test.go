@@ -1,4 +1,4 @@
-package plan
+package check
 
 import (
 	"fmt"
@@ -45,7 +45,7 @@ func TestOf(t *testing.T) {
 			"wireguard.portRange 7775-8373", "annotations of nodes 1797,", "memory of the broker GOMEMLIMIT 7101MiB"},
 	} {
 		t.Run(given, func(t *testing.T) {
-			p := Of(meshOf(t, given))
+			p := PlanOf(meshOf(t, given))
 			var got []string
 			for _, r := range p.Raise {
 				sign := ""
@@ -82,7 +82,7 @@ func meshOf(t *testing.T, text string) Mesh {
 		testkit.Must(t, err)
 		given[name] = n
 	}
-	m, err := Read(given)
+	m, err := ReadMesh(given)
 	testkit.Must(t, err)
 	return m
 }
@@ -96,7 +96,7 @@ func TestRead(t *testing.T) {
 		"clusters=1: use a number from": {"clusters": 1},
 		"clusters=0: use a number from": {"nodes": 1},
 	} {
-		if _, err := Read(given); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ReadMesh(given); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: got %v, want %q", given, err, want)
 		}
 	}
@@ -106,7 +106,7 @@ func TestRead(t *testing.T) {
 func TestCostsGrow(t *testing.T) {
 	base := "clusters=11 nodes=10 services=10 endpoints=100 members=10 changes=10"
 	part := func(given, name string) Part {
-		for _, p := range Of(meshOf(t, given)).Parts {
+		for _, p := range PlanOf(meshOf(t, given)).Parts {
 			if p.Name == name {
 				return p
 			}
@@ -185,7 +185,7 @@ func TestPlanOfDocument(t *testing.T) {
 	given, rest, _ := strings.Cut(command, "\n")
 	_, block, _ := strings.Cut(rest, "```text\n")
 	shown, _, ok := strings.Cut(block, "```")
-	prints := Of(meshOf(t, strings.ReplaceAll(given, ",", " "))).Text()
+	prints := PlanOf(meshOf(t, strings.ReplaceAll(given, ",", " "))).Text()
 	if !ok {
 		t.Error("docs/scale.md, Plan, has no block of text after the command")
 	}

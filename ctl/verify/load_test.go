@@ -1,4 +1,4 @@
-package load
+package verify
 
 import (
 	"context"
@@ -19,7 +19,7 @@ func TestLoad(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- Serve(ctx, listener) }()
+	go func() { served <- ServeLoad(ctx, listener) }()
 	p := Path(listener.Addr().String())
 	const while = 200 * time.Millisecond
 	began := time.Now()

@@ -1,6 +1,4 @@
-// Package load sends as much TCP traffic as a path carries, and measures it: bandwidth, latency and requests. Its
-// server counts or returns what it receives, as the first byte of a connection says.
-package load
+package verify
 
 import (
 	"context"
@@ -15,8 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// What the first byte of a connection asks for: that the server counts what follows and answers with the number, or
-// that it returns each message.
+// The first byte of a connection asks the server to count the bytes that follow and to answer with the number, or to
+// return each message.
 const count, echo = 'c', 'e'
 
 const (
@@ -29,8 +27,9 @@ const (
 // Grace is how long a measurement may take above its time.
 const Grace = 10 * time.Second
 
-// Serve serves connections of a listener until ctx ends.
-func Serve(ctx context.Context, listener net.Listener) error {
+// ServeLoad serves connections of a listener until ctx ends: it counts or returns the bytes that it receives, as the
+// first byte of a connection says. Its clients send as much TCP traffic as a path carries, and measure it.
+func ServeLoad(ctx context.Context, listener net.Listener) error {
 	var open sync.WaitGroup
 	defer open.Wait()
 	ctx, cancel := context.WithCancel(ctx)

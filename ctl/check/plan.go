@@ -1,7 +1,4 @@
-// Package plan computes what a mesh costs before there is one: memory, processor and traffic of each part, the objects
-// and peers in each cluster, and the limits to raise. It needs no cluster. All clusters are taken to be alike, and
-// linked each to each other with all features.
-package plan
+package check
 
 import (
 	"cmp"
@@ -59,9 +56,9 @@ type Plan struct {
 	Figures []Figure `json:"figures"`
 }
 
-// Read returns the mesh that numbers by name describe; a name is that of a field in JSON. It fails for an unknown name,
-// for a number that is negative or above ten million, and for fewer than two clusters.
-func Read(given map[string]int) (Mesh, error) {
+// ReadMesh returns the mesh that numbers by name describe; a name is that of a field in JSON. It fails for an unknown
+// name, for a number that is negative or above ten million, and for fewer than two clusters.
+func ReadMesh(given map[string]int) (Mesh, error) {
 	m := Mesh{Ports: 1}
 	fields := map[string]*int{"clusters": &m.Clusters, "nodes": &m.Nodes, "services": &m.Services,
 		"endpoints": &m.Endpoints, "members": &m.Members, "changes": &m.Changes, "ports": &m.Ports}
@@ -81,8 +78,8 @@ func Read(given map[string]int) (Mesh, error) {
 	return m, nil
 }
 
-// Of computes the plan of a mesh.
-func Of(m Mesh) Plan {
+// PlanOf computes the plan of a mesh.
+func PlanOf(m Mesh) Plan {
 	p := Plan{Mesh: m, Figures: Figures}
 	p.Size = string(m.size())
 	p.parts()

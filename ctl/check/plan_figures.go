@@ -1,4 +1,4 @@
-package plan
+package check
 
 // Figure is a measured cost of one of something, or a fixed bound. Everything that a plan computes with is in figures,
 // so a new measurement changes one line.
@@ -28,8 +28,8 @@ var (
 	idlePeer = Figure{"an agent's processor for a peer while nothing changes", 0.012 / 5_000, "cores",
 		"speed.md, Results: 1.2 % with 5,000"}
 	objectWire   = Figure{"an object on the wire, without endpoints", 100, "B", "rules.md, R7, R15 and R21: 73 to 101"}
-	endpointWire = Figure{"an endpoint on the wire", 25, "B", "TestSizesOnTheWire (ctl/plan)"}
-	heartbeat    = Figure{"a heartbeat and its answer, every 5 s", 50, "B", "TestSizesOnTheWire (ctl/plan)"}
+	endpointWire = Figure{"an endpoint on the wire", 25, "B", "TestSizesOnTheWire (ctl/check)"}
+	heartbeat    = Figure{"a heartbeat and its answer, every 5 s", 50, "B", "TestSizesOnTheWire (ctl/check)"}
 	peerSeries   = Figure{"a peer in a scrape of an agent", 740, "B", "metrics.md, What a scrape costs"}
 	writeRate    = Figure{"writes a second of a first sync, on two cores with the apiservers", 10_000 / 69.9, "1/s",
 		"speed.md, Results: 5,000 Services with their slices in 69.9 s"}
