@@ -377,7 +377,7 @@ func (w *podsWorld) directly() func() (time.Time, string) {
 
 // maxBurstWrites is the largest number of writes of a set in a burst, and in each second of a burst that a slow
 // apiserver stretches.
-const maxBurstWrites = 10
+const maxBurstWrites = 12
 
 // maxBurstWait is the time in milliseconds in which 99 of 100 addresses of a burst are in their sets, beside the wait
 // for the apiserver.
