@@ -55,6 +55,11 @@ func TestCandidatesOfANode(t *testing.T) {
 			t.Errorf("the peer is at %s", at())
 		}
 
+		keepalive := func() time.Duration { return deviceOn(t, h, device).Peers[0].PersistentKeepaliveInterval }
+		if keepalive() != 0 {
+			t.Errorf("a node that is reached has a keepalive of %s", keepalive())
+		}
+
 		// The node calls: no endpoint is written for it, and WireGuard follows it.
 		calls := with()
 		calls.GetPeer().Wireguard.Address, calls.GetPeer().Wireguard.Calls = "", true
@@ -70,10 +75,6 @@ func TestCandidatesOfANode(t *testing.T) {
 		eventually(t, "the remote pod can be reached", reachable)
 
 		// This node calls.
-		keepalive := func() time.Duration { return deviceOn(t, h, device).Peers[0].PersistentKeepaliveInterval }
-		if keepalive() != 0 {
-			t.Errorf("a node that is reached has a keepalive of %s", keepalive())
-		}
 		b.knows(&semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24"}, Calls: []string{"c2"}})
 		b.program(t, with())
 		eventually(t, "it has a keepalive", func() bool { return keepalive() == 25*time.Second })
