@@ -272,7 +272,7 @@ skew: deps build ## exporter, broker and agent beside those of another build, th
 BENCH ?= .
 
 .PHONY: bench
-bench: components build ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (20 minutes)
+bench: components build ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (half an hour)
 	@echo "== benchmarks of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
 	@go build -o $(BIN)/bench-table ./test/bench/table
 	@go test -p 1 -timeout 40m -run '^$$' -bench '$(BENCH)' -benchtime 1s \
