@@ -197,11 +197,12 @@ func (p *Plan) limits() {
 		add(false, "spec.limits."+one.Of, "at least %d, in each RemoteCluster", one.Count)
 	}
 	if remotes > int(portRange.Value) {
-		add(7774+remotes > math.MaxUint16, "wireguard.portRange", "7775-%d, in exporter and broker", 7774+remotes)
+		last := int(defaultPorts.First) + remotes - 1
+		add(last > math.MaxUint16, "wireguard.portRange", "%d-%d, in exporter and broker", defaultPorts.First, last)
 	}
 	if remotes > int(annotated.Value) {
-		add(false, "annotations of nodes", "%d, in the policy semaphore-node-writes (deploy/broker/node-writes.yaml)",
-			3*remotes)
+		add(true, "remotes with encryption", "%d, and the annotations of a node have room for %.0f", remotes,
+			annotated.Value)
 	}
 	if remotes > int(inConfigMap.Value) {
 		add(true, "RemoteClusters", "%d, and a ConfigMap holds about %.0f", remotes, inConfigMap.Value)

@@ -1,5 +1,10 @@
 package check
 
+import (
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+)
+
 // Figure is a measured cost of one of something, or a fixed bound. Everything that a plan computes with is in figures,
 // so a new measurement changes one line.
 type Figure struct {
@@ -37,9 +42,12 @@ var (
 	setSize   = Figure{"addresses in one network set", 1_000, "", "sets.maxSize"}
 	sliceSize = Figure{"endpoints in one slice of a mirror", 100, "", "slices.maxEndpoints"}
 
-	portRange   = Figure{"UDP ports for remotes", 200, "", "wireguard.portRange"}
-	annotated   = Figure{"remotes whose annotations a node may have", 128, "", "deploy/broker/node-writes.yaml"}
-	inConfigMap = Figure{"RemoteClusters in a ConfigMap of 1 MiB", mib / (1.5 * kib), "", "remotes.md, Cost"}
+	defaultPorts = config.DefaultPorts()
+	portRange    = Figure{"UDP ports for remotes", float64(defaultPorts.Last-defaultPorts.First) + 1, "",
+		"wireguard.portRange"}
+	annotated = Figure{"remotes whose annotations a node may have", remotes.MaxEncrypted, "",
+		"deploy/broker/node-writes.yaml"}
+	inConfigMap = Figure{"RemoteClusters in a ConfigMap", remotes.MaxStored / (1.5 * kib), "", "remotes.md, Cost"}
 	connections = Figure{"connections of agents to a broker", 16_384, "", "broker/listener.go"}
 	brokerLimit = Figure{"GOMEMLIMIT of the broker", 3_600 * mib, "B", "deploy/broker/deployment.yaml"}
 	qps         = Figure{"requests a second of the broker", 1_000, "", "kube.qps"}

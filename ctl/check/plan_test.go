@@ -27,12 +27,10 @@ func TestOf(t *testing.T) {
 			"spec.limits.endpoints 200001", "service range /19"},
 		"clusters=2 services=1 endpoints=1000":  nil,
 		"clusters=2 services=1 endpoints=10001": {"spec.size large", "spec.limits.endpointsPerService 10001"},
-		"clusters=201 nodes=1":                  {"annotations of nodes 600,"},
-		"clusters=129 nodes=1":                  nil,
-		"clusters=130 nodes=1":                  {"annotations of nodes 387,"},
-		"clusters=202 nodes=1":                  {"wireguard.portRange 7775-7975", "annotations of nodes 603,"},
-		"clusters=700 nodes=1": {"!RemoteClusters 699", "wireguard.portRange 7775-8473",
-			"annotations of nodes 2097,"},
+		"clusters=257 nodes=1":                  nil,
+		"clusters=258 nodes=1":                  {"!remotes with encryption 257,", "wireguard.portRange 7775-8031"},
+		"clusters=700 nodes=1": {"!remotes with encryption 699,", "!RemoteClusters 699",
+			"wireguard.portRange 7775-8473"},
 		"clusters=11 members=100000":      nil,
 		"clusters=12 members=100000":      {"!addresses of all sets 1100000"},
 		"clusters=21 changes=50":          nil,
@@ -41,8 +39,8 @@ func TestOf(t *testing.T) {
 		"clusters=100 nodes=50 services=200 endpoints=20000 members=1000": {"memory of the broker GOMEMLIMIT 4228MiB",
 			"service range /17"},
 		"clusters=2 services=1 endpoints=1 ports=101": {"spec.size large", "spec.limits.portsPerService 101"},
-		"clusters=600 nodes=1 services=2000 endpoints=2000 changes=0 ports=1": {"!service range /11", "spec.size large",
-			"wireguard.portRange 7775-8373", "annotations of nodes 1797,", "memory of the broker GOMEMLIMIT 7101MiB"},
+		"clusters=600 nodes=1 services=2000 endpoints=2000 changes=0 ports=1": {"!remotes with encryption 599,",
+			"!service range /11", "spec.size large", "wireguard.portRange 7775-8373", "memory of the broker GOMEMLIMIT 7101MiB"},
 	} {
 		t.Run(given, func(t *testing.T) {
 			p := PlanOf(meshOf(t, given))

@@ -21,6 +21,12 @@ type DevicePorts struct {
 // defaultPortRange begins with defaultListenPort, and has a port for each of 256 remotes.
 const defaultPortRange = "7775-8030"
 
+// DefaultPorts returns the range without a configuration.
+func DefaultPorts() (d DevicePorts) {
+	d.complete(&problems{}, "")
+	return d
+}
+
 func (d *DevicePorts) complete(p *problems, field string) {
 	orDefault(&d.PortRange, defaultPortRange)
 	first, last, _ := strings.Cut(d.PortRange, "-")

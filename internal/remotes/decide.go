@@ -101,10 +101,10 @@ type decider struct {
 	stored map[string]int
 }
 
-// maxEncrypted is the number of remotes with encryption: deploy/broker/node-writes.yaml allows three annotations of
-// each node for each. maxStored bounds the size of all objects in effect, which are one key of a ConfigMap: an
+// MaxEncrypted is the number of remotes with encryption: deploy/broker/node-writes.yaml allows three annotations of
+// each node for each. MaxStored bounds the size of all objects in effect in bytes, which are one key of a ConfigMap: an
 // apiserver accepts 1 MiB.
-const maxEncrypted, maxStored = 256, 1_000_000
+const MaxEncrypted, MaxStored = 256, 1_000_000
 
 // room reports why an object does not fit beside so many others, and notes its size.
 func (d *decider) room(o Object, others Objects) (problem string) {
@@ -119,13 +119,13 @@ func (d *decider) room(o Object, others Objects) (problem string) {
 			encrypted++
 		}
 	}
-	if imports(o.Spec) && d.own.Features.Has(config.Encryption) && encrypted >= maxEncrypted {
+	if imports(o.Spec) && d.own.Features.Has(config.Encryption) && encrypted >= MaxEncrypted {
 		return fmt.Sprintf("%d RemoteClusters are in effect, as many as the annotations of a node have room for: delete "+
 			"one that is not needed", encrypted)
 	}
-	if size > maxStored {
+	if size > MaxStored {
 		return fmt.Sprintf("the RemoteClusters in effect would have %d bytes with it, and %d fit into the ConfigMap in "+
-			"which they are kept: make trustBundle or export shorter, or delete one that is not needed", size, maxStored)
+			"which they are kept: make trustBundle or export shorter, or delete one that is not needed", size, MaxStored)
 	}
 	d.stored[o.Name] = len(text)
 	return ""
