@@ -114,8 +114,13 @@ func (c *calling) start(i int, key wgtypes.Key) (*wireguard.Device, *tuntest.Cha
 		for {
 			select {
 			case p := <-t.Inbound:
-				if i > 0 {
-					t.Outbound <- tuntest.Ping(netip.AddrFrom4([4]byte(p[12:])), netip.AddrFrom4([4]byte(p[16:])))
+				if i == 0 {
+					continue
+				}
+				select {
+				case t.Outbound <- tuntest.Ping(netip.AddrFrom4([4]byte(p[12:])), netip.AddrFrom4([4]byte(p[16:]))):
+				case <-c.end: // nobody reads from a device that was closed
+					return
 				}
 			case <-c.end:
 				return
