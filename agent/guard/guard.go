@@ -45,6 +45,9 @@ type Guard struct {
 	// loaded any more.
 	loaded  bool
 	removed map[string]bool
+	// sound means that rules and routes were those of remotes when the last change ended; Watch reports what others
+	// change afterwards, and Restore repairs it.
+	sound bool
 }
 
 // New makes a Guard that continues from what an earlier one left on the node. inbound selects whether packets from
@@ -136,17 +139,25 @@ func (g *Guard) apply(cluster string, whole bool, change func(remotes)) (bool, e
 	before := subnets(g.remotes)
 	now := maps.Clone(g.remotes)
 	change(now)
+	if cluster != "" && g.sound && unread == nil && maps.EqualFunc(now, g.remotes, Remote.equal) {
+		g.mu.Unlock()
+		return false, nil
+	}
 	if _, there := now[cluster]; unread != nil && cluster != "" {
 		g.removed[cluster] = !there
 	}
 	g.remotes = now
 	g.mu.Unlock()
-	routes, err1 := g.routes(now, missing(before, subnets(now)), whole && unread == nil)
-	if unread != nil {
-		return routes, errors.Join(err1, unread)
+	routes, err := g.routes(now, missing(before, subnets(now)), whole && unread == nil)
+	err = errors.Join(err, unread)
+	var rules bool
+	if unread == nil {
+		var failed error
+		rules, failed = g.rules(now)
+		err = errors.Join(err, failed)
 	}
-	rules, err2 := g.rules(now)
-	return routes || rules, errors.Join(err1, err2)
+	g.sound = err == nil
+	return routes || rules, err
 }
 
 // routes adds missing unreachable routes with the rules that lead packets to them, and deletes those that are no

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -9,7 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
-// TestManyRemotes: the node guards 120 remotes, each is set once, and nothing is written while all are as wanted.
+// TestManyRemotes: the node guards 120 remotes, each is set once, and nothing is read or written while all are as
+// wanted: a device that is set has its guard set each time. After a failure, the next time sets it.
 func TestManyRemotes(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		const most = 120
@@ -25,11 +27,24 @@ func TestManyRemotes(t *testing.T) {
 			g.remotes[fmt.Sprint("x", i)] = remote(i)
 		}
 		g.mu.Unlock()
-		for _, wanted := range []bool{true, false} {
-			changed, err := g.Set(fmt.Sprint("x", most-1), remote(most-1))
-			must(t, err)
-			if changed != wanted {
-				t.Errorf("changed: %v, want %v", changed, wanted)
+		reads, busy := 0, error(nil)
+		g.read = func() (ruleset, error) {
+			reads++
+			s, err := readRuleset()
+			return s, errors.Join(err, busy)
+		}
+		last := remote(most - 1)
+		for i, c := range []struct {
+			port    int
+			fails   error
+			changed bool
+			reads   int
+		}{{port: 1, changed: true, reads: 1}, {port: 1}, {port: 2, fails: errors.New("busy"), reads: 1},
+			{port: 2, changed: true, reads: 1}, {port: 2}} {
+			reads, busy, last.Port = 0, c.fails, c.port
+			changed, err := g.Set(fmt.Sprint("x", most-1), last)
+			if changed != c.changed || reads != c.reads || !errors.Is(err, c.fails) {
+				t.Errorf("%d: changed: %v after %d reads: %v", i, changed, reads, err)
 			}
 		}
 		s, err := g.read()
