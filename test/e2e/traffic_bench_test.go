@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,8 +36,9 @@ import (
 // those to the pod's own address.
 const leastOfBare, mostOfBareLatency, leastOfPodAddress = 0.95, 1.1, 0.95
 
-// turnFor is how long a path is measured before the next one has its turn.
-const turnFor = 600 * time.Millisecond
+// turnFor is how long a path is measured before the next one has its turn. Streams need longer to share the path:
+// while a few of them have most of it, it carries more.
+const turnFor, turnOfStreams = 600 * time.Millisecond, 2 * time.Second
 
 // trafficPath is a way from a client to a server.
 type trafficPath struct {
@@ -69,8 +71,12 @@ type trafficBed struct {
 // process, for which it would be dear to enter the namespace for each connection.
 func (b *trafficBed) measure(ctx context.Context, p *trafficPath, m verify.Measurement) (out verify.Measured,
 	err error) {
+	turn := turnFor
+	if m.Name == verify.Bandwidth && m.Streams > 1 {
+		turn = turnOfStreams
+	}
 	args := []string{"measure", string(m.Name), netip.AddrPortFrom(p.server, verify.LoadPort).String(), "--while",
-		turnFor.String(), "--streams", strconv.Itoa(m.Streams), "--rate", fmt.Sprint(m.Rate)}
+		turn.String(), "--streams", strconv.Itoa(m.Streams), "--rate", fmt.Sprint(m.Rate)}
 	var text bytes.Buffer
 	cmd, err := b.probe(ctx, p.client, &text, args...)
 	if err == nil {
@@ -315,7 +321,8 @@ func (b *trafficBed) mirror(ctx context.Context, t testing.TB) (ip netip.Addr) {
 // and sends to the other. Nodes are on the testbed's bridge, as those of clusters are. MTUs are those of the pod and of
 // the device of its node. The process of a userspace device is in the control group of the device of a node of the
 // clusters: in one group, two would have less of the processors, and cost less. Nodes have the packet filter that
-// Calico and kube-proxy gave the node of the pod, and so its connection tracking. The agent and its guard are missing.
+// Calico and kube-proxy gave the node of the pod, and so its connection tracking, and the interfaces of pods have the
+// name of that pod's, so that its rules apply. The agent and its guard are missing.
 func (b *trafficBed) bareChain(ctx context.Context, t testing.TB, like *testbed.Pod,
 	groups ...*testbed.Node) *trafficPath {
 	t.Helper()
@@ -366,7 +373,7 @@ func (b *trafficBed) bareChain(ctx context.Context, t testing.TB, like *testbed.
 				continue
 			}
 			pod := namespace("pod", side)
-			attach(ctx, t, node, pod, pods[side], linkOf(t, like.Netns, "eth0").Attrs().MTU)
+			attach(ctx, t, node, pod, pods[side], like)
 			if side == 0 {
 				path.client = pod
 			} else {
@@ -380,31 +387,45 @@ func (b *trafficBed) bareChain(ctx context.Context, t testing.TB, like *testbed.
 	return path
 }
 
-// filter copies the sets and rules of iptables from one node to another.
+// filter copies the sets and rules of iptables from one node to another, of both variants of iptables. It leaves out
+// that kube-proxy also counts what one rule drops, in objects that are no rules.
 func filter(ctx context.Context, t testing.TB, from, to *netns.Namespace) {
 	t.Helper()
-	for _, c := range [][2]string{{"ipset save", "ipset restore"}, {"iptables-save", "iptables-restore"}} {
+	counted := regexp.MustCompile(`-m nfacct --nfacct-name +\S+ `)
+	var rules int
+	for _, c := range [][2]string{{"ipset save", "ipset restore"}, {"iptables-legacy-save", "iptables-legacy-restore"},
+		{"iptables-nft-save", "iptables-nft-restore"}} {
 		var text, said bytes.Buffer
 		save := exec.CommandContext(ctx, "sh", "-c", c[0])
 		save.Stdout, save.Stderr = &text, &said
 		must(t, from.Do(save.Start))
 		must(t, save.Wait())
 		restore := exec.CommandContext(ctx, "sh", "-c", c[1])
-		restore.Stdin, restore.Stderr = &text, &said
+		restore.Stdin, restore.Stderr = bytes.NewReader(counted.ReplaceAll(text.Bytes(), nil)), &said
 		must(t, to.Do(restore.Start))
 		if err := restore.Wait(); err != nil {
 			t.Fatalf("%s: %v: %s", c[1], err, &said)
 		}
+		rules += bytes.Count(text.Bytes(), []byte("\n-A cali-"))
+	}
+	if rules == 0 {
+		t.Fatalf("the node %s has no rules of Calico, so the floor would do less work", from.Name())
 	}
 }
 
-// attach connects a namespace to that of a node, as the CNI connects a pod.
-func attach(ctx context.Context, t testing.TB, node, pod *netns.Namespace, at netip.Addr, mtu int) {
+// attach connects a namespace to that of a node, by interfaces like those by which the CNI connected a pod.
+func attach(ctx context.Context, t testing.TB, node, pod *netns.Namespace, at netip.Addr, like *testbed.Pod) {
 	t.Helper()
-	size := strconv.Itoa(mtu)
-	ip(ctx, t, "-n", node.Name(), "link", "add", "pod", "mtu", size, "up", "type", "veth", "peer", "name", "eth0", "mtu",
-		size, "netns", pod.Name())
-	ip(ctx, t, "-n", node.Name(), "address", "add", at.Prev().String()+"/30", "dev", "pod")
+	inner := linkOf(t, like.Netns, "eth0").Attrs()
+	links, err := like.Node.Netns.Netlink()
+	must(t, err)
+	defer links.Close()
+	outer, err := links.LinkByIndex(inner.ParentIndex)
+	must(t, err)
+	name, mtu := outer.Attrs().Name, strconv.Itoa(inner.MTU)
+	ip(ctx, t, "-n", node.Name(), "link", "add", name, "mtu", mtu, "up", "type", "veth", "peer", "name", "eth0", "mtu",
+		mtu, "netns", pod.Name())
+	ip(ctx, t, "-n", node.Name(), "address", "add", at.Prev().String()+"/30", "dev", name)
 	ip(ctx, t, "-n", pod.Name(), "address", "add", at.String()+"/30", "dev", "eth0")
 	ip(ctx, t, "-n", pod.Name(), "link", "set", "eth0", "up")
 	ip(ctx, t, "-n", pod.Name(), "route", "add", "default", "via", at.Prev().String())
@@ -525,6 +546,47 @@ spec: {podSubnets: [%[2]s], nodeSubnets: [172.19.%[1]d.0/24], broker: {address: 
 	}))
 }
 
+// beginPeers gives c2 more nodes, which nobody answers for: each node of c1 has a peer for each.
+func (b *trafficBed) beginPeers(ctx context.Context, t *testing.B) {
+	const more = 500
+	var nodes strings.Builder
+	for i := range more {
+		key := wgtypes.Key{9, byte(i), byte(i >> 8)}
+		block := netip.AddrFrom4([4]byte{10, 2, byte(128 + i/4), byte(i % 4 * 64)})
+		fmt.Fprintf(&nodes, `---
+apiVersion: v1
+kind: Node
+metadata: {name: more%[1]d, annotations: {%[2]s: "%[3]s", %[4]s: "172.18.%[5]d.%[6]d:51820"}}
+---
+apiVersion: crd.projectcalico.org/v1
+kind: BlockAffinity
+metadata: {name: more%[1]d}
+spec: {node: more%[1]d, cidr: %[7]s/26, state: confirmed, deleted: "false"}
+`, i, naming.PubKeyAnnotation("c1"), key, naming.EndpointAnnotation("c1"), 240+i/250, 1+i%250, block)
+	}
+	must(t, b.c2.ApplyYAML(ctx, nodes.String()))
+	t.Cleanup(func() {
+		_, err := b.c2.Kubectl(ctx, strings.NewReader(nodes.String()), "delete", "--wait=false", "-f", "-")
+		must(t, err)
+	})
+	must(t, until(ctx, settle, func() error {
+		var n int
+		inside(t, b.c1.Node("n1").Netns, func() error {
+			wg, err := wgctrl.New()
+			if err != nil {
+				return err
+			}
+			device, err := wg.Device("wireguard.c2")
+			n = len(device.Peers)
+			return errors.Join(err, wg.Close())
+		})
+		if n <= more {
+			return fmt.Errorf("%d peers", n)
+		}
+		return nil
+	}))
+}
+
 func configure(t testing.TB, ns *netns.Namespace, device string, c wgtypes.Config) {
 	t.Helper()
 	inside(t, ns, func() error {
@@ -546,6 +608,7 @@ type variant struct {
 
 func (b *trafficBed) variants() []variant {
 	return []variant{
+		{"peers-500", true, b.beginPeers},
 		{"remotes-100", false, b.beginRemotes}, // the guard tests the rules of each remote
 		{"permissive", true, func(ctx context.Context, t *testing.B) {
 			b.in.Encryption = "permissive"
