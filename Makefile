@@ -193,6 +193,8 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 	@echo "== the agent on a real kernel's WireGuard, in an emulated machine"
 	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed test-kernel
+	@go build -o $(BIN)/bench-table ./test/bench/table
+	@$(BIN)/testbed test-kernel --bench '^BenchmarkTunnel$$' ./agent | $(BIN)/bench-table
 
 UNITFLAGS := -short -vet off -timeout 5m -ldflags='-s -w' -toolexec '$(TOOLEXEC)'
 # The longest comes first: at the end it would run alone.

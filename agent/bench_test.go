@@ -340,6 +340,30 @@ func BenchmarkChangeCost(b *testing.B) {
 // machine: BenchmarkChangeCost bounds that.
 const leastOfUndisturbed = 0.99
 
+// returned returns how many packets a second come back while 64 are under way.
+func returned(c *net.UDPConn, while time.Duration) float64 {
+	buffer := make([]byte, 1200)
+	back, underWay := 0, 0
+	for begin := time.Now(); time.Since(begin) < while; {
+		for ; underWay < 64; underWay++ {
+			_, _ = c.Write(buffer)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(nodetest.Patience(10 * time.Millisecond)))
+		if _, err := c.Read(buffer); err == nil {
+			back++
+			underWay--
+		} else {
+			underWay = 0 // packets that have not come back by now are lost, or as good as lost
+		}
+	}
+	for { // packets in flight do not belong to the next turn
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		if _, err := c.Read(buffer); err != nil {
+			return float64(back) / while.Seconds()
+		}
+	}
+}
+
 // BenchmarkThroughput measures what a tunnel carries, there and back, while a hundred peers a second get a new key, and
 // while none does. The two alternate in turns, so that other load on the machine affects both alike. saturated- is the
 // largest throughput, as the median of the turns of each; a third kind of turn makes the same changes with bare library
@@ -362,30 +386,7 @@ func BenchmarkThroughput(b *testing.B) {
 		broker.program(b, all...)
 		c := toPod(b, "10.2.1.1")
 		defer c.Close()
-		// turn returns the number of packets that came back within a turn, with 64 in flight.
-		turn := func() float64 {
-			const while = 300 * time.Millisecond
-			buffer := make([]byte, 1200)
-			back, underWay := 0, 0
-			for begin := time.Now(); time.Since(begin) < while; {
-				for ; underWay < 64; underWay++ {
-					_, _ = c.Write(buffer)
-				}
-				_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-				if _, err := c.Read(buffer); err == nil {
-					back++
-					underWay--
-				} else {
-					underWay = 0 // packets that have not come back by now are lost, or as good as lost
-				}
-			}
-			for { // packets in flight do not belong to the next turn
-				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-				if _, err := c.Read(buffer); err != nil {
-					return float64(back) / while.Seconds()
-				}
-			}
-		}
+		turn := func() float64 { return returned(c, 300*time.Millisecond) }
 		// half returns the number of packets sent in a turn, at a rate, and how many of them came back. The first byte
 		// of a packet identifies the turn.
 		turns := byte(0)

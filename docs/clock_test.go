@@ -37,6 +37,8 @@ var clock = map[string]compares{
 	"broker/apply/contest_test.go TestInterference":                       {2, grows},
 	"broker/apply/contest_test.go of":                                     {2, grows},
 	"broker/apply/shared_test.go outage":                                  {3, grows},
+	"agent/bench_test.go returned":                                        {1, figure},
+	"agent/tunnel_bench_test.go turn":                                     {2, figure},
 	"broker/fanout_bench_test.go benchUntil":                              {1, figure},
 	"broker/faults_test.go refusedObjects":                                {1, grows},
 	"broker/faults_test.go terminating":                                   {1, grows},

@@ -36,6 +36,7 @@ Where no such machine can be had that is said and is no failure, but for CI=true
 	}
 	cmd.Flags().StringVar(&builder.Repository, "repo", "", "the checkout (default: the one around the working directory)")
 	cmd.Flags().StringVar(&tests.Run, "run", "", "only tests whose names match, as of go test")
+	cmd.Flags().StringVar(&tests.Bench, "bench", "", "instead of tests the benchmarks whose names match, as of go test")
 	cmd.Flags().IntVar(&tests.Count, "count", 1, "how often to run each test")
 	cmd.Flags().DurationVar(&tests.Timeout, "timeout", 30*time.Minute, "for the tests of one package")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

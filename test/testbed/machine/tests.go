@@ -22,9 +22,10 @@ type Tests struct {
 	// it are selected.
 	Packages []string
 	Using    string
-	// Run and Count are the flags -run and -count of go test. By default all tests run once.
-	Run   string
-	Count int
+	// Run and Count are the flags -run and -count of go test. By default all tests run once. With Bench, the flag -bench,
+	// no test runs, and each of its benchmarks once.
+	Run, Bench string
+	Count      int
 	// Env is the additional environment of the tests.
 	Env []string
 	// Timeout bounds the tests of one package.
@@ -88,7 +89,9 @@ func (tests *Tests) build(ctx context.Context, repository, dir string, progress 
 		}
 		args := []string{program, "-test.v", "-test.timeout=" + tests.Timeout.String(), "-test.count=" +
 			fmt.Sprint(max(1, tests.Count))}
-		if tests.Run != "" {
+		if tests.Bench != "" {
+			args = append(args, "-test.run=^$", "-test.bench="+tests.Bench, "-test.benchtime=1x")
+		} else if tests.Run != "" {
 			args = append(args, "-test.run="+tests.Run)
 		}
 		env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
