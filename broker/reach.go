@@ -152,8 +152,9 @@ func (r *reaching) findings(refused func(cluster string) map[string]string) (fou
 		}
 	}
 	r.mu.Unlock()
+	all := r.services.Unreached()
 	for _, cluster := range slices.Sorted(maps.Keys(waiting)) {
-		nodes, keyless := r.services.Unreached(cluster)
+		nodes, keyless := all[cluster].Nodes, all[cluster].Keyless
 		if len(nodes) == 0 {
 			continue
 		}

@@ -371,11 +371,19 @@ func (p *Plan) Complete(cluster string, now time.Time) Touches {
 	if p.complete[cluster] {
 		return Touches{}
 	}
+	// Each of many clusters completes on its own, and most targets are mirrors of the others.
+	var concerned []string
+	for name, t := range p.targets {
+		s := t.existing()
+		if t.shared() || t.perCluster[cluster] != nil || s != nil && s.Labels[naming.LabelSourceCluster] == cluster {
+			concerned = append(concerned, name)
+		}
+	}
+	slices.Sort(concerned)
 	p.complete[cluster] = true
 	w := p.work(cluster)
-	for _, name := range sorted(p.targets) {
-		t := p.targets[name]
-		if h := t.perCluster[cluster]; h != nil {
+	for _, name := range concerned {
+		if h := p.targets[name].perCluster[cluster]; h != nil {
 			w.touchService(name)
 			w.removeUnconfirmed(h)
 		}
@@ -421,15 +429,23 @@ func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) To
 	return w.finish(now)
 }
 
-// Unreached returns the ready endpoints of a cluster, in some targets, to which no tunnel leads.
-func (p *Plan) Unreached(cluster string, targets ...string) map[netip.Addr]bool {
-	out := map[netip.Addr]bool{}
+// Unreached returns the ready endpoints in some targets to which no tunnel leads, by cluster.
+func (p *Plan) Unreached(targets ...string) map[string]map[netip.Addr]bool {
+	out := map[string]map[netip.Addr]bool{}
 	for _, name := range targets {
-		if t := p.targets[name]; t != nil && t.perCluster[cluster] != nil {
-			for e := range t.perCluster[cluster].endpoints {
-				if e.Unreached && e.Ready {
-					out[e.Address] = true
+		t := p.targets[name]
+		if t == nil {
+			continue
+		}
+		for cluster, h := range t.perCluster {
+			for e := range h.endpoints {
+				if !e.Unreached || !e.Ready {
+					continue
 				}
+				if out[cluster] == nil {
+					out[cluster] = map[netip.Addr]bool{}
+				}
+				out[cluster][e.Address] = true
 			}
 		}
 	}

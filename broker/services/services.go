@@ -416,18 +416,37 @@ func (e *Engine) Nodes(cluster string) int {
 	return 0
 }
 
-// Unreached returns how many ready endpoints of a remote no tunnel leads to, by node; "" for those in no node's
-// subnets. keyless are the nodes among them without a public key.
-func (e *Engine) Unreached(cluster string) (nodes map[string]int, keyless map[string]bool) {
-	nodes, keyless = map[string]int{}, map[string]bool{}
-	addresses := map[netip.Addr]bool{}
-	e.inParts(func(targets []string) { maps.Copy(addresses, e.plan.Unreached(cluster, targets...)) })
+// Unreached are ready endpoints of a remote to which no tunnel leads: how many, by node, "" for those in no node's
+// subnets. Keyless are the nodes among them without a public key.
+type Unreached struct {
+	Nodes   map[string]int
+	Keyless map[string]bool
+}
+
+// Unreached returns them by cluster.
+func (e *Engine) Unreached() map[string]Unreached {
+	all, addresses := map[string]Unreached{}, map[string]map[netip.Addr]bool{}
+	e.inParts(func(targets []string) {
+		for cluster, some := range e.plan.Unreached(targets...) {
+			if addresses[cluster] == nil {
+				addresses[cluster] = map[netip.Addr]bool{}
+			}
+			maps.Copy(addresses[cluster], some)
+		}
+	})
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	r := e.remotes[cluster]
-	if r == nil || len(addresses) == 0 {
-		return nil, nil
+	for cluster, of := range addresses {
+		if r := e.remotes[cluster]; r != nil {
+			all[cluster] = r.unreached(of)
+		}
 	}
+	return all
+}
+
+// unreached returns the nodes of some addresses.
+func (r *remote) unreached(addresses map[netip.Addr]bool) Unreached {
+	u := Unreached{Nodes: map[string]int{}, Keyless: map[string]bool{}}
 	var of bart.Table[string]
 	for name, node := range r.nodes {
 		for _, cidr := range node.GetPodCidrs() {
@@ -438,12 +457,12 @@ func (e *Engine) Unreached(cluster string) (nodes map[string]int, keyless map[st
 	}
 	for address := range addresses {
 		name, _ := of.Lookup(address.Unmap())
-		nodes[name]++
+		u.Nodes[name]++
 		if name != "" && len(r.nodes[name].GetWireguard().GetPublicKey()) == 0 {
-			keyless[name] = true
+			u.Keyless[name] = true
 		}
 	}
-	return nodes, keyless
+	return u
 }
 
 // PodCIDRs returns the pod CIDRs that a remote exports for a node; none for an unknown node.
