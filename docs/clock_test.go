@@ -56,7 +56,6 @@ var clock = map[string]compares{
 	"test/e2e/faults/guard_test.go run":                                   {1, clusters},
 	"test/e2e/faults/leader_test.go TestF23_LeaderLosesItsLease":          {5, clusters},
 	"test/e2e/faults/leader_test.go TestF24_StoppedLeaderIsResumed":       {1, clusters},
-	"test/e2e/faults/skew_test.go TestF18_ClocksApart":                    {1, clusters},
 	"test/e2e/global_test.go answers":                                     {1, clusters},
 	"test/e2e/global_test.go flapping":                                    {1, clusters},
 	"test/e2e/global_test.go heard":                                       {1, clusters},

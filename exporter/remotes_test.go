@@ -143,7 +143,9 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	must(t, os.WriteFile(own, []byte("localSubnets: [10.1.0.0/16]"), 0o600))
 	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}\nsubnetsFile: "+own, bed.bundles)
 
-	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "`+at2+`"}}`)
+	// At the first address nobody listens.
+	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "127.0.0.1:1", `+
+		`otherAddresses: ["`+at2+`"]}}`)
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
 	exporting("c2", "Connected")

@@ -32,7 +32,7 @@ func TestNoCalico(t *testing.T) {
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 	kubetest.UpdateStatus(t, l.kube.CoreV1().Pods("shop"), pod)
 	for i := range 5 {
-		l.offer("a", fmt.Sprint("a-", i), i, "")
+		l.offer("a", fmt.Sprint("a-", i), i)
 	}
 	l.waitMirrors("a", 5)
 	for _, d := range []*daemon{broker, exporter} {
@@ -46,7 +46,7 @@ func TestNoCalico(t *testing.T) {
 		return err
 	})
 	// The broker still works, and a restart with nothing to write writes nothing.
-	l.offer("a", "later", 9, "")
+	l.offer("a", "later", 9)
 	beside := kubetest.WriteBeside(t, l.kube)
 	took := l.waitMirrors("a", 6)
 	if late := beside.Late(); took > time.Second+late {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -33,7 +32,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
-	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -92,7 +90,8 @@ func (l *lab) path(elements ...string) string {
 
 func (l *lab) write(path, text string) {
 	l.t.Helper()
-	testkit.Must(l.t, writeFile(path, text))
+	testkit.Must(l.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testkit.Must(l.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func (l *lab) ctl(args ...string) string {
@@ -285,39 +284,11 @@ func (d *daemon) metric(name string, labels ...string) float64 {
 	return sum
 }
 
-// via runs a proxy in front of an address until the test ends.
-func (l *lab) via(address string) *proxy.Proxy {
+// offer creates a Service of a cluster, with one endpoint in its subnet.
+func (l *lab) offer(cluster, name string, number int) {
 	l.t.Helper()
-	return l.through(func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "tcp", address)
-	})
-}
-
-// through runs a proxy on loopback until the test ends.
-func (l *lab) through(dial func(context.Context) (net.Conn, error)) *proxy.Proxy {
-	l.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(l.t, err)
-	p := proxy.New(listener, dial)
-	ctx, end := context.WithCancel(life)
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	l.t.Cleanup(func() {
-		end()
-		if err := <-done; err != nil {
-			l.t.Error(err)
-		}
-	})
-	return p
-}
-
-// offer creates a Service of a cluster, with one endpoint in its subnet or at the given address.
-func (l *lab) offer(cluster, name string, number int, address string) {
-	l.t.Helper()
-	if address == "" {
-		base, _, _ := strings.Cut(l.subnets[cluster], ".0.0/16")
-		address = fmt.Sprintf("%s.%d.%d", base, 1+number/250, 1+number%250)
-	}
+	base, _, _ := strings.Cut(l.subnets[cluster], ".0.0/16")
+	address := fmt.Sprintf("%s.%d.%d", base, 1+number/250, 1+number%250)
 	labels := map[string]string{"lab": cluster}
 	port, protocol, portName := int32(80), corev1.ProtocolTCP, "http"
 	kubetest.Create(l.t, l.kube.CoreV1().Services("shop"), &corev1.Service{

@@ -2,17 +2,9 @@ package faults
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"errors"
 	"fmt"
-	"math/big"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,15 +12,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	_ "google.golang.org/grpc/encoding/gzip" // exporters compress their messages
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +28,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -79,7 +71,7 @@ func TestF38_VersionSkew(t *testing.T) {
 			exporter := l.exporter("a", address, nil)
 			exporter.connected("hub")
 			service := strings.ReplaceAll(name, " ", "-")
-			l.offer("a", service, 1, "")
+			l.offer("a", service, 1)
 			defer l.withdraw(service)
 			eventually(t, settle, func(context.Context) error {
 				played.mu.Lock()
@@ -115,7 +107,7 @@ func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
 	exporter := here.with(ofExporter).exporter("a", broker.address, nil)
 	exporter.connected("hub")
 	for i := range 5 {
-		here.offer("a", fmt.Sprintf("skew-%d", i), i, "")
+		here.offer("a", fmt.Sprintf("skew-%d", i), i)
 	}
 	here.waitMirrors("a", 5)
 	here.withdraw("skew-4")
@@ -130,7 +122,7 @@ func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
 	broker = here.broker(nil)
 	exporter = here.exporter("a", broker.address, nil)
 	exporter.connected("hub")
-	here.offer("a", "skew-5", 5, "")
+	here.offer("a", "skew-5", 5)
 	here.waitMirrors("a", 5)
 	for key, version := range here.mustMirrors("a") {
 		if had, ok := was[key]; ok && had != version {
@@ -154,12 +146,12 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 	_, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).Create(t.Context(),
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
 	if err == nil || apierrors.IsAlreadyExists(err) {
-		err = l.admit(t.Context(), l.kube, i)
+		err = l.admit(t.Context(), i)
 	}
 	testkit.Must(t, err)
+	encrypting := config{"features": []string{"encryption"}}
 	broker := here.with(ofBroker).broker(encrypting)
-	remote := here.play(1, broker.address)
-	_, first := remote.move(0, 51820)
+	first := here.publishNode(broker, 51820)
 	agent := here.with(ofAgent).agent(i, broker.peering)
 	key := ""
 	works := func(endpoint string) {
@@ -193,7 +185,7 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 		})
 	}
 	works(first)
-	_, moved := remote.move(0, 51821)
+	moved := here.publishNode(broker, 51821)
 	works(moved)
 	agent.kill()
 	agent = here.agent(i, broker.peering)
@@ -201,13 +193,58 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 	broker.kill()
 	agent.kill()
 	broker = here.broker(encrypting)
-	remote = here.play(1, broker.address)
 	agent = here.agent(i, broker.peering)
-	_, moved = remote.move(0, 51822)
+	moved = here.publishNode(broker, 51822)
 	works(moved)
 	agent.kill()
 	broker.kill()
 }
+
+// publishNode is an exporter of cluster a that has one node, at this port, and ends. It returns the node's endpoint.
+func (l *lab) publishNode(broker *daemon, port int) (endpoint string) {
+	l.t.Helper()
+	node := players.Node("peer", 1, "10.11.0.0/26")
+	node.GetNode().Wireguard.Address = fmt.Sprintf("172.21.0.1:%d", port)
+	exporter := l.plays(broker)
+	defer exporter.Cancel()
+	exporter.SendAll("a", fmt.Sprint("at ", port), node)
+	return node.GetNode().GetWireguard().GetAddress()
+}
+
+// admit creates the Node of an agent, its pod and its token.
+func (l *lab) admit(ctx context.Context, i int) error {
+	node := fmt.Sprintf("node-%04d", i)
+	if _, err := l.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP,
+			Address: fmt.Sprintf("172.20.0.%d", 1+i)}}},
+	}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	pod, err := l.kube.CoreV1().Pods(e2e.Namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
+		Spec: corev1.PodSpec{
+			NodeName: node, ServiceAccountName: "semaphore-agent",
+			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	token, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).CreateToken(ctx, "semaphore-agent",
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{
+				Audiences:      []string{"semaphore-broker.hub"},
+				BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+			},
+		}, metav1.CreateOptions{})
+	if err == nil {
+		l.write(l.token(i), token.Status.Token)
+	}
+	return err
+}
+
+func (l *lab) token(i int) string { return l.path("tokens", fmt.Sprint(i)) }
 
 // with returns the lab with programs of another build.
 func (l *lab) with(bins map[string]string) *lab {
@@ -234,105 +271,42 @@ func unknown(m proto.Message) {
 	m.ProtoReflect().SetUnknown(protowire.AppendBytes(raw, []byte("of a later version")))
 }
 
-// converse plays an exporter that offers one Service, alters its messages, and returns the mirror's name.
-func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hello, *semaphorev1.Object)) string {
-	t.Helper()
-	hello := &semaphorev1.Hello{
-		Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: t.Name(), HeadRevision: 1,
-		Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
-	}
-	service := &semaphorev1.Object{
-		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "skewed"},
-		Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{
-			Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
-		}},
-	}
-	if alter != nil {
-		alter(hello, service)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*settle)
-	defer cancel()
-	var stream semaphorev1.FederationService_PublishClient
-	eventually(t, settle, func(context.Context) error { // the broker may not listen yet
-		var err error
-		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a",
-			"exporter")).Publish(ctx); err != nil {
-			return err
-		}
-		if err = stream.Send(&semaphorev1.PublishRequest{
-			Message: &semaphorev1.PublishRequest_Hello{Hello: hello},
-		}); err != nil {
-			return err
-		}
-		m, err := stream.Recv()
-		if err == nil && m.GetWelcome().GetProtocolVersion() != 1 {
-			err = fmt.Errorf("welcome %v, want version 1", m)
+// plays is the exporter of cluster a, once the broker listens.
+func (l *lab) plays(broker *daemon) *players.Exporter {
+	l.t.Helper()
+	eventually(l.t, settle, func(context.Context) error {
+		conn, err := net.Dial("tcp", broker.address)
+		if err == nil {
+			err = conn.Close()
 		}
 		return err
 	})
-	messages := []*semaphorev1.PublishRequest{
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotBegin{
-				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1},
-			},
-		},
-		{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-			{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: service}},
-		}}}},
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotEnd{
-				SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1, Objects: 1},
-			},
-		},
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotBegin{
-				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1},
-			},
-		},
-		{
-			Message: &semaphorev1.PublishRequest_SnapshotEnd{
-				SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1},
-			},
-		},
+	return players.Publish(l.t, l.dial(broker.address, "a", "exporter"))
+}
+
+// converse plays an exporter that offers one Service, alters its messages, and returns the mirror's name.
+func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hello, *semaphorev1.Object)) string {
+	t.Helper()
+	hello := players.Hello("a", t.Name(), 1, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+	service := players.Service("shop", "skewed", 80)
+	if alter != nil {
+		alter(hello.GetHello(), service)
 	}
-	if later := semaphorev1.Kind(99); slices.Contains(hello.Kinds, later) {
+	exporter := l.plays(broker)
+	defer exporter.Cancel()
+	if w := exporter.Greet(hello); w.GetProtocolVersion() != 1 {
+		t.Errorf("welcome %v, want version 1", w)
+	}
+	exporter.Send(players.Snapshot(semaphorev1.Kind_KIND_SERVICE, 1, service)...)
+	exporter.Send(players.Snapshot(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 1)...)
+	if later := semaphorev1.Kind(99); slices.Contains(hello.GetHello().GetKinds(), later) {
 		object := &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: later, Name: "of-a-later-version"}}
 		unknown(object)
-		messages = append(
-			messages,
-			&semaphorev1.PublishRequest{
-				Message: &semaphorev1.PublishRequest_SnapshotBegin{
-					SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: later, Revision: 1},
-				},
-			},
-			&semaphorev1.PublishRequest{
-				Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-					{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: object}},
-				}}},
-			},
-			&semaphorev1.PublishRequest{
-				Message: &semaphorev1.PublishRequest_SnapshotEnd{
-					SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: later, Revision: 1, Objects: 1},
-				},
-			},
-		)
+		exporter.Send(players.Snapshot(later, 1, object)...)
 	}
-	for _, m := range messages {
-		if err := stream.Send(m); err != nil {
-			_, err = stream.Recv()
-			t.Fatalf("%v: %v", m, err)
-		}
-	}
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			t.Fatalf("%v; want an ack of revision 1", err)
-		}
-		if r := m.GetRefusal(); r != nil && (r.GetKey().GetKind() != 99 || r.GetCode() != "UnknownKind") {
+	for _, r := range exporter.Acked(1) {
+		if r.GetKey().GetKind() != 99 || r.GetCode() != "UnknownKind" {
 			t.Errorf("refused: %v", r)
-		}
-		if m.GetAck().GetRevision() == 1 {
-			break
 		}
 	}
 	var name string
@@ -348,11 +322,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		}
 		return nil
 	})
-	// The stream still works.
-	testkit.Must(t, stream.Send(&semaphorev1.PublishRequest{
-		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-			{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
-		}}}}))
+	exporter.Send(players.Deletion(2, service)) // the stream still works
 	l.waitMirrors("a", 0)
 	broker.kill()
 	return name
@@ -426,96 +396,6 @@ func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	}()
 	t.Cleanup(func() { server.Stop(); <-done })
 	return listener.Addr().String()
-}
-
-// A certificate that is valid only in ten minutes, as from a clock that is ahead, is refused with an error that names
-// both times. Existing objects are not touched, and the right certificate is accepted without a restart. A clock that
-// is less than five minutes ahead does no harm, because certificates are backdated by that.
-func TestF18_ClocksApart(t *testing.T) {
-	tier.OnlyAll(t, "TestF18BothClocksAreNamed (internal/identity)")
-	l := newLab(t, "a")
-	broker := l.broker(nil)
-	exporter := l.exporter("a", broker.address, nil)
-	for i := range 5 {
-		l.offer("a", fmt.Sprintf("a-%d", i), i, "")
-	}
-	l.waitMirrors("a", 5)
-	was := l.mustMirrors("a")
-
-	file := l.path("pki", "a", "exporter", "tls.crt")
-	good, err := os.ReadFile(file)
-	testkit.Must(t, err)
-	goodKey, err := os.ReadFile(l.path("pki", "a", "exporter", "tls.key"))
-	testkit.Must(t, err)
-	block, _ := pem.Decode(good)
-	certificate, err := x509.ParseCertificate(block.Bytes)
-	testkit.Must(t, err)
-	if early := time.Since(certificate.NotBefore); early < 5*time.Minute {
-		t.Errorf("a new certificate began %s ago, want at least 5 min: clocks differ", early.Round(time.Second))
-	}
-	for name, ahead := range map[string]time.Duration{"ahead by ten minutes": 10 * time.Minute,
-		"behind by ten minutes": -10 * time.Minute} {
-		t.Run(name, func(t *testing.T) {
-			// Clock ahead: the certificate is valid in ten minutes. Clock behind: it expired ten minutes ago.
-			begin, end := time.Now().Add(ahead), time.Now().Add(time.Hour)
-			if ahead < 0 {
-				begin, end = time.Now().Add(-time.Hour), time.Now().Add(ahead)
-			}
-			crt, key := issue(t, l, "a", "exporter", begin, end)
-			l.write(l.path("pki", "a", "exporter", "tls.key"), key)
-			l.write(file, crt)
-			exporter.kill()
-			testkit.Must(t, os.Truncate(exporter.log, 0))
-			exporter.run()
-			var said string
-			eventually(t, settle, func(ctx context.Context) error {
-				for line := range strings.Lines(exporter.Tail()) {
-					if strings.Contains(line, "our clock says") {
-						said = line
-						return nil
-					}
-				}
-				return errors.New("nothing was said of the clocks")
-			})
-			edge := begin
-			if ahead < 0 {
-				edge = end
-			}
-			if !strings.Contains(said, edge.UTC().Format("2006-01-02 15:04")) {
-				t.Errorf("what was said does not name the certificate's time, %s: %s", edge.UTC().Format(time.RFC3339), said)
-			}
-			l.unchanged("a", was)
-			l.write(l.path("pki", "a", "exporter", "tls.key"), string(goodKey))
-			l.write(file, string(good))
-			if exporter.runs() != nil {
-				exporter.run() // it did not start, and a kubelet would retry
-			}
-			exporter.connected("hub")
-			l.unchanged("a", was)
-			t.Logf("said: %s", strings.TrimSpace(said))
-		})
-	}
-}
-
-// issue signs a part's certificate with any validity.
-func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (certificate, key string) {
-	t.Helper()
-	ca, err := tls.LoadX509KeyPair(l.path("pki", cluster, "ca.crt"), l.path("pki", cluster, "ca.key"))
-	testkit.Must(t, err)
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testkit.Must(t, err)
-	id := &url.URL{Scheme: "spiffe", Host: cluster, Path: "/" + part}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: from, NotAfter: until, URIs: []*url.URL{id},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
-			x509.ExtKeyUsageClientAuth},
-		BasicConstraintsValid: true,
-	}, ca.Leaf, private.Public(), ca.PrivateKey)
-	testkit.Must(t, err)
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	testkit.Must(t, err)
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
-		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
 }
 
 // on returns the lab for a subtest.
