@@ -78,9 +78,6 @@ func ParseRoot(text []byte) (*x509.Certificate, error) {
 
 func (a *Authority) Cluster() string { return a.cluster }
 
-// Root returns the certificate that peers trust.
-func (a *Authority) Root() *x509.Certificate { return a.pair.cert }
-
 // PEM returns the authority in the form of a Secret.
 func (a *Authority) PEM() (cert, key []byte, err error) {
 	key, err = a.pair.keyPEM()

@@ -28,7 +28,7 @@ type Cluster struct {
 	// dual-stack cluster.
 	PodCIDR, ServiceCIDR, NodeSubnet netip.Prefix
 	PodCIDR6, ServiceCIDR6           netip.Prefix
-	// Nodes are in the order in which they joined. AddNode and RemoveNode replace the slice.
+	// Nodes are in the order in which they joined. AddNode replaces the slice.
 	Nodes []*Node
 
 	// REST connects this process to the apiserver as an administrator. Client and Dynamic use it.

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/images"
@@ -374,27 +373,6 @@ func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, e
 	c.Nodes = append(c.Nodes, n)
 	c.nodesMu.Unlock()
 	return n, errors.Join(c.routePods(ctx), c.tb.writeState())
-}
-
-// RemoveNode powers a node off, deletes its Node object and removes its disk.
-func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
-	if err := n.PowerOff(); err != nil {
-		return err
-	}
-	err := c.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove node %s of %s: %w", n.Name, c.Name, err)
-	}
-	c.nodesMu.Lock()
-	var rest []*Node
-	for _, other := range c.Nodes {
-		if other != n {
-			rest = append(rest, other)
-		}
-	}
-	c.Nodes = rest
-	c.nodesMu.Unlock()
-	return errors.Join(c.tb.cgroups.Remove(n.cgroup()), os.RemoveAll(n.disk), c.tb.writeState())
 }
 
 func (n *Node) startKubeProxy(ctx context.Context) error {

@@ -2,7 +2,6 @@ package testbed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os/signal"
@@ -110,112 +109,6 @@ func allReachAll(ctx context.Context, t *testing.T, c *Cluster) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, c.Diagnose(context.WithoutCancel(ctx), "shop"))
 	}
-}
-
-// TestNodes: nodes lose their power and boot again, join and leave, and their daemons die, and pods do what they do on
-// any node.
-func TestNodes(t *testing.T) {
-	tier.OnlyAll(t, "e2e TestNodes joins and reboots nodes")
-	c := upWith(t, Options{})
-	ctx := t.Context()
-	testkit.Must(t, c.ApplyYAML(ctx, daemonSet))
-	allReachAll(ctx, t, c)
-	n1 := c.Node("n1")
-	pod := func(node string) *Pod {
-		t.Helper()
-		list, err := c.Client.CoreV1().Pods("shop").List(ctx,
-			metav1.ListOptions{LabelSelector: "app=echo", FieldSelector: "spec.nodeName=" + node})
-		if err != nil || len(list.Items) != 1 {
-			t.Fatalf("pods of %s: %d, %v", node, len(list.Items), err)
-		}
-		p, err := c.running(&list.Items[0])
-		testkit.Must(t, err)
-		return p
-	}
-	// This step is first because the pod garbage collector is slow: the last step waits for it.
-	t.Run("a node joins and leaves", func(t *testing.T) {
-		n3, err := c.AddNode(ctx)
-		testkit.Must(t, err)
-		if n3.Name != "n3" || c.Node("n3") != n3 {
-			t.Errorf("the new node is %s, among %v", n3.Name, c.Nodes)
-		}
-		allReachAll(ctx, t, c)
-		testkit.Must(t, c.RemoveNode(ctx, n3))
-		list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		if err != nil || len(list.Items) != 2 || len(c.Nodes) != 2 {
-			t.Errorf("nodes: %d objects, %d nodes, %v", len(list.Items), len(c.Nodes), err)
-		}
-	})
-	t.Run("containers outlive kubelet and containerd", func(t *testing.T) {
-		before := pod("n1")
-		for _, name := range []string{"kubelet/n1", "containerd/n1"} {
-			testkit.Must(t, c.Process(name).Kill())
-		}
-		if out, err := before.Exec(ctx, "curl", "-sS", "--max-time", "10", "http://127.0.0.1:8080/"); err != nil {
-			t.Errorf("while both are down: %q, %v", out, err)
-		}
-		testkit.Must(t, WaitFor(ctx, patience, "kubelet and containerd", func(ctx context.Context) error {
-			return errors.Join(serves(ctx, n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
-		}))
-		allReachAll(ctx, t, c)
-		if after := pod("n1"); after.Container.ID != before.Container.ID || after.Container.PID != before.Container.PID {
-			t.Errorf("the container was %+v, is %+v", before.Container, after.Container)
-		}
-	})
-	t.Run("a node reboots", func(t *testing.T) {
-		before := pod("n1")
-		if _, err := n1.Exec(ctx, "sh", "-c",
-			"echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; "+
-				"ip link add left type veth peer name right"); err != nil {
-			t.Fatal(err)
-		}
-		testkit.Must(t, n1.PowerOff())
-		if pids, err := c.tb.cgroups.Processes(n1.cgroup()); err != nil || len(pids) > 0 {
-			t.Errorf("processes of a node without power: %v, %v", pids, err)
-		}
-		if _, err := n1.Exec(ctx, "true"); err == nil || !strings.Contains(err.Error(), "without power") {
-			t.Errorf("a command on a node without power: %v", err)
-		}
-		testkit.Must(t, n1.Boot(ctx))
-		out, err := n1.Exec(ctx, "sh", "-c", "ls /run/mark /var/lib/mark /etc/mark 2>/dev/null; ip -br link")
-		if err != nil || !strings.HasPrefix(out, "/etc/mark\n/var/lib/mark\n") &&
-			!strings.HasPrefix(out, "/var/lib/mark\n/etc/mark\n") ||
-			strings.Contains(out, "left") {
-			t.Errorf("files and links after the boot: %q, %v; want those of the disk alone", out, err)
-		}
-		allReachAll(ctx, t, c)
-		if after := pod("n1"); after.UID != before.UID || after.Container.ID == before.Container.ID {
-			t.Errorf("the pod was %s with container %s, is %s with %s: want the same pod, with a new container",
-				before.UID, before.Container.ID, after.UID, after.Container.ID)
-		}
-	})
-	t.Run("the scheduler's and the apiserver's ways of emptying a node", func(t *testing.T) {
-		if out, err := c.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "deployment/coredns",
-			"--timeout=3m"); err != nil {
-			t.Fatal(err, out)
-		}
-		if out, err := c.Kubectl(ctx, nil, "drain", "n1", "--ignore-daemonsets", "--delete-emptydir-data",
-			"--timeout=3m"); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-		list, err := c.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n1"})
-		if err != nil || len(list.Items) > 0 {
-			t.Errorf("pods on a drained node: %d, %v", len(list.Items), err)
-		}
-	})
-	t.Run("the pod collector's way of emptying a node that was removed", func(t *testing.T) {
-		// kube-controller-manager checks every 20 s and deletes a pod that it found at least 40 s before, so it takes up
-		// to 80 s (pkg/controller/podgc: gcCheckPeriod, quarantineTime).
-		if err := WaitFor(ctx, patience, "the removed node's pod to go", func(ctx context.Context) error {
-			list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n3"})
-			if err == nil && len(list.Items) > 0 {
-				err = fmt.Errorf("%d are there", len(list.Items))
-			}
-			return err
-		}); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // TestUnified: nodes that know control groups of version 2 alone run pods.

@@ -85,9 +85,6 @@ func (p *Proxy) Orphan() {
 	}
 }
 
-// Connections returns the number of current connections.
-func (p *Proxy) Connections() int { return len(p.all()) }
-
 // Accepted returns the number of all connections so far, including refused ones.
 func (p *Proxy) Accepted() int { return int(p.accepted.Load()) }
 
