@@ -81,6 +81,10 @@ func newLab(t *testing.T, remotes ...string) *lab {
 		kubetest.Namespace(t, l.kube, name)
 	}
 	kubetest.InstallRemoteClusters(t, config)
+	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
+		kubetest.CreateRemote(l.t, l.rest, name, fmt.Sprintf("{podSubnets: [%s], nodeSubnets: [172.16.0.0/12], wireguard: "+
+			"{listenPort: %d}}", l.subnets[name], 51820+i))
+	}
 	return l
 }
 
@@ -134,10 +138,6 @@ func (l *lab) broker(more config) *daemon {
 	l.t.Helper()
 	d := &daemon{name: "broker", program: "semaphore-broker", address: loopback.Address(l.t),
 		peering: loopback.Address(l.t)}
-	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
-		kubetest.CreateRemote(l.t, l.rest, name, fmt.Sprintf("{podSubnets: [%s], nodeSubnets: [172.16.0.0/12], wireguard: "+
-			"{listenPort: %d}}", l.subnets[name], 51820+i))
-	}
 	return l.start(d, config{
 		"cluster": "hub", "features": []string{"services"},
 		"localSubnets":   []string{"10.10.0.0/16", "10.96.0.0/16"},
