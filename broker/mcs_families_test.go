@@ -9,8 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -32,8 +32,7 @@ func TestImportsOfBothFamilies(t *testing.T) {
 	w.cfg.MCS.Enabled = true
 	w.cfg.Remotes[0].PodSubnets = append(w.cfg.Remotes[0].PodSubnets, "fd02::/64")
 	w.cfg.Remotes[0].PodPrefixes = append(w.cfg.Remotes[0].PodPrefixes, netip.MustParsePrefix("fd02::/64"))
-	testkit.Value(definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions(), false))(t)
+	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
 	kubetest.Namespace(t, w.admin, "shop")
 	client := testkit.Value(mcs.New(w.rest, "test"))(t)
 	stop := w.start(w.cfg)

@@ -15,6 +15,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -119,7 +120,7 @@ func TestServiceImports(t *testing.T) {
 		return true, ""
 	})
 
-	testkit.Value(definitions.Apply(ctx, crds, false))(t)
+	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
 	var last *mcsv1beta1.ServiceImport
 	imported := func(name, want string) {
 		t.Helper()
@@ -256,7 +257,7 @@ func TestServiceImports(t *testing.T) {
 	eventually(t, "the broker is ready without the API", func() (bool, string) {
 		return get("http://" + w.cfg.Listen.HTTP + "/readyz")
 	})
-	testkit.Value(definitions.Apply(ctx, crds, false))(t)
+	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
 	theirs := w.foreignImport(t, client)

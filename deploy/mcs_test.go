@@ -6,10 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -82,8 +82,7 @@ func TestImportWritesElsewhere(t *testing.T) {
 // applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
 func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
 	t.Helper()
-	if _, err := definitions.Apply(t.Context(),
-		apiextensionsclient.NewForConfigOrDie(s.admin).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
+	if _, err := definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(s.admin)); err != nil {
 		t.Fatal(err)
 	}
 	dir := overlay(t, text)

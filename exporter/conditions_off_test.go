@@ -6,6 +6,7 @@ import (
 
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -49,7 +50,7 @@ func TestConditionsGoWithTheFeature(t *testing.T) {
 	write(theirs, "Theirs")
 	write(ours, "Valid", "Ready", "Conflict")
 	// The earlier exporter wrote v1alpha1. Since then the definitions were upgraded.
-	_, err = definitions.Apply(ctx, crds, false)
+	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	theirs, err = mcs.New(cfg, "theirs")
 	testkit.Must(t, err)

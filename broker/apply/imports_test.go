@@ -12,6 +12,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -61,7 +62,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	}
 	apply := func() {
 		t.Helper()
-		_, err := definitions.Apply(ctx, crds, false)
+		_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 		testkit.Must(t, err)
 	}
 	problem("there are none", "no ServiceImports are written", mcsv1beta1.ServiceExportFullName)
@@ -152,7 +153,7 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 	if n := writes.Load(); n > 4 {
 		t.Errorf("%d writes of two imports and their status", n)
 	}
-	_, err = definitions.Apply(ctx, crds, false)
+	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	has("all fields", func(i *mcsv1beta1.ServiceImport) bool {
 		w.mu.Lock()

@@ -12,7 +12,6 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,8 +37,7 @@ const finalizer = "example.org/protection"
 func TestForeignFinalizer(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
-	_, err := definitions.Apply(t.Context(),
-		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
+	_, err := definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	client, requests := counted(cfg)
 	wrapped := rest.CopyConfig(cfg)

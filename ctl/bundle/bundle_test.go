@@ -15,7 +15,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -133,10 +132,8 @@ func createBundled(t *testing.T, cfg *rest.Config) {
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "ippools", "globalnetworksets", "networksets",
 		"globalnetworkpolicies", "networkpolicies")
 	kubetest.InstallRemoteClusters(t, cfg)
-	_, err := definitions.Apply(t.Context(),
-		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
-	must(t, err)
-	client, err := dynamic.NewForConfig(cfg)
+	client := dynamic.NewForConfigOrDie(cfg)
+	_, err := definitions.Apply(t.Context(), client)
 	must(t, err)
 	groups := discovery.NewDiscoveryClientForConfigOrDie(cfg)
 	for text := range strings.SplitSeq(bundledYAML, "\n---\n") {

@@ -13,11 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
@@ -415,8 +412,7 @@ func definitionRef(objects []*unstructured.Unstructured) (apply.Ref, bool) {
 // defineMCS applies the definitions of the Multi-Cluster Services API that are absent or older, with the caller's
 // rights: no part may write any.
 func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
-	done, err := definitions.Apply(ctx, crds{i.Client.Resource(schema.GroupVersionResource{
-		Group: apiextensionsv1.GroupName, Version: "v1", Resource: "customresourcedefinitions"})}, false)
+	done, err := definitions.Apply(ctx, i.Client)
 	for _, d := range done {
 		if _, err := fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
 			d.Name,
@@ -425,52 +421,6 @@ func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 		}
 	}
 	return err
-}
-
-// crds reads and writes CustomResourceDefinitions.
-type crds struct{ api dynamic.ResourceInterface }
-
-func (c crds) Get(ctx context.Context, name string,
-	o metav1.GetOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
-	found, err := c.api.Get(ctx, name, o)
-	return crdOf(found, err)
-}
-
-func (c crds) Create(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
-	o metav1.CreateOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
-	u, err := unstructuredCRD(d)
-	if err != nil {
-		return nil, err
-	}
-	made, err := c.api.Create(ctx, u, o)
-	return crdOf(made, err)
-}
-
-func (c crds) Update(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
-	o metav1.UpdateOptions) (*apiextensionsv1.CustomResourceDefinition, error) {
-	u, err := unstructuredCRD(d)
-	if err != nil {
-		return nil, err
-	}
-	made, err := c.api.Update(ctx, u, o)
-	return crdOf(made, err)
-}
-
-func crdOf(u *unstructured.Unstructured, err error) (*apiextensionsv1.CustomResourceDefinition, error) {
-	if err != nil {
-		return nil, err
-	}
-	d := &apiextensionsv1.CustomResourceDefinition{}
-	return d, fleet.Into(u, d)
-}
-
-func unstructuredCRD(d *apiextensionsv1.CustomResourceDefinition) (*unstructured.Unstructured, error) {
-	u, err := fleet.Object(d)
-	if err != nil {
-		return nil, err
-	}
-	u.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
-	return u, nil
 }
 
 // install applies the objects, and waits until they are ready.

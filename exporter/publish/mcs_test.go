@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -111,7 +112,7 @@ func TestServiceExports(t *testing.T) {
 	// The upgrade to definitions that serve v1beta1 and store it: the exports are not sent again, and what changes
 	// afterwards by the new version is followed.
 	head := c.Journal().Head()
-	upgraded, err := definitions.Apply(ctx, crds, false)
+	upgraded, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	for _, d := range upgraded {
 		if d.Action != definitions.Update {
@@ -170,7 +171,7 @@ func TestServiceExports(t *testing.T) {
 	}
 	moves("10.1.1.2")
 	says("endpointslice shop/echo-1", "service shop/echo")
-	_, err = definitions.Apply(ctx, crds, false)
+	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	soon(t, func() error {
 		if problems := finding.Texts(w.Findings()); len(problems) > 0 {
@@ -202,7 +203,7 @@ func TestServiceExports(t *testing.T) {
 	says("endpointslice shop/echo-1", "service shop/echo")
 
 	// It comes back: what is not exported any more goes.
-	_, err = definitions.Apply(ctx, crds, false)
+	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	says()
 	export.Spec = mcsv1beta1.ServiceExportSpec{}

@@ -13,9 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -143,9 +143,7 @@ func TestOf(t *testing.T) {
 func TestWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	_, err := definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(),
-		false)
+	_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	client, err := mcs.New(cfg, "semaphore-exporter")
 	testkit.Must(t, err)

@@ -13,10 +13,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -79,8 +79,7 @@ func newWorld(t testing.TB, n int) *world {
 	w := &world{t: t, own: (&answer{}).set("", true), other: (&answer{}).set("", true), now: time.Now()}
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	_, err := definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
+	_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	cfg = rest.CopyConfig(cfg)

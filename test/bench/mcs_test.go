@@ -10,8 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -41,8 +41,7 @@ func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		must(b, err)
 	}
-	_, err := definitions.Apply(b.Context(),
-		apiextensionsclient.NewForConfigOrDie(c.rest).ApiextensionsV1().CustomResourceDefinitions(), false)
+	_, err := definitions.Apply(b.Context(), dynamic.NewForConfigOrDie(c.rest))
 	must(b, err)
 	client, err := mcs.New(c.rest, "bench")
 	must(b, err)

@@ -18,7 +18,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -161,8 +160,7 @@ func newMCSBed(ctx context.Context, t testing.TB, s *Scenario) *mcsBed {
 	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
 		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
 	for _, c := range s.tb.Clusters() {
-		crds := apiextensionsclient.NewForConfigOrDie(c.REST).ApiextensionsV1().CustomResourceDefinitions()
-		_, err := definitions.Apply(ctx, crds, false)
+		_, err := definitions.Apply(ctx, c.Dynamic)
 		must(t, err)
 		client, err := mcs.New(c.REST, "test")
 		must(t, err)

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -60,10 +60,7 @@ func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
 
 // withMCS enables the Multi-Cluster Services API.
 func withMCS(v *victim) {
-	crds, err := apiextensionsclient.NewForConfig(v.rest)
-	if err == nil {
-		_, err = definitions.Apply(v.t.Context(), crds.ApiextensionsV1().CustomResourceDefinitions(), false)
-	}
+	_, err := definitions.Apply(v.t.Context(), dynamic.NewForConfigOrDie(v.rest))
 	if err == nil {
 		_, err = v.kube.CoreV1().Namespaces().Create(v.t.Context(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})

@@ -6,15 +6,22 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/mcs-api/config/crd"
 	"sigs.k8s.io/yaml"
 )
+
+// resource is that of CustomResourceDefinitions.
+var resource = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 
 // All returns the definitions of the release of sigs.k8s.io/mcs-api that this build has.
 func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
@@ -38,24 +45,21 @@ const (
 	Leave  Action = "left"
 )
 
-// decide returns what to do with the definition of a cluster, nil for none, and why. Another installation may have
+// decide returns what to do with the definition that a cluster has, and why. Another installation may have
 // applied a newer one, so it never replaces a definition by an older one.
-func decide(have, want *apiextensionsv1.CustomResourceDefinition) (Action, string) {
-	if have == nil {
-		return Create, "there is none"
-	}
-	if have.DeletionTimestamp != nil {
+func decide(have, want metav1.Object) (Action, string) {
+	if have.GetDeletionTimestamp() != nil {
 		return Leave, "it is being deleted: run this again when it has gone"
 	}
 	is, known := releaseOf(have)
 	wanted, _ := releaseOf(want)
 	if !known {
 		// Releases before v0.4 have no label; their schema lacks fields that this one has.
-		if have.Labels[crd.ReleaseVersionLabel] == "" {
+		if have.GetLabels()[crd.ReleaseVersionLabel] == "" {
 			return Update, "it is of a release before v0.4"
 		}
 		return Leave, fmt.Sprintf("its label %s is %q, which is no release", crd.ReleaseVersionLabel,
-			have.Labels[crd.ReleaseVersionLabel])
+			have.GetLabels()[crd.ReleaseVersionLabel])
 	}
 	switch order := is.compare(wanted); {
 	case order < 0:
@@ -84,8 +88,8 @@ func (r release) String() string {
 }
 
 // releaseOf reads upstream's labels of a definition.
-func releaseOf(d *apiextensionsv1.CustomResourceDefinition) (r release, ok bool) {
-	text, ok := strings.CutPrefix(d.Labels[crd.ReleaseVersionLabel], "v")
+func releaseOf(d metav1.Object) (r release, ok bool) {
+	text, ok := strings.CutPrefix(d.GetLabels()[crd.ReleaseVersionLabel], "v")
 	if !ok {
 		return r, false
 	}
@@ -94,7 +98,7 @@ func releaseOf(d *apiextensionsv1.CustomResourceDefinition) (r release, ok bool)
 	if len(parts) != 3 {
 		return r, false
 	}
-	for i, part := range append(parts, cmp.Or(d.Labels[crd.CustomResourceDefinitionSchemaRevisionLabel], "0")) {
+	for i, part := range append(parts, cmp.Or(d.GetLabels()[crd.CustomResourceDefinitionSchemaRevisionLabel], "0")) {
 		n, err := strconv.Atoi(part)
 		if err != nil || n < 0 {
 			return r, false
@@ -112,52 +116,43 @@ type Applied struct {
 	Why string
 }
 
-// Client reads and writes CustomResourceDefinitions, as the typed client of the apiserver's extensions does.
-type Client interface {
-	Get(ctx context.Context, name string, o metav1.GetOptions) (*apiextensionsv1.CustomResourceDefinition, error)
-	Create(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
-		o metav1.CreateOptions) (*apiextensionsv1.CustomResourceDefinition, error)
-	Update(ctx context.Context, d *apiextensionsv1.CustomResourceDefinition,
-		o metav1.UpdateOptions) (*apiextensionsv1.CustomResourceDefinition, error)
-}
-
-// Apply creates the definitions that are absent and updates older ones. With dryRun it only reports what it would do.
-// At the first error it returns what it has done before.
-func Apply(ctx context.Context, client Client, dryRun bool) ([]Applied, error) {
+// Apply creates the definitions that are absent and updates older ones. At the first error it returns what it has done
+// before.
+func Apply(ctx context.Context, client dynamic.Interface) ([]Applied, error) {
 	all, err := All()
 	if err != nil {
 		return nil, err
 	}
+	definitions := client.Resource(resource)
 	var done []Applied
-	for _, want := range all {
-		have, err := client.Get(ctx, want.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			have, err = nil, nil
+	for _, d := range all {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(d)
+		if err != nil {
+			return done, err
+		}
+		want := &unstructured.Unstructured{Object: content}
+		action, why := Create, "there is none"
+		have, err := definitions.Get(ctx, d.Name, metav1.GetOptions{})
+		if err == nil {
+			action, why = decide(have, want)
+		}
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = definitions.Create(ctx, want, metav1.CreateOptions{FieldManager: "semaphorectl"})
+		case action == Update:
+			labels := have.GetLabels()
+			if labels == nil {
+				labels = map[string]string{}
+			}
+			maps.Copy(labels, d.Labels)
+			have.SetLabels(labels)
+			have.Object["spec"] = content["spec"]
+			_, err = definitions.Update(ctx, have, metav1.UpdateOptions{FieldManager: "semaphorectl"})
 		}
 		if err != nil {
-			return done, fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
+			return done, fmt.Errorf("CustomResourceDefinition %s: %w", d.Name, err)
 		}
-		action, why := decide(have, want)
-		if !dryRun {
-			switch action {
-			case Create:
-				_, err = client.Create(ctx, want, metav1.CreateOptions{FieldManager: "semaphorectl"})
-			case Update:
-				next := have.DeepCopy()
-				next.Spec = want.Spec
-				if next.Labels == nil {
-					next.Labels = map[string]string{}
-				}
-				for key, value := range want.Labels {
-					next.Labels[key] = value
-				}
-				_, err = client.Update(ctx, next, metav1.UpdateOptions{FieldManager: "semaphorectl"})
-			}
-			if err != nil {
-				return done, fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
-			}
-		}
-		done = append(done, Applied{want.Name, action, why})
+		done = append(done, Applied{d.Name, action, why})
 	}
 	return done, nil
 }

@@ -10,6 +10,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -40,7 +41,6 @@ func TestDecide(t *testing.T) {
 		want Action
 		why  string
 	}{
-		{nil, Create, "there is none"},
 		{of(), Update, "before v0.4"},
 		{of("v0.4.1", "3"), Update, "older than v0.5.2, revision 1"},
 		{of("v0.5.2", "0"), Update, "older"},
@@ -96,9 +96,9 @@ func TestApply(t *testing.T) {
 		kubetest.Create(t, crds, d)
 	}
 	version("v1alpha1")
-	apply := func(want Action, dryRun bool) {
+	apply := func(want Action) {
 		t.Helper()
-		done, err := Apply(ctx, crds, dryRun)
+		done, err := Apply(ctx, dynamic.NewForConfigOrDie(cfg))
 		testkit.Must(t, err)
 		for _, d := range done {
 			if d.Action != want {
@@ -109,13 +109,11 @@ func TestApply(t *testing.T) {
 			t.Errorf("%d definitions", len(done))
 		}
 	}
-	apply(Update, true)
-	version("v1alpha1")
-	apply(Update, false)
+	apply(Update)
 	version("v1beta1")
-	apply(Leave, false)
+	apply(Leave)
 	newer := kubetest.Get(t, crds, all[0].Name)
 	newer.Labels["multicluster.x-k8s.io/release-version"] = "v9.0.0"
 	kubetest.Update(t, crds, newer)
-	apply(Leave, false)
+	apply(Leave)
 }
