@@ -25,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -108,7 +109,7 @@ type agent struct {
 	// unread is why the state file of an earlier agent cannot be used; empty once it is written again.
 	unread string
 	// traffic is nil where the agent does not count by Service.
-	traffic  *guard.TrafficCounter
+	traffic  *traffic.Counter
 	queue    *queue
 	revision prometheus.Gauge
 	clock    clock
@@ -125,7 +126,7 @@ func newAgent(cfg *config.Agent, k nodeKernel, g guard.Rules) *agent {
 	send := func(m *semaphorev1.AttachRequest) { a.send(m) }
 	a.session = stream.NewSession(cfg.Cluster, cfg.Broker.Address, a.events, send)
 	if cfg.ServiceTraffic {
-		a.traffic = guard.NewTrafficCounter()
+		a.traffic = traffic.NewCounter()
 	}
 	a.keys = devices.NewRotator(cfg.Cluster, cfg.WGKeyPath, a.events)
 	a.node = guard.NewMonitor(cfg, k, g, a.session, a.board, a.events, a.cache.Changed)

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -77,7 +78,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 			}
 		}
 	}
-	removed("nftables table ")(guard.RemoveTraffic())
+	removed("nftables table ")(traffic.Remove())
 	removed("")(kernel.RemoveRouting()) // routes into a removed device are removed with it
 	for _, name := range released {     // after the routes whose source they are
 		failed = append(failed, host.Unmark(name))

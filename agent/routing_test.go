@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -310,7 +311,7 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	t.Helper()
 	const connections = 20
 	of := func() *semaphorev1.ServiceTraffic {
-		counter := guard.NewTrafficCounter() // reads what the kernel has
+		counter := traffic.NewCounter() // reads what the kernel has
 		_, err := counter.Read()
 		must(t, err)
 		for _, s := range counter.Report() {

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -30,7 +31,7 @@ func (a *agent) start(c *stream.StateFile, err error) {
 	a.restore(c, err)
 	a.node.Want(guard.Work{Settings: true, Guard: true}, false)
 	if a.traffic == nil { // an earlier agent may have counted
-		if _, err := guard.RemoveTraffic(); err != nil {
+		if _, err := traffic.Remove(); err != nil {
 			slog.Warn("cannot remove the tables that counted traffic by Service; the agent retries when it restarts",
 				"error", err)
 		}

@@ -1,4 +1,5 @@
-package guard
+// Package traffic counts what passes the WireGuard devices of a node by ClusterIP, in nftables tables of its own.
+package traffic
 
 import (
 	"bytes"
@@ -17,12 +18,12 @@ const (
 	maxReported = 1000
 )
 
-// trafficSample is what the kernel has counted of each ClusterIP.
-type trafficSample map[netip.Addr]*trafficCounts
+// sample is what the kernel has counted of each ClusterIP.
+type sample map[netip.Addr]*counts
 
-type trafficCounts struct{ sent, received, connections uint64 }
+type counts struct{ sent, received, connections uint64 }
 
-// TrafficCounter counts what passes the WireGuard devices of a node by ClusterIP: bytes to remote endpoints, bytes from
+// Counter counts what passes the WireGuard devices of a node by ClusterIP: bytes to remote endpoints, bytes from
 // them, and connections. Its methods are safe for concurrent use. It knows no Service: the broker does.
 //
 // The kernel counts. A table of nftables for each IP family has a set for each direction, with a counter for each
@@ -30,21 +31,21 @@ type trafficCounts struct{ sent, received, connections uint64 }
 // the packet before. A packet that neither leaves nor enters by a device of ours costs two comparisons of its
 // interface's name, one that does a lookup in a set. The sets are bounded, and forget a ClusterIP that is idle for an
 // hour. See docs/metrics.md, "Traffic of Services".
-type TrafficCounter struct {
+type Counter struct {
 	mu sync.Mutex
 	// last is what the kernel had when it was last read, and total what was counted since the Counter was made.
-	last, total trafficSample
+	last, total sample
 }
 
-// NewTrafficCounter makes a Counter. Read starts to count.
-func NewTrafficCounter() *TrafficCounter {
-	return &TrafficCounter{last: trafficSample{}, total: trafficSample{}}
+// NewCounter makes a Counter. Read starts to count.
+func NewCounter() *Counter {
+	return &Counter{last: sample{}, total: sample{}}
 }
 
 // Read takes what the kernel has counted, and has it count if it does not. It returns whether anything is other than
 // before.
-func (c *TrafficCounter) Read() (changed bool, err error) {
-	now, err := readTraffic()
+func (c *Counter) Read() (changed bool, err error) {
+	now, err := read()
 	if err != nil {
 		return false, err
 	}
@@ -54,14 +55,14 @@ func (c *TrafficCounter) Read() (changed bool, err error) {
 }
 
 // take adds what is new in a sample. The kernel forgets an idle ClusterIP, and counts from 0 when it comes again.
-func (c *TrafficCounter) take(now trafficSample) (changed bool) {
+func (c *Counter) take(now sample) (changed bool) {
 	for address, is := range now {
 		was, total := c.last[address], c.total[address]
 		if was == nil {
-			was = &trafficCounts{}
+			was = &counts{}
 		}
 		if total == nil {
-			total = &trafficCounts{}
+			total = &counts{}
 			c.total[address] = total
 		}
 		before := *total
@@ -89,7 +90,7 @@ func grown(was, is uint64) uint64 {
 }
 
 // Report returns what was counted of the ClusterIPs with the most bytes, by address.
-func (c *TrafficCounter) Report() []*semaphorev1.ServiceTraffic {
+func (c *Counter) Report() []*semaphorev1.ServiceTraffic {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := make([]*semaphorev1.ServiceTraffic, 0, len(c.total))

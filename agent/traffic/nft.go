@@ -1,4 +1,4 @@
-package guard
+package traffic
 
 import (
 	"encoding/binary"
@@ -11,14 +11,15 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// TrafficTable is the name of the tables, one of nftables' family ip and one of ip6.
-const TrafficTable = "semaphore-services"
+// tableName is the name of the tables, one of nftables' family ip and one of ip6.
+const tableName = "semaphore-services"
 
-// forgetTrafficAfter is how long the kernel keeps the counters of an idle ClusterIP.
-const forgetTrafficAfter = time.Hour
+// forgetAfter is how long the kernel keeps the counters of an idle ClusterIP.
+const forgetAfter = time.Hour
 
 // Constants of the kernel's headers that the library lacks (linux/netfilter/nf_conntrack_common.h).
 const (
@@ -27,14 +28,14 @@ const (
 	statusConfirmed, statusDNAT = 1 << 3, 1 << 5 // IPS_CONFIRMED, IPS_DST_NAT
 )
 
-type trafficFamily struct {
+type family struct {
 	*nftables.Table
 	key nftables.SetDatatype
 }
 
-var trafficFamilies = []trafficFamily{
-	{&nftables.Table{Name: TrafficTable, Family: nftables.TableFamilyIPv4}, nftables.TypeIPAddr},
-	{&nftables.Table{Name: TrafficTable, Family: nftables.TableFamilyIPv6}, nftables.TypeIP6Addr},
+var families = []family{
+	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}, nftables.TypeIPAddr},
+	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv6}, nftables.TypeIP6Addr},
 }
 
 const (
@@ -43,23 +44,23 @@ const (
 	ofNew      = "new"
 )
 
-func (f trafficFamily) set(what string) *nftables.Set {
+func (f family) set(what string) *nftables.Set {
 	return &nftables.Set{Table: f.Table, Name: what, KeyType: f.key, Dynamic: true,
-		HasTimeout: true, Timeout: forgetTrafficAfter,
+		HasTimeout: true, Timeout: forgetAfter,
 		Size: maxAddresses}
 }
 
-// readTraffic returns what the sets have. It makes a table that is not there.
-func readTraffic() (trafficSample, error) {
-	if err := CheckNFTables(); err != nil {
+// read returns what the sets have. It makes a table that is not there.
+func read() (sample, error) {
+	if err := guard.CheckNFTables(); err != nil {
 		return nil, err
 	}
-	conn, err := open()
+	conn, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	out := trafficSample{}
-	for _, f := range trafficFamilies {
+	out := sample{}
+	for _, f := range families {
 		there, err := f.exists(conn)
 		if err == nil && !there {
 			err = f.write(conn)
@@ -73,11 +74,11 @@ func readTraffic() (trafficSample, error) {
 	return out, nil
 }
 
-func (f trafficFamily) read(conn *nftables.Conn, into trafficSample) error {
+func (f family) read(conn *nftables.Conn, into sample) error {
 	for _, what := range []string{ofSent, ofReceived, ofNew} {
 		elements, err := conn.GetSetElements(f.set(what))
 		if err != nil {
-			return fmt.Errorf("nftables: set %s of table %s: %w", what, TrafficTable, err)
+			return fmt.Errorf("nftables: set %s of table %s: %w", what, tableName, err)
 		}
 		for _, e := range elements {
 			into.add(what, e)
@@ -86,13 +87,13 @@ func (f trafficFamily) read(conn *nftables.Conn, into trafficSample) error {
 	return nil
 }
 
-func (s trafficSample) add(what string, e nftables.SetElement) {
+func (s sample) add(what string, e nftables.SetElement) {
 	address, ok := netip.AddrFromSlice(e.Key)
 	if !ok || e.Counter == nil {
 		return
 	}
 	if s[address] == nil {
-		s[address] = &trafficCounts{}
+		s[address] = &counts{}
 	}
 	switch what {
 	case ofSent:
@@ -104,18 +105,18 @@ func (s trafficSample) add(what string, e nftables.SetElement) {
 	}
 }
 
-func (f trafficFamily) exists(conn *nftables.Conn) (bool, error) {
+func (f family) exists(conn *nftables.Conn) (bool, error) {
 	tables, err := conn.ListTablesOfFamily(f.Family)
 	if err != nil {
 		return false, fmt.Errorf("nftables: tables: %w", err)
 	}
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TrafficTable }), nil
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName }), nil
 }
 
 // write makes the table, in one transaction. Packets that leave pass postrouting, after kube-proxy has chosen an
 // endpoint; answers pass prerouting, once its connection is known. The first packet of a connection is the one that is
 // not confirmed yet: that happens at the end of postrouting.
-func (f trafficFamily) write(conn *nftables.Conn) error {
+func (f family) write(conn *nftables.Conn) error {
 	sent, received := &nftables.Chain{Name: ofSent, Table: f.Table}, &nftables.Chain{Name: ofReceived, Table: f.Table}
 	leaving := &nftables.Chain{Name: "leaving", Table: f.Table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter}
@@ -137,16 +138,16 @@ func (f trafficFamily) write(conn *nftables.Conn) error {
 	} {
 		set := f.set(r.what)
 		if err := conn.AddSet(set, nil); err != nil {
-			return fmt.Errorf("nftables: set %s of table %s: %w", set.Name, TrafficTable, err)
+			return fmt.Errorf("nftables: set %s of table %s: %w", set.Name, tableName, err)
 		}
-		conn.AddRule(&nftables.Rule{Table: f.Table, Chain: r.chain, Exprs: trafficRule(r.direction, r.condition, set)})
+		conn.AddRule(&nftables.Rule{Table: f.Table, Chain: r.chain, Exprs: ruleOf(r.direction, r.condition, set)})
 	}
 	for _, prefix := range naming.DevicePrefixes {
 		conn.AddRule(&nftables.Rule{Table: f.Table, Chain: leaving, Exprs: jump(expr.MetaKeyOIFNAME, prefix, sent)})
 		conn.AddRule(&nftables.Rule{Table: f.Table, Chain: entering, Exprs: jump(expr.MetaKeyIIFNAME, prefix, received)})
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: writing table %s: %w", TrafficTable, err)
+		return fmt.Errorf("nftables: writing table %s: %w", tableName, err)
 	}
 	return nil
 }
@@ -160,8 +161,8 @@ func jump(name expr.MetaKey, prefix string, to *nftables.Chain) []expr.Any {
 	}
 }
 
-// trafficRule counts packets of one direction of connections to a Service, by the address that they were opened to.
-func trafficRule(direction byte, condition []expr.Any, set *nftables.Set) []expr.Any {
+// ruleOf counts packets of one direction of connections to a Service, by the address that they were opened to.
+func ruleOf(direction byte, condition []expr.Any, set *nftables.Set) []expr.Any {
 	exprs := []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{direction}},
@@ -183,16 +184,16 @@ func connStatus(bit uint32, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// RemoveTraffic deletes the tables, and returns their names. Without nftables there are none.
-func RemoveTraffic() (removed []string, err error) {
-	if CheckNFTables() != nil {
+// Remove deletes the tables, and returns their names. Without nftables there are none.
+func Remove() (removed []string, err error) {
+	if guard.CheckNFTables() != nil {
 		return nil, nil
 	}
-	conn, err := open()
+	conn, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	for i, f := range trafficFamilies {
+	for i, f := range families {
 		there, err := f.exists(conn)
 		if err != nil {
 			return removed, err
@@ -202,9 +203,9 @@ func RemoveTraffic() (removed []string, err error) {
 		}
 		conn.DelTable(f.Table)
 		if err := conn.Flush(); err != nil {
-			return removed, fmt.Errorf("nftables: deleting table %s: %w", TrafficTable, err)
+			return removed, fmt.Errorf("nftables: deleting table %s: %w", tableName, err)
 		}
-		removed = append(removed, []string{"ip ", "ip6 "}[i]+TrafficTable)
+		removed = append(removed, []string{"ip ", "ip6 "}[i]+tableName)
 	}
 	return removed, nil
 }
