@@ -14,10 +14,7 @@
 //
 // They exist before the device, remain when the agent stops, and are removed only with the remote.
 //
-// If the configuration asks for it, the TrafficCounter has the kernel count what passes the devices by ClusterIP, in
-// tables of its own.
-//
-// The package owns these nftables tables and routes, and nothing else on the node. The Guard decides nothing: the
+// The package owns the nftables table and these routes, and nothing else on the node. The Guard decides nothing: the
 // Monitor, which reads the node around the devices, has validated the subnets.
 package guard
 
@@ -209,10 +206,11 @@ func (g *Guard) rules(remotes remotes) (bool, error) {
 	if len(remotes) == 0 {
 		return deleteTable()
 	}
-	if existing.matches(remotes, g.inbound) {
+	wanted := remotes.wanted(g.inbound)
+	if existing.matches(wanted) {
 		return false, nil
 	}
-	return true, write(remotes, g.inbound, existing)
+	return true, write(wanted, existing)
 }
 
 // subnets returns the subnets that need unreachable routes.
@@ -234,7 +232,7 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node
 // restarts or somebody deletes the table.
 func (g *Guard) Counts() (map[string]status.GuardCount, error) {
-	existing, err := g.read()
+	packets, err := readCounters()
 	if err != nil {
 		return nil, err
 	}
@@ -243,11 +241,11 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	counts := make(map[string]status.GuardCount, len(g.remotes))
 	for cluster, r := range g.remotes {
 		counts[cluster] = status.GuardCount{
-			Out: existing.counters[counterOf(out, cluster)], In: existing.counters[counterOf(in, cluster)],
-			Tunnel: r.tunnel(), Sent: existing.counters[counterOf(sending, cluster)],
-			Arrived:    existing.counters[counterOf(arriving, cluster)],
-			Permissive: r.Permissive, PassedOut: existing.counters[passedOf(out, cluster)],
-			PassedIn: existing.counters[passedOf(in, cluster)],
+			Out: packets[counterOf(out, cluster)], In: packets[counterOf(in, cluster)],
+			Tunnel: r.tunnel(), Sent: packets[counterOf(sending, cluster)],
+			Arrived:    packets[counterOf(arriving, cluster)],
+			Permissive: r.Permissive, PassedOut: packets[passedOf(out, cluster)],
+			PassedIn: packets[passedOf(in, cluster)],
 		}
 	}
 	return counts, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -45,7 +46,7 @@ const good = "wireguard.c2"
 // default routes leave by bad.
 type wires struct{ far *netns.Namespace }
 
-func newWires(t *testing.T) *wires {
+func newWires(t testing.TB) *wires {
 	t.Helper()
 	far, err := netns.Create("far")
 	must(t, err)
@@ -106,7 +107,7 @@ func (w *wires) watch(t *testing.T) func() int {
 	}
 }
 
-func linkIndex(t *testing.T, name string) int {
+func linkIndex(t testing.TB, name string) int {
 	t.Helper()
 	link, err := netlink.LinkByName(name)
 	must(t, err)
@@ -114,7 +115,7 @@ func linkIndex(t *testing.T, name string) int {
 }
 
 // route adds a route for a subnet by an interface.
-func route(t *testing.T, subnet, device string) *netlink.Route {
+func route(t testing.TB, subnet, device string) *netlink.Route {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(subnet)
 	must(t, err)
@@ -135,7 +136,7 @@ func send(to string) error {
 }
 
 // set returns must for functions that also report a change.
-func set(t *testing.T) func(bool, error) {
+func set(t testing.TB) func(bool, error) {
 	t.Helper()
 	return func(_ bool, err error) {
 		t.Helper()
@@ -504,6 +505,46 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 	})
 }
 
+// traffic sends packets of c2 past the device, to 10.2.1.1, and by the device, to 10.2.2.1, until it is stopped. The
+// returned function stops it, and returns how many went each way and how many of those by the device were refused.
+func traffic(t *testing.T) func() (tried, lost uint64) {
+	t.Helper()
+	route(t, "10.2.1.0/24", "bad")
+	route(t, "10.2.2.0/24", good)
+	neighbour(t, "bad", "10.2.1.1")
+	neighbour(t, good, "10.2.2.1")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	var tries, lost atomic.Uint64
+	go func() {
+		defer close(stopped)
+		bad, err1 := net.Dial("udp", "10.2.1.1:9")
+		good, err2 := net.Dial("udp", "10.2.2.1:9")
+		if err1 != nil || err2 != nil {
+			return
+		}
+		defer bad.Close()
+		defer good.Close()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_, _ = bad.Write([]byte("x"))
+			if _, err := good.Write([]byte("x")); err != nil {
+				lost.Add(1)
+			}
+			tries.Add(1)
+			time.Sleep(100 * time.Microsecond) // one CPU must be enough for all of this
+		}
+	}()
+	return func() (uint64, uint64) {
+		close(stop)
+		<-stopped
+		return tries.Load(), lost.Load()
+	}
+}
+
 // TestNoGapWhileItChanges: while remotes come and go, no packet of a remaining one leaks, or is dropped on its way into
 // the device.
 func TestNoGapWhileItChanges(t *testing.T) {
@@ -512,45 +553,15 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		leaked := w.watch(t)
 		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16")}))
-		route(t, "10.2.1.0/24", "bad")
-		route(t, "10.2.2.0/24", good)
-		neighbour(t, "bad", "10.2.1.1")
-		neighbour(t, good, "10.2.2.1")
-		stop, stopped := make(chan struct{}), make(chan struct{})
-		var tries atomic.Uint64
 		beforeGood := sent(t, good)
-		var lost atomic.Uint64
-		go func() {
-			defer close(stopped)
-			bad, err1 := net.Dial("udp", "10.2.1.1:9")
-			good, err2 := net.Dial("udp", "10.2.2.1:9")
-			if err1 != nil || err2 != nil {
-				return
-			}
-			defer bad.Close()
-			defer good.Close()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				_, _ = bad.Write([]byte("x"))
-				if _, err := good.Write([]byte("x")); err != nil {
-					lost.Add(1)
-				}
-				tries.Add(1)
-				time.Sleep(100 * time.Microsecond) // one CPU must be enough for all of this
-			}
-		}()
+		stop := traffic(t)
 		for i := range 10 {
 			cluster := []string{"c3", "c4"}[i%2]
 			set(t)(g.Set(cluster, Remote{Subnets: prefixes("10.3.0.0/16")}))
 			set(t)(g.Remove(cluster))
 		}
-		close(stop)
-		<-stopped
-		got, tried := counts(t, g, "c2"), tries.Load()
+		tried, lost := stop()
+		got := counts(t, g, "c2")
 		t.Logf("%d packets each way while the rules changed 20 times", tried)
 		if tried == 0 || got.Out != tried {
 			t.Errorf("%d of %d packets past the device were stopped", got.Out, tried)
@@ -558,8 +569,8 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		if n := leaked(); n != 0 {
 			t.Errorf("%d packets have left past the device", n)
 		}
-		if by := sent(t, good) - beforeGood; lost.Load() > 0 || by < tried {
-			t.Errorf("%d of %d packets left by the device, %d were refused", by, tried, lost.Load())
+		if by := sent(t, good) - beforeGood; lost > 0 || by < tried {
+			t.Errorf("%d of %d packets left by the device, %d were refused", by, tried, lost)
 		}
 		_, err := RemoveAll()
 		must(t, err)
@@ -567,7 +578,8 @@ func TestNoGapWhileItChanges(t *testing.T) {
 }
 
 // TestChangesOfOthers: the guard notices and heals changes of other programs: a changed rule with its comment
-// unchanged, a dormant table, a removed counter.
+// unchanged, an element that leads elsewhere or is gone, a map or a chain that is gone, a dormant table, a removed
+// counter.
 func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -583,21 +595,19 @@ func TestChangesOfOthers(t *testing.T) {
 		conn, err := nftables.New()
 		must(t, err)
 		ours := func(d direction, verdict string) *nftables.Rule {
-			rules, err := conn.GetRules(table, base[d])
-			must(t, err)
-			for _, r := range rules {
-				if comment, _ := userdata.GetString(r.UserData, userdata.TypeComment); comment == "c2 10.2.0.0/16 "+verdict {
-					r.Table, r.Chain = table, base[d]
-					return r
-				}
-			}
-			t.Fatalf("no rule %s %s", d, verdict)
-			return nil
+			return ruleOf(t, conn, base[d].Name+"-10.2.0.0/16", "c2 10.2.0.0/16 "+verdict)
 		}
-		for name, harm := range map[string]func(){
+		harms := mapHarms(t, conn)
+		maps.Copy(harms, map[string]func(){
 			"a rule that accepts what it dropped": func() {
 				r := ours(out, "drop")
 				r.Exprs = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+				conn.ReplaceRule(r)
+			},
+			"a rule that drops only some": func() {
+				r := ours(out, "drop")
+				r.Exprs = slices.Insert(r.Exprs, len(r.Exprs)-1, expr.Any(&expr.Limit{Type: expr.LimitTypePkts, Rate: 1,
+					Unit: expr.LimitTimeDay}))
 				conn.ReplaceRule(r)
 			},
 			"a rule of another prefix": func() {
@@ -612,7 +622,8 @@ func TestChangesOfOthers(t *testing.T) {
 				conn.ReplaceRule(r)
 				conn.DeleteObject(&nftables.CounterObj{Table: table, Name: counterOf(out, "c2")})
 			},
-		} {
+		})
+		for name, harm := range harms {
 			before := notified.Load()
 			harm()
 			must(t, conn.Flush())
@@ -633,6 +644,65 @@ func TestChangesOfOthers(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+func ruleOf(t *testing.T, conn *nftables.Conn, chain, comment string) *nftables.Rule {
+	t.Helper()
+	rules, err := conn.GetRules(table, chainNamed(chain))
+	must(t, err)
+	for _, r := range rules {
+		if is, _ := userdata.GetString(r.UserData, userdata.TypeComment); is == comment {
+			r.Table, r.Chain = table, chainNamed(chain)
+			return r
+		}
+	}
+	t.Fatalf("chain %s has no rule %q", chain, comment)
+	return nil
+}
+
+// mapHarms are changes of the map of packets that leave, and of what it leads to.
+func mapHarms(t *testing.T, conn *nftables.Conn) map[string]func() {
+	leads, led := verdictMap{out, nftables.TypeIPAddr}, chainNamed("leaving-10.2.0.0/16")
+	begin := nftables.SetElement{Key: []byte{10, 2, 0, 0}}
+	remove := func(e nftables.SetElement) { must(t, conn.SetDeleteElements(leads.set(), []nftables.SetElement{e})) }
+	add := func(e nftables.SetElement) { must(t, conn.SetAddElements(leads.set(), []nftables.SetElement{e})) }
+	lead := func(to expr.Verdict) {
+		remove(begin)
+		e := begin
+		e.VerdictData = &to
+		add(e)
+	}
+	return map[string]func(){
+		"an element that leads elsewhere": func() {
+			conn.AddChain(chainNamed("elsewhere"))
+			must(t, conn.Flush())
+			lead(expr.Verdict{Kind: expr.VerdictJump, Chain: "elsewhere"})
+		},
+		"an element that accepts": func() { lead(expr.Verdict{Kind: expr.VerdictAccept}) },
+		"an element that is gone": func() { remove(begin) },
+		"an element of fewer addresses": func() {
+			remove(nftables.SetElement{Key: []byte{10, 3, 0, 0}, IntervalEnd: true})
+			add(nftables.SetElement{Key: []byte{10, 2, 1, 0}, IntervalEnd: true})
+		},
+		"a map in which nothing is looked up": func() { conn.FlushChain(base[out]) },
+		"a map that is gone": func() {
+			conn.FlushChain(base[out])
+			conn.DelSet(leads.set())
+		},
+		"a map of another kind": func() {
+			conn.FlushChain(base[out])
+			conn.DelSet(leads.set())
+			other := leads.set()
+			other.IsMap, other.Interval = false, false
+			must(t, conn.AddSet(other, nil))
+		},
+		"a chain without rules": func() { conn.FlushChain(led) },
+		"a chain that is gone": func() {
+			remove(begin)
+			conn.FlushChain(led)
+			conn.DelChain(led)
+		},
+	}
 }
 
 // sleep makes the table dormant, as "nft add table inet semaphore { flags dormant; }" does. The library lacks this.

@@ -11,13 +11,15 @@ import (
 )
 
 // TestManyRemotes: the node guards 120 remotes, each is set once, and nothing is read or written while all are as
-// wanted: a device that is set has its guard set each time. After a failure, the next time sets it.
+// wanted: a device that is set has its guard set each time. After a failure, the next time sets it. A packet passes as
+// many rules as with one remote.
 func TestManyRemotes(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		const most = 120
 		remote := func(i int) Remote {
-			pods, node := netip.AddrFrom4([4]byte{10, 1, byte(i)}), netip.AddrFrom4([4]byte{172, 20, 1, byte(i)})
-			return Remote{Subnets: []netip.Prefix{netip.PrefixFrom(pods, 24)},
+			pods, more := netip.AddrFrom4([4]byte{10, 1, byte(i)}), netip.AddrFrom4([4]byte{10, 2, byte(i)})
+			node := netip.AddrFrom4([4]byte{172, 20, 1, byte(i)})
+			return Remote{Subnets: []netip.Prefix{netip.PrefixFrom(pods, 25), netip.PrefixFrom(more, 25)},
 				Nodes: []netip.Prefix{netip.PrefixFrom(node, 32)}, Port: 50000 + i}
 		}
 		g := New(true, kernel.DefaultRoutingTable())
@@ -49,8 +51,13 @@ func TestManyRemotes(t *testing.T) {
 		}
 		s, err := g.read()
 		must(t, err)
-		if n := len(s.comments[out]); n != 2*most+1 {
+		if n := len(s.comments[out]); n != 4*most+1 {
 			t.Errorf("%d rules of packets that leave", n)
+		}
+		for name, rules := range s.chains {
+			if len(rules) > 3 { // that of loopback and one for each map, or those of one subnet
+				t.Errorf("chain %s has %d rules", name, len(rules))
+			}
 		}
 		if found := New(true, kernel.DefaultRoutingTable()).Clusters(); len(found) != most {
 			t.Errorf("a later agent finds %d remotes", len(found))

@@ -1,20 +1,23 @@
 package guard
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
+
+// attributeTable is the name of the table in all messages: NFTA_TABLE_NAME, NFTA_RULE_TABLE, NFTA_SET_TABLE.
+const attributeTable = unix.NFTA_TABLE_NAME
 
 // tableName is the name of the agent's table, of nftables' family inet.
 const tableName = "semaphore"
@@ -24,7 +27,9 @@ var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 // directions are all directions, in the order in which their chains are created.
 var directions = []direction{out, in, sending, arriving}
 
-// base are the chains.
+// base are the chains that the kernel calls. How many of their rules a packet passes does not depend on the number of
+// remotes: a map, of subnets or ports, leads it to the chain with the rules for its subnet or port, if that is a
+// remote's.
 //
 // A packet that leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and
 // the interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only
@@ -57,10 +62,12 @@ var base = map[direction]*nftables.Chain{
 }
 
 type ruleset struct {
-	// comments of the rules in order, and their expressions as the kernel encodes them; none for a chain that is
-	// missing or hooked elsewhere.
-	comments    map[direction][]string
-	expressions map[direction][][]byte
+	// chains are the agent's, by name: each rule in order, as encoded returns it. One that is hooked elsewhere is none.
+	chains map[string][]string
+	// elements are those of the maps that exist.
+	elements map[string]elements
+	// comments of the rules, those of a chain in order.
+	comments map[direction][]string
 	// misplaced means that a chain of this name differs from ours, or accepts all packets whatever its rules say;
 	// dormant that the whole table does (nft(8)).
 	misplaced, dormant bool
@@ -89,21 +96,28 @@ func CheckNFTables() error {
 // few thousand remotes. With the kernel's own bounds, those of sixty remotes are too many.
 const transaction = 32 << 20
 
-func open() (*nftables.Conn, error) {
-	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+func open(options ...nftables.ConnOption) (*nftables.Conn, error) {
+	conn, err := nftables.New(append(options, nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetReadBuffer(transaction), c.SetWriteBuffer(transaction))
-	}))
+	}))...)
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return conn, nil
 }
 
 func readRuleset() (ruleset, error) {
-	s := ruleset{comments: map[direction][]string{}, expressions: map[direction][][]byte{}, counters: map[string]uint64{}}
+	s := ruleset{
+		chains: map[string][]string{}, elements: map[string]elements{}, comments: map[direction][]string{},
+	}
 	if err := CheckNFTables(); err != nil {
 		return s, err
 	}
-	conn, err := open()
+	conn, err := open(nftables.AsLasting())
 	if err != nil {
-		return s, fmt.Errorf("nftables: %w", err)
+		return s, err
 	}
+	defer func() { _ = conn.CloseLasting() }()
 	tables, err := conn.ListTablesOfFamily(table.Family)
 	if err != nil {
 		return s, fmt.Errorf("nftables: tables: %w", err)
@@ -118,117 +132,212 @@ func readRuleset() (ruleset, error) {
 	if err != nil {
 		return s, fmt.Errorf("nftables: chains of table %s: %w", tableName, err)
 	}
+	rules, err := readEntries()
+	if err != nil {
+		return s, fmt.Errorf("nftables: rules of table %s: %w", tableName, err)
+	}
 	for _, c := range chains {
-		for d, want := range base {
-			if c.Table.Name != tableName || c.Name != want.Name {
-				continue
-			}
-			if c.Hooknum == nil || c.Priority == nil || *c.Hooknum != *want.Hooknum || *c.Priority != *want.Priority ||
-				c.Type != want.Type {
-				s.misplaced = true
-				continue
-			}
-			rules, err := conn.GetRules(table, want)
-			if err != nil {
-				return s, fmt.Errorf("nftables: rules of table %s: %w", tableName, err)
-			}
-			for _, r := range rules {
-				comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
-				s.comments[d] = append(s.comments[d], comment)
-				s.expressions[d] = append(s.expressions[d], marshal(r.Exprs))
+		if c.Table.Name == tableName {
+			s.add(c, rules[c.Name])
+		}
+	}
+	if err := s.readMaps(conn); err != nil {
+		return s, fmt.Errorf("nftables: maps of table %s: %w", tableName, err)
+	}
+	s.counters, err = countersOf(conn)
+	return s, err
+}
+
+// add adds a chain with its rules. One that is not the agent's is ignored.
+func (s *ruleset) add(c *nftables.Chain, rules []entry) {
+	name, _, led := strings.Cut(c.Name, ledSeparator)
+	for d, want := range base {
+		if name != want.Name {
+			continue
+		}
+		hooked := c.Hooknum != nil && c.Priority != nil
+		if hooked == led ||
+			hooked && (*c.Hooknum != *want.Hooknum || *c.Priority != *want.Priority || c.Type != want.Type) {
+			s.misplaced = true
+			continue
+		}
+		s.chains[c.Name] = []string{}
+		for _, r := range rules {
+			s.chains[c.Name] = append(s.chains[c.Name], r.encoded())
+			if r.comment != "" {
+				s.comments[d] = append(s.comments[d], r.comment)
 			}
 		}
 	}
+}
+
+func (s *ruleset) readMaps(conn *nftables.Conn) error {
+	sets, err := dump(unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET)
+	if err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for _, attributes := range sets {
+		there[nl.BytesToString(attributes[unix.NFTA_SET_NAME])] = true
+	}
+	for _, m := range verdictMaps {
+		if !there[m.name()] {
+			continue
+		}
+		is, err := conn.GetSetElements(m.set())
+		if err != nil {
+			return err
+		}
+		s.elements[m.name()] = elementsOf(is)
+	}
+	return nil
+}
+
+// readCounters returns the packets of each counter.
+func readCounters() (map[string]uint64, error) {
+	if err := CheckNFTables(); err != nil {
+		return nil, err
+	}
+	conn, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return countersOf(conn)
+}
+
+func countersOf(conn *nftables.Conn) (map[string]uint64, error) {
 	objects, err := conn.GetObjects(table)
 	if err != nil {
-		return s, fmt.Errorf("nftables: counters of table %s: %w", tableName, err)
+		return nil, fmt.Errorf("nftables: counters of table %s: %w", tableName, err)
 	}
+	counters := map[string]uint64{}
 	for _, o := range objects {
 		if c, ok := o.(*nftables.CounterObj); ok {
-			s.counters[c.Name] = c.Packets
+			counters[c.Name] = c.Packets
 		}
 	}
-	return s, nil
+	return counters, nil
 }
 
 // dormant is NFT_TABLE_F_DORMANT: the chains of such a table are not hooked.
 const dormant = 1
 
-// marshal encodes expressions for comparison; nil if they cannot be encoded.
-func marshal(exprs []expr.Any) []byte {
-	var all []byte
-	for _, e := range exprs {
-		one, err := expr.Marshal(byte(table.Family), e)
-		if err != nil {
-			return nil
-		}
-		all = append(all, one...)
-	}
-	return all
-}
-
-func (s *ruleset) matches(remotes remotes, inbound bool) bool {
-	if s.misplaced || s.dormant {
+func (s *ruleset) matches(w wanted) bool {
+	if s.misplaced || s.dormant || len(s.stale(w)) > 0 {
 		return false
 	}
-	for name := range remotes.counters() {
+	for name := range w.counters {
 		if _, there := s.counters[name]; !there {
 			return false
 		}
 	}
-	for _, d := range directions {
-		wanted := remotes.of(d, inbound)
-		if !slices.Equal(s.comments[d], commentsOf(wanted)) {
+	for name := range w.chains {
+		if s.differs(w, name) {
 			return false
 		}
-		for i, r := range wanted {
-			if !bytes.Equal(s.expressions[d][i], marshal(r.expressions(d))) {
-				return false
-			}
+	}
+	for _, m := range verdictMaps {
+		is, there := s.elements[m.name()]
+		if remove, add := is.change(w.elements[m.name()]); !there || len(remove)+len(add) > 0 {
+			return false
 		}
 	}
 	return true
 }
 
-func commentsOf(rules []rule) []string {
-	comments := make([]string, len(rules))
-	for i, r := range rules {
-		comments[i] = r.comment()
-	}
-	return comments
+// differs reports whether a chain is other than wanted.
+func (s *ruleset) differs(w wanted, chain string) bool {
+	is, there := s.chains[chain]
+	return !there || !slices.EqualFunc(is, w.chains[chain], func(is string, e entry) bool { return is == e.encoded() })
 }
 
-// write replaces the existing table by that of remotes. It is one transaction: every packet meets either the old rules
-// or the new ones. Counters of remotes that remain continue.
-func write(remotes remotes, inbound bool, existing ruleset) error {
+// stale returns the chains to which no map is to lead any more.
+func (s *ruleset) stale(w wanted) (chains []*nftables.Chain) {
+	for name := range s.chains {
+		if _, stays := w.chains[name]; !stays {
+			chains = append(chains, chainNamed(name))
+		}
+	}
+	return chains
+}
+
+// write makes of the existing table the wanted one. Every packet of a remote that remains meets either the old rules or
+// the new ones, and its counters continue. A table in which somebody else made what the change fails at is replaced.
+func write(w wanted, existing ruleset) error {
 	conn, err := open()
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return err
 	}
-	had := existing.counters
-	if existing.misplaced {
-		conn.DelTable(table)
-		had = nil
+	if !existing.misplaced {
+		err := existing.change(conn, w)
+		if err == nil || errors.Is(err, unix.EPERM) {
+			return err
+		}
+		slog.Warn("the table of the guard refuses a change, and is written again", "table", tableName, "error", err)
 	}
+	if !existing.exists {
+		conn.AddTable(table) // what does not exist cannot be deleted
+	}
+	conn.DelTable(table)
+	none := ruleset{}
+	none.prepare(conn, w)
+	return none.complete(conn, w)
+}
+
+// change is write by as little as possible, in two transactions. A packet meets the rules of all chains as they were
+// when it came, but the elements of maps as they are: a chain has its rules before a map leads there, and elements that
+// remain are not written again.
+func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
+	s.prepare(conn, w)
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("nftables: writing chains of table %s: %w", tableName, err)
+	}
+	return s.complete(conn, w)
+}
+
+// prepare adds what is missing and has no effect yet: counters, and chains to which maps will lead.
+func (s *ruleset) prepare(conn *nftables.Conn, w wanted) {
 	conn.AddTable(table)
-	wanted := remotes.counters()
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if _, there := had[name]; !there {
+	for _, name := range slices.Sorted(maps.Keys(w.counters)) {
+		if _, there := s.counters[name]; !there {
 			conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
 		}
 	}
-	for _, d := range directions {
-		conn.AddChain(base[d])
-		conn.FlushChain(base[d])
-		for _, r := range remotes.of(d, inbound) {
-			conn.AddRule(&nftables.Rule{
-				Table: table, Chain: base[d], Exprs: r.expressions(d),
-				UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment()),
-			})
+	for name, rules := range w.chains {
+		if _, there := s.chains[name]; !there && chainNamed(name).Hooknum == nil {
+			conn.AddChain(chainNamed(name))
+			addRules(conn, name, rules)
 		}
 	}
-	for name := range had {
-		if !wanted[name] {
+}
+
+// complete does all else, in one transaction.
+func (s *ruleset) complete(conn *nftables.Conn, w wanted) error {
+	for _, m := range verdictMaps {
+		if _, there := s.elements[m.name()]; !there {
+			if err := conn.AddSet(m.set(), nil); err != nil {
+				return fmt.Errorf("nftables: map %s of table %s: %w", m.name(), tableName, err)
+			}
+		}
+		remove, add := s.elements[m.name()].change(w.elements[m.name()])
+		if err := m.change(conn, remove, add); err != nil {
+			return fmt.Errorf("nftables: map %s of table %s: %w", m.name(), tableName, err)
+		}
+	}
+	for name, rules := range w.chains {
+		c := chainNamed(name)
+		if _, there := s.chains[name]; (there || c.Hooknum != nil) && s.differs(w, name) {
+			conn.AddChain(c)
+			conn.FlushChain(c)
+			addRules(conn, name, rules)
+		}
+	}
+	for _, c := range s.stale(w) {
+		conn.FlushChain(c)
+		conn.DelChain(c)
+	}
+	for name := range s.counters {
+		if !w.counters[name] {
 			conn.DeleteObject(&nftables.CounterObj{Table: table, Name: name})
 		}
 	}
@@ -236,6 +345,43 @@ func write(remotes remotes, inbound bool, existing ruleset) error {
 		return fmt.Errorf("nftables: writing table %s: %w", tableName, err)
 	}
 	return nil
+}
+
+// maxElements bounds the elements of a message: netlink's attributes have at most 64 KiB.
+const maxElements = 256
+
+// change removes and adds elements.
+func (m verdictMap) change(conn *nftables.Conn, remove, add []nftables.SetElement) error {
+	for some := range slices.Chunk(remove, maxElements) {
+		if err := conn.SetDeleteElements(m.set(), some); err != nil {
+			return err
+		}
+	}
+	for some := range slices.Chunk(add, maxElements) {
+		if err := conn.SetAddElements(m.set(), some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func addRules(conn *nftables.Conn, chain string, rules []entry) {
+	for _, e := range rules {
+		r := &nftables.Rule{Table: table, Chain: chainNamed(chain), Exprs: e.exprs}
+		if e.comment != "" {
+			r.UserData = userdata.AppendString(nil, userdata.TypeComment, e.comment)
+		}
+		conn.AddRule(r)
+	}
+}
+
+func chainNamed(name string) *nftables.Chain {
+	for _, c := range base {
+		if c.Name == name {
+			return c
+		}
+	}
+	return &nftables.Chain{Name: name, Table: table}
 }
 
 // deleteTable deletes the agent's table. It reports whether it existed.
@@ -246,7 +392,7 @@ func deleteTable() (bool, error) {
 	}
 	conn, err := open()
 	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
+		return false, err
 	}
 	conn.DelTable(table)
 	if err := conn.Flush(); err != nil {

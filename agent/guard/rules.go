@@ -154,6 +154,31 @@ func (all remotes) of(d direction, inbound bool) []rule {
 	return all.rules()
 }
 
+// outermost returns the subnets of all remotes that are in no other, in order: the elements of a map must not overlap.
+func (all remotes) outermost() (prefixes []netip.Prefix) {
+	var each []netip.Prefix
+	for _, r := range all {
+		for _, p := range r.Subnets {
+			each = append(each, p.Masked())
+		}
+	}
+	for _, p := range canonical(each) {
+		if n := len(prefixes); n == 0 || !prefixes[n-1].Overlaps(p) {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// around returns the one of the outermost subnets that a subnet is in.
+func around(outermost []netip.Prefix, p netip.Prefix) netip.Prefix {
+	at, exact := slices.BinarySearchFunc(outermost, p.Masked(), netip.Prefix.Compare)
+	if !exact {
+		at--
+	}
+	return outermost[at]
+}
+
 // parseTunnelComments adds to remotes the ports and nodes in these rules' comments.
 func parseTunnelComments(all remotes, comments []string) {
 	for _, c := range comments {
@@ -168,7 +193,7 @@ func parseTunnelComments(all remotes, comments []string) {
 		}
 		r.Port = port
 		if prefix, err := netip.ParsePrefix(fields[1]); err == nil {
-			r.Nodes = append(r.Nodes, prefix)
+			r.Nodes = canonical(append(r.Nodes, prefix)) // also a table of two layouts has each once
 		}
 		all[fields[0]] = r
 	}
@@ -255,16 +280,8 @@ func (r rule) expressions(d direction) []expr.Any {
 }
 
 func (r rule) tunnelExpressions(d direction) []expr.Any {
-	offset := uint32(0) // of the source port, RFC 768
-	if d == arriving {
-		offset = 2
-	}
-	exprs := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, uint16(r.Port))},
-	}
+	exprs := append(tunnelPort(d),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, uint16(r.Port))})
 	if r.Verdict == pass {
 		return append(append(exprs, r.addresses(d)...), &expr.Verdict{Kind: expr.VerdictAccept})
 	}
@@ -274,24 +291,42 @@ func (r rule) tunnelExpressions(d direction) []expr.Any {
 }
 
 func (r rule) addresses(d direction) []expr.Any {
-	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination, RFC 791
+	address := r.Prefix.Addr().AsSlice()
+	length := uint32(len(address))
+	return append(remoteAddress(d, r.Prefix.Addr().Is6()),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: mask(r.Prefix), Xor: make([]byte, length)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: address})
+}
+
+// tunnelPort loads the port of this node's device from a UDP packet.
+func tunnelPort(d direction) []expr.Any {
+	offset := uint32(0) // of the source port, RFC 768
+	if d == arriving {
+		offset = 2
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
+	}
+}
+
+// remoteAddress loads the address of the other side from a packet of a family.
+func remoteAddress(d direction, v6 bool) []expr.Any {
+	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(16), uint32(4) // of the destination, RFC 791
 	from := d == in || d == arriving
-	switch v6 := r.Prefix.Addr().Is6(); {
+	switch {
 	case v6 && from:
-		family, offset = unix.NFPROTO_IPV6, 8 // RFC 8200
+		family, offset, length = unix.NFPROTO_IPV6, 8, 16 // RFC 8200
 	case v6:
-		family, offset = unix.NFPROTO_IPV6, 24
+		family, offset, length = unix.NFPROTO_IPV6, 24, 16
 	case from:
 		offset = 12
 	}
-	address := r.Prefix.Addr().AsSlice()
-	length := uint32(len(address))
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: mask(r.Prefix), Xor: make([]byte, length)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: address},
 	}
 }
 

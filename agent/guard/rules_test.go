@@ -76,10 +76,40 @@ func TestRules(t *testing.T) {
 	}
 }
 
+func commentsOf(rules []rule) (comments []string) {
+	for _, r := range rules {
+		comments = append(comments, r.comment())
+	}
+	return comments
+}
+
 func TestRemember(t *testing.T) {
 	if got := parseComments([]string{"", "somebody's own", "c2 10.2.0.0/16 log",
 		"c2 10.2.0.0 pass"}); len(got) != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestOutermost: subnets that overlap have one element of a map, which ends before the address behind it.
+func TestOutermost(t *testing.T) {
+	all := remotes{"c2": {Subnets: prefixes("10.2.0.0/16", "fd00:2:0:7::/64", "255.0.0.0/8")},
+		"c3": {Subnets: prefixes("10.2.7.0/24", "10.3.0.0/16", "fd00:2::/48", "ffff::/16")},
+		"c4": {Subnets: prefixes("10.2.0.0/16")}}
+	outermost := all.outermost()
+	want := prefixes("10.2.0.0/16", "10.3.0.0/16", "255.0.0.0/8", "fd00:2::/48", "ffff::/16")
+	if !slices.Equal(outermost, want) {
+		t.Errorf("outermost: %v", outermost)
+	}
+	for inner, outer := range map[string]string{"10.2.7.0/24": "10.2.0.0/16", "10.3.0.0/16": "10.3.0.0/16",
+		"fd00:2:0:7::/64": "fd00:2::/48"} {
+		if got := around(outermost, netip.MustParsePrefix(inner)); got.String() != outer {
+			t.Errorf("around %s: %s", inner, got)
+		}
+	}
+	for i, end := range []string{"10.3.0.0", "10.4.0.0", "invalid IP", "fd00:2:1::", "invalid IP"} {
+		if got := after(outermost[i]); got.String() != end {
+			t.Errorf("after %s: %s", outermost[i], got)
+		}
 	}
 }
 

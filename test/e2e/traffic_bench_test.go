@@ -570,7 +570,7 @@ type variant struct {
 
 func (b *trafficBed) variants() []variant {
 	return []variant{
-		{"remotes-100", false, b.beginRemotes}, // the guard tests the rules of each remote
+		{"remotes-100", false, b.beginRemotes},
 		{"permissive", true, func(ctx context.Context, t *testing.B) {
 			b.in.Encryption = "permissive"
 			for _, c := range b.tb.Clusters() {
