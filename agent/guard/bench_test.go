@@ -58,7 +58,7 @@ func BenchmarkGuard(b *testing.B) {
 				_, err := g.rules(all)
 				must(b, err)
 				for name, do := range work {
-					for range 10 {
+					for range 40 {
 						began := time.Now()
 						do()
 						took, so := time.Since(began), least[name]
@@ -83,7 +83,7 @@ func BenchmarkGuard(b *testing.B) {
 }
 
 // packets is how many go each way at a time: the figures are for one there and one back.
-const packets = 500
+const packets = 100
 
 // packets returns what sends packets from an address of the node to one of the other side, and as many back. They end in
 // sockets that nobody reads.

@@ -1,64 +1,108 @@
 package guard
 
 import (
+	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
-// writeFlat writes the table of earlier agents, with all rules in the base chains.
+// writeFlat writes the table of an earlier agent, with all rules in the base chains: into the table that exists, as
+// that agent does after a rollback, and then in place of it.
 func writeFlat(t testing.TB, all remotes) {
 	t.Helper()
 	conn, err := open()
 	must(t, err)
-	conn.AddTable(table)
-	for name := range all.counters() { // those that exist remain
-		conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
-	}
-	for _, d := range directions {
-		conn.AddChain(base[d])
-		conn.FlushChain(base[d])
-		for _, r := range all.of(d, true) {
-			addRules(conn, base[d].Name, []entry{{comment: r.comment(), exprs: r.expressions(d)}})
+	stands, err := readRuleset()
+	must(t, err)
+	for _, replaces := range []bool{false, true} {
+		conn.AddTable(table)
+		if replaces {
+			conn.DelTable(table)
+			stands = ruleset{}
 		}
+		stands.addCounters(conn, wanted{counters: all.counters()})
+		for _, d := range directions {
+			conn.AddChain(base[d])
+			conn.FlushChain(base[d])
+			for _, r := range all.of(d, true) {
+				addRules(conn, base[d].Name, []entry{{comment: r.comment(), exprs: r.expressions(d)}})
+			}
+		}
+		must(t, conn.Flush())
 	}
-	must(t, conn.Flush())
 }
 
-// TestNoGapBetweenLayouts: no packet leaks while the subnets of its remote are joined and parted, and those of another
-// surround them; while an agent replaces the table of an earlier one, with all rules in the base chains, and that one
-// its; and while it replaces a table that it cannot change.
+// flood sends packets to 10.2.1.1, which is routed past the device, as fast as it can until it is stopped. The returned
+// function stops it, and returns how many there were.
+func flood(t *testing.T) func() (packets int) {
+	t.Helper()
+	route(t, "10.2.1.0/24", "bad")
+	neighbour(t, "bad", "10.2.1.1")
+	stop, sent := make(chan struct{}), make(chan int)
+	const senders = 3
+	for range senders {
+		go func() {
+			n := 0
+			defer func() { sent <- n }()
+			c, err := net.Dial("udp", "10.2.1.1:9")
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = c.Write([]byte("x"))
+					n++
+				}
+			}
+		}()
+	}
+	return func() (packets int) {
+		close(stop)
+		for range senders {
+			packets += <-sent
+		}
+		return packets
+	}
+}
+
+// TestNoGapBetweenLayouts: no packet leaks while an agent takes over the table of an earlier one, with all rules in the
+// base chains, and that one takes it back; while the subnets of the packet's remote are joined and parted, and those of
+// others surround them and are in them; and while a table is replaced in which somebody else made what is in the way.
 func TestNoGapBetweenLayouts(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		c2 := Remote{Subnets: prefixes("10.2.0.0/16")}
-		writeFlat(t, remotes{"c2": c2, "c9": {Subnets: prefixes("10.9.0.0/16"), Port: 7775, Nodes: prefixes("192.0.2.0/24")}})
-		leaked, stop := w.watch(t), traffic(t)
-		for range 5 {
+		both := remotes{"c2": c2, "c9": {Subnets: prefixes("10.9.0.0/16"), Port: 7775, Nodes: prefixes("192.0.2.0/24")}}
+		writeFlat(t, both)
+		leaked, stop := w.watch(t), flood(t)
+		for range 4 {
 			g := New(true, kernel.DefaultRoutingTable())
 			set(t)(g.Restore(false))
 			if diff := cmp.Diff([]string{"c2", "c9"}, g.Clusters()); diff != "" {
 				t.Errorf("remembered (-want +got):\n%s", diff)
 			}
-			for range 3 {
-				was := counts(t, g, "c2").Out
-				set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/17", "10.2.128.0/17")}))
-				set(t)(g.Set("c3", Remote{Subnets: prefixes("10.0.0.0/8")}))
-				set(t)(g.Set("c2", c2))
-				set(t)(g.Remove("c3"))
-				if now := counts(t, g, "c2").Out; now < was {
-					t.Errorf("%d packets were stopped, and now %d: the table was replaced", was, now)
-				}
+			was := counts(t, g, "c2").Out
+			set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/17", "10.2.128.0/17")}))
+			set(t)(g.Set("c3", Remote{Subnets: prefixes("10.0.0.0/8")}))
+			set(t)(g.Set("c2", c2))
+			set(t)(g.Remove("c3"))
+			set(t)(g.Set("c3", Remote{Subnets: prefixes("10.2.1.0/24")}))
+			set(t)(g.Remove("c3"))
+			if now := counts(t, g, "c2").Out; now < was {
+				t.Errorf("%d packets were stopped, and now %d: the table was replaced", was, now)
 			}
-			writeFlat(t, g.remotes)
-			set(t)(g.Restore(false))
 			conn, err := open()
 			must(t, err)
 			hooked := *base[in]
@@ -68,19 +112,30 @@ func TestNoGapBetweenLayouts(t *testing.T) {
 			set(t)(g.Restore(false))
 			stands, err := readRuleset()
 			must(t, err)
-			if _, there := stands.chains[hooked.Name]; there || !stands.matches(g.remotes.wanted(true)) {
+			if !stands.matches(both.wanted(true)) {
 				t.Errorf("chains %v", stands.chains)
 			}
-			writeFlat(t, g.remotes)
+			writeFlat(t, both)
 		}
-		tried, _ := stop()
-		t.Logf("%d packets", tried)
+		tried := stop()
 		if n := leaked(); n != 0 || tried == 0 {
 			t.Errorf("%d of %d packets have left past the device", n, tried)
 		}
 		_, err := RemoveAll()
 		must(t, err)
 	})
+}
+
+// stopped returns how many packets of each cluster were stopped on their way out.
+func stopped(t *testing.T, g *Guard) map[string]uint64 {
+	t.Helper()
+	all, err := g.Counts()
+	must(t, err)
+	by := map[string]uint64{}
+	for cluster, c := range all {
+		by[cluster] = c.Out
+	}
+	return by
 }
 
 // TestSharedSubnets: of subnets inside others, and of one subnet of two remotes, packets pass by the devices of those
@@ -122,12 +177,14 @@ func TestSharedSubnets(t *testing.T) {
 				to := netip.MustParseAddr(c.to)
 				r := route(t, netip.PrefixFrom(to, to.BitLen()).String(), device)
 				neighbour(t, device, c.to)
-				before := sent(t, device)
-				was := counts(t, g, c.dropped).Out
+				before, was := sent(t, device), stopped(t, g)
 				_ = send(c.to)
-				left, dropped := sent(t, device) > before, counts(t, g, c.dropped).Out > was
-				if want := slices.Contains(c.by, device); left != want || dropped == want {
-					t.Errorf("a packet to %s by %s: left: %v, dropped for %s: %v", c.to, device, left, c.dropped, dropped)
+				if slices.Contains(c.by, device) {
+					if now := stopped(t, g); sent(t, device) == before || !maps.Equal(now, was) {
+						t.Errorf("a packet to %s by %s does not pass: %v, and before %v", c.to, device, now, was)
+					}
+				} else if was[c.dropped]++; !maps.Equal(stopped(t, g), was) {
+					t.Errorf("a packet to %s by %s: %v were stopped, want %v", c.to, device, stopped(t, g), was)
 				}
 				must(t, netlink.RouteDel(r))
 			}

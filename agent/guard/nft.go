@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,9 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributeTable is the name of the table in all messages: NFTA_TABLE_NAME, NFTA_RULE_TABLE, NFTA_SET_TABLE.
-const attributeTable = unix.NFTA_TABLE_NAME
-
 // tableName is the name of the agent's table, of nftables' family inet.
 const tableName = "semaphore"
 
@@ -27,9 +23,8 @@ var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 // directions are all directions, in the order in which their chains are created.
 var directions = []direction{out, in, sending, arriving}
 
-// base are the chains that the kernel calls. How many of their rules a packet passes does not depend on the number of
-// remotes: a map, of subnets or ports, leads it to the chain with the rules for its subnet or port, if that is a
-// remote's.
+// base are the chains that the kernel calls. A map in each, of subnets or ports, leads a packet of a remote to rules of
+// its own: a packet passes no more rules with many remotes than with one.
 //
 // A packet that leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and
 // the interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only
@@ -144,7 +139,7 @@ func readRuleset() (ruleset, error) {
 	if err := s.readMaps(conn); err != nil {
 		return s, fmt.Errorf("nftables: maps of table %s: %w", tableName, err)
 	}
-	s.counters, err = countersOf(conn)
+	s.counters, err = readCounters()
 	return s, err
 }
 
@@ -176,19 +171,17 @@ func (s *ruleset) readMaps(conn *nftables.Conn) error {
 	if err != nil {
 		return err
 	}
-	there := map[string]bool{}
 	for _, attributes := range sets {
-		there[nl.BytesToString(attributes[unix.NFTA_SET_NAME])] = true
-	}
-	for _, m := range verdictMaps {
-		if !there[m.name()] {
-			continue
+		for _, m := range verdictMaps {
+			if m.name() != nl.BytesToString(attributes[unix.NFTA_SET_NAME]) {
+				continue
+			}
+			is, err := conn.GetSetElements(m.set())
+			if err != nil {
+				return err
+			}
+			s.elements[m.name()] = elementsOf(is)
 		}
-		is, err := conn.GetSetElements(m.set())
-		if err != nil {
-			return err
-		}
-		s.elements[m.name()] = elementsOf(is)
 	}
 	return nil
 }
@@ -202,10 +195,6 @@ func readCounters() (map[string]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	return countersOf(conn)
-}
-
-func countersOf(conn *nftables.Conn) (map[string]uint64, error) {
 	objects, err := conn.GetObjects(table)
 	if err != nil {
 		return nil, fmt.Errorf("nftables: counters of table %s: %w", tableName, err)
@@ -275,53 +264,53 @@ func write(w wanted, existing ruleset) error {
 		}
 		slog.Warn("the table of the guard refuses a change, and is written again", "table", tableName, "error", err)
 	}
-	if !existing.exists {
-		conn.AddTable(table) // what does not exist cannot be deleted
+	if err := existing.replace(conn, w); err != nil {
+		return err
+	}
+	if existing, err = readRuleset(); err != nil {
+		return err
+	}
+	return existing.change(conn, w)
+}
+
+// replace replaces a table by one without maps. A packet on its way would find no element in the maps of a table that
+// goes, nor in those of one that comes. So the chains of the old one, too, have all rules before.
+func (s *ruleset) replace(conn *nftables.Conn, w wanted) error {
+	s.addCounters(conn, w)
+	for d, c := range base {
+		if _, there := s.chains[c.Name]; there {
+			conn.FlushChain(c)
+			addRules(conn, c.Name, w.flat(d))
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		slog.Warn("the table of the guard cannot be prepared for its end", "table", tableName, "error", err)
 	}
 	conn.DelTable(table)
-	none := ruleset{}
-	none.prepare(conn, w)
-	return none.complete(conn, w)
+	(&ruleset{}).addCounters(conn, w)
+	for d, c := range base {
+		conn.AddChain(c)
+		addRules(conn, c.Name, w.flat(d))
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("nftables: replacing table %s: %w", tableName, err)
+	}
+	return nil
 }
 
 // change is write by as little as possible, in two transactions. A packet meets the rules of all chains as they were
-// when it came, but the elements of maps as they are: a chain has its rules before a map leads there, and elements that
-// remain are not written again.
+// when it came, but the elements of maps as they are: chains have their rules, and new maps their elements, before
+// anything leads there. Elements that remain are not written again.
 func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
-	s.prepare(conn, w)
-	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: writing chains of table %s: %w", tableName, err)
+	if err := s.prepare(conn, w); err != nil {
+		return err
 	}
-	return s.complete(conn, w)
-}
-
-// prepare adds what is missing and has no effect yet: counters, and chains to which maps will lead.
-func (s *ruleset) prepare(conn *nftables.Conn, w wanted) {
-	conn.AddTable(table)
-	for _, name := range slices.Sorted(maps.Keys(w.counters)) {
-		if _, there := s.counters[name]; !there {
-			conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
-		}
-	}
-	for name, rules := range w.chains {
-		if _, there := s.chains[name]; !there && chainNamed(name).Hooknum == nil {
-			conn.AddChain(chainNamed(name))
-			addRules(conn, name, rules)
-		}
-	}
-}
-
-// complete does all else, in one transaction.
-func (s *ruleset) complete(conn *nftables.Conn, w wanted) error {
 	for _, m := range verdictMaps {
-		if _, there := s.elements[m.name()]; !there {
-			if err := conn.AddSet(m.set(), nil); err != nil {
-				return fmt.Errorf("nftables: map %s of table %s: %w", m.name(), tableName, err)
+		if is, there := s.elements[m.name()]; there {
+			remove, add := is.change(w.elements[m.name()])
+			if err := m.change(conn, remove, add); err != nil {
+				return err
 			}
-		}
-		remove, add := s.elements[m.name()].change(w.elements[m.name()])
-		if err := m.change(conn, remove, add); err != nil {
-			return fmt.Errorf("nftables: map %s of table %s: %w", m.name(), tableName, err)
 		}
 	}
 	for name, rules := range w.chains {
@@ -347,22 +336,52 @@ func (s *ruleset) complete(conn *nftables.Conn, w wanted) error {
 	return nil
 }
 
+// prepare adds what is missing and has no effect yet: counters, chains to which maps will lead, and maps.
+func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
+	s.addCounters(conn, w)
+	for name, rules := range w.chains {
+		if _, there := s.chains[name]; !there && chainNamed(name).Hooknum == nil {
+			conn.AddChain(chainNamed(name))
+			addRules(conn, name, rules)
+		}
+	}
+	for _, m := range verdictMaps {
+		if _, there := s.elements[m.name()]; there {
+			continue
+		}
+		_, add := elements{}.change(w.elements[m.name()])
+		if err := errors.Join(conn.AddSet(m.set(), nil), m.change(conn, nil, add)); err != nil {
+			return err
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("nftables: preparing table %s: %w", tableName, err)
+	}
+	return nil
+}
+
+// addCounters adds the counters that are missing, and the table.
+func (s *ruleset) addCounters(conn *nftables.Conn, w wanted) {
+	conn.AddTable(table)
+	for name := range w.counters {
+		if _, there := s.counters[name]; !there {
+			conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
+		}
+	}
+}
+
 // maxElements bounds the elements of a message: netlink's attributes have at most 64 KiB.
 const maxElements = 256
 
 // change removes and adds elements.
-func (m verdictMap) change(conn *nftables.Conn, remove, add []nftables.SetElement) error {
+func (m verdictMap) change(conn *nftables.Conn, remove, add []nftables.SetElement) (err error) {
 	for some := range slices.Chunk(remove, maxElements) {
-		if err := conn.SetDeleteElements(m.set(), some); err != nil {
-			return err
-		}
+		err = errors.Join(err, conn.SetDeleteElements(m.set(), some))
 	}
 	for some := range slices.Chunk(add, maxElements) {
-		if err := conn.SetAddElements(m.set(), some); err != nil {
-			return err
-		}
+		err = errors.Join(err, conn.SetAddElements(m.set(), some))
 	}
-	return nil
+	return err
 }
 
 func addRules(conn *nftables.Conn, chain string, rules []entry) {

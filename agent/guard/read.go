@@ -13,20 +13,15 @@ import (
 func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: byte(table.Family), Version: nl.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(attributeTable, nl.ZeroTerminated(tableName)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(tableName)))
 	messages, err := request.Execute(unix.NETLINK_NETFILTER, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|answer))
 	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) { // by a change, which Watch reports if it is of this table
 		return nil, err
 	}
 	for _, m := range messages {
 		attributes := map[uint16][]byte{}
-		if err := eachAttribute(m[min(len(m), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) error {
-			attributes[kind] = value
-			return nil
-		}); err != nil {
-			return nil, err
-		}
-		if nl.BytesToString(attributes[attributeTable]) == tableName {
+		eachAttribute(m[min(len(m), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) { attributes[kind] = value })
+		if nl.BytesToString(attributes[unix.NFTA_TABLE_NAME]) == tableName { // the same number in all messages
 			all = append(all, attributes)
 		}
 	}
@@ -44,33 +39,29 @@ func readEntries() (map[string][]entry, error) {
 	for _, attributes := range rules {
 		var e entry
 		e.comment, _ = userdata.GetString(attributes[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
-		if err := eachAttribute(attributes[unix.NFTA_RULE_EXPRESSIONS], e.parse); err != nil {
-			return nil, err
-		}
+		eachAttribute(attributes[unix.NFTA_RULE_EXPRESSIONS], e.parse)
 		chain := nl.BytesToString(attributes[unix.NFTA_RULE_CHAIN])
 		chains[chain] = append(chains[chain], e)
 	}
 	return chains, nil
 }
 
-func eachAttribute(data []byte, f func(kind uint16, value []byte) error) error {
-	attributes, err := nl.ParseRouteAttr(data)
+// eachAttribute calls f with each attribute, until one is malformed.
+func eachAttribute(data []byte, f func(kind uint16, value []byte)) {
+	attributes, _ := nl.ParseRouteAttr(data)
 	for _, a := range attributes {
-		if err == nil {
-			err = f(a.Attr.Type&^unix.NLA_F_NESTED, a.Value)
-		}
+		f(a.Attr.Type&^unix.NLA_F_NESTED, a.Value)
 	}
-	return err
 }
 
-// parse adds an expression: nil for one that no rule of ours has.
-func (e *entry) parse(_ uint16, data []byte) error {
+// parse adds an expression: of those that no rule of ours has any one.
+func (e *entry) parse(_ uint16, data []byte) {
 	var name string
-	var x expr.Any
-	err := eachAttribute(data, func(kind uint16, value []byte) error {
+	var x expr.Any = &expr.Notrack{}
+	eachAttribute(data, func(kind uint16, value []byte) {
 		if kind == unix.NFTA_EXPR_NAME {
 			name = nl.BytesToString(value)
-			return nil
+			return
 		}
 		switch name {
 		case "bitwise":
@@ -91,13 +82,11 @@ func (e *entry) parse(_ uint16, data []byte) error {
 		case "payload":
 			x = &expr.Payload{}
 		default:
-			return nil
+			return
 		}
-		return expr.Unmarshal(byte(table.Family), value, x)
+		if expr.Unmarshal(byte(table.Family), value, x) != nil {
+			x = &expr.Notrack{}
+		}
 	})
-	if err != nil {
-		x = nil
-	}
 	e.exprs = append(e.exprs, x)
-	return nil // a rule of somebody else must not keep the table from being mended
 }

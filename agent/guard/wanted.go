@@ -90,11 +90,20 @@ func (all remotes) wanted(inbound bool) wanted {
 	return w
 }
 
+// flat returns the rules of a direction without maps.
+func (w wanted) flat(d direction) (rules []entry) {
+	for _, chain := range slices.Sorted(maps.Keys(w.chains)) { // a base chain comes before its others
+		if name, _, _ := strings.Cut(chain, ledSeparator); name == base[d].Name {
+			rules = append(rules, w.chains[chain]...)
+		}
+	}
+	return slices.DeleteFunc(rules, func(e entry) bool { return e.comment == "" })
+}
+
 // lead returns the chain of a rule, and adds the elements that lead there.
 func (w wanted) lead(d direction, r rule, outermost []netip.Prefix) (chain string) {
 	verdict := func(of string) *expr.Verdict {
-		// nft(8) takes no colon in a name
-		chain = base[d].Name + ledSeparator + strings.ReplaceAll(of, ":", "_")
+		chain = base[d].Name + ledSeparator + strings.ReplaceAll(of, ":", "_") // nft(8) takes no colon in a name
 		return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain}
 	}
 	if r.Port != 0 {
@@ -175,23 +184,17 @@ func verdictOf(e nftables.SetElement) []byte {
 	if e.VerdictData == nil {
 		return e.Val
 	}
-	attributes, err := netlink.MarshalAttributes([]netlink.Attribute{
+	attributes, _ := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: unix.NFTA_VERDICT_CODE, Data: binary.BigEndian.AppendUint32(nil, uint32(e.VerdictData.Kind))},
 		{Type: unix.NFTA_VERDICT_CHAIN, Data: append([]byte(e.VerdictData.Chain), 0)},
 	})
-	if err != nil {
-		return nil
-	}
 	return attributes
 }
 
-// encoded returns the rule for comparison; without expressions if one is unknown.
+// encoded returns the rule for comparison.
 func (e entry) encoded() string {
 	text := append([]byte(e.comment), 0)
 	for _, x := range e.exprs {
-		if x == nil {
-			return e.comment
-		}
 		one, err := expr.Marshal(byte(table.Family), x)
 		if err != nil {
 			return e.comment

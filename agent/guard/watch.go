@@ -30,20 +30,13 @@ func Watch(ctx context.Context, changed func()) error {
 	}, changed)
 }
 
-func tableOf(m syscall.NetlinkMessage) string {
-	if len(m.Data) < nl.SizeofNfgenmsg {
-		return ""
-	}
-	attributes, err := nl.ParseRouteAttr(m.Data[nl.SizeofNfgenmsg:])
-	if err != nil {
-		return ""
-	}
-	for _, a := range attributes {
-		if a.Attr.Type == unix.NFTA_TABLE_NAME { // the same number in messages of chains and rules
-			return nl.BytesToString(a.Value)
+func tableOf(m syscall.NetlinkMessage) (table string) {
+	eachAttribute(m.Data[min(len(m.Data), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) {
+		if kind == unix.NFTA_TABLE_NAME { // the same number in all messages
+			table = nl.BytesToString(value)
 		}
-	}
-	return ""
+	})
+	return table
 }
 
 // watchFilter passes only deletions, which the replacement of a rule includes, and tables that are created or changed:
