@@ -85,8 +85,8 @@ func BenchmarkGuard(b *testing.B) {
 // packets is how many go each way at a time: the figures are for one there and one back.
 const packets = 100
 
-// packets returns what sends packets from an address of the node to one of the other side, and as many back. They end in
-// sockets that nobody reads.
+// packets returns what sends packets from an address of the node to one of the other side, and as many back. They end
+// in sockets that nobody reads.
 func (w *wires) packets(b *testing.B, near, far string) func() {
 	b.Helper()
 	here, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(near)})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
@@ -288,9 +289,9 @@ func (s *ruleset) replace(conn *nftables.Conn, w wanted) error {
 	}
 	conn.DelTable(table)
 	(&ruleset{}).addCounters(conn, w)
-	for d, c := range base {
-		conn.AddChain(c)
-		addRules(conn, c.Name, w.flat(d))
+	for _, d := range directions {
+		conn.AddChain(base[d])
+		addRules(conn, base[d].Name, w.flat(d))
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("nftables: replacing table %s: %w", tableName, err)
@@ -313,12 +314,12 @@ func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
 			}
 		}
 	}
-	for name, rules := range w.chains {
+	for _, name := range slices.Sorted(maps.Keys(w.chains)) {
 		c := chainNamed(name)
 		if _, there := s.chains[name]; (there || c.Hooknum != nil) && s.differs(w, name) {
 			conn.AddChain(c)
 			conn.FlushChain(c)
-			addRules(conn, name, rules)
+			addRules(conn, name, w.chains[name])
 		}
 	}
 	for _, c := range s.stale(w) {
@@ -339,10 +340,10 @@ func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
 // prepare adds what is missing and has no effect yet: counters, chains to which maps will lead, and maps.
 func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
 	s.addCounters(conn, w)
-	for name, rules := range w.chains {
+	for _, name := range slices.Sorted(maps.Keys(w.chains)) {
 		if _, there := s.chains[name]; !there && chainNamed(name).Hooknum == nil {
 			conn.AddChain(chainNamed(name))
-			addRules(conn, name, rules)
+			addRules(conn, name, w.chains[name])
 		}
 	}
 	for _, m := range verdictMaps {
@@ -363,7 +364,7 @@ func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
 // addCounters adds the counters that are missing, and the table.
 func (s *ruleset) addCounters(conn *nftables.Conn, w wanted) {
 	conn.AddTable(table)
-	for name := range w.counters {
+	for _, name := range slices.Sorted(maps.Keys(w.counters)) {
 		if _, there := s.counters[name]; !there {
 			conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
 		}

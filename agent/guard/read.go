@@ -28,8 +28,7 @@ func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 	return all, nil
 }
 
-// readEntries returns the rules of each chain, from one list: the library reads a list for each chain, which takes
-// three times as long with many remotes.
+// readEntries returns the rules of each chain, from one list: one for each, as the library has it, takes three times.
 func readEntries() (map[string][]entry, error) {
 	rules, err := dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE)
 	if err != nil {
