@@ -278,12 +278,7 @@ func write(w wanted, existing ruleset) error {
 // goes, nor in those of one that comes. So the chains of the old one, too, have all rules before.
 func (s *ruleset) replace(conn *nftables.Conn, w wanted) error {
 	s.addCounters(conn, w)
-	for d, c := range base {
-		if _, there := s.chains[c.Name]; there {
-			conn.FlushChain(c)
-			addRules(conn, c.Name, w.flat(d))
-		}
-	}
+	s.flatten(conn, w)
 	if err := conn.Flush(); err != nil {
 		slog.Warn("the table of the guard cannot be prepared for its end", "table", tableName, "error", err)
 	}
@@ -306,13 +301,8 @@ func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
 	if err := s.prepare(conn, w); err != nil {
 		return err
 	}
-	for _, m := range verdictMaps {
-		if is, there := s.elements[m.name()]; there {
-			remove, add := is.change(w.elements[m.name()])
-			if err := m.change(conn, remove, add); err != nil {
-				return err
-			}
-		}
+	if err := s.changeMaps(conn, w); err != nil {
+		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.chains)) {
 		c := chainNamed(name)
@@ -359,6 +349,44 @@ func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
 		return fmt.Errorf("nftables: preparing table %s: %w", tableName, err)
 	}
 	return nil
+}
+
+// changeMaps changes the elements of maps that exist. While elements take the place of others, nothing is looked up:
+// packets leaked on Linux 6.1, which may find neither for a moment.
+func (s *ruleset) changeMaps(conn *nftables.Conn, w wanted) (err error) {
+	replaced := false
+	for _, m := range verdictMaps {
+		remove, add := s.elements[m.name()].change(w.elements[m.name()])
+		replaced = replaced || s.elements[m.name()] != nil && len(remove) > 0 && len(add) > 0
+	}
+	if replaced {
+		s.flatten(conn, w)
+		err = conn.Flush()
+	}
+	for _, m := range verdictMaps {
+		if is, there := s.elements[m.name()]; there {
+			remove, add := is.change(w.elements[m.name()])
+			err = errors.Join(err, m.change(conn, remove, add))
+		}
+	}
+	if replaced && err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
+		return fmt.Errorf("nftables: maps of table %s: %w", tableName, err)
+	}
+	return nil
+}
+
+// flatten gives the base chains all rules.
+func (s *ruleset) flatten(conn *nftables.Conn, w wanted) {
+	for d, c := range base {
+		if _, there := s.chains[c.Name]; there {
+			conn.FlushChain(c)
+			addRules(conn, c.Name, w.flat(d))
+			s.chains[c.Name] = nil // another than is wanted
+		}
+	}
 }
 
 // addCounters adds the counters that are missing, and the table.
