@@ -532,7 +532,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		return service.Labels[key] == value
 	}
 	// The exporter may select Services by other labels. An existing mirror proves that it did.
-	n.Source.Selected = offered(naming.DefaultMirrorSelector) || offered(naming.DefaultGlobalSelector) || g.mirror != nil
+	n.Source.Selected = offered(naming.DefaultMirrorSelector) || g.mirror != nil
 	if exporter, err := g.target.cluster.Status(ctx, fleet.Exporter, "", askWithin); err != nil {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
 	} else if g.mirror == nil {

@@ -189,6 +189,9 @@ func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict,
 
 var verbs = map[calicov3.Action]string{calicov3.Allow: "allow", calicov3.Deny: "deny", calicov3.Pass: "pass"}
 
+// saysNothing is the outcome of a policy that selects the pod and has no rule for the packet.
+const saysNothing = "says nothing"
+
 func says(action calicov3.Action) string {
 	switch action {
 	case calicov3.Allow:
@@ -198,7 +201,7 @@ func says(action calicov3.Action) string {
 	case calicov3.Pass:
 		return "passes"
 	}
-	return "says nothing"
+	return saysNothing
 }
 
 type tier struct {

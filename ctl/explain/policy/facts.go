@@ -95,7 +95,7 @@ type Export struct {
 // Exported is a Service in its own cluster.
 type Exported struct {
 	Exists bool
-	// Selected means that its labels offer it to other clusters; Refused is why it is not exported anyway.
+	// Selected means that its labels offer it as a mirror; Refused is why it is not exported anyway.
 	Selected bool
 	Refused  string
 	// Ready is how many of its endpoints are ready there; negative for unknown.

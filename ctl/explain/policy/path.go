@@ -193,7 +193,7 @@ func (j *judge) name() Link {
 			"%s has no Service %s/%s", n.Remote, n.Namespace, n.Service)
 	case !s.Selected:
 		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label service %s mirror.semaphore.uw.io/mirror-service=true",
-			n.Remote, n.Namespace, n.Service), "Service %s/%s of %s has no label that offers it to other clusters",
+			n.Remote, n.Namespace, n.Service), "Service %s/%s of %s has no label that offers it as a mirror",
 			n.Namespace, n.Service, n.Remote)
 	case s.Refused != "":
 		return l.broken(fmt.Sprintf("in %s: kubectl -n %s describe service %s", n.Remote, n.Namespace, n.Service),
@@ -229,7 +229,7 @@ func (j *judge) imported(l Link) Link {
 			"there is no ServiceImport %s/%s: its namespace does not exist", n.Namespace, n.Service))
 	case len(i.Exports) == 0:
 		return l.broken("create a ServiceExport "+n.Service+" in namespace "+n.Namespace+
-			" of the cluster that has the Service",
+			" of the cluster that has the Service; if kubectl does not know that type, turn the API on as docs/mcs.md has it",
 			"there is no ServiceImport %s/%s, and no ServiceExport in the clusters that were asked", n.Namespace, n.Service)
 	}
 	return problems(l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why under PROBLEMS",
@@ -353,6 +353,9 @@ func (j *judge) slices() Link {
 	if s.Connected {
 		return l.add("%s confirmed its endpoints %s", j.Name.Remote, j.ago(s.LastHeard))
 	}
+	if s.LastHeard.IsZero() {
+		return l.add("the broker of %s does not say when it heard of %s", j.Source.Cluster, j.Name.Remote)
+	}
 	return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
 }
 
@@ -451,8 +454,8 @@ func peerFault(w *Way, to Pod) (fault, fix string) {
 	switch {
 	case w.Present == nil && w.Wanted == nil:
 		return fmt.Sprintf("no peer of %s has %s among its allowed IPs, and the broker desires none", w.Interface, to.IP),
-			fmt.Sprintf("in %s: semaphorectl status of the exporter and the agent of node %s says why the node, or the pod's "+
-				"prefix, is not exported", to.Cluster, to.Node)
+			fmt.Sprintf("semaphorectl status with both contexts says why: %s does not export node %s or the pod's prefix, "+
+				"or the other cluster refuses it", to.Cluster, to.Node)
 	case w.Present == nil:
 		return fmt.Sprintf("no peer of %s has %s among its allowed IPs; the broker desires %s with %s", w.Interface, to.IP,
 				w.Wanted.GetNode(), w.Wanted.GetAllowedIp()),
@@ -743,5 +746,11 @@ func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, dire
 	if len(r.Missing) > 0 {
 		fix = "add " + r.Missing[0]
 	}
-	return l.broken(fmt.Sprintf("in %s: %s (%s)", pod.Cluster, fix, direction), "%s", r.Why)
+	l = l.broken(fmt.Sprintf("in %s: %s (%s)", pod.Cluster, fix, direction), "%s", r.Why)
+	for _, p := range r.Policies {
+		if p.Outcome == saysNothing {
+			l = l.add("%s %s: %s", p.Policy, p.Outcome, p.Detail)
+		}
+	}
+	return l
 }

@@ -110,7 +110,7 @@ func TestJudge(t *testing.T) {
 		{"no import", func(f *Facts) { imported(f).Exists = false; noMirror(f) }, finding.PathName,
 			"c2 exports it", "semaphorectl status of the broker of c1"},
 		{"no import, and no export", func(f *Facts) { *imported(f) = Import{}; noMirror(f) }, finding.PathName,
-			"no ServiceExport in the clusters", "create a ServiceExport echo in namespace shop"},
+			"no ServiceExport in the clusters", "does not know that type, turn the API on"},
 		{"no namespace", func(f *Facts) { i := imported(f); i.Exists, i.NoNamespace = false, true; noMirror(f) },
 			finding.PathName, "its namespace does not exist", "kubectl create namespace shop"},
 		{"import that is not ready", func(f *Facts) { imported(f).NotReady = "IPFamilyNotSupported: none" },
@@ -176,7 +176,7 @@ func TestJudge(t *testing.T) {
 		{"no peer wanted", func(f *Facts) {
 			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			silent(f.Back)
-		}, finding.PathPeer, "the broker desires none", "in c2"},
+		}, finding.PathPeer, "the broker desires none", "c2 does not export node m1"},
 		{"no peer wanted, as both call", func(f *Facts) {
 			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			f.Apart = true
@@ -216,6 +216,10 @@ func TestJudge(t *testing.T) {
 		{"set lacks it", func(f *Facts) { f.Sets.Names = nil; f.Ingress = denied("none allows", true) }, finding.PathSet,
 			"no network set there has 10.1.0.5", "semaphorectl get sets"},
 		{"denied out", func(f *Facts) { f.Egress = denied("only DNS", false) }, finding.PathPolicyOut, "only DNS", "in c1"},
+		{"denied in, by a policy with a typo", func(f *Facts) {
+			f.Ingress = denied("closed", false)
+			f.Ingress.Policies = []Judged{{Policy: "NetworkPolicy shop/typo", Outcome: saysNothing, Detail: "rule 1"}}
+		}, finding.PathPolicyIn, "NetworkPolicy shop/typo says nothing: rule 1", "in c2"},
 		{"denied in", func(f *Facts) { f.Ingress = denied("closed", false) }, finding.PathPolicyIn, "closed",
 			"in c2: add a rule"},
 	} {
@@ -300,6 +304,17 @@ func TestJudgeImport(t *testing.T) {
 	}
 	if got := strings.Join(chain.Links[0].Evidence, "\n"); got != "ServiceImport shop/echo, exported by c2\n"+
 		"the ServiceExport in c2: Conflict=True, PortConflict: ports differ" {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestJudgeUnheard: where no broker says when it heard of the remote, the evidence says so instead of an age.
+func TestJudgeUnheard(t *testing.T) {
+	f := good()
+	f.Slices.Connected, f.Slices.LastHeard = false, time.Time{}
+	chain := Judge(*f)
+	l := chain.Links[slices.IndexFunc(chain.Links, func(l Link) bool { return l.Code == finding.PathSlices })]
+	if got := l.Evidence[len(l.Evidence)-1]; got != "the broker of c1 does not say when it heard of c2" {
 		t.Errorf("%q", got)
 	}
 }
