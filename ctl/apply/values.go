@@ -54,6 +54,17 @@ type Wishes struct {
 	NodePort int    `json:"nodePort,omitempty"`
 }
 
+// Dropped returns the components that before wanted, and that w, which has a list of its own, does not mention.
+func (w Wishes) Dropped(before Wishes) (out []string) {
+	for _, c := range before.Components {
+		mentioned := slices.Contains(w.Components, c) || slices.Contains(w.Components, "-"+c)
+		if w.Components != nil && !mentioned && !strings.HasPrefix(c, "-") {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 // Over returns the wishes w, with empty fields taken from before.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)

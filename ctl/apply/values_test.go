@@ -193,6 +193,12 @@ func TestWishes(t *testing.T) {
 	if changed.Image != "x:2" || len(changed.Components) != 0 || changed.Name != "c1" {
 		t.Errorf("%+v", changed)
 	}
+	had := Wishes{Components: []string{"dns", "gke", "mcs", "-monitors"}}
+	for want, w := range map[string]Wishes{"": {}, "dns mcs": {Components: []string{"-gke", "own-names"}}} {
+		if got := strings.Join(w.Dropped(had), " "); got != want {
+			t.Errorf("%v after %v drops %q, want %q", w.Components, had.Components, got, want)
+		}
+	}
 }
 
 // TestRecord: the record of an installation is read as it was written.

@@ -270,6 +270,12 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	facts.IPs.Prefixes = one.values.NodeSubnets
 	findings = append(findings, found...)
 	if one.before != nil {
+		for _, c := range i.wishes.Dropped(one.before.Wishes) {
+			if !slices.Contains(one.values.Components, c) {
+				one.reasons = append(one.reasons, apply.Reason{Component: c, Without: true,
+					Why: "wanted before; --components replaces that list, so name it again to keep it"})
+			}
+		}
 		for _, f := range one.before.Values.Features {
 			if !one.values.Features.Has(f) {
 				refuse(finding.FeatureRemoved, "features", "follow docs/removal.md#one-feature, or uninstall and install again",
