@@ -49,8 +49,11 @@ func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
 		if node != "" {
 			on = " on node " + node
 		}
-		return nil, fmt.Errorf("%s: no pod of the %s runs%s in namespace %s, of %d there: is it the right -n?", c.Context,
-			part, on, c.Namespace, len(pods))
+		there := fmt.Sprintf(", of %d there", len(pods))
+		if len(pods) == 0 {
+			there = ": is it another -n, not installed, or scaled to 0?"
+		}
+		return nil, fmt.Errorf("%s: no pod of the %s runs%s in namespace %s%s", c.Context, part, on, c.Namespace, there)
 	}
 	return found, nil
 }

@@ -10,11 +10,13 @@ var (
 	TooLarge              = define(Refusals, Error, "TooLarge", "one object exceeds a limit of one object")
 	InvalidCIDR           = define(Refusals, Error, "InvalidCIDR", "a pod CIDR is not a canonical prefix")
 	CIDROutsidePodSubnets = define(Refusals, Error, "CIDROutsidePodSubnets",
-		"a pod CIDR lies outside the configured pod subnets of the remote")
+		"a pod CIDR lies outside the configured pod subnets of the remote",
+		Act{Side: Both, Command: "kubectl get remotecluster CLUSTER -o jsonpath={.spec.podSubnets}"})
 	InvalidPublicKey   = define(Refusals, Error, "InvalidPublicKey", "not a usable Curve25519 public key")
 	InvalidEndpoint    = define(Refusals, Error, "InvalidEndpoint", "a WireGuard endpoint is not a literal IP:port")
 	EndpointNotAllowed = define(Refusals, Error, "EndpointNotAllowed",
-		"a WireGuard endpoint is at an address that no node of the remote can have")
+		"a WireGuard endpoint is at an address that no node of the remote can have",
+		Act{Side: Both, Command: "kubectl get remotecluster CLUSTER -o jsonpath={.spec.nodeSubnets}"})
 	InvalidPort    = define(Refusals, Error, "InvalidPort", "a port or protocol does not exist, or is a duplicate")
 	InvalidSetting = define(Refusals, Warning, "InvalidSetting",
 		"a Service's setting is out of bounds or unknown; the rest of the Service is accepted")
@@ -25,7 +27,8 @@ var (
 	InvalidIP = define(Refusals, Error, "InvalidIP",
 		"not an IP address, or not in canonical form (IPv4-mapped, with a zone)")
 	IPOutsidePodSubnets = define(Refusals, Error, "IPOutsidePodSubnets",
-		"an address lies outside the configured pod subnets of the remote")
+		"an address lies outside the configured pod subnets of the remote",
+		Act{Side: Both, Command: "kubectl get remotecluster CLUSTER -o jsonpath={.spec.podSubnets}"})
 	KindNotAccepted = define(Refusals, Error, "KindNotAccepted",
 		"the own broker does not accept this kind from the own cluster's exporter")
 	OverLimit = define(Refusals, Error, "OverLimit",

@@ -153,7 +153,7 @@ var (
 // semaphorectl, of a whole mesh.
 var (
 	Unreached = define(Status, Error, "Unreached", "semaphorectl cannot ask a part, or its cluster",
-		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get pods"})
+		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get deployments,daemonsets,pods"})
 	ClusterNameTaken = define(Status, Error, "ClusterNameTaken", "two clusters have, or would have, one name",
 		Act{Side: Both, Command: "kubectl config get-contexts"})
 	VersionSkew = define(Status, Warning, "VersionSkew", "parts of the mesh have different versions",
