@@ -383,8 +383,8 @@ func JudgePools(pools []fleet.Pool, resource, context string, remote Remote) (al
 			all = append(all, show.Finding{Code: finding.PoolMissing, Side: "here",
 				Subject:  fmt.Sprintf("pods of %s, %s", remote.Name, subnet),
 				Evidence: "no IPPool has them, so that Calico replaces the pods' IPs by those of their nodes (SNAT)",
-				Fix: "set manageIPPools: true in the broker's configuration, with the component features/ippools, or make a " +
-					"disabled pool as docs/install.md has it"})
+				Fix: "nothing before semaphorectl install, which does it: manageIPPools: true of the broker, with the component " +
+					"features/ippools; or make a disabled pool as docs/overlays.md has it"})
 		}
 	}
 	return all

@@ -235,6 +235,9 @@ func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd
 		return nil, nil, err
 	}
 	path := filepath.Dir(s.Kubectl) + ":" + os.Getenv("PATH")
+	if self, err := os.Executable(); err == nil { // semaphorectl is beside the testbed's program
+		path += ":" + filepath.Dir(self)
+	}
 	program := args[0]
 	// The testbed's own directory comes first, as it does for the command itself.
 	if args[0] == filepath.Base(s.Kubectl) {
