@@ -59,7 +59,7 @@ func (g *Guard) load() error {
 		return nil
 	}
 	existing, err := g.read()
-	if err != nil && !errors.Is(err, ErrNoNFTables) {
+	if err != nil && !errors.Is(err, kernel.ErrNoNFTables) {
 		return err
 	}
 	refused, _, err := g.unreachableRoutes()
@@ -255,7 +255,7 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 func RemoveAll() ([]string, error) {
 	var removed []string
 	there, failed := deleteTable()
-	if errors.Is(failed, ErrNoNFTables) {
+	if errors.Is(failed, kernel.ErrNoNFTables) {
 		failed = nil // then nothing of the agent exists either
 	}
 	if there {

@@ -296,7 +296,7 @@ func (m *Monitor) Check(work Work) {
 	var failed []error
 	var clear uint64
 	counts, err := m.guard.Counts()
-	if !errors.Is(err, ErrNoNFTables) { // which a check of the guard reports
+	if !errors.Is(err, kernel.ErrNoNFTables) { // which a check of the guard reports
 		failed = append(failed, err)
 	}
 	for _, c := range counts {

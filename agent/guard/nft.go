@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // tableName is the name of the agent's table, of nftables' family inet.
@@ -71,21 +74,10 @@ type ruleset struct {
 	exists             bool
 }
 
-// ErrNoNFTables means that the kernel has no nftables, or does not permit its use.
-var ErrNoNFTables = errors.New(
-	"this node's kernel has no nftables (nf_tables): only the unreachable routes keep packets " +
-		"to remote pods from leaving in the clear, and none are counted",
-)
-
-// CheckNFTables returns nil if the kernel has nftables, and else ErrNoNFTables. It requests the ruleset's generation,
-// which every kernel with nftables answers. The library would wait for an answer forever on a kernel without.
-func CheckNFTables() error {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
-		return fmt.Errorf("%w: %w", ErrNoNFTables, err)
-	}
-	return nil
+// Watch calls changed when something of the table was deleted or replaced, such as by "nft flush ruleset", or when
+// events were lost, until ctx ends. Changes of this process are included. changed must not block.
+func Watch(ctx context.Context, changed func()) error {
+	return kernel.FollowTable(ctx, tableName, changed)
 }
 
 // transaction bounds one transaction, and the kernel's answers to it, one for each message, in bytes: the rules of a
@@ -106,7 +98,7 @@ func readRuleset() (ruleset, error) {
 	s := ruleset{
 		chains: map[string][]string{}, elements: map[string]elements{}, comments: map[direction][]string{},
 	}
-	if err := CheckNFTables(); err != nil {
+	if err := kernel.CheckNFTables(); err != nil {
 		return s, err
 	}
 	conn, err := open(nftables.AsLasting())
@@ -189,7 +181,7 @@ func (s *ruleset) readMaps(conn *nftables.Conn) error {
 
 // readCounters returns the packets of each counter.
 func readCounters() (map[string]uint64, error) {
-	if err := CheckNFTables(); err != nil {
+	if err := kernel.CheckNFTables(); err != nil {
 		return nil, err
 	}
 	conn, err := open()

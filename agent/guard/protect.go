@@ -210,7 +210,7 @@ func (m *Monitor) Protect(cluster string, want *semaphorev1.Device, bounds plan.
 		m.work.Routes, m.work.Settings = true, true
 	}
 	m.guarded(err)
-	if errors.Is(err, ErrNoNFTables) {
+	if errors.Is(err, kernel.ErrNoNFTables) {
 		return nil // reported, and no reason to keep pods off the node: the unreachable routes remain
 	}
 	return err

@@ -11,7 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -52,7 +52,7 @@ func (f family) set(what string) *nftables.Set {
 
 // read returns what the sets have. It makes a table that is not there.
 func read() (sample, error) {
-	if err := guard.CheckNFTables(); err != nil {
+	if err := kernel.CheckNFTables(); err != nil {
 		return nil, err
 	}
 	conn, err := nftables.New()
@@ -186,7 +186,7 @@ func connStatus(bit uint32, op expr.CmpOp) []expr.Any {
 
 // Remove deletes the tables, and returns their names. Without nftables there are none.
 func Remove() (removed []string, err error) {
-	if guard.CheckNFTables() != nil {
+	if kernel.CheckNFTables() != nil {
 		return nil, nil
 	}
 	conn, err := nftables.New()
