@@ -268,7 +268,7 @@ skew: deps build ## exporter, broker and agent beside those of another build, th
 	@cd $(BIN)/previous/source && go build -buildvcs=false -o .. ./cmd/semaphore-exporter ./cmd/semaphore-broker \
 		./cmd/semaphore-agent
 	@rm -rf $(BIN)/previous/source
-	SEMAPHORE_PREVIOUS=$(BIN)/previous go test -timeout 20m -count 1 -v -run '^TestF38_VersionSkew$$' ./test/e2e/faults
+	SEMAPHORE_TESTS=all SEMAPHORE_PREVIOUS=$(BIN)/previous go test -timeout 20m -count 1 -v -run '^TestF38_VersionSkew$$' ./test/e2e/faults
 
 # BENCH=REGEXP runs some of them. The packages run one after the other, so that they do not share the processors.
 BENCH ?= .
