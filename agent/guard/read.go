@@ -7,6 +7,8 @@ import (
 	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // dump returns what the table has of a kind: the attributes of each.
@@ -20,7 +22,9 @@ func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 	}
 	for _, m := range messages {
 		attributes := map[uint16][]byte{}
-		eachAttribute(m[min(len(m), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) { attributes[kind] = value })
+		_ = kernel.EachAttribute(m[min(len(m), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) {
+			attributes[kind] = value
+		})
 		if nl.BytesToString(attributes[unix.NFTA_TABLE_NAME]) == tableName { // the same number in all messages
 			all = append(all, attributes)
 		}
@@ -38,26 +42,18 @@ func readEntries() (map[string][]entry, error) {
 	for _, attributes := range rules {
 		var e entry
 		e.comment, _ = userdata.GetString(attributes[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
-		eachAttribute(attributes[unix.NFTA_RULE_EXPRESSIONS], e.parse)
+		_ = kernel.EachAttribute(attributes[unix.NFTA_RULE_EXPRESSIONS], e.parse)
 		chain := nl.BytesToString(attributes[unix.NFTA_RULE_CHAIN])
 		chains[chain] = append(chains[chain], e)
 	}
 	return chains, nil
 }
 
-// eachAttribute calls f with each attribute, until one is malformed.
-func eachAttribute(data []byte, f func(kind uint16, value []byte)) {
-	attributes, _ := nl.ParseRouteAttr(data)
-	for _, a := range attributes {
-		f(a.Attr.Type&^unix.NLA_F_NESTED, a.Value)
-	}
-}
-
 // parse adds an expression: of those that no rule of ours has any one.
 func (e *entry) parse(_ uint16, data []byte) {
 	var name string
 	var x expr.Any = &expr.Notrack{}
-	eachAttribute(data, func(kind uint16, value []byte) {
+	_ = kernel.EachAttribute(data, func(kind uint16, value []byte) {
 		if kind == unix.NFTA_EXPR_NAME {
 			name = nl.BytesToString(value)
 			return

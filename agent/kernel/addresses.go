@@ -76,7 +76,7 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 	}
 	bits, flags := int(m[1]), uint32(m[2])
 	var local, remote netip.Addr
-	err := eachAttribute(m[unix.SizeofIfAddrmsg:], func(kind uint16, value []byte) {
+	err := EachAttribute(m[unix.SizeofIfAddrmsg:], func(kind uint16, value []byte) {
 		switch kind {
 		case unix.IFA_LOCAL:
 			local, _ = netip.AddrFromSlice(value)

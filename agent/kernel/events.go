@@ -164,7 +164,7 @@ func (r *reader) routeEvent(data []byte) Event {
 
 // attribute returns the value of an attribute; nil for none.
 func attribute(data []byte, kind uint16) (found []byte) {
-	_ = eachAttribute(data, func(is uint16, value []byte) {
+	_ = EachAttribute(data, func(is uint16, value []byte) {
 		if is == kind {
 			found = value
 		}

@@ -47,8 +47,8 @@ func dump(r dumpRequest, f func(message []byte)) error {
 	return err
 }
 
-// eachAttribute calls f with each attribute in data. A malformed one ends it with an error.
-func eachAttribute(data []byte, f func(kind uint16, value []byte)) error {
+// EachAttribute calls f with each attribute in data. A malformed one ends it with an error.
+func EachAttribute(data []byte, f func(kind uint16, value []byte)) error {
 	for len(data) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(data))
 		if length < unix.SizeofRtAttr || length > len(data) {

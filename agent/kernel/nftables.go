@@ -46,13 +46,9 @@ func FollowTable(ctx context.Context, table string, changed func()) error {
 	}, changed)
 }
 
-func tableOf(m syscall.NetlinkMessage) (table string) {
-	eachAttribute(m.Data[min(len(m.Data), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) {
-		if kind == unix.NFTA_TABLE_NAME { // the same number in all messages
-			table = nl.BytesToString(value)
-		}
-	})
-	return table
+func tableOf(m syscall.NetlinkMessage) string {
+	// The number of the table's name is the same in all messages.
+	return nl.BytesToString(attribute(m.Data[min(len(m.Data), nl.SizeofNfgenmsg):], unix.NFTA_TABLE_NAME))
 }
 
 // tableFilter passes only deletions, which the replacement of a rule includes, and tables that are created or changed:

@@ -91,7 +91,7 @@ func parse(m []byte) (r Route, ok bool, err error) {
 	if family == unix.AF_INET6 {
 		to = netip.IPv6Unspecified()
 	}
-	err = eachAttribute(m[unix.SizeofRtMsg:], func(kind uint16, value []byte) {
+	err = EachAttribute(m[unix.SizeofRtMsg:], func(kind uint16, value []byte) {
 		switch kind {
 		case unix.RTA_DST:
 			if addr, valid := netip.AddrFromSlice(value); valid {
