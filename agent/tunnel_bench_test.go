@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -105,14 +104,7 @@ func (p *path) turn(t testing.TB) {
 	add("Mbit/s", 8*float64(n)/1e6/time.Since(began).Seconds())
 }
 
-// quartile returns what a quarter of the turns is better than: what else runs only makes turns worse.
-func (p *path) quartile(unit string) float64 {
-	all := slices.Sorted(slices.Values(p.turns[unit]))
-	if strings.HasSuffix(unit, "µs") {
-		return all[len(all)/4]
-	}
-	return all[len(all)*3/4]
-}
+func (p *path) quartile(unit string) float64 { return figure.BetterQuartile(unit, p.turns[unit]) }
 
 // apart makes two namespaces, as this node and that of c2 are, with a device each that the library alone programs; or
 // with none, and the plain path.

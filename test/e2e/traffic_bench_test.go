@@ -55,13 +55,8 @@ func (p *trafficPath) add(unit string, value float64) {
 	p.samples[unit] = append(p.samples[unit], value)
 }
 
-// quartile returns what a quarter of all turns is better than: what else runs only makes turns worse.
 func (p *trafficPath) quartile(unit string) float64 {
-	all := slices.Sorted(slices.Values(p.samples[unit]))
-	if strings.HasSuffix(unit, "µs") {
-		return all[len(all)/4]
-	}
-	return all[len(all)*3/4]
+	return figure.BetterQuartile(unit, p.samples[unit])
 }
 
 // trafficBed has pods and bare devices between which traffic is measured.

@@ -8,6 +8,7 @@ package figure
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -69,4 +70,14 @@ func WithoutTime(b *testing.B) {
 func Quantiles(times []time.Duration) (p50, p99 time.Duration) {
 	slices.Sort(times)
 	return times[len(times)/2], times[(len(times)*99+99)/100-1]
+}
+
+// BetterQuartile returns what a quarter of the turns of a unit is better than: times, in µs, are better if they are
+// shorter, and all else if it is more. Other load on the machine makes turns only worse.
+func BetterQuartile(unit string, turns []float64) float64 {
+	all := slices.Sorted(slices.Values(turns))
+	if strings.HasSuffix(unit, "µs") {
+		return all[len(all)/4]
+	}
+	return all[len(all)*3/4]
 }
