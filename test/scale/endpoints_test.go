@@ -3,6 +3,7 @@ package scale
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -21,16 +22,14 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
-// BenchmarkEndpoints measures a remote of 100,000 endpoints in 1,000 Services, with an exporter and an apiserver of its
-// own, and one that stands for 50,000 pods in 50 sets: first sync, memory, and changes of one in a hundred a minute.
-// SCALE_CHURN says for how long, ten minutes by default.
+// BenchmarkEndpoints measures a remote of 100,000 endpoints (SCALE_ENDPOINTS), 100 in a Service, with an exporter and
+// an apiserver of its own, and one that stands for half as many pods, 1,000 in a set: first sync, memory, and changes
+// of one in a hundred a minute. SCALE_CHURN says for how many minutes, ten by default.
 func BenchmarkEndpoints(b *testing.B) {
-	churn := 10 * time.Minute
-	if minutes := variable(b, "SCALE_CHURN", 0); minutes > 0 {
-		churn = time.Duration(minutes) * time.Minute
-	}
-	of := content{services: 1000, endpoints: 100_000}
-	in := content{members: 50_000, sets: 50}
+	churn := time.Duration(variable(b, "SCALE_CHURN", 10)) * time.Minute
+	endpoints := variable(b, "SCALE_ENDPOINTS", 100_000)
+	of := content{services: endpoints / 100, endpoints: endpoints}
+	in := content{members: endpoints / 2, sets: endpoints / 2000, first: netip.MustParseAddr("10.128.0.0")}
 	m := newMesh(b, content{})
 	empty, err := m.broker.usage()
 	must(b, err)
@@ -38,7 +37,7 @@ func BenchmarkEndpoints(b *testing.B) {
 	must(b, err)
 	must(b, direct(b.Context(), m.sourceRest, shop, "c2", of))
 	m.exporter.Kill(b)
-	m.remote("r1", 1)
+	m.remoteOf("r1", 1, "size: large, podSubnets: [10.128.0.0/9]")
 	p := m.play("r1", 1, in)
 	w := m.watchSets(b)
 	began := time.Now()
@@ -159,7 +158,7 @@ func (m *mesh) churn(b *testing.B, p *player, w *watchedSets, length time.Durati
 		return nil
 	}))
 	g.Go(until(time.Minute*100/time.Duration(in.members), func(i int) error {
-		address := fmt.Sprintf("10.101.%d.%d", 68+i>>8, i&255)
+		address := p.member(in.members + i)
 		p.put(catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: shop, Name: fmt.Sprint("pod-", i)},
 			&semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{
 				PodUid: fmt.Sprint("new-", i), SetName: fmt.Sprint("set-", i%in.sets), Ips: []string{address}}}})

@@ -118,8 +118,8 @@ func (h *herd) changes() (median, last, each time.Duration) {
 }
 
 // BenchmarkAgents measures 5,000 agents at one broker, beside 500: a restart, one change to all, the memory, and what
-// happens to them while a client opens all connections that the broker has for those that prove nothing. The agents
-// only attach. SCALE_AGENTS has another number.
+// happens to them, and to new agents, while a client opens all connections that the broker has for those that prove
+// nothing. The agents only attach. SCALE_AGENTS has another number.
 func BenchmarkAgents(b *testing.B) {
 	h := &herd{hub: newHub(b)}
 	kubetest.Create(b, h.kube.CoreV1().ServiceAccounts(mirrors),
@@ -148,7 +148,7 @@ func BenchmarkAgents(b *testing.B) {
 		figure.Report(b, "heap-KiB/agent", (after.heap-before.heap)*1024/more).AtMost(40)
 		figure.Report(b, "resident-KiB/agent", (after.resident-before.resident)*1024/more).AtMost(160)
 		h.restart()
-		h.crowd()
+		h.crowd(func() { h.attachTo(ctx, len(h.clients)+10, &running) })
 	}
 	figure.WithoutTime(b)
 }
@@ -180,7 +180,8 @@ func (h *herd) restart() {
 }
 
 // crowd opens connections that prove nothing until the broker closes some of them, and reports what a change takes.
-func (h *herd) crowd() {
+// Agents that join then attach beside them.
+func (h *herd) crowd(join func()) {
 	h.b.Helper()
 	refused := func() float64 {
 		return h.broker.metric("semaphore_broker_connections_refused_total", `"peering"`)
@@ -203,7 +204,9 @@ func (h *herd) crowd() {
 		}
 		return nil
 	})
+	join()
 	times, _ := h.change()
+	figure.Report(h.b, "crowded-descriptors", h.broker.metric("process_open_fds", ""))
 	figure.Report(h.b, "crowded-change-last-ms", 1000*slices.Max(times).Seconds())
 	lost := 0
 	for _, c := range h.clients {

@@ -64,7 +64,7 @@ func newMesh(b *testing.B, of content) *mesh {
 	m.source = kubernetes.NewForConfigOrDie(kube.Protobuf(source))
 	kubetest.Namespace(b, m.source, shop)
 	must(b, direct(b.Context(), source, shop, "c2", of))
-	m.remote("c2", 0)
+	m.remoteOf("c2", 0, "size: large, podSubnets: [10.100.0.0/16]")
 	m.start("encryption, services, policy")
 	m.exporter = m.hub.source("c2", source, m.federation, "encryption, services, policy")
 	m.watch()

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -144,9 +145,15 @@ func (h *hub) program(name string, env []string, format string, values ...any) *
 // number).0.0/16.
 func (h *hub) remote(name string, number int) {
 	h.b.Helper()
+	h.remoteOf(name, number, fmt.Sprintf("podSubnets: [10.%d.0.0/16]", 100+number))
+}
+
+// remoteOf is remote with other fields of the spec.
+func (h *hub) remoteOf(name string, number int, fields string) {
+	h.b.Helper()
 	h.keys(name)
-	kubetest.CreateRemote(h.b, h.rest, name, fmt.Sprintf("{podSubnets: [10.%d.0.0/16], nodeSubnets: [172.16.%d.0/24], "+
-		"wireguard: {listenPort: %d}}", 100+number, number, 51820+number))
+	kubetest.CreateRemote(h.b, h.rest, name, fmt.Sprintf("{%s, nodeSubnets: [172.16.%d.0/24], "+
+		"wireguard: {listenPort: %d}}", fields, number, 51820+number))
 }
 
 // remove deletes the RemoteCluster of a cluster, and its roots.
@@ -164,17 +171,22 @@ func (h *hub) remove(name string) error {
 type player struct {
 	name      string
 	number    int
+	first     netip.Addr
 	catalog   *catalog.Catalog
 	publisher *publish.Publisher
 }
 
 // content says how much a player exports.
-type content struct{ nodes, services, endpoints, members, sets int }
+type content struct {
+	nodes, services, endpoints, members, sets int
+	// first is the address of the first member, by default one of the player's /16.
+	first netip.Addr
+}
 
 // play makes a player of a remote. It does not publish yet.
 func (h *hub) play(name string, number int, of content) *player {
 	h.b.Helper()
-	p := &player{name: name, number: number, catalog: catalog.New(catalog.Rules{
+	p := &player{name: name, number: number, first: of.first, catalog: catalog.New(catalog.Rules{
 		Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: []string{"c1"},
 		LabelDomains: []string{naming.DefaultLabelDomain},
 	})}
@@ -188,6 +200,16 @@ func (h *hub) play(name string, number int, of content) *player {
 // address returns an address of the remote's pods.
 func (p *player) address(i int) string {
 	return netip.AddrFrom4([4]byte{10, byte(100 + p.number), byte(i >> 8), byte(i)}).String()
+}
+
+// member returns the address of a member of a set.
+func (p *player) member(i int) string {
+	if !p.first.IsValid() {
+		return p.address(1<<15 + i)
+	}
+	four := p.first.As4()
+	binary.BigEndian.PutUint32(four[:], binary.BigEndian.Uint32(four[:])+uint32(i))
+	return netip.AddrFrom4(four).String()
 }
 
 // fill exports what of says. The endpoints of all Services are one in a slice of ten after the other.
@@ -212,7 +234,7 @@ func (p *player) fill(of content) {
 	for i := range of.members {
 		p.put(key(semaphorev1.Kind_KIND_SET_MEMBER, shop, fmt.Sprint("pod-", i)), &semaphorev1.Object{
 			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprint(p.name, "-", i),
-				SetName: fmt.Sprint("set-", i%of.sets), Ips: []string{p.address(1<<15 + i)}}}})
+				SetName: fmt.Sprint("set-", i%of.sets), Ips: []string{p.member(i)}}}})
 	}
 }
 
