@@ -83,6 +83,9 @@ func gatherPath(ctx context.Context, o pathOptions, from, to end) (*policy.Facts
 		return nil, err
 	}
 	g.along(ctx)
+	if g.port != 0 {
+		g.facts.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
+	}
 	g.facts.Now = time.Now()
 	return g.facts, nil
 }
@@ -282,6 +285,11 @@ func podFacts(cluster string, p *corev1.Pod, like netip.Addr) policy.Pod {
 	for _, ip := range p.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && !out.IP.IsValid() && (!like.IsValid() || a.Is4() == like.Is4()) {
 			out.IP = a
+		}
+	}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for _, port := range c.Ports {
+			out.Ports = append(out.Ports, fmt.Sprintf("%d/%s", port.ContainerPort, cmp.Or(port.Protocol, corev1.ProtocolTCP)))
 		}
 	}
 	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {

@@ -14,11 +14,13 @@ type Facts struct {
 	Now time.Time
 	// Source and Target are the two pods. If the question was about a Service, Target is one of its pods.
 	Source, Target Pod
-	Name           *Name
-	DNS            *DNS
-	Mirror         *Mirror
-	Slices         *Slices
-	Proxy          *semaphorev1.ProxyHealth
+	// Port is that of the target, such as "8080/TCP"; empty for any.
+	Port   string
+	Name   *Name
+	DNS    *DNS
+	Mirror *Mirror
+	Slices *Slices
+	Proxy  *semaphorev1.ProxyHealth
 	// There is the way from the source's node to the target, and Back that from the target's node to the source.
 	There, Back *Way
 	TargetNode  *Node
@@ -41,6 +43,8 @@ type Pod struct {
 	Node                     string
 	IP                       netip.Addr
 	HostNetwork              bool
+	// Ports are those that its containers declare, such as "8080/TCP". A container may listen on others.
+	Ports []string
 	// Problem is why the pod cannot be an end, such as that it has no IP; empty for none.
 	Problem string
 }

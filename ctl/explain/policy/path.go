@@ -96,6 +96,11 @@ func Judge(f Facts) *Chain {
 		}
 		j.chain.Links = append(j.chain.Links, l)
 	}
+	if declared := f.Target.Ports; f.Port != "" && len(declared) > 0 && !slices.Contains(declared, f.Port) {
+		j.chain.NotRead = append(j.chain.NotRead, fmt.Sprintf("the application: no container of %s declares port %s, "+
+			"but %s; if nothing listens there, correct the targetPort of the Service", f.Target, f.Port,
+			strings.Join(declared, ", ")))
+	}
 	return j.chain
 }
 

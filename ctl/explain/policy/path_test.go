@@ -294,6 +294,22 @@ func TestJudgeUnknown(t *testing.T) {
 	}
 }
 
+// TestPortThatNoContainerDeclares: explain names it, and calls nothing broken, because a container may listen there.
+func TestPortThatNoContainerDeclares(t *testing.T) {
+	f := good()
+	f.Port, f.Target.Ports = "8081/TCP", []string{"8080/TCP", "8081/UDP"}
+	chain := Judge(*f)
+	if chain.Broken() != nil || len(chain.NotRead) != 1 || !strings.Contains(chain.NotRead[0],
+		"c2/shop/echo-1 (10.2.0.5) declares port 8081/TCP, but 8080/TCP, 8081/UDP; ") {
+		t.Errorf("%+v, broken %+v", chain.NotRead, chain.Broken())
+	}
+	for _, declared := range [][]string{nil, {"8081/TCP"}} {
+		if f.Target.Ports = declared; len(Judge(*f).NotRead) != 0 {
+			t.Errorf("with %v: %+v", declared, Judge(*f).NotRead)
+		}
+	}
+}
+
 // TestJudgeImport: a name in clusterset.local leads to a ServiceImport, with its exports and conflicts.
 func TestJudgeImport(t *testing.T) {
 	f := good()
