@@ -2,6 +2,8 @@ package apply
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -60,13 +62,15 @@ func stuck(pod *corev1.Pod) string {
 			return "pod " + pod.Name + ": " + c.Message
 		}
 	}
-	for _, c := range pod.Status.ContainerStatuses {
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch w, last := c.State.Waiting, c.LastTerminationState.Terminated; {
 		case w == nil || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing":
 		case last != nil:
 			return fmt.Sprintf("pod %s: %s: %s ended with code %d: kubectl -n %s logs --previous %s", pod.Name, w.Reason,
-				c.Name,
-				last.ExitCode, pod.Namespace, pod.Name)
+				c.Name, last.ExitCode, pod.Namespace, pod.Name)
+		case strings.Contains(w.Reason, "Image"): // ErrImagePull, ImagePullBackOff, ErrImageNeverPull, InvalidImageName
+			return fmt.Sprintf("pod %s: %s: %s; let node %s pull %s, or install with another --image", pod.Name, w.Reason,
+				w.Message, pod.Spec.NodeName, c.Image)
 		default:
 			return fmt.Sprintf("pod %s: %s: %s", pod.Name, w.Reason, w.Message)
 		}

@@ -54,27 +54,17 @@ type Wishes struct {
 	NodePort int    `json:"nodePort,omitempty"`
 }
 
-// Dropped returns the components that before wanted, and that w, which has a list of its own, does not mention.
-func (w Wishes) Dropped(before Wishes) (out []string) {
-	for _, c := range before.Components {
-		mentioned := slices.Contains(w.Components, c) || slices.Contains(w.Components, "-"+c)
-		if w.Components != nil && !mentioned && !strings.HasPrefix(c, "-") {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
-// Over returns the wishes w, with empty fields taken from before.
+// Over returns the wishes w, with empty fields taken from before. Components that w does not mention stay.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
 	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
 	if w.Features == nil {
 		w.Features = before.Features
 	}
-	if w.Components == nil {
-		w.Components = before.Components
-	}
+	w.Components = append(slices.DeleteFunc(slices.Clone(before.Components), func(c string) bool {
+		name := strings.TrimPrefix(c, "-")
+		return slices.Contains(w.Components, name) || slices.Contains(w.Components, "-"+name)
+	}), w.Components...)
 	for _, s := range []struct{ here, before *[]netip.Prefix }{{&w.PodSubnets, &before.PodSubnets},
 		{&w.ServiceSubnets, &before.ServiceSubnets}, {&w.NodeSubnets, &before.NodeSubnets}} {
 		if *s.here == nil {

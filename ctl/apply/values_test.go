@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
@@ -189,15 +191,11 @@ func TestWishes(t *testing.T) {
 	if diff := cmp.Diff(before, Wishes{}.Over(before), equal); diff != "" {
 		t.Error(diff)
 	}
-	changed := Wishes{Image: "x:2", Components: []string{}}.Over(before)
-	if changed.Image != "x:2" || len(changed.Components) != 0 || changed.Name != "c1" {
+	before.Components = []string{"gke", "mcs", "-monitors"}
+	changed := Wishes{Image: "x:2", Components: []string{"-mcs", "monitors", "dns"}}.Over(before)
+	if got := strings.Join(changed.Components, " "); changed.Image != "x:2" || got != "gke -mcs monitors dns" ||
+		changed.Name != "c1" {
 		t.Errorf("%+v", changed)
-	}
-	had := Wishes{Components: []string{"dns", "gke", "mcs", "-monitors"}}
-	for want, w := range map[string]Wishes{"": {}, "dns mcs": {Components: []string{"-gke", "own-names"}}} {
-		if got := strings.Join(w.Dropped(had), " "); got != want {
-			t.Errorf("%v after %v drops %q, want %q", w.Components, had.Components, got, want)
-		}
 	}
 }
 
@@ -268,6 +266,32 @@ func TestUnready(t *testing.T) {
 			map[string]any{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}}}}}
 	if _, err := Unready(failed); err == nil || !strings.Contains(err.Error(), "BackoffLimitExceeded") {
 		t.Errorf("a Job that failed: %v", err)
+	}
+}
+
+// TestStuck: a pod that cannot run says why, and how to fix what install can fix.
+func TestStuck(t *testing.T) {
+	waits := func(reason, message string) corev1.PodStatus {
+		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", Image: "example.org/image:v2",
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}}
+	}
+	crashed := waits("CrashLoopBackOff", "back-off")
+	crashed.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2}
+	first := corev1.PodStatus{InitContainerStatuses: waits("ErrImageNeverPull", "never").ContainerStatuses}
+	pull := "; let node n1 pull example.org/image:v2, or install with another --image"
+	for want, status := range map[string]corev1.PodStatus{
+		"": waits("ContainerCreating", ""),
+		"pod p: ImagePullBackOff: unknown" + pull:                   waits("ImagePullBackOff", "unknown"),
+		"pod p: ErrImageNeverPull: never" + pull:                    first,
+		"pod p: RunContainerError: no file":                         waits("RunContainerError", "no file"),
+		"pod p: CrashLoopBackOff: agent ended with code 2: kubectl": crashed,
+		"pod p: no node has room": {Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled,
+			Status: corev1.ConditionFalse, Message: "no node has room"}}},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{NodeName: "n1"}, Status: status}
+		if got := stuck(pod); got != want && (want == "" || !strings.HasPrefix(got, want)) {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

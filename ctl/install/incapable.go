@@ -14,13 +14,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// userspace is the component that runs WireGuard where a kernel has none.
-	userspace = "userspace-wireguard"
-	// maxAsked are the agents that are asked at the same time why they are not ready, each askEvery.
-	maxAsked = 4
-	askEvery = 3 * time.Second
-)
+// maxAsked are the agents that are asked at the same time why they are not ready, each askEvery.
+const maxAsked, askEvery = 4, 3 * time.Second
 
 // ready waits until the pods of an object are ready. It ends at once when an agent reports that its node cannot have
 // devices, which only another installation fixes.
@@ -55,27 +50,18 @@ func (i *installation) incapable(ctx context.Context) []show.Finding {
 	})
 	var out []show.Finding
 	for n, s := range answers {
-		out = append(out, lacksWireGuard(i.Cluster.Context, pods[n].Node, i.withUserspace(), s)...)
+		out = append(out, lacksWireGuard(i.Cluster, pods[n].Node, s)...)
 	}
 	return out
 }
 
-// lacksWireGuard returns what an agent reports that a component fixes; fix is the command.
-func lacksWireGuard(context, node, fix string, s *semaphorev1.GetStatusResponse) (out []show.Finding) {
+// lacksWireGuard returns what an agent reports that a component fixes.
+func lacksWireGuard(c *fleet.Cluster, node string, s *semaphorev1.GetStatusResponse) (out []show.Finding) {
 	for _, f := range s.GetFindings() {
 		if f.GetCode() == string(finding.NoWireGuard) {
-			out = append(out, show.Blocker(context, finding.NoWireGuard, "node "+node, fix, "%s",
-				strings.Join(f.GetFirst(), "; ")))
+			out = append(out, show.Blocker(c.Context, finding.NoWireGuard, "node "+node,
+				fleet.CommandFor(c, "install")+" --components userspace-wireguard", "%s", strings.Join(f.GetFirst(), "; ")))
 		}
 	}
 	return out
-}
-
-// withUserspace is the command that installs the same with the component. The flag replaces what was given before.
-func (i *installation) withUserspace() string {
-	components := slices.Clone(i.wishes.Components)
-	if !slices.Contains(components, userspace) {
-		components = append(components, userspace)
-	}
-	return fleet.CommandFor(i.Cluster, "install") + " --components " + strings.Join(components, ",")
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -22,26 +21,19 @@ func TestLacksWireGuard(t *testing.T) {
 		}
 		return s
 	}
-	const install = "semaphorectl install --context c1 --components "
 	for _, test := range []struct {
-		name       string
-		components []string
-		status     *semaphorev1.GetStatusResponse
-		want       []show.Finding
+		name   string
+		status *semaphorev1.GetStatusResponse
+		want   []show.Finding
 	}{
 		{name: "no answer"},
 		{name: "not attached yet", status: of(finding.NotReady)},
 		{name: "another failure", status: of(finding.NotReady, finding.DeviceFailed, finding.Unguarded)},
 		{name: "no WireGuard", status: of(finding.NoWireGuard, finding.NotReady), want: []show.Finding{{
 			Code: finding.NoWireGuard, Level: finding.Error, Side: "c1", Subject: "c1: node n1", Evidence: "why NoWireGuard",
-			Fix: install + "userspace-wireguard"}}},
-		{name: "beside components", components: []string{"own-names", "gke"}, status: of(finding.NoWireGuard),
-			want: []show.Finding{{Code: finding.NoWireGuard, Level: finding.Error, Side: "c1", Subject: "c1: node n1",
-				Evidence: "why NoWireGuard", Fix: install + "own-names,gke,userspace-wireguard"}}},
+			Fix: "semaphorectl install --context c1 --components userspace-wireguard"}}},
 	} {
-		i := &installation{wishes: apply.Wishes{Components: test.components},
-			Applier: &apply.Applier{Cluster: &fleet.Cluster{Context: "c1"}}}
-		if d := cmp.Diff(test.want, lacksWireGuard("c1", "n1", i.withUserspace(), test.status)); d != "" {
+		if d := cmp.Diff(test.want, lacksWireGuard(&fleet.Cluster{Context: "c1"}, "n1", test.status)); d != "" {
 			t.Errorf("%s: %s", test.name, d)
 		}
 	}

@@ -79,7 +79,7 @@ a problem prevents it.`,
 		"of encryption, services and policy (default: all, without Calico all but policy)")
 	f.StringSliceVar(&i.wishes.Components, "components", nil,
 		"directories of deploy/features beyond those that the cluster is found to need or can have, such as own-names; "+
-			"-NAME leaves one out, such as -mcs")
+			"those of earlier runs stay; -NAME leaves one out, such as -mcs")
 	f.StringVar(&i.wishes.Image, "image", "", "`REPOSITORY:TAG` or REPOSITORY@DIGEST (default: that of this release)")
 	f.Var((*prefixesFlag)(&i.wishes.PodSubnets), "pod-subnets", "subnets of the pods (default: as found)")
 	f.Var((*prefixesFlag)(&i.wishes.ServiceSubnets), "service-subnets", "subnets of the Services (default: as found)")
@@ -270,12 +270,6 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	facts.IPs.Prefixes = one.values.NodeSubnets
 	findings = append(findings, found...)
 	if one.before != nil {
-		for _, c := range i.wishes.Dropped(one.before.Wishes) {
-			if !slices.Contains(one.values.Components, c) {
-				one.reasons = append(one.reasons, apply.Reason{Component: c, Without: true,
-					Why: "wanted before; --components replaces that list, so name it again to keep it"})
-			}
-		}
 		for _, f := range one.before.Values.Features {
 			if !one.values.Features.Has(f) {
 				refuse(finding.FeatureRemoved, "features", "follow docs/removal.md#one-feature, or uninstall and install again",
