@@ -394,7 +394,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	// Until the second attempt the informer has nothing to say.
 	connection := testkit.Value(o.kind.connect(t.Context()))(t)
 	o.connection = connection
-	o.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
+	o.reset(cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex))
 	o.synced.Store(true)
 	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
 		t.Fatal("a write that was not answered is no error")

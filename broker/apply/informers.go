@@ -37,6 +37,8 @@ type Watch[T writes.Object] struct {
 	Example   T
 	// Reduce keeps of an object what its readers need. It may change its argument.
 	Reduce func(T) T
+	// Indexers are those of the store; nil for none.
+	Indexers cache.Indexers
 	// Saw receives each change: object is the new state, or the last one of a deleted object; before is the previous
 	// state, nil for a new object.
 	Saw func(before, object T, gone bool)
@@ -51,7 +53,7 @@ func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, err
 			opts.watchError(ctx, string(f.Kind), attempt, err)
 		}), f.ListWatch)
 	informer := cache.NewSharedIndexInformerWithOptions(watched, f.Example,
-		cache.SharedIndexInformerOptions{ObjectDescription: string(f.Kind)})
+		cache.SharedIndexInformerOptions{ObjectDescription: string(f.Kind), Indexers: f.Indexers})
 	if err := informer.SetTransform(func(object any) (any, error) {
 		if o, ok := object.(T); ok {
 			return f.Reduce(o), nil
@@ -133,13 +135,13 @@ func ListWatch[L runtime.Object](api lister[L], which metav1.ListOptions) *cache
 
 // Store is an informer's cache, by names; empty while there is none.
 type Store[T writes.Object] struct {
-	store atomic.Pointer[cache.Store]
+	store atomic.Pointer[cache.Indexer]
 	// KeyOf, if not nil, returns the store's key of a name. It is set before the first use.
 	KeyOf func(name string) string
 }
 
 // Set replaces the store with that of another informer.
-func (i *Store[T]) Set(store cache.Store) { i.store.Store(&store) }
+func (i *Store[T]) Set(store cache.Indexer) { i.store.Store(&store) }
 
 // Get implements writes.Store.
 func (i *Store[T]) Get(name string) (object T, there bool) {
@@ -169,6 +171,21 @@ func (i *Store[T]) All() []T {
 		}
 	}
 	return all
+}
+
+// In returns the objects that an index of the informer has under a value; ok is false without informer or index.
+func (i *Store[T]) In(index, value string) (found []T, ok bool) {
+	store := i.store.Load()
+	if store == nil {
+		return nil, false
+	}
+	objects, err := (*store).ByIndex(index, value)
+	for _, object := range objects {
+		if object, ok := object.(T); ok {
+			found = append(found, object)
+		}
+	}
+	return found, err == nil
 }
 
 // Keys returns the keys of the objects.

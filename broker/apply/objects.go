@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -153,12 +154,11 @@ func (o *Objects[T]) WakeAll() {
 // Owned returns the names of the broker's objects that came from cluster; ok is false until the list is complete. It
 // does not block.
 func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
-	for _, object := range o.owned() {
-		if object.GetLabels()[naming.LabelSourceCluster] == cluster {
-			names = append(names, o.nameOf(object))
-		}
+	objects, ok := o.store.In(byCluster, cluster)
+	for _, object := range objects {
+		names = append(names, o.nameOf(object))
 	}
-	return names, o.Synced()
+	return names, ok && o.Synced()
 }
 
 // Synced reports whether the list of existing objects is complete. Before that nothing is written.
@@ -202,7 +202,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	before := o.owned()
 	o.connMu.Lock()
 	o.connection = connection
-	o.reset(informer.GetStore())
+	o.reset(informer.GetIndexer())
 	o.connMu.Unlock()
 
 	following, stop := Follow(ended, informer)
@@ -249,10 +249,21 @@ func (o *Objects[T]) begin(before []T) {
 	}
 }
 
+// byCluster is the index of objects by the cluster that they came from: each of many remotes asks for its own.
+const byCluster = "cluster"
+
+var clusterIndex = cache.Indexers{byCluster: func(object any) ([]string, error) {
+	labelled, err := meta.Accessor(object)
+	if err != nil {
+		return nil, err
+	}
+	return []string{labelled.GetLabels()[naming.LabelSourceCluster]}, nil
+}}
+
 func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
 	return Watch[T]{
 		Kind: o.kind.Name, ListWatch: listWatch, Example: o.kind.example,
-		Reduce: writes.Reduce[T],
+		Reduce: writes.Reduce[T], Indexers: clusterIndex,
 		Saw: func(_, object T, gone bool) {
 			name := o.nameOf(object)
 			o.machine.Informed(name, object, gone)
@@ -268,7 +279,7 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (c
 }
 
 // reset replaces the informer's store.
-func (o *Objects[T]) reset(store cache.Store) {
+func (o *Objects[T]) reset(store cache.Indexer) {
 	o.store.Set(store)
 	o.machine.Reset()
 }

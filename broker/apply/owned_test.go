@@ -29,7 +29,7 @@ func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 			},
 		}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
 	o.reset(store)
 	testkit.Must(t, store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s",
 		Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}))

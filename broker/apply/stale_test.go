@@ -73,7 +73,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		return object
 	}
 	// The store of an informer that no longer receives anything.
-	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
 	o.reset(store)
 	look := func(object T) {
 		t.Helper()
@@ -84,7 +84,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		t.Helper()
 		list := testkit.Value(cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx,
 			metav1.ListOptions{FieldSelector: "metadata.name=" + name}))(t)
-		objects := cache.NewStore(cache.MetaNamespaceKeyFunc)
+		objects := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
 		for _, item := range items(t, list) {
 			testkit.Must(t, objects.Add(item))
 		}

@@ -157,7 +157,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.store.Set(informer.GetStore())
+	n.store.Set(informer.GetIndexer())
 	ctx, stop := apply.Follow(ctx, informer)
 	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {

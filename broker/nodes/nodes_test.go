@@ -224,7 +224,7 @@ func TestStaleWriter(t *testing.T) {
 	node = testkit.Value(api.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
 	opts, registry := applytest.Options()
 	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, opts)
-	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	n.store.Set(store)
 	testkit.Must(t, store.Add(reduceNode(node)))
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})

@@ -153,7 +153,7 @@ func (d *Drains) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.store.Set(informer.GetStore())
+	d.store.Set(informer.GetIndexer())
 	ctx, stop := apply.Follow(ctx, informer)
 	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {

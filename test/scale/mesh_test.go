@@ -241,7 +241,8 @@ type state struct {
 	p50     time.Duration
 	p99     time.Duration
 	restart time.Duration
-	writes  float64 // after the restart
+	late    time.Duration // a change after the restart
+	writes  float64       // after the restart
 }
 
 // measure measures the broker with the remotes that there are.
@@ -264,7 +265,7 @@ func (m *mesh) measure(endpoints int) (s state) {
 	m.broker.run()
 	m.all("the broker is back", kinds)
 	s.restart = time.Since(began)
-	m.changes(1, endpoints) // what a restart writes is written before
+	s.late = m.changes(1, endpoints)[0] // what a restart writes is written before
 	if s.writes = m.written("") - 1; s.writes > 0 {
 		scrape, err := get("http://" + m.broker.http + "/metrics")
 		must(m.b, err)
@@ -363,5 +364,6 @@ func (m *mesh) report(one, many state, players int, of content) {
 	figure.Report(m.b, "change-p50-ms", milliseconds(many.p50)).Floor(milliseconds(one.p50)).AtMostTimesFloor(1.5)
 	figure.Report(m.b, "change-p99-ms", milliseconds(many.p99)).Floor(milliseconds(one.p99)).AtMostTimesFloor(3)
 	figure.Report(m.b, "restart-s", many.restart.Seconds()).Floor(one.restart.Seconds())
+	figure.Report(m.b, "restart-change-ms", milliseconds(many.late)).Floor(milliseconds(one.late)).AtMost(1000)
 	figure.Report(m.b, "restart-writes", many.writes).AtMost(0)
 }
