@@ -159,10 +159,11 @@ func (s *soak) churnServices(ctx context.Context) error {
 	})
 }
 
-// churnPods makes four pods a second, a hundred of which are a set with a name of its own, and deletes the oldest.
+// churnPods makes ten pods a second, a hundred of which are a set with a name of its own, and deletes the oldest. So the
+// broker's memory of who had an address, which has room for 32,768 changes, is full before the second quarter of 2 h.
 func (s *soak) churnPods(ctx context.Context) error {
 	pods := s.c2.CoreV1().Pods(shop)
-	return every(ctx, time.Second/4, func(i int) error {
+	return every(ctx, time.Second/10, func(i int) error {
 		address := fmt.Sprintf("10.100.%d.%d", 64+i%(1<<14)>>8, i&255)
 		if _, err := pods.Create(ctx, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod-", i),
