@@ -21,14 +21,10 @@ import (
 func TestAddressesThatAPolicyRefuses(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
-		metav1.CreateOptions{})
-	testkit.Must(t, err)
-	keys, err := admin.CoreV1().ConfigMaps("mirrors").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Name: "semaphore-subnets", Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
-	text, err := os.ReadFile("../../deploy/broker/object-writes.yaml")
-	testkit.Must(t, err)
+	kubetest.Namespace(t, admin, "mirrors")
+	keys := kubetest.Create(t, admin.CoreV1().ConfigMaps("mirrors"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: "semaphore-subnets", Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}})
+	text := testkit.Value(os.ReadFile("../../deploy/broker/object-writes.yaml"))(t)
 	for _, document := range strings.Split(string(text), "\n---\n") {
 		if !strings.Contains(document, "\n  name: semaphore-service-addresses\n") {
 			continue
@@ -37,19 +33,17 @@ func TestAddressesThatAPolicyRefuses(t *testing.T) {
 			var b admissionv1.ValidatingAdmissionPolicyBinding
 			testkit.Must(t, yaml.UnmarshalStrict([]byte(document), &b))
 			b.Spec.ParamRef.Namespace = "mirrors"
-			_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, &b, metav1.CreateOptions{})
+			kubetest.Create(t, admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings(), &b)
 		} else {
 			var p admissionv1.ValidatingAdmissionPolicy
 			testkit.Must(t, yaml.UnmarshalStrict([]byte(document), &p))
 			p.Spec.MatchConditions = nil // the test is an administrator
-			_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, &p, metav1.CreateOptions{})
+			kubetest.Create(t, admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), &p)
 		}
-		testkit.Must(t, err)
 	}
 	api := admin.CoreV1().Services("mirrors")
-	client := serviceClient{native[*corev1.Service]{api}, &lacking{refused: map[string]bool{}}}
-	stands, err := client.Create(ctx, service("echo", "c2", 80, false))
-	testkit.Must(t, err)
+	client := serviceClient{inOne[*corev1.Service](api), &lacking{refused: map[string]bool{}}}
+	stands := testkit.Value(client.Create(ctx, service("echo", "c2", 80, false)))(t)
 	testkit.Must(t, api.Delete(ctx, "echo", metav1.DeleteOptions{}))
 	refused := func() error {
 		_, err := api.Create(ctx, withAddresses(service("try", "c2", 80, false), stands),
@@ -66,8 +60,7 @@ func TestAddressesThatAPolicyRefuses(t *testing.T) {
 	}
 
 	keys.Data = map[string]string{"staticServiceIPs": "10.96.0.0/24"}
-	_, err = admin.CoreV1().ConfigMaps("mirrors").Update(ctx, keys, metav1.UpdateOptions{})
-	testkit.Must(t, err)
+	kubetest.Update(t, admin.CoreV1().ConfigMaps("mirrors"), keys)
 	eventually(t, "the policy knows which may be chosen", func() (bool, string) {
 		err := refused()
 		return err == nil, fmt.Sprint(err)

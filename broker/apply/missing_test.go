@@ -59,7 +59,7 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	}
 	stop()
 
-	client := serviceClient{native[*corev1.Service]{api}, &lacking{refused: map[string]bool{}}}
+	client := serviceClient{inOne[*corev1.Service](api), &lacking{refused: map[string]bool{}}}
 	create := func(name string) (*corev1.Service, error) {
 		return client.Create(ctx, withAddresses(service(name, "c2", 80, false), stands))
 	}

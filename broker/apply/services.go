@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -47,7 +47,7 @@ func Services(
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: func(context.Context) (connection[*corev1.Service], error) {
 			return connection[*corev1.Service]{
-				client:    serviceClient{native[*corev1.Service]{api}, lacking},
+				client:    serviceClient{inOne[*corev1.Service](api), lacking},
 				listWatch: ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
 			}, nil
 		},
@@ -269,71 +269,39 @@ func AdoptingServices(
 func EndpointSlices(
 	kube kubernetes.Interface, namespace string, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
-	api := kube.DiscoveryV1().EndpointSlices(namespace)
-	return newObjects(kind[*discoveryv1.EndpointSlice]{
-		Kind:    sliceKind(writes.EndpointSlice),
-		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*discoveryv1.EndpointSlice](api,
-			ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned})),
-	}, desired, options)
+	return slicesIn(kube, namespace, writes.EndpointSlice, writes.Owned, desired, options)
 }
 
 // ImportSlices writes the slices beside ServiceImports, in all namespaces. Their names are NAMESPACE/NAME.
 func ImportSlices(
 	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
-	return slicesOfAll(kube, writes.ImportSlice, writes.OwnedImportSlices, desired, options)
+	return slicesIn(kube, metav1.NamespaceAll, writes.ImportSlice, writes.OwnedImportSlices, desired, options)
 }
 
 // OwnSlices writes the slices under the own names of Services, in all namespaces. Their names are NAMESPACE/NAME.
 func OwnSlices(
 	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
-	return slicesOfAll(kube, writes.OwnSlice, writes.OwnedOwnSlices, desired, options)
+	return slicesIn(kube, metav1.NamespaceAll, writes.OwnSlice, writes.OwnedOwnSlices, desired, options)
 }
 
-func slicesOfAll(
-	kube kubernetes.Interface, name writes.ObjectKind, selector string,
+func slicesIn(
+	kube kubernetes.Interface, namespace string, name writes.ObjectKind, selector string,
 	desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
+	client := native[*discoveryv1.EndpointSlice]{func(of string) typed[*discoveryv1.EndpointSlice] {
+		return kube.DiscoveryV1().EndpointSlices(cmp.Or(namespace, of))
+	}}
+	listWatch := ListWatch(kube.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: selector})
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		Kind:       sliceKind(name),
-		example:    &discoveryv1.EndpointSlice{},
-		everywhere: true,
+		example:    &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
+		everywhere: namespace == metav1.NamespaceAll,
 		connect: func(context.Context) (connection[*discoveryv1.EndpointSlice], error) {
-			return connection[*discoveryv1.EndpointSlice]{
-				client: slicesEverywhere{kube},
-				listWatch: ListWatch(kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
-					metav1.ListOptions{LabelSelector: selector}),
-			}, nil
+			return connection[*discoveryv1.EndpointSlice]{client: client, listWatch: listWatch}, nil
 		},
 	}, desired, options)
-}
-
-// slicesEverywhere writes slices of all namespaces.
-type slicesEverywhere struct{ kube kubernetes.Interface }
-
-func (c slicesEverywhere) in(o *discoveryv1.EndpointSlice) native[*discoveryv1.EndpointSlice] {
-	return native[*discoveryv1.EndpointSlice]{c.kube.DiscoveryV1().EndpointSlices(o.Namespace)}
-}
-
-func (c slicesEverywhere) Get(ctx context.Context, like *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
-	error) {
-	return c.in(like).Get(ctx, like)
-}
-
-func (c slicesEverywhere) Create(ctx context.Context, o *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
-	error) {
-	return c.in(o).Create(ctx, o)
-}
-
-func (c slicesEverywhere) Update(ctx context.Context, o *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
-	error) {
-	return c.in(o).Update(ctx, o)
-}
-
-func (c slicesEverywhere) Delete(ctx context.Context, o *discoveryv1.EndpointSlice) error {
-	return c.in(o).Delete(ctx, o)
 }
 
 // sliceKind returns how slices are compared and merged.
@@ -390,29 +358,30 @@ type typed[T writes.Object] interface {
 	Delete(context.Context, string, metav1.DeleteOptions) error
 }
 
-// native returns the connection to one of Kubernetes' own types, which are always served.
-type native[T writes.Object] struct{ api typed[T] }
+// native writes objects of one of Kubernetes' own types, which are always served.
+type native[T writes.Object] struct {
+	in func(namespace string) typed[T]
+}
 
-func connect[T writes.Object](api typed[T], listWatch *cache.ListWatch) func(context.Context) (connection[T], error) {
-	return func(context.Context) (connection[T], error) {
-		return connection[T]{client: native[T]{api}, listWatch: listWatch}, nil
-	}
+// inOne writes with a client of one namespace.
+func inOne[T writes.Object](api typed[T]) native[T] {
+	return native[T]{func(string) typed[T] { return api }}
 }
 
 func (c native[T]) Get(ctx context.Context, like T) (T, error) {
-	return wrap(c.api.Get(ctx, like.GetName(), metav1.GetOptions{}))
+	return wrap(c.in(like.GetNamespace()).Get(ctx, like.GetName(), metav1.GetOptions{}))
 }
 
 func (c native[T]) Create(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Create(ctx, o, metav1.CreateOptions{FieldManager: writes.FieldManager}))
+	return wrap(c.in(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{FieldManager: writes.FieldManager}))
 }
 
 func (c native[T]) Update(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Update(ctx, o, metav1.UpdateOptions{FieldManager: writes.FieldManager}))
+	return wrap(c.in(o.GetNamespace()).Update(ctx, o, metav1.UpdateOptions{FieldManager: writes.FieldManager}))
 }
 
 func (c native[T]) Delete(ctx context.Context, o T) error {
-	return c.api.Delete(ctx, o.GetName(), writes.DeletePreconditions(o))
+	return c.in(o.GetNamespace()).Delete(ctx, o.GetName(), writes.DeletePreconditions(o))
 }
 
 func wrap[T writes.Object](o T, err error) (T, error) {

@@ -39,12 +39,12 @@ func BenchmarkWrite(b *testing.B) {
 		return append(all, fmt.Sprintf("10.3.%d.%d", version/250, version%250+1))
 	}
 	b.Run("Service", func(b *testing.B) {
-		measureWrites(b, cfg, native[*corev1.Service]{admin.CoreV1().Services("mirrors")},
+		measureWrites(b, cfg, inOne[*corev1.Service](admin.CoreV1().Services("mirrors")),
 			"/api/v1/namespaces/mirrors/services/", "v1", "Service",
 			func(version int) *corev1.Service { return service("s", "c2", int32(1+version%60000), false) }, mergeService)
 	})
 	b.Run("EndpointSlice-100", func(b *testing.B) {
-		measureWrites(b, cfg, native[*discoveryv1.EndpointSlice]{admin.DiscoveryV1().EndpointSlices("mirrors")},
+		measureWrites(b, cfg, inOne[*discoveryv1.EndpointSlice](admin.DiscoveryV1().EndpointSlices("mirrors")),
 			"/apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/", "discovery.k8s.io/v1", "EndpointSlice",
 			func(version int) *discoveryv1.EndpointSlice {
 				return slice("s", "c2", "IPv4", addresses(100, version)...)
