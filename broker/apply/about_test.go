@@ -26,8 +26,7 @@ import (
 func TestClusterID(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	client, err := mcs.New(cfg, "test")
-	testkit.Must(t, err)
+	client := testkit.Value(mcs.New(cfg, "test"))(t)
 	id := func(want string) {
 		t.Helper()
 		testkit.Eventually(t, time.Minute, "the ID", func() error {
@@ -39,7 +38,7 @@ func TestClusterID(t *testing.T) {
 	}
 	id("")
 	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
-	_, err = apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().Create(ctx,
+	kubetest.Create(t, apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(),
 		&apiextensionsv1.CustomResourceDefinition{
 			ObjectMeta: metav1.ObjectMeta{Name: "clusterproperties.about.k8s.io", Annotations: map[string]string{
 				"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/2149"}},
@@ -52,8 +51,7 @@ func TestClusterID(t *testing.T) {
 						Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object",
 							Properties: map[string]apiextensionsv1.JSONSchemaProps{"value": text}}}}}}},
 			},
-		}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+		})
 	properties := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "about.k8s.io",
 		Version: "v1alpha1", Resource: "clusterproperties"})
 	testkit.Eventually(t, time.Minute, "the About API", func() error {
@@ -68,13 +66,9 @@ func TestClusterID(t *testing.T) {
 		var requests kubetest.Requests
 		counted := rest.CopyConfig(cfg)
 		counted.Wrap(requests.Wrap)
-		client, err := mcs.New(counted, "test")
-		testkit.Must(t, err)
-		m := NewMCS(client, slog.Default())
+		m := NewMCS(testkit.Value(mcs.New(counted, "test"))(t), slog.Default())
 		m.aboutEvery = 10 * time.Millisecond
-		ctx, cancel := context.WithCancel(ctx)
-		done := make(chan error, 1)
-		go func() { done <- m.CompareID(ctx, cluster) }()
+		stop := testkit.Run(t, func(ctx context.Context) error { return m.CompareID(ctx, cluster) })
 		asked := 0 // ten requests are several questions: the answers to the first ones have been heeded
 		testkit.Eventually(t, time.Minute, "the problem", func() error {
 			asked += len(requests.Take())
@@ -83,8 +77,7 @@ func TestClusterID(t *testing.T) {
 			}
 			return nil
 		})
-		cancel()
-		<-done
+		stop()
 		if got := m.AboutProblem(); !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("%s: the problem is %q", cluster, got)
 		}

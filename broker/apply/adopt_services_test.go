@@ -21,7 +21,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -60,11 +59,11 @@ func TestHandover(t *testing.T) {
 	h.theirs(old, "c2", "10.2.0.9")
 	h.theirs("c9-shop-73736d-echo", "c9", "10.9.0.1") // of no remote that is configured
 	h.theirGlobal(global, map[string]string{"c2": "10.2.0.1", "c1": "10.1.0.1"})
-	somebodys := testkit.Value(h.admin.CoreV1().Services("mirrors").Create(t.Context(), &corev1.Service{
+	somebodys := kubetest.Create(t, h.admin.CoreV1().Services("mirrors"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-mine", Labels: map[string]string{naming.LabelMirrored: "true",
 			naming.LabelMirrorPrefixSync: "c2"}},
 		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 80}}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	before := h.versions()
 	addresses := map[string]string{echo: h.service(echo).Spec.ClusterIP, global: h.service(global).Spec.ClusterIP}
 
@@ -72,10 +71,7 @@ func TestHandover(t *testing.T) {
 	metadata := metadata.NewForConfigOrDie(cfg)
 	stop, ended := h.start(nil, nil, metadata)
 	h.want(echo, "c2", "10.2.0.1")
-	eventually(t, "what to do is reported", func() (bool, string) {
-		said := strings.Join(finding.Texts(h.ofService.Findings()), "\n")
-		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
-	})
+	reports(t, h.ofService, "set services.adoptFrom: [semaphore-service-mirror] to take it over")
 	<-ended // there is nothing for it to do
 	stop()
 	if after := h.versions(); fmt.Sprint(after) != fmt.Sprint(before) {
@@ -178,7 +174,7 @@ func (h *handover) theirs(name, prefix string, addresses ...string) {
 			"ports": []any{map[string]any{"name": "web", "port": int64(80)}}}},
 	}}
 	endpoints.SetLabels(labels)
-	testkit.Value(h.endpoints.Create(h.t.Context(), endpoints, metav1.CreateOptions{}))(h.t)
+	kubetest.CreateObject(h.t, h.endpoints, endpoints)
 	h.createSlice(name+"-x7", name, "endpointslicemirroring-controller.k8s.io", addresses...)
 }
 
@@ -193,18 +189,17 @@ func (h *handover) theirGlobal(name string, clusters map[string]string) {
 
 func (h *handover) create(name string, labels map[string]string) {
 	h.t.Helper()
-	testkit.Value(h.admin.CoreV1().Services("mirrors").Create(h.t.Context(), &corev1.Service{
+	kubetest.Create(h.t, h.admin.CoreV1().Services("mirrors"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "web", Port: 80}}},
-	}, metav1.CreateOptions{}))(h.t)
+	})
 }
 
 func (h *handover) createSlice(name, service, by string, addresses ...string) {
 	h.t.Helper()
 	s := slice(name, "", "IPv4", addresses...)
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: by}
-	testkit.Value(h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s,
-		metav1.CreateOptions{}))(h.t)
+	kubetest.Create(h.t, h.admin.DiscoveryV1().EndpointSlices("mirrors"), s)
 }
 
 // start runs the loops until stop is called; ended is closed when migrate.Leftovers has ended.
@@ -273,8 +268,7 @@ func (h *handover) says(want ...string) func() (bool, string) {
 
 func (h *handover) service(name string) *corev1.Service {
 	h.t.Helper()
-	s := testkit.Value(h.admin.CoreV1().Services("mirrors").Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
-	return s
+	return kubetest.Get(h.t, h.admin.CoreV1().Services("mirrors"), name)
 }
 
 func (h *handover) endpointsLeft() (names []string) {

@@ -2,13 +2,10 @@ package apply
 
 import (
 	"context"
-	"io"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,7 +13,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 )
 
 // silent is an apiserver whose watch sends nothing, and where somebody deletes each object immediately: what a watch
@@ -78,10 +74,7 @@ func TestAWriteThatTheWatchSkipsIsReconciledAgain(t *testing.T) {
 					observed++
 				}
 			},
-		}, Options{
-			Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
-			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 1,
-		})
+		}, options(t))
 		ctx, cancel := context.WithTimeout(t.Context(), writes.BeliefFor+writes.BeliefFor/2)
 		defer cancel()
 		o.Run(ctx)

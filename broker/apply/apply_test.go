@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -43,10 +44,12 @@ type wanted[T writes.Object] struct {
 	gone map[string]bool
 }
 
-func (w *wanted[T]) set(o T) {
+func (w *wanted[T]) set(o T) { w.put(o.GetName(), o) }
+
+func (w *wanted[T]) put(key string, o T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.objects[o.GetName()] = o
+	w.objects[key] = o
 }
 
 func (w *wanted[T]) unset(name string) {
@@ -72,11 +75,7 @@ func desiredOf[T writes.Object](w *wanted[T]) writes.Desired[T] {
 		Names: func() []string {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			var names []string
-			for name := range w.objects {
-				names = append(names, name)
-			}
-			return names
+			return slices.Collect(maps.Keys(w.objects))
 		},
 		Want: func(name, owner string) writes.Answer[T] {
 			w.mu.Lock()
@@ -102,13 +101,24 @@ func value(t *testing.T, m *Metrics, name string, labels ...string) float64 {
 
 func options(t *testing.T) Options {
 	return Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 4}
+		Log: slog.New(slog.DiscardHandler), Workers: 4}
 }
 
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
 	testkit.Eventually(t, 3*time.Minute, what, testkit.State(f))
+}
+
+// reports waits until one line of the findings has all words.
+func reports[T writes.Object](t *testing.T, o *Objects[T], words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%q is reported", words), func() (bool, string) {
+		lines := finding.Texts(o.Findings())
+		return slices.ContainsFunc(lines, func(line string) bool {
+			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
+		}), fmt.Sprint(lines)
+	})
 }
 
 func bearing(cluster string) map[string]string {
@@ -218,7 +228,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		s.Spec.ExternalIPs = []string{"192.0.2.7"}
 		s.Labels["other"] = "x"
 		s.Annotations = map[string]string{"someone": "else"}
-		testkit.Value(api.Update(ctx, s, metav1.UpdateOptions{}))(t)
+		kubetest.Update(t, api, s)
 		start := time.Now()
 		eventually(t, "restored", func() (bool, string) {
 			s, _ := get("a")
@@ -247,7 +257,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	t.Run("someone else's", func(t *testing.T) {
 		foreign := service("taken", "c2", 99, false)
 		foreign.Labels = map[string]string{"app": "mine"}
-		foreign = testkit.Value(api.Create(ctx, foreign, metav1.CreateOptions{}))(t)
+		foreign = kubetest.Create(t, api, foreign)
 		w.set(service("taken", "c2", 80, false))
 		o.Mark("taken", "c2", time.Now())
 		eventually(t, "reported", func() (bool, string) {
@@ -452,15 +462,10 @@ func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 }
 
 func testCalico(t *testing.T, cfg *rest.Config) {
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	calico := NewCalico(cfg, log)
+	calico := NewCalico(cfg, slog.New(slog.DiscardHandler))
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	o := Sets(calico, nil, d, options(t))
-	set := func(nets ...string) *calicov3.GlobalNetworkSet {
-		return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-web", Labels: bearing("c2")},
-			Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
-	}
-	w.set(set("10.2.0.1/32"))
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32"))
 	stop := testkit.Run(t, o.Run)
 	eventually(t, "it is reported that there is no Calico", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "Calico"), calico.Problem()
@@ -483,23 +488,11 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	}
 	testkit.Run(t, o.Run)
 	client := testkit.Value(kube.Calico(cfg))(t)
-	nets := func() string {
-		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
-			metav1.ListOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		var out []string
-		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
-			out = append(out, s.Name+"="+strings.Join(s.Spec.Nets, ","))
-		}
-		return strings.Join(out, " ")
-	}
 	is := func(want string) func() (bool, string) {
-		return func() (bool, string) { got := nets(); return got == want, got }
+		return func() (bool, string) { got := netsIn(t, client); return got == want, got }
 	}
 	eventually(t, "made", is("c2-shop-web=10.2.0.1/32"))
-	w.set(set("10.2.0.1/32", "10.2.0.2/32"))
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
 	o.Mark("c2-shop-web", "c2", time.Now())
 	eventually(t, "updated", is("c2-shop-web=10.2.0.1/32,10.2.0.2/32"))
 	w.know("c2")

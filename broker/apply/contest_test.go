@@ -3,7 +3,6 @@ package apply
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -26,7 +25,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -40,8 +38,7 @@ func TestInterference(t *testing.T) {
 	kubetest.Namespace(t, admin, "mirrors")
 	client, requests := counted(cfg)
 	opts := options(t)
-	opts.Events = report.NewEvents(admin, "mirrors", nil, prometheus.NewRegistry(),
-		slog.New(slog.NewTextHandler(io.Discard, nil)))
+	opts.Events = eventsOf(admin, "mirrors")
 	testkit.Run(t, opts.Events.Run)
 	w, d := desired[*corev1.Service]()
 	o := Services(client, "mirrors", d, opts)
@@ -94,12 +91,9 @@ func TestInterference(t *testing.T) {
 	requests.Take()
 
 	t.Run("labels, annotations and fields of others stay", func(t *testing.T) {
-		patch(
-			"friend",
-			"kubectl-label",
+		patch("friend", "kubectl-label",
 			`{"metadata":{"labels":{"team":"shop","app.kubernetes.io/name":"x"},`+
-				`"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`,
-		)
+				`"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`)
 		o.Mark("friend", "c2", time.Now())
 		time.Sleep(300 * time.Millisecond)
 		if got := withoutLists(requests.Take()); len(got) > 0 {
@@ -123,12 +117,9 @@ func TestInterference(t *testing.T) {
 			return *get("local").Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyCluster
 		})
 		event("Restored", "service local", "kubectl-edit", "spec.internalTrafficPolicy")
-		patch(
-			"edited",
-			"kubectl-label",
+		patch("edited", "kubectl-label",
 			`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},`+
-				`"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`,
-		)
+				`"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`)
 		withinASecond("all three", func() bool {
 			s := get("edited")
 			return s.Labels["service.kubernetes.io/service-proxy-name"] == "" &&
@@ -267,12 +258,7 @@ func TestInterference(t *testing.T) {
 		began := time.Now()
 		w.set(service("mutated", "c2", 80, false))
 		o.Mark("mutated", "c2", time.Now())
-		eventually(t, "reported", func() (bool, string) {
-			p := finding.Texts(o.Findings())
-			return slices.ContainsFunc(p, func(line string) bool {
-				return strings.Contains(line, "service mutated: a mutating webhook or policy changes spec.sessionAffinity")
-			}), fmt.Sprint(p)
-		})
+		reports(t, o, "service mutated: a mutating webhook or policy changes spec.sessionAffinity")
 		event("Contested", "service mutated", "spec.sessionAffinity")
 		time.Sleep(3 * time.Second)
 		if n := len(withoutLists(requests.Take())); n > inFight(time.Since(began))+3 {
@@ -285,13 +271,7 @@ func TestInterference(t *testing.T) {
 		opts := options(t)
 		o := Services(client, "mirrors", d, opts)
 		testkit.Run(t, o.Run)
-		eventually(t, "reported, with what to do", func() (bool, string) {
-			p := finding.Texts(o.Findings())
-			return slices.ContainsFunc(p, func(line string) bool {
-				return strings.Contains(line, "service unlabelled") &&
-					strings.Contains(line, "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
-			}), fmt.Sprint(p)
-		})
+		reports(t, o, "service unlabelled", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 	})
 	t.Run("a slice whose label is off", func(t *testing.T) {
 		w, d := desired[*discoveryv1.EndpointSlice]()
@@ -318,13 +298,7 @@ func TestInterference(t *testing.T) {
 		started.Events = opts.Events
 		o = EndpointSlices(client, "mirrors", d, started)
 		testkit.Run(t, o.Run)
-		eventually(t, "reported, with what to do", func() (bool, string) {
-			p := finding.Texts(o.Findings())
-			return slices.ContainsFunc(p, func(line string) bool {
-				return strings.Contains(line, "endpointslice one") &&
-					strings.Contains(line, "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
-			}), fmt.Sprint(p)
-		})
+		reports(t, o, "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 		event("NameTaken", "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 		// It helps to do what the status says.
 		testkit.Value(api.Patch(ctx, "one", types.MergePatchType,
@@ -410,7 +384,7 @@ func inFight(long time.Duration) int {
 func mutate(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx := t.Context()
-	testkit.Value(admin.AdmissionregistrationV1().MutatingAdmissionPolicies().Create(ctx,
+	kubetest.Create(t, admin.AdmissionregistrationV1().MutatingAdmissionPolicies(),
 		&admissionv1.MutatingAdmissionPolicy{
 			ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
 			Spec: admissionv1.MutatingAdmissionPolicySpec{
@@ -428,12 +402,12 @@ func mutate(t *testing.T, admin kubernetes.Interface) {
 						Expression: `Object{spec: Object.spec{sessionAffinity: "ClientIP"}}`,
 					}}},
 			},
-		}, metav1.CreateOptions{}))(t)
-	testkit.Value(admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(ctx,
+		})
+	kubetest.Create(t, admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings(),
 		&admissionv1.MutatingAdmissionPolicyBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
 			Spec:       admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "sticky"},
-		}, metav1.CreateOptions{}))(t)
+		})
 	eventually(t, "the policy holds", func() (bool, string) {
 		s := service("mutated", "c2", 80, false)
 		s, err := admin.CoreV1().Services("mirrors").Create(ctx, s, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

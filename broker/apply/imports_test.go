@@ -3,9 +3,7 @@ package apply
 import (
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +27,7 @@ import (
 func TestImportsWithoutDefinitions(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	client, err := mcs.New(cfg, "test")
-	testkit.Must(t, err)
+	client := testkit.Value(mcs.New(cfg, "test"))(t)
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
 	api := NewMCS(client, slog.New(slog.DiscardHandler))
 	w, d := desired[*mcsv1beta1.ServiceImport]()
@@ -40,12 +37,10 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	port := int32(0)
 	change := func() {
 		port++
-		w.mu.Lock()
-		w.objects["default/echo"] = &mcsv1beta1.ServiceImport{
+		w.put("default/echo", &mcsv1beta1.ServiceImport{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "echo", Labels: bearing("c2")},
 			Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP,
-				Ports: []mcsv1beta1.ServicePort{{Port: port, Protocol: "TCP"}}}}
-		w.mu.Unlock()
+				Ports: []mcsv1beta1.ServicePort{{Port: port, Protocol: "TCP"}}}})
 		o.Wake("default/echo")
 	}
 	problem := func(what string, parts ...string) {
@@ -62,8 +57,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	}
 	apply := func() {
 		t.Helper()
-		_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
-		testkit.Must(t, err)
+		testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 	}
 	problem("there are none", "no ServiceImports are written", mcsv1beta1.ServiceExportFullName)
 	apply()
@@ -100,24 +94,15 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 	ctx := t.Context()
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
 	for _, d := range mcstest.V02(t) {
-		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		kubetest.Create(t, crds, d)
 	}
-	var writes atomic.Int64
+	var requests kubetest.Requests
 	counted := rest.CopyConfig(cfg)
-	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.Method != http.MethodGet {
-				writes.Add(1)
-			}
-			return next.RoundTrip(r)
-		})
-	})
-	client, err := mcs.New(counted, "test")
-	testkit.Must(t, err)
+	counted.Wrap(requests.Wrap)
+	client := testkit.Value(mcs.New(counted, "test"))(t)
 	w, d := desired[*mcsv1beta1.ServiceImport]()
 	local := corev1.ServiceInternalTrafficPolicyLocal
-	w.objects["default/echo"] = &mcsv1beta1.ServiceImport{
+	wanted := &mcsv1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "echo", Labels: bearing("c2")},
 		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.0.7"},
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, InternalTrafficPolicy: &local,
@@ -125,13 +110,15 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 		Status: mcsv1beta1.ServiceImportStatus{Clusters: []mcsv1beta1.ClusterStatus{{Cluster: "c2"}},
 			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Ready"}}},
 	}
+	w.put("default/echo", wanted)
 	o := ServiceImports(NewMCS(client, slog.New(slog.DiscardHandler)), d, options(t))
 	testkit.Run(t, o.Run)
 	var have *mcsv1beta1.ServiceImport
 	has := func(what string, is func(*mcsv1beta1.ServiceImport) bool) {
 		t.Helper()
 		eventually(t, what, func() (bool, string) {
-			have, err = client.Imports().Get(ctx, "default", "echo")
+			i, err := client.Imports().Get(ctx, "default", "echo")
+			have = i
 			return err == nil && is(have), fmt.Sprint(have, err)
 		})
 	}
@@ -140,26 +127,22 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 	})
 	first := have.UID
 	// The events of its writes come before those of an import that is wanted later.
-	w.mu.Lock()
-	last := w.objects["default/echo"].DeepCopy()
+	last := wanted.DeepCopy()
 	last.Name = "last"
-	w.objects["default/last"] = last
-	w.mu.Unlock()
+	w.put("default/last", last)
 	o.Wake("default/last")
 	eventually(t, "a later import", func() (bool, string) {
 		i, err := client.Imports().Get(ctx, "default", "last")
 		return err == nil && len(i.Status.Clusters) == 1, fmt.Sprint(i, err)
 	})
-	if n := writes.Load(); n > 4 {
+	if n := len(withoutLists(requests.Take())); n > 4 {
 		t.Errorf("%d writes of two imports and their status", n)
 	}
-	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
-	testkit.Must(t, err)
+	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 	has("all fields", func(i *mcsv1beta1.ServiceImport) bool {
-		w.mu.Lock()
-		w.objects["default/echo"] = w.objects["default/echo"].DeepCopy()
-		w.objects["default/echo"].Spec.Ports[0].Port++
-		w.mu.Unlock()
+		wanted = wanted.DeepCopy()
+		wanted.Spec.Ports[0].Port++
+		w.put("default/echo", wanted)
 		o.Wake("default/echo")
 		return len(i.Spec.IPFamilies) == 1 && i.Spec.InternalTrafficPolicy != nil && len(i.Status.Conditions) == 1
 	})
@@ -167,7 +150,3 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 		t.Error("it is another import")
 	}
 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -1,18 +1,14 @@
 package apply
 
 import (
-	"io"
-	"log/slog"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -27,8 +23,7 @@ func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 				close(observing)
 				<-release
 			},
-		}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
-			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		}, options(t))
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
 	o.reset(store)
 	testkit.Must(t, store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s",

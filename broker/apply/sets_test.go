@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -42,9 +41,37 @@ func globalSet(name string, nets ...string) *calicov3.GlobalNetworkSet {
 		Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 }
 
+// setsIn are the sets that there are.
+func setsIn(t *testing.T, client *kube.CalicoClient) ([]calicov3.GlobalNetworkSet, error) {
+	list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
+		metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.(*calicov3.GlobalNetworkSetList).Items, nil
+}
+
+// netsIn are the sets with their addresses, or why they are not known.
+func netsIn(t *testing.T, client *kube.CalicoClient) string {
+	sets, err := setsIn(t, client)
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for _, s := range sets {
+		out = append(out, s.Name+"="+strings.Join(s.Spec.Nets, ","))
+	}
+	return strings.Join(out, " ")
+}
+
+// eventsOf writes Events into a namespace once it runs.
+func eventsOf(admin kubernetes.Interface, namespace string) *report.Events {
+	return report.NewEvents(admin, namespace, nil, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+}
+
 // quickCalico asks again soon.
 func quickCalico(cfg *rest.Config) *Calico {
-	c := NewCalico(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	c := NewCalico(cfg, slog.New(slog.DiscardHandler))
 	c.again, c.againAfter = 100*time.Millisecond, 100*time.Millisecond
 	return c
 }
@@ -67,22 +94,7 @@ func TestTheServedGroupChanges(t *testing.T) {
 	o := Sets(calico, nil, d, options(t))
 	testkit.Run(t, o.Run)
 
-	sets := func(gv schema.GroupVersion) string {
-		c, err := kube.CalicoIn(cfg, gv)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := cache.ToListerWatcherWithContext(c.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
-			metav1.ListOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		var out []string
-		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
-			out = append(out, s.Name+"="+strings.Join(s.Spec.Nets, ","))
-		}
-		return strings.Join(out, " ")
-	}
+	sets := func(gv schema.GroupVersion) string { return netsIn(t, testkit.Value(kube.CalicoIn(cfg, gv))(t)) }
 	has := func(gv schema.GroupVersion, want string) func() (bool, string) {
 		return func() (bool, string) {
 			got := sets(gv)
@@ -218,18 +230,15 @@ func TestAdoption(t *testing.T) {
 		theirs("of-someone", "", "", "", "10.2.0.5/32"),
 	}
 	all := func() map[string]string {
-		list := testkit.Value(cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx,
-			metav1.ListOptions{}))(t)
 		out := map[string]string{}
-		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
+		for _, s := range testkit.Value(setsIn(t, client))(t) {
 			out[s.Name] = s.ResourceVersion
 		}
 		return out
 	}
 	adoption := func(from ...string) *migrate.Sets {
 		return &migrate.Sets{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"},
-			Events: report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
-				slog.New(slog.NewTextHandler(io.Discard, nil)))}
+			Events: eventsOf(kubernetes.NewForConfigOrDie(cfg), "default")}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 
@@ -237,10 +246,7 @@ func TestAdoption(t *testing.T) {
 	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
 	o := Sets(quickCalico(cfg), adoption(), d, options(t))
 	stop := testkit.Run(t, o.Run)
-	eventually(t, "it is reported whose it is, and what to do", func() (bool, string) {
-		problems := fmt.Sprint(finding.Texts(o.Findings()))
-		return strings.Contains(problems, "sets.adoptFrom: [semaphore-policy]"), problems
-	})
+	reports(t, o, "sets.adoptFrom: [semaphore-policy]") // whose it is, and what to do
 	stop()
 	if now := all(); !maps.Equal(now, before) {
 		t.Fatalf("not asked for, and changed: %v, was %v", now, before)
@@ -343,11 +349,9 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	for name := range managers {
 		want(name, "10.2.0.2/32")
 	}
-	events := report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
-		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	o := Sets(quickCalico(cfg),
 		&migrate.Sets{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain},
-			Remotes: []string{"c2"}, Events: events}, d, options(t))
+			Remotes: []string{"c2"}, Events: eventsOf(kubernetes.NewForConfigOrDie(cfg), "default")}, d, options(t))
 	testkit.Run(t, o.Run)
 	become := func(what, ip string) {
 		t.Helper()
@@ -381,12 +385,8 @@ func TestNetworkSets(t *testing.T) {
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets")
 	admin := kubernetes.NewForConfigOrDie(cfg)
 	ctx := t.Context()
-	namespace := func(name string) {
-		t.Helper()
-		kubetest.Namespace(t, admin, name)
-	}
-	namespace("shop")
-	namespace("bank")
+	kubetest.Namespace(t, admin, "shop")
+	kubetest.Namespace(t, admin, "bank")
 
 	var mu sync.Mutex
 	var known []string
@@ -412,7 +412,7 @@ func TestNetworkSets(t *testing.T) {
 	}
 	eventually(t, "namespaces are known", state("shop", true))
 	eventually(t, "namespaces are known", state("bank", true))
-	namespace("late")
+	kubetest.Namespace(t, admin, "late")
 	eventually(t, "another namespace", state("late", true))
 	// Nobody finishes the deletion here, and nothing can be written there from its beginning on.
 	testkit.Must(t, admin.CoreV1().Namespaces().Delete(ctx, "late", metav1.DeleteOptions{}))
@@ -424,11 +424,7 @@ func TestNetworkSets(t *testing.T) {
 			Spec: calicov3.NetworkSetSpec{Nets: nets}}
 	}
 	w, d := desired[*calicov3.NetworkSet]()
-	put := func(s *calicov3.NetworkSet) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.objects[s.Namespace+"/"+s.Name] = s
-	}
+	put := func(s *calicov3.NetworkSet) { w.put(s.Namespace+"/"+s.Name, s) }
 	put(set("shop", "10.2.0.1/32"))
 	put(set("bank", "10.2.0.2/32"))
 	w.know("c2")

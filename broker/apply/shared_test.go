@@ -27,7 +27,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -173,9 +172,7 @@ func manySets(t *testing.T, s *sharedCause, n int) many {
 			}
 		},
 		have: func(t *testing.T) {
-			list := testkit.Value(cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).
-				ListWithContext(t.Context(), metav1.ListOptions{}))(t)
-			all := list.(*calicov3.GlobalNetworkSetList).Items
+			all := testkit.Value(setsIn(t, client))(t)
 			if len(all) != n {
 				t.Fatalf("there are %d sets, want %d", len(all), n)
 			}
@@ -374,7 +371,7 @@ func awayApiserver(_ *testing.T, s *sharedCause) func() {
 func downWebhook(t *testing.T, s *sharedCause) func() {
 	ctx, api := context.WithoutCancel(t.Context()), s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	url := "https://" + loopback.Address(t)
-	testkit.Value(api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
+	kubetest.Create(t, api, &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
 		Webhooks: []admissionv1.ValidatingWebhook{{
 			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url},
@@ -387,7 +384,7 @@ func downWebhook(t *testing.T, s *sharedCause) func() {
 					Resources: []string{"endpointslices"}},
 			}},
 		}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	s.until(t, s.admin, "failed calling webhook")
 	return func() {
 		testkit.Must(t, api.Delete(ctx, s.namespace, metav1.DeleteOptions{}))
@@ -398,13 +395,13 @@ func downWebhook(t *testing.T, s *sharedCause) func() {
 func fullQuota(t *testing.T, s *sharedCause) func() {
 	ctx, api := t.Context(), s.admin.CoreV1().ResourceQuotas(s.namespace)
 	const counted = "count/endpointslices.discovery.k8s.io"
-	quota := testkit.Value(api.Create(ctx, &corev1.ResourceQuota{
+	quota := kubetest.Create(t, api, &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "none"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{counted: resource.MustParse("0")}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
 		Used: corev1.ResourceList{counted: resource.MustParse("0")}}
-	testkit.Value(api.UpdateStatus(ctx, quota, metav1.UpdateOptions{}))(t)
+	kubetest.UpdateStatus(t, api, quota)
 	s.until(t, s.admin, "exceeded quota: none,")
 	return func() {
 		testkit.Must(t, api.Delete(ctx, "none", metav1.DeleteOptions{}))
@@ -413,20 +410,19 @@ func fullQuota(t *testing.T, s *sharedCause) func() {
 }
 
 func missingRight(t *testing.T, s *sharedCause) func() {
-	ctx := t.Context()
 	s.cfg.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
 	client := kubernetes.NewForConfigOrDie(s.cfg)
 	grant := func(name string, verbs ...string) {
 		t.Helper()
-		testkit.Value(s.admin.RbacV1().Roles(s.namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
+		kubetest.Create(t, s.admin.RbacV1().Roles(s.namespace), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
-			}}, metav1.CreateOptions{}))(t)
-		testkit.Value(s.admin.RbacV1().RoleBindings(s.namespace).Create(ctx, &rbacv1.RoleBinding{
+			}})
+		kubetest.Create(t, s.admin.RbacV1().RoleBindings(s.namespace), &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
 				Name: name},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
-		}, metav1.CreateOptions{}))(t)
+		})
 	}
 	grant("read", "get", "list", "watch")
 	s.until(t, client, "cannot create resource")

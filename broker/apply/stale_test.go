@@ -7,6 +7,7 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -40,12 +41,9 @@ func TestStaleWriter(t *testing.T) {
 			slice("m", "c2", "IPv4", "10.2.0.1"), slice("m", "c2", "IPv4", "10.2.0.2"), slice("m", "c2", "IPv4", "10.2.0.3"))
 	})
 	t.Run("globalnetworkset", func(t *testing.T) {
-		set := func(nets ...string) *calicov3.GlobalNetworkSet {
-			return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")},
-				Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
-		}
 		w, d := desired[*calicov3.GlobalNetworkSet]()
-		stale(t, Sets(calico, nil, d, options(t)), w, set("10.2.0.1/32"), set("10.2.0.2/32"), set("10.2.0.3/32"))
+		stale(t, Sets(calico, nil, d, options(t)), w,
+			globalSet("m", "10.2.0.1/32"), globalSet("m", "10.2.0.2/32"), globalSet("m", "10.2.0.3/32"))
 	})
 	t.Run("ippool", func(t *testing.T) {
 		pool := func(selector string) *calicov3.IPPool {
@@ -65,13 +63,6 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 	connection := testkit.Value(o.kind.connect(ctx))(t)
 	o.connection = connection
 	o.synced.Store(true)
-	must := func(object T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return object
-	}
 	// The store of an informer that no longer receives anything.
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
 	o.reset(store)
@@ -85,7 +76,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		list := testkit.Value(cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx,
 			metav1.ListOptions{FieldSelector: "metadata.name=" + name}))(t)
 		objects := cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex)
-		for _, item := range items(t, list) {
+		for _, item := range testkit.Value(meta.ExtractList(list))(t) {
 			testkit.Must(t, objects.Add(item))
 		}
 		got, ok, _ := objects.GetByKey(writes.KeyOf(want))
@@ -98,8 +89,8 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		}
 	}
 
-	seen := must(connection.client.Create(ctx, first))
-	newer := must(connection.client.Update(ctx, o.kind.Merge(seen, theirs)))
+	seen := testkit.Value(connection.client.Create(ctx, first))(t)
+	newer := testkit.Value(connection.client.Update(ctx, o.kind.Merge(seen, theirs)))(t)
 	look(seen)
 	w.set(mine)
 	if err := done(o.reconcile(ctx, name)); err != nil {
@@ -125,7 +116,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 
 	// And under the name of something new.
 	testkit.Must(t, connection.client.Delete(ctx, newer))
-	another := must(connection.client.Create(ctx, theirs))
+	another := testkit.Value(connection.client.Create(ctx, theirs))(t)
 	for _, then := range []func(){func() { w.set(mine) }, func() { w.unset(name) }} {
 		look(seen)
 		then()
@@ -137,31 +128,4 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 	if n := value(t, o.options.Metrics, "semaphore_broker_writes_total", string(o.kind.Name), "conflict"); n != 4 {
 		t.Errorf("%v conflicts counted, want 4", n)
 	}
-}
-
-// items are those of a list, as informers take them.
-func items(t *testing.T, list any) []any {
-	t.Helper()
-	var out []any
-	switch l := list.(type) {
-	case *corev1.ServiceList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	case *discoveryv1.EndpointSliceList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	case *calicov3.GlobalNetworkSetList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	case *calicov3.IPPoolList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	default:
-		t.Fatalf("a list of %T", list)
-	}
-	return out
 }
