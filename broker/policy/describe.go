@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -117,15 +118,8 @@ func (d *description) addPods(r *remote) {
 
 // CompareDescribed orders the results of Describe.
 func CompareDescribed(a, b *semaphorev1.PolicySet) int {
-	for _, c := range []int{
-		strings.Compare(a.GetCluster(), b.GetCluster()), strings.Compare(a.GetNamespace(), b.GetNamespace()),
-		strings.Compare(a.GetName(), b.GetName()),
-	} {
-		if c != 0 {
-			return c
-		}
-	}
-	return 0
+	return cmp.Or(cmp.Compare(a.GetCluster(), b.GetCluster()), cmp.Compare(a.GetNamespace(), b.GetNamespace()),
+		cmp.Compare(a.GetName(), b.GetName()))
 }
 
 // described collects the description of a set.
@@ -152,10 +146,7 @@ func (d *described) finish() *semaphorev1.PolicySet {
 	for _, name := range slices.SortedFunc(maps.Keys(d.objects), func(a, b string) int {
 		baseA, partA := naming.SplitSetPart(a)
 		baseB, partB := naming.SplitSetPart(b)
-		if c := strings.Compare(baseA, baseB); c != 0 {
-			return c
-		}
-		return partA - partB
+		return cmp.Or(cmp.Compare(baseA, baseB), cmp.Compare(partA, partB))
 	}) {
 		d.set.Objects = append(d.set.Objects, d.objects[name])
 	}

@@ -319,8 +319,7 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return slices.ContainsFunc(e.kinds, func(k *objectKind) bool {
-		return k.guards[cluster] != nil &&
-			k.guards[cluster].Due(e.now())
+		return k.guards[cluster] != nil && k.guards[cluster].Due(e.now())
 	})
 }
 

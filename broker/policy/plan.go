@@ -365,10 +365,7 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 // updateClaim replaces a pod's claim to an IP. The same pod keeps its position.
 func (r *remote) updateClaim(ip netip.Addr, old, now *pod) {
 	claims := r.claims[ip]
-	at := -1
-	if old != nil {
-		at = slices.Index(claims, old)
-	}
+	at := slices.Index(claims, old) // -1 for nil, too
 	has := now != nil && slices.Contains(now.ips, ip)
 	switch {
 	case at >= 0 && has && old.uid == now.uid:
@@ -446,23 +443,19 @@ func (p *Plan) updateClaim(set setRef, claim func(string, setRef), touched map[s
 // namesOfClaimants returns the current names of the sets that claim a preferred name.
 func (p *Plan) namesOfClaimants(plain string) map[setRef]string {
 	all := map[setRef]string{}
-	if winner, ok := p.preferred.Winner(plain); ok {
-		all[winner] = p.baseName(winner)
-	}
-	for _, loser := range p.preferred.Losers(plain) {
-		all[loser] = p.baseName(loser)
+	for _, set := range p.preferred.All(plain) {
+		all[set] = p.baseName(set)
 	}
 	return all
 }
 
 // touchClaimants touches all objects of the sets that claim a preferred name, and returns the sets that lost it.
 func (p *Plan) touchClaimants(name string, touched map[string]bool) (losers []setRef) {
-	if winner, ok := p.preferred.Winner(name); ok {
-		p.touchParts(winner, touched)
+	for _, set := range p.preferred.All(name) {
+		p.touchParts(set, touched)
 	}
 	for _, loser := range p.preferred.Losers(name) {
 		touched[p.fallbackName(loser)] = true
-		p.touchParts(loser, touched)
 	}
 	return p.preferred.Losers(name)
 }
@@ -564,11 +557,6 @@ func (p *Plan) problemsOf(set setRef) []problem.Problem {
 }
 
 // contenders returns the sets that claim a name, as the preferred one or as the fallback.
-func (p *Plan) contenders(name string) (all []setRef) {
-	for _, table := range []*problem.Claims[setRef]{p.preferred, p.fallback} {
-		if winner, ok := table.Winner(name); ok {
-			all = append(append(all, winner), table.Losers(name)...)
-		}
-	}
-	return all
+func (p *Plan) contenders(name string) []setRef {
+	return slices.Concat(p.preferred.All(name), p.fallback.All(name))
 }

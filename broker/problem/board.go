@@ -21,19 +21,14 @@ type Board struct {
 // one Event for each topic. It does not accept an Event while too many of the remote wait.
 type Warn = func(cluster, topic string, reason finding.Code, note string) (accepted bool)
 
-// Publish replaces the summaries of some remotes.
-func (b *Board) Publish(changed map[string]*Summary) {
-	for cluster, s := range changed {
-		b.summaries.Store(cluster, s)
-	}
-}
-
 // Take publishes what changed in a set, and warns about new problems. Within a time, one Event is written for each
 // topic. Remind repeats the warnings that were not accepted.
 func (b *Board) Take(s *Set, warn Warn) {
 	ended := s.ended
 	added, changed := s.Take()
-	b.Publish(changed)
+	for cluster, summary := range changed {
+		b.summaries.Store(cluster, summary)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for p := range ended {

@@ -72,7 +72,7 @@ func (s *Set) Replace(key string, now []Problem) {
 	}
 	for _, p := range was {
 		if !slices.Contains(now, p) {
-			s.remove(key, p)
+			s.remove(p)
 		}
 	}
 	if len(now) == 0 {
@@ -120,7 +120,7 @@ func (r *remote) offer(p Problem) {
 	}
 }
 
-func (s *Set) remove(_ string, p Problem) {
+func (s *Set) remove(p Problem) {
 	r := s.remotes[p.Cluster]
 	s.changed[p.Cluster] = true
 	if s.ended == nil {
