@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,7 +35,7 @@ type Part struct {
 // Push and WaitForRoom are safe for concurrent use, Turn is not.
 type Queue struct {
 	// kinds are the kinds of changes that the engine handles.
-	kinds map[semaphorev1.Kind]bool
+	kinds []semaphorev1.Kind
 	split func([]Change) [][]Change
 
 	mu    sync.Mutex
@@ -62,23 +63,19 @@ type batch struct {
 
 // NewQueue makes an empty queue of an engine that handles changes of some kinds. split splits the changes of one
 // message where they may be applied separately; nil for everywhere.
-func NewQueue(cut func([]Change) [][]Change, kinds ...semaphorev1.Kind) *Queue {
-	q := &Queue{kinds: map[semaphorev1.Kind]bool{}, split: cut, fifos: map[string]*fifo{}, wake: make(chan struct{}, 1)}
-	for _, kind := range kinds {
-		q.kinds[kind] = true
-	}
-	return q
+func NewQueue(split func([]Change) [][]Change, kinds ...semaphorev1.Kind) *Queue {
+	return &Queue{kinds: kinds, split: split, fifos: map[string]*fifo{}, wake: make(chan struct{}, 1)}
 }
 
 // Push appends the changes of a message of a remote. It never blocks.
 func (q *Queue) Push(cluster string, r Result) {
 	b := batch{}
-	if q.kinds[r.Completed] {
+	if slices.Contains(q.kinds, r.Completed) {
 		b.completed = r.Completed
 	}
 	var changes []Change
 	for _, c := range r.Changes {
-		if q.kinds[c.Key.Kind] {
+		if slices.Contains(q.kinds, c.Key.Kind) {
 			changes = append(changes, c)
 			if b.bytes < maxBytes {
 				b.bytes += proto.Size(c.New)
@@ -107,21 +104,13 @@ func (q *Queue) Push(cluster string, r Result) {
 // parts splits the changes of one message into small parts where possible.
 func (q *Queue) parts(changes []Change) [][]Change {
 	const few = turnChanges / 8
-	if len(changes) == 0 {
+	switch {
+	case len(changes) == 0:
 		return [][]Change{nil}
-	}
-	if q.split != nil {
-		if len(changes) <= few {
-			return [][]Change{changes}
-		}
+	case q.split != nil && len(changes) > few:
 		return q.split(changes)
 	}
-	var parts [][]Change
-	for len(changes) > few {
-		parts = append(parts, changes[:few:few])
-		changes = changes[few:]
-	}
-	return append(parts, changes)
+	return slices.Collect(slices.Chunk(changes, few))
 }
 
 // full reports whether a stream of the remote must wait. The caller must hold mu.

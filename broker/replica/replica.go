@@ -36,11 +36,6 @@ func KeyOf(k *semaphorev1.ObjectKey) Key {
 	return Key{k.GetKind(), k.GetNamespace(), k.GetName()}
 }
 
-// proto converts the key for a message.
-func (k Key) proto() *semaphorev1.ObjectKey {
-	return &semaphorev1.ObjectKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
-}
-
 // String returns text such as "service shop/echo" or "node n1".
 func (k Key) String() string {
 	if k.Namespace == "" {
@@ -358,11 +353,7 @@ func (c *contents) refuseAll(key Key, refusals []admission.Refusal, received hel
 			c.refuse(key, refused{as, received.sentDigest, lacks}, received.object != nil)
 		}
 		result.Refused = append(result.Refused, as)
-		result.Responses = append(result.Responses,
-			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-				Refusal: &semaphorev1.Refusal{Key: as.Key.proto(), Revision: received.revision, Code: string(refusal.Code),
-					Reason: refusal.Reason},
-			}})
+		result.refuse(as, received.revision)
 	}
 }
 
@@ -444,11 +435,8 @@ func (s *staging) changed(old map[Key]held, back map[Key]retention) []Change {
 	}
 	var steps []step
 	for key, h := range s.objects {
-		if _, is := back[key]; is {
-			continue
-		}
 		before, had := old[key]
-		if !had || !proto.Equal(before.object, h.object) {
+		if _, is := back[key]; !is && (!had || !proto.Equal(before.object, h.object)) {
 			steps = append(steps, step{h.revision, Change{key, before.object, h.object, s.observed[key]}})
 		}
 	}

@@ -79,6 +79,14 @@ func (r *Result) ack(revision uint64) {
 	}})
 }
 
+// refuse adds the response for an object that was refused at a revision.
+func (r *Result) refuse(o Refused, revision uint64) {
+	key := &semaphorev1.ObjectKey{Kind: o.Key.Kind, Namespace: o.Key.Namespace, Name: o.Key.Name}
+	r.Responses = append(r.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
+		Refusal: &semaphorev1.Refusal{Key: key, Revision: revision, Code: string(o.Code), Reason: o.Reason},
+	}})
+}
+
 // Open begins a session. It does not affect other sessions before its Hello is accepted.
 func (r *Replica) Open() *Session { return &Session{replica: r} }
 
@@ -354,12 +362,7 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 	result.Unchanged = true
 	// Another exporter may have received the refusals.
 	for _, key := range slices.SortedFunc(maps.Keys(k.refused), Key.Compare) {
-		r := k.refused[key]
-		result.Responses = append(result.Responses,
-			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-				Refusal: &semaphorev1.Refusal{Key: r.Key.proto(), Revision: m.GetRevision(), Code: string(r.Code),
-					Reason: r.Reason},
-			}})
+		result.refuse(k.refused[key].Refused, m.GetRevision())
 	}
 	s.replica.releaseConfirmed(k, m.GetKind(), now, result)
 	s.completeKind(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
