@@ -32,12 +32,10 @@ func (s *Server) reviewUntilEnd(a *attachment) {
 	doubted := false
 	life := maxStreamAge/2 + rand.N(maxStreamAge/2)
 	for {
-		timer := time.NewTimer(wait)
 		select {
 		case <-a.ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 		a.mu.Lock()
 		token := a.token

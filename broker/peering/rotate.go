@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -47,16 +46,13 @@ func (s *Session) nextRotation() *Frame {
 func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration,
 	force bool) []*semaphorev1.NodeRotation {
 	attached := s.byNode()
-	wanted := map[string]bool{}
-	for _, name := range nodes {
-		wanted[name] = true
-	}
-	if within == nil && len(wanted) > 1 {
-		within = durationpb.New(time.Duration(len(wanted)) * rotateInterval)
+	nodes = slices.Compact(slices.Sorted(slices.Values(nodes)))
+	if within == nil && len(nodes) > 1 {
+		within = durationpb.New(time.Duration(len(nodes)) * rotateInterval)
 	}
 	m := &semaphorev1.RotateKey{Cluster: cluster, Within: within, Force: force}
-	out := make([]*semaphorev1.NodeRotation, 0, len(wanted))
-	for name := range wanted {
+	out := make([]*semaphorev1.NodeRotation, 0, len(nodes))
+	for _, name := range nodes {
 		r := &semaphorev1.NodeRotation{Node: name}
 		out = append(out, r)
 		a := attached[name]
@@ -76,6 +72,5 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 			a.wake()
 		}
 	}
-	slices.SortFunc(out, func(a, b *semaphorev1.NodeRotation) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }

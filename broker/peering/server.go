@@ -304,7 +304,7 @@ func (s *Server) KnowsNetwork(node string) bool {
 	now := s.options.Network(node)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return now != nil && a.session.sentNetwork() == now
+	return now != nil && a.session.networkSent == now
 }
 
 func (s *Server) readNetwork(a *attachment) {
@@ -422,13 +422,11 @@ func (s *Server) current(a *attachment) bool {
 // send sends the state and then its changes until the stream ends.
 func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	semaphorev1.AttachResponse]) error {
-	timer := time.NewTimer(helloTimeout)
-	defer timer.Stop()
-	noHello := timer.C
+	noHello := time.After(helloTimeout)
 	for {
 		a.mu.Lock()
 		frame, err := a.session.Next()
-		changed, greeted := a.session.changes(), a.session.hello != nil
+		changed, greeted := a.session.changed, a.session.hello != nil
 		a.mu.Unlock()
 		if err != nil {
 			return err
@@ -456,19 +454,8 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 // Status returns the status of the agent on each of the given nodes, and on any other node that has one. exempt returns
 // why no agent is expected on a node; empty if one is.
 func (s *Server) Status(nodes []string, exempt func(node string) string) []*semaphorev1.NodeStatus {
-	attached := s.attachments()
 	byNode := map[string]*semaphorev1.NodeStatus{}
-	has := s.byNode()
-	for _, name := range nodes {
-		if has[name] != nil {
-			continue
-		}
-		byNode[name] = &semaphorev1.NodeStatus{Node: name, Problems: []string{"no agent is attached"}}
-		if why := exempt(name); why != "" {
-			byNode[name] = &semaphorev1.NodeStatus{Node: name, WithoutEncryption: why}
-		}
-	}
-	for _, a := range attached {
+	for _, a := range s.attachments() {
 		out := &semaphorev1.NodeStatus{
 			Node: a.agent.Node, Attached: true, Since: timestamppb.New(a.since),
 		}
@@ -484,6 +471,15 @@ func (s *Server) Status(nodes []string, exempt func(node string) string) []*sema
 		a.mu.Unlock()
 		out.Behind = uint64(s.options.State.journal.Pending(applied))
 		byNode[a.agent.Node] = out
+	}
+	for _, name := range nodes {
+		if byNode[name] != nil {
+			continue
+		}
+		byNode[name] = &semaphorev1.NodeStatus{Node: name, Problems: []string{"no agent is attached"}}
+		if why := exempt(name); why != "" {
+			byNode[name] = &semaphorev1.NodeStatus{Node: name, WithoutEncryption: why}
+		}
 	}
 	out := make([]*semaphorev1.NodeStatus, 0, len(byNode))
 	withProblems := 0

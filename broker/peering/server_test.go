@@ -106,11 +106,10 @@ func newBench(t *testing.T) *bench {
 		state: NewState()}
 	b.admin = kubernetes.NewForConfigOrDie(b.rest)
 	kubetest.NoLeaks(t, b.rest)
-	ctx := t.Context()
 	kubetest.Namespace(t, b.admin, "semaphore")
 	for _, name := range []string{"semaphore-agent", "other"} {
-		testkit.Value(b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
-			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+		kubetest.Create(t, b.admin.CoreV1().ServiceAccounts("semaphore"),
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	client := b.start(b.admin)
 	b.server, b.conn, b.dial = client.server, client.conn, client.dial
@@ -139,9 +138,8 @@ func (b *bench) start(kube kubernetes.Interface) running {
 
 func (b *bench) node(name string) *corev1.Node {
 	b.t.Helper()
-	n := testkit.Value(b.admin.CoreV1().Nodes().Create(b.t.Context(),
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
-		metav1.CreateOptions{}))(b.t)
+	n := kubetest.Create(b.t, b.admin.CoreV1().Nodes(),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	b.nodes.mu.Lock()
 	b.nodes.uids[name] = n.UID
 	b.nodes.mu.Unlock()
@@ -150,12 +148,11 @@ func (b *bench) node(name string) *corev1.Node {
 
 func (b *bench) pod(name, node, account string) *corev1.Pod {
 	b.t.Helper()
-	p := testkit.Value(b.admin.CoreV1().Pods("semaphore").Create(b.t.Context(), &corev1.Pod{
+	return kubetest.Create(b.t, b.admin.CoreV1().Pods("semaphore"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account,
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
-	}, metav1.CreateOptions{}))(b.t)
-	return p
+	})
 }
 
 // token is one of account, for audience (none for the apiserver's own), bound to pod (nil for nothing).
@@ -322,7 +319,7 @@ func TestAdmission(t *testing.T) {
 		pod := b.pod("ends", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
 		pod.Status.Phase = corev1.PodFailed
-		testkit.Value(b.admin.CoreV1().Pods("semaphore").UpdateStatus(ctx, pod, metav1.UpdateOptions{}))(t)
+		kubetest.UpdateStatus(t, b.admin.CoreV1().Pods("semaphore"), pod)
 		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied ||
 			!strings.Contains(err.Error(), "ends") {
 			t.Errorf("%v", err)

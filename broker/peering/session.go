@@ -34,7 +34,7 @@ const (
 //
 //	s := state.Open(cluster, node, configured)
 //	received, err := s.Receive(m)   for each message of the agent; an error ends the stream
-//	frame, err := s.Next()          until it is nil, after each Receive and whenever changes() is closed
+//	frame, err := s.Next()          until it is nil, after each Receive and whenever changed is closed
 type Session struct {
 	state      *State
 	cluster    string
@@ -186,17 +186,11 @@ func (s *Session) sameNetwork() bool {
 	return true
 }
 
-// sentNetwork returns the last pod network that was sent; nil for none.
-func (s *Session) sentNetwork() *semaphorev1.NodeNetwork { return s.networkSent }
-
 // Applied returns the revision up to which the agent has applied everything to its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
 
 // Counts returns what was sent so far.
 func (s *Session) Counts() Counts { return s.counts }
-
-// changes returns a channel that is closed when the state changes after Next returned nil.
-func (s *Session) changes() <-chan struct{} { return s.changed }
 
 // Receive handles one message of the agent. An error is a gRPC status and ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
@@ -293,7 +287,7 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	return out, nil
 }
 
-// Next returns the next message to send; nil if there is none until changes() is closed or the agent sends something.
+// Next returns the next message to send; nil if there is none until changed is closed or the agent sends something.
 // An error is a gRPC status and ends the stream.
 func (s *Session) Next() (*Frame, error) {
 	if s.hello == nil {

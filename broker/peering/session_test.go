@@ -88,7 +88,7 @@ func TestSession(t *testing.T) {
 	equal(t, "nothing known", said(t, session), "attached n1 resumed=false; synced 0 []")
 	become(s, "c2", meshOf("c2", "a 1", "b 2"), nil)
 	select {
-	case <-session.changes():
+	case <-session.changed:
 	default:
 		t.Error("the wait for c2 was not ended")
 	}
@@ -100,7 +100,7 @@ func TestSession(t *testing.T) {
 	equal(t, "what was superseded", said(t, session), "5:-c2/b 7:c2/a=5")
 	become(s, "c2", meshOf("c2", "a 5"), nil)
 	select {
-	case <-session.changes():
+	case <-session.changed:
 		t.Error("woken for nothing")
 	default:
 	}

@@ -208,8 +208,7 @@ func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 		}
 	}
 	slices.SortFunc(peers, func(a, b *semaphorev1.Peer) int {
-		return cmp.Compare(a.GetKey().GetNode(),
-			b.GetKey().GetNode())
+		return cmp.Compare(a.GetKey().GetNode(), b.GetKey().GetNode())
 	})
 	return peers
 }
