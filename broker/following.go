@@ -195,7 +195,7 @@ func (f *following) report(ctx context.Context, b *broker) {
 	}
 	objects, _ := f.Objects()
 	links := map[string]*semaphorev1.LinkStatus{}
-	all := b.federation.Links()
+	all := b.federation.Status()
 	for _, link := range all {
 		links[link.GetCluster()] = link
 	}

@@ -80,7 +80,7 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 		found = append(found, f.findings()...)
 	}
 	if b := p.leading.Load(); leads && b != nil {
-		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
+		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Status(), b.leading.Load().DrainsStatus()
 		b.propagation.AddTo(out.Links)
 		if b.engines.services != nil {
 			out.MultiCluster = b.engines.services.MultiCluster()

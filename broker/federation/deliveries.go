@@ -1,7 +1,6 @@
 package federation
 
 import (
-	"sync"
 	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -17,30 +16,21 @@ const (
 	maxDeliveryProblem = 200
 )
 
-// deliveries are the own exporter's last report of its deliveries to the brokers of other clusters.
+// deliveries are a report, by cluster; immutable.
 type deliveries struct {
-	mu sync.Mutex
-	// at is zero if there was no report, because the exporter's version sends none or no exporter is connected.
 	at  time.Time
 	all map[string]*semaphorev1.Delivery
 }
 
-func (d *deliveries) set(now time.Time, all []*semaphorev1.Delivery) {
+func (s *Server) setDeliveries(now time.Time, all []*semaphorev1.Delivery) {
 	if len(all) == 0 {
 		return // the exporter's version sends no reports; one that does publishes to another cluster, too
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.at, d.all = now, map[string]*semaphorev1.Delivery{}
+	d := &deliveries{now, map[string]*semaphorev1.Delivery{}}
 	for _, one := range all {
 		d.all[one.GetCluster()] = one
 	}
-}
-
-func (d *deliveries) read() (at time.Time, all map[string]*semaphorev1.Delivery) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.at, d.all
+	s.deliveries.Store(d)
 }
 
 // Undelivered returns the configured remotes that do not receive what this cluster publishes, as far as is known, with
@@ -48,22 +38,25 @@ func (d *deliveries) read() (at time.Time, all map[string]*semaphorev1.Delivery)
 // remote's exporter indicates it: when the network between two clusters fails, both streams end. The text does not
 // change while the cause is the same.
 func (s *Server) Undelivered(now time.Time) map[string]string {
-	at, reported := s.deliveries.read()
+	last := s.deliveries.Load()
 	own := s.all()[s.options.Cluster]
 	out := map[string]string{}
 	for cluster, l := range s.all() {
 		if l == own {
 			continue
 		}
-		one := reported[cluster]
+		var one *semaphorev1.Delivery
+		if last != nil {
+			one = last.all[cluster]
+		}
 		switch {
-		case own != nil && at.IsZero() && !own.connected(), !at.IsZero() && now.Sub(at) > deliveriesValid:
+		case own != nil && last == nil && !own.isConnected.Load(), last != nil && now.Sub(last.at) > deliveriesValid:
 			out[cluster] = "this cluster's own exporter, which knows whether the remote's broker acknowledges, is not " +
 				"connected to this broker"
-		case at.IsZero() && !l.connected():
+		case last == nil && !l.isConnected.Load():
 			out[cluster] = "the remote's exporter is not connected to this broker, and this cluster's exporter does not " +
 				"report its deliveries"
-		case at.IsZero(), one.GetAcknowledged():
+		case last == nil, one.GetAcknowledged():
 		case one == nil:
 			out[cluster] = "this cluster's exporter does not publish to the remote's broker"
 		default:
@@ -75,5 +68,3 @@ func (s *Server) Undelivered(now time.Time) map[string]string {
 	}
 	return out
 }
-
-func (l *link) connected() bool { return l.isConnected.Load() }

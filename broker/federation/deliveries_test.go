@@ -46,7 +46,7 @@ func TestUndelivered(t *testing.T) {
 			}
 			connect("c2", c.remoteConnected)
 			connect("c1", c.ownConnected)
-			s.deliveries.set(now.Add(-c.age), c.said)
+			s.setDeliveries(now.Add(-c.age), c.said)
 			got := s.Undelivered(now)
 			if why, is := got["c2"]; is != c.undelivered || is && why == "" || len(got) > 1 {
 				t.Errorf("%q", got)

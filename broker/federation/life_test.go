@@ -1,6 +1,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -58,6 +60,7 @@ func (c *call) Send(*semaphorev1.PublishResponse) error {
 func begun(options Options, remotes []config.Remote, own *config.Remote, to Engines) *Server {
 	options.Cluster, options.Recorder, options.Log = "c1", debug.NewRecorder("broker", "c1", ""),
 		slog.New(slog.DiscardHandler)
+	options.Metrics = cmp.Or(options.Metrics, NewMetrics(prometheus.NewRegistry()))
 	s := New(options)
 	if to.Sink == nil {
 		to.Sink = taker{}

@@ -9,7 +9,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Metrics are the metrics of remote clusters. A nil Metrics records nothing.
+// Metrics are the metrics of remote clusters.
 type Metrics struct {
 	reg          prometheus.Registerer
 	refusedTotal *prometheus.CounterVec
@@ -40,19 +40,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 func (m *Metrics) refused(cluster string, r replica.Refused) {
-	if m != nil {
-		kind := "unknown" // a remote could make up any number of kinds
-		if slices.Contains(semaphorev1.Kinds, r.Key.Kind) {
-			kind = semaphorev1.KindName(r.Key.Kind)
-		}
-		m.refusedTotal.WithLabelValues(cluster, kind, string(r.Code)).Inc()
+	kind := "unknown" // a remote could make up any number of kinds
+	if slices.Contains(semaphorev1.Kinds, r.Key.Kind) {
+		kind = semaphorev1.KindName(r.Key.Kind)
 	}
+	m.refusedTotal.WithLabelValues(cluster, kind, string(r.Code)).Inc()
 }
 
 func (m *Metrics) change(cluster string, c replica.Change) {
-	if m == nil {
-		return
-	}
 	op := "upsert"
 	if c.New == nil {
 		op = "delete"
@@ -62,21 +57,14 @@ func (m *Metrics) change(cluster string, c replica.Change) {
 
 // Forget deletes the series of a remote that is no longer configured.
 func (m *Metrics) Forget(cluster string) {
-	if m == nil {
-		return
-	}
 	for _, v := range []*prometheus.CounterVec{m.refusedTotal, m.changesTotal, m.limitedTotal} {
 		v.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
 	}
 }
 
 func (m *Metrics) limited(cluster, limit string) {
-	if m != nil {
-		m.limitedTotal.WithLabelValues(cluster, limit).Inc()
-	}
+	m.limitedTotal.WithLabelValues(cluster, limit).Inc()
 }
-
-func (m *Metrics) links(s *Server) { m.reg.MustRegister(collector{s}) }
 
 var (
 	connectedDesc = prometheus.NewDesc("semaphore_broker_connected",

@@ -88,16 +88,13 @@ func (s *Server) labelDomainsProblem(l *link) string {
 	if l.current == nil {
 		return ""
 	}
-	theirs := l.current.session.Hello().GetLabelDomains()
-	if len(theirs) == 0 || len(s.options.LabelDomains) == 0 || sameDomains(theirs, s.options.LabelDomains) {
+	theirs, ours := l.current.session.Hello().GetLabelDomains(), s.options.LabelDomains
+	if len(theirs) == 0 || len(ours) == 0 ||
+		slices.Equal(slices.Sorted(slices.Values(theirs)), slices.Sorted(slices.Values(ours))) {
 		return ""
 	}
 	const most = 8
 	return fmt.Sprintf("cluster %s finds the pods of sets by labels of %.500q, and sets have labels of %q here: "+
 		"policies select by the latter; set labelDomains of both to the same domains",
-		l.cluster, strings.Join(theirs[:min(len(theirs), most)], ", "), strings.Join(s.options.LabelDomains, ", "))
-}
-
-func sameDomains(a, b []string) bool {
-	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+		l.cluster, strings.Join(theirs[:min(len(theirs), most)], ", "), strings.Join(ours, ", "))
 }

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -96,7 +95,7 @@ func slowServer(members int) *Server {
 				MebibytesPerKind: 64},
 		})
 	}
-	return begun(Options{Metrics: NewMetrics(prometheus.NewRegistry())}, remotes, nil, Engines{})
+	return begun(Options{}, remotes, nil, Engines{})
 }
 
 // R5: a snapshot is not paced, changes beyond the burst are, and another remote does not wait for them.

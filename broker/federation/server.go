@@ -88,7 +88,9 @@ type Server struct {
 	// engines receive what is held of the remotes; nil before Begin.
 	engines *Engines
 
-	deliveries deliveries
+	// deliveries are the own exporter's last report of its deliveries to the brokers of other clusters; nil for none,
+	// because the exporter's version sends none or no exporter is connected.
+	deliveries atomic.Pointer[deliveries]
 	sources    sources
 }
 
@@ -159,9 +161,7 @@ func (st *stream) stop(why error) {
 func New(options Options) *Server {
 	s := &Server{options: options}
 	s.links.Store(&map[string]*link{})
-	if options.Metrics != nil {
-		options.Metrics.links(s)
-	}
+	options.Metrics.reg.MustRegister(collector{s})
 	return s
 }
 
@@ -174,48 +174,34 @@ func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit r
 		kinds:   kinds,
 		replica: replica.New(remote.Name, s.options.Cluster, program.Version, admit),
 		since:   time.Now(),
-		changes: limiter(changesOf(remote.Limits)),
-		bytes:   limiter(bytesOf(remote.Limits)),
-		streams: limiter(streamsOf(remote.Limits)),
+		brake:   s.options.Brake,
 	}
+	l.limit(remote.Limits)
 	l.replica.SetLimits(remote.Limits, s.options.Brake)
 	l.lastPayload.Store(&time.Time{})
-	l.brake = s.options.Brake
 	return l
 }
 
-// changesOf, bytesOf and streamsOf return the rate per second, and the burst, of each.
-func changesOf(l config.Limits) (rate.Limit, int) {
-	return limitOf(float64(l.ChangesPerSecond), burst*l.ChangesPerSecond)
-}
-
-func bytesOf(l config.Limits) (rate.Limit, int) {
-	return limitOf(float64(l.KibibytesPerSecond<<10), config.ByteBurst*l.KibibytesPerSecond<<10)
-}
-
-func streamsOf(l config.Limits) (rate.Limit, int) {
-	return limitOf(float64(l.StreamsPerMinute)/60, l.StreamsPerMinute)
-}
-
-// limitOf returns the limit for a rate per second; 0 is no limit.
-func limitOf(perSecond float64, burst int) (rate.Limit, int) {
-	if perSecond == 0 {
-		return rate.Inf, 1
-	}
-	return rate.Limit(perSecond), burst
-}
-
-// limiter returns a new limiter with a full bucket.
-func limiter(limit rate.Limit, burst int) *rate.Limiter { return rate.NewLimiter(limit, burst) }
-
+// limit makes or changes the limiters of the link; a new one has a full bucket.
 func (l *link) limit(limits config.Limits) {
-	for _, set := range []struct {
-		limiter *rate.Limiter
-		to      func(config.Limits) (rate.Limit, int)
-	}{{l.changes, changesOf}, {l.bytes, bytesOf}, {l.streams, streamsOf}} {
-		limit, burst := set.to(limits)
-		set.limiter.SetLimit(limit)
-		set.limiter.SetBurst(burst)
+	for _, of := range []struct {
+		limiter   **rate.Limiter
+		perSecond float64
+		burst     int
+	}{
+		{&l.changes, float64(limits.ChangesPerSecond), burst * limits.ChangesPerSecond},
+		{&l.bytes, float64(limits.KibibytesPerSecond << 10), config.ByteBurst * limits.KibibytesPerSecond << 10},
+		{&l.streams, float64(limits.StreamsPerMinute) / 60, limits.StreamsPerMinute},
+	} {
+		limit := rate.Limit(of.perSecond)
+		if limit == 0 { // no limit
+			limit, of.burst = rate.Inf, 1
+		}
+		if *of.limiter == nil {
+			*of.limiter = rate.NewLimiter(limit, of.burst)
+		}
+		(*of.limiter).SetLimit(limit)
+		(*of.limiter).SetBurst(of.burst)
 	}
 }
 
@@ -321,8 +307,7 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	semaphorev1.PublishResponse]) error {
 	in := newInbox()
 	go in.fill(call)
-	noHello := time.NewTimer(helloTimeout)
-	defer noHello.Stop()
+	noHello := time.After(helloTimeout)
 	var acks replica.Acks
 	acknowledge := func() error {
 		if m := acks.Flush(time.Now()); m != nil {
@@ -339,7 +324,7 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		case m, more = <-in.messages:
 		case <-st.ended:
 			return st.reason
-		case <-noHello.C:
+		case <-noHello:
 			if st.session.Hello() == nil {
 				return status.Errorf(codes.DeadlineExceeded, "no hello within %s", helloTimeout)
 			}
@@ -405,15 +390,12 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 					return err
 				}
 			}
-			timer := time.NewTimer(delay)
 			select {
-			case <-timer.C:
+			case <-time.After(delay):
 			case <-st.ended:
-				timer.Stop()
 				reserved.Cancel()
 				return st.reason
 			case <-ctx.Done():
-				timer.Stop()
 				reserved.Cancel()
 				return errDisconnected
 			}
@@ -513,7 +495,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 		}
 	}
 	if m.GetHeartbeat() != nil && err == nil && st.session.Current() && l.cluster == s.options.Cluster {
-		s.deliveries.set(now, m.GetHeartbeat().GetDeliveries())
+		s.setDeliveries(now, m.GetHeartbeat().GetDeliveries())
 	}
 	s.deliver(l, result)
 	beat := err == nil && m.GetHeartbeat() != nil && st.session.Live() && l.to != nil
@@ -791,12 +773,4 @@ func (l *link) retainedProblem(kind semaphorev1.Kind) string {
 	}
 	return fmt.Sprintf("retained since %s, %s: cluster %s has withdrawn %s",
 		back.Since.UTC().Format(time.RFC3339), l.brake.Until(l.cluster), l.cluster, strings.Join(names, ", "))
-}
-
-// Links returns the status of the links of all remotes.
-func (s *Server) Links() (links []*semaphorev1.LinkStatus) {
-	for _, v := range s.views() {
-		links = append(links, proto.CloneOf(v.status))
-	}
-	return links
 }
