@@ -53,9 +53,7 @@ func TestAwait(t *testing.T) {
 			c.apply("c3", offers("10.4.0.1")...)
 			c.heard("c3")
 			c.Is("c3 is heard", shared, gone)
-			if wrote := c.Wrote(); len(wrote) > 0 {
-				t.Errorf("%q was written", wrote)
-			}
+			c.writes("c3 is heard")
 			c.apply("c3", has("10.4.0.1 10.4.0.2"))
 			c.Is("c3 has more", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
 			c.follow(c.SetGone("c2", true, c.Now))
@@ -100,9 +98,7 @@ func TestAwaitUsesAnUnusedClusterThatWasNotGone(t *testing.T) {
 			c.Wrote()
 			c = c.restartedAwaiting(taken)
 			c.Is("a broker begins", glEcho, notNeeded)
-			if wrote := c.Wrote(); len(wrote) > 0 {
-				t.Errorf("%q was written", wrote)
-			}
+			c.writes("a broker begins")
 			c.apply("c1", offering(settled(k.settings), "10.1.0.1?")...)
 			c.Is("the own pods fail", glEcho, k.want)
 		})
@@ -154,9 +150,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	n.Take(c.Cluster)
 	n.follow(n.Begin(n.Now))
 	n.Is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
-	if wrote := n.Wrote(); len(wrote) > 0 {
-		t.Errorf("%q was written", wrote)
-	}
+	n.writes("as it was")
 	n.follow(n.SetDrains(choice.Drains{}, n.Now))
 	n.Is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 }
@@ -220,9 +214,7 @@ func TestTwoLastResorts(t *testing.T) {
 			c.Is("a broker begins", shared, used)
 			c.follow(c.SetGone("c2", true, c.Now))
 			c.Is("one is known to be gone", shared, used)
-			if wrote := c.Wrote(); len(wrote) > 0 {
-				t.Errorf("%q was written", wrote)
-			}
+			c.writes("one is known to be gone")
 			c.follow(c.SetGone("c3", false, c.Now))
 			c.Is("the other is there", shared, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
 		})

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -126,8 +125,7 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 	p.apply("c2", svc("shop", "echo", global()), slc("shop", "a", other))
 	p.Is("another name", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1")))
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p.Is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
 }
 
@@ -139,8 +137,7 @@ func TestPodsOfTwoFamilies(t *testing.T) {
 	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"),
 		slc("shop", "six", six))...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p.Is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
 }
 
@@ -184,17 +181,14 @@ func TestPreference(t *testing.T) {
 	p.Wrote()
 	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2?")))
 	p.Is("one is not enough", glEcho, "c1-1: 10.1.0.1 10.1.0.2?; c2-1: 10.2.0.1")
-	if got := p.Wrote(); !slices.Equal(got, []string{glEcho + "-c1-1", glEcho + "-c2-1"}) {
-		t.Errorf("wrote %v", got)
-	}
+	p.writes("one is not enough", glEcho+"-c1-1", glEcho+"-c2-1")
 	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2")))
 	p.Is("enough again, for now", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
 	_, due, _ := p.Slice(glEcho + "-c2-1")
 	if !due.Equal(p.Now.Add(30 * time.Second)) {
 		t.Errorf("due %v", due)
 	}
-	p.Now = p.Now.Add(29 * time.Second)
-	p.follow(p.Due(p.Now))
+	p.later(29 * time.Second)
 	p.Is("enough for a while", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
 	p.Now = p.Now.Add(time.Second)
 	if next := p.Next(); next.IsZero() || next.After(p.Now) {
@@ -218,8 +212,7 @@ func TestTheOperatorsRuleComesFirst(t *testing.T) {
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.Is("first and second together are two", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p.Is("after a while", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 	if s := p.Services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" ||
 		s.Annotations[corev1.AnnotationTopologyMode] != "" {
@@ -256,9 +249,7 @@ func TestHints(t *testing.T) {
 	}
 	n := p.restarted("globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
 	n.apply("c2", offering(global(), "10.2.0.1")...)
-	if got := n.Wrote(); len(got) > 0 {
-		t.Errorf("a restart writes %v", got)
-	}
+	n.writes("a restart")
 	p.apply("c1", svc("shop", "echo", global()))
 	if got := hints(); got != "none none " {
 		t.Errorf("hints %s", got)
@@ -301,17 +292,14 @@ func TestDrains(t *testing.T) {
 	both.Mirror = true
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}, MinReady: 2}), "10.1.0.1")...)
 	p.apply("c2", svc("shop", "echo", both), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3~")))
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p.Is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
 	p.Wrote()
 	p.follow(p.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2", Node: "n1"},
 		Prefixes: prefixes("10.2.0.2/31")}), p.Now))
 	p.Is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
 	p.Is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
-	if got := p.Wrote(); !slices.Equal(got, []string{echo + "-c2-1", glEcho + "-c1-1", glEcho + "-c2-1"}) {
-		t.Errorf("wrote %v", got)
-	}
+	p.writes("a node", echo+"-c2-1", glEcho+"-c1-1", glEcho+"-c2-1")
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.9")))
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
 	p.Is("it comes, continues, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
@@ -334,14 +322,10 @@ func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
 	p = p.restarted(taken)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.heard("c2", "c2-a", "c3")
-	if got := p.Wrote(); len(got) > 0 {
-		t.Errorf("a restart writes %v", got)
-	}
+	p.writes("a restart")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
 	p.Is("another endpoint", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1- 10.2.0.2-")
-	if got := p.Wrote(); !slices.Equal(got, []string{glEcho + "-c2-1"}) {
-		t.Errorf("wrote %v", got)
-	}
+	p.writes("another endpoint", glEcho+"-c2-1")
 	p.apply("c2", svc("shop", "echo", nil), slc("shop", "a", nil))
 	if p.Services[glEcho] == nil {
 		t.Error("the service has gone, though c1 may offer it")
@@ -360,15 +344,12 @@ func TestFailoverAfterARestart(t *testing.T) {
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c2", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}}), "10.2.0.1")...)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p.Is("before", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 	p = p.restarted(taken)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.heard("c1", "c2-a", "c3")
-	if got := p.Wrote(); len(got) > 0 {
-		t.Errorf("a restart writes %v", got)
-	}
+	p.writes("a restart")
 	p.follow(p.SetGone("c2", true, p.Now))
 	p.Is("c2 is gone", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	p = p.restarted(taken)
@@ -422,8 +403,7 @@ func TestViews(t *testing.T) {
 	p.apply("c2", offering(mirrored(), "10.2.0.1 10.2.0.2?")...)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
 	p.apply("c3", offering(settled(&semaphorev1.GlobalSettings{MinReady: 2}), "10.4.0.1")...)
-	p.Now = p.Now.Add(time.Hour)
-	p.follow(p.Due(p.Now))
+	p.later(time.Hour)
 	p = p.restarted(taken)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
 	p.follow(p.SetGone("c3", true, p.Now))

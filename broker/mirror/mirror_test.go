@@ -101,6 +101,14 @@ func (c *cluster) heard(clusters ...string) {
 // follow writes what was touched.
 func (c *cluster) follow(touches Touches) { c.Write(named(touches)) }
 
+// writes checks what has been written since the last call.
+func (c *cluster) writes(when string, want ...string) {
+	c.TB.Helper()
+	if got := c.Wrote(); !slices.Equal(got, want) {
+		c.TB.Errorf("%s: wrote %v, want %v", when, got, want)
+	}
+}
+
 // endpoints have the marks of text.
 var endpoints, web = players.Endpoints, players.Web
 
@@ -363,9 +371,7 @@ func TestANameOfTwoSources(t *testing.T) {
 			}
 			n.follow(n.Begin(n.Now))
 			n.heard("c2-a")
-			if wrote := n.Wrote(); len(wrote) > 0 {
-				t.Errorf("c2 has not been heard, and %v is written", wrote)
-			}
+			n.writes("c2 has not been heard")
 			n.heard("c2")
 			n.Is("c2 offers nothing any more", name, "c2-a-1: 10.3.0.1")
 

@@ -45,9 +45,7 @@ func TestOnlyWhatTunnelsLeadTo(t *testing.T) {
 	}
 	p.follow(p.SetReach("c3", reaches(), p.Now))
 	p.follow(p.SetReach("c2", reaches("10.2.0.1/32", "10.2.0.2/31", "10.2.9.0/24"), p.Now))
-	if got := p.Wrote(); len(got) > 0 {
-		t.Errorf("what changes nothing writes %v", got)
-	}
+	p.writes("what changes nothing")
 	p.follow(p.SetReach("c2", reaches(), p.Now))
 	p.Is("no tunnel is left", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.3-")
 	p.follow(p.SetReach("c2", nil, p.Now))
@@ -82,13 +80,9 @@ func TestReachAfterARestart(t *testing.T) {
 	p.follow(p.Begin(p.Now))
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
 	p.heard("c1", "c2", "c2-a", "c3")
-	if got := p.Wrote(); len(got) > 0 {
-		t.Errorf("a restart writes %v", got)
-	}
+	p.writes("a restart")
 	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
-	if got := p.Wrote(); len(got) > 0 {
-		t.Errorf("the same tunnels write %v", got)
-	}
+	p.writes("the same tunnels")
 	p.follow(p.SetReach("c2", reaches("10.2.0.0/24"), p.Now))
 	p.Is("after", echo, "c2-1: 10.2.0.1 10.2.0.2")
 }

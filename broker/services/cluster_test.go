@@ -38,8 +38,7 @@ func configured(t testing.TB, own string, more ...string) *config.Broker {
 				"servicePrefix: p" + strings.ReplaceAll(name[1:], "-", "") + "}\n"
 		}
 	}
-	cfg := testkit.Value(described.Broker([]byte(text + strings.Join(more, "\n"))))(t)
-	return cfg
+	return testkit.Value(described.Broker([]byte(text + strings.Join(more, "\n"))))(t)
 }
 
 type servicePlan = mirror.Plan
@@ -56,6 +55,13 @@ type cluster struct {
 func blank(t testing.TB, more ...string) *cluster {
 	c := before(t, "c1", more...)
 	c.follow(c.Begin(c.Now))
+	return c
+}
+
+// importing is blank with the imports of ServiceExports, and has heard all clusters whole.
+func importing(t testing.TB) *cluster {
+	c := blank(t, enabled)
+	c.heardAll()
 	return c
 }
 

@@ -86,8 +86,7 @@ func (c *cluster) portsOf() string {
 // TestImport: the derived Service has the endpoints of all clusters that export it, the own one too, and goes with the
 // last export.
 func TestImport(t *testing.T) {
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	p.apply("c2", export(exported(), endpoints("echo", "10.2.0.1"))...)
 	p.Is("one cluster", derivedEcho, "c2-1: 10.2.0.1")
 	p.apply("c1", export(exported(), endpoints("echo", "10.1.0.1"))...)
@@ -150,8 +149,7 @@ func TestImportPorts(t *testing.T) {
 		if test.name == "one name, two protocols" {
 			test.endpoints.Ports[0].Protocol = "UDP"
 		}
-		p := blank(t, enabled)
-		p.heardAll()
+		p := importing(t)
 		p.apply("c2", export(test.first, test.firstEndpoints)...)
 		p.apply("c3", export(test.second, test.endpoints)...)
 		if got := p.portsOf(); got != test.want {
@@ -178,8 +176,7 @@ func TestImportPorts(t *testing.T) {
 // TestImportEndpointInTwoGroups: two exported slices that differ only in a port that is left out hold one endpoint; it
 // stays while one of them has it.
 func TestImportEndpointInTwoGroups(t *testing.T) {
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	p.apply("c2", export(exported(onPort("a", "TCP", 80)), ported("10.2.0.1", "a 8080"))...)
 	p.apply("c3", svc("shop", "echo", exported(onPort("a", "TCP", 81), onPort("b", "TCP", 82))),
 		slc("shop", "echo-1", ported("10.4.0.1", "a 1", "b 8082")),
@@ -219,8 +216,7 @@ func TestImportPrecedence(t *testing.T) {
 		p.apply(cluster, export(s, endpoints("echo", address[cluster]))...)
 	}
 	permutations(all, func(arrival []string) {
-		p := blank(t, enabled)
-		p.heardAll()
+		p := importing(t)
 		for _, cluster := range arrival {
 			exports(p, cluster)
 		}
@@ -254,8 +250,7 @@ func TestImportPrecedence(t *testing.T) {
 					t.Fatalf("arrival %v, after the first left and came back: %s, want %s", arrival, got, want)
 				}
 				p.Services, p.Slices = map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
-				p = blank(t, enabled)
-				p.heardAll()
+				p = importing(t)
 				for _, cluster := range arrival {
 					exports(p, cluster)
 				}
@@ -263,8 +258,7 @@ func TestImportPrecedence(t *testing.T) {
 		})
 	})
 	// The first leaves and comes back while the other one is silent, which has exported all the time.
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	exports(p, "c1")
 	exports(p, "c2")
 	p = p.restarted(enabled)
@@ -335,8 +329,7 @@ func TestImportConflicts(t *testing.T) {
 	} {
 		// The own cluster receives whether it decides or not, other clusters receive nothing of it.
 		for _, order := range [][]string{{"c1", "c2"}, {"c2", "c1"}} {
-			p := blank(t, enabled)
-			p.heardAll()
+			p := importing(t)
 			p.apply(order[0], svc("shop", "echo", test.first))
 			p.apply(order[1], svc("shop", "echo", test.second))
 			var reasons, messages []string
@@ -361,8 +354,7 @@ func TestImportConflicts(t *testing.T) {
 
 // TestServiceImport: what a ServiceImport has.
 func TestServiceImport(t *testing.T) {
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	s := exported(func(s *semaphorev1.Service) {
 		s.ClientIpAffinitySeconds, s.TrafficDistribution = 10, "PreferClose"
 		s.MultiCluster = &semaphorev1.MultiClusterExport{InternalTrafficPolicy: "Local",
@@ -474,8 +466,7 @@ func TestASilentClusterKeepsItsPart(t *testing.T) {
 		"it has one, as the one decides": {of("IPv6"), of("IPv6"), []corev1.IPFamily{"IPv6"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := blank(t, enabled)
-			p.heardAll()
+			p := importing(t)
 			decides := export(exported(c.decides, onPort("a", "TCP", 80)), endpoints("echo", "10.2.0.1"))
 			last := export(exported(c.decides, onPort("c", "TCP", 82)), endpoints("echo", "10.1.0.1"))
 			p.apply("c2", decides...)
@@ -506,8 +497,7 @@ func TestASilentClusterKeepsItsPart(t *testing.T) {
 
 // TestImportFollowsTheFamiliesOfItsService: a headless Service has other families without another ClusterIP.
 func TestImportFollowsTheFamiliesOfItsService(t *testing.T) {
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	p.apply("c2", export(exported(func(s *semaphorev1.Service) { s.Headless = true }), endpoints("echo", "10.2.0.1"))...)
 	p.Services[derivedEcho].Spec.IPFamilies = []corev1.IPFamily{"IPv4"}
 	p.observe(derivedEcho)
@@ -546,8 +536,7 @@ func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 
 // TestImportOfALongName: an export does not fail for the length of its name.
 func TestImportOfALongName(t *testing.T) {
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	name := strings.Repeat("n", 60)
 	p.apply("c2", svc("shop", name, exported()))
 	service := DerivedService("shop/" + name)
@@ -655,8 +644,7 @@ func TestNoWriterCopiesReservedKeys(t *testing.T) {
 		keys = append(keys, "x."+domain+"/y")
 	}
 	slices.Sort(keys)
-	p := blank(t, enabled)
-	p.heardAll()
+	p := importing(t)
 	s := exported(func(s *semaphorev1.Service) {
 		s.Mirror, s.Global = true, true
 		for _, key := range keys {

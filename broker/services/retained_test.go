@@ -99,12 +99,18 @@ func (f *fixture) verdict(i int) writes.Verdict {
 	return a.Verdict
 }
 
+// has checks the verdict on a mirror.
+func (f *fixture) has(t *testing.T, when string, i int, want writes.Verdict) {
+	t.Helper()
+	if v := f.verdict(i); v != want {
+		t.Errorf("%s: the verdict is %v, want %v", when, v, want)
+	}
+}
+
 func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	f := newFixture(t, 3)
 	f.take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
-	if v := f.verdict(0); v != writes.Unknown {
-		t.Errorf("with no snapshot of c2 the verdict is %v", v)
-	}
+	f.has(t, "with no snapshot of c2", 0, writes.Unknown)
 	f.snapshot(2)
 	if a, b := f.verdict(0), f.verdict(2); a != writes.Present || b != writes.Absent {
 		t.Errorf("with a snapshot of two the verdicts are %v and, for the third, %v", a, b)
@@ -121,12 +127,8 @@ func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {
 func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	f := newFixture(t, 40)
 	f.snapshot(10)
-	if v := f.verdict(30); v != writes.Unknown {
-		t.Fatalf("30 of 40 withdrawn by a first snapshot, and the verdict is %v", v)
-	}
-	if v := f.verdict(5); v != writes.Present {
-		t.Errorf("what is exported has the verdict %v", v)
-	}
+	f.has(t, "30 of 40 withdrawn by a first snapshot", 30, writes.Unknown)
+	f.has(t, "what is exported", 5, writes.Present)
 	if len(f.warned) != 1 || !strings.Contains(f.warned[0], "withdraws 30 of 40") {
 		t.Errorf("warned: %q", f.warned)
 	}
@@ -134,9 +136,7 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 		t.Errorf("problems: %q", p)
 	}
 	f.snapshot(10)
-	if v := f.verdict(30); v != writes.Unknown {
-		t.Errorf("a second snapshot at once releases: %v", v)
-	}
+	f.has(t, "a second snapshot at once", 30, writes.Unknown)
 	f.now = f.now.Add(59 * time.Minute)
 	if f.ResyncDue("c2") {
 		t.Error("another snapshot is asked for before its time")
@@ -145,13 +145,9 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	if !f.ResyncDue("c2") || f.ResyncDue("c3") {
 		t.Error("after the hold no other snapshot is asked for, or one of another remote")
 	}
-	if v := f.verdict(30); v != writes.Unknown {
-		t.Errorf("time alone releases: %v", v)
-	}
+	f.has(t, "time alone", 30, writes.Unknown)
 	f.snapshot(10)
-	if v := f.verdict(30); v != writes.Absent {
-		t.Errorf("after the hold a snapshot that says the same has the verdict %v", v)
-	}
+	f.has(t, "after the hold a snapshot that says the same", 30, writes.Absent)
 	if f.ResyncDue("c2") || len(finding.Texts(f.Findings())) != 0 {
 		t.Errorf("still held: %v", finding.Texts(f.Findings()))
 	}
@@ -162,9 +158,7 @@ func TestASnapshotThatHasItAllAgainEndsTheHold(t *testing.T) {
 	f.snapshot(0)
 	f.verdict(0)
 	f.snapshot(39)
-	if v := f.verdict(39); v != writes.Absent {
-		t.Errorf("one of 40 has gone, and the verdict is %v", v)
-	}
+	f.has(t, "one of 40 has gone", 39, writes.Absent)
 }
 
 func TestTheOperatorReleases(t *testing.T) {
@@ -180,23 +174,17 @@ func TestTheOperatorReleases(t *testing.T) {
 	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.loop.woken == 0 {
 		t.Errorf("released %v, woken %d times", let, f.loop.woken)
 	}
-	if v := f.verdict(30); v != writes.Absent {
-		t.Errorf("released, and the verdict is %v", v)
-	}
+	f.has(t, "released", 30, writes.Absent)
 }
 
 func TestTheBrakeWaitsForTheInformer(t *testing.T) {
 	f := newFixture(t, 40)
 	f.loop.synced = false
 	f.snapshot(10)
-	if v := f.verdict(30); v != writes.Unknown {
-		t.Errorf("what is there is not known, and the verdict is %v", v)
-	}
+	f.has(t, "what is there is not known", 30, writes.Unknown)
 	f.loop.synced, f.loop.names = true, f.loop.names[:11]
 	f.DesiredServices().Synced()
-	if v := f.verdict(10); v != writes.Absent {
-		t.Errorf("one of eleven has gone, and the verdict is %v", v)
-	}
+	f.has(t, "one of eleven has gone", 10, writes.Absent)
 }
 
 // TestWantOnlyReads: a slice whose endpoints were all withdrawn is deleted where it exists, however often somebody asks
