@@ -71,23 +71,14 @@ type Node struct {
 
 // Service is a Service with endpoints of other clusters.
 type Service struct {
-	Namespace string           `json:"namespace"`
-	Name      string           `json:"name"`
-	Service   string           `json:"service"`
-	Global    bool             `json:"global"`
-	Imported  bool             `json:"imported"`
-	Conflict  string           `json:"conflict,omitempty"`
-	OwnName   string           `json:"ownName,omitempty"`
-	Clusters  []ServiceCluster `json:"clusters"`
-}
-
-type ServiceCluster struct {
-	Cluster   string `json:"cluster"`
-	Endpoints int    `json:"endpoints"`
-	Ready     int    `json:"ready"`
-	Drained   int    `json:"drained"`
-	InUse     bool   `json:"inUse"`
-	Gone      bool   `json:"gone"`
+	Namespace string                      `json:"namespace"`
+	Name      string                      `json:"name"`
+	Service   string                      `json:"service"`
+	Global    bool                        `json:"global"`
+	Imported  bool                        `json:"imported"`
+	Conflict  string                      `json:"conflict,omitempty"`
+	OwnName   string                      `json:"ownName,omitempty"`
+	Clusters  []services.DescribedCluster `json:"clusters"`
 }
 
 type Set struct {
@@ -247,8 +238,8 @@ func servicesOf(source func() []services.Described) (out []Service, more int) {
 			is.OwnName = finding.Clean(d.Own.String())
 		}
 		for _, c := range d.Clusters[:min(len(d.Clusters), maxServices)] {
-			is.Clusters = append(is.Clusters, ServiceCluster{Cluster: finding.Clean(c.Cluster), Endpoints: c.Endpoints,
-				Ready: c.Ready, Drained: c.Drained, InUse: c.InUse, Gone: c.Gone})
+			c.Cluster = finding.Clean(c.Cluster)
+			is.Clusters = append(is.Clusters, c)
 		}
 		out = append(out, is)
 	}

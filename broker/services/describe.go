@@ -21,15 +21,17 @@ type Described struct {
 	Own *choice.OwnName
 }
 
-// DescribedCluster describes the endpoints of one cluster in a Service.
+// DescribedCluster describes the endpoints of one cluster in a Service, for the page, too.
 type DescribedCluster struct {
-	Cluster string
+	Cluster string `json:"cluster"`
 	// Endpoints is their number; Ready of them are ready at their source, and drains cover Drained of them.
-	Endpoints, Ready, Drained int
+	Endpoints int `json:"endpoints"`
+	Ready     int `json:"ready"`
+	Drained   int `json:"drained"`
 	// InUse means that the Service uses its endpoints, except drained ones.
-	InUse bool
+	InUse bool `json:"inUse"`
 	// Gone means that the cluster is gone.
-	Gone bool
+	Gone bool `json:"gone"`
 }
 
 // Services returns the Services of the broker with endpoints, and the clusters that they use, sorted by name.
