@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -100,12 +101,7 @@ func (e engines) Remind() {
 
 // ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
 func (e engines) ResyncDue(cluster string) bool {
-	for _, b := range e.braking() {
-		if b.ResyncDue(cluster) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.braking(), func(b braking) bool { return b.ResyncDue(cluster) })
 }
 
 // Release releases the objects that the first snapshot of a remote withdrew and the brake retains, of some kinds or of

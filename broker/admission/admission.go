@@ -9,6 +9,7 @@ package admission
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -198,21 +199,11 @@ func (t *check) podIP(field, text string, family int) (netip.Addr, bool) {
 }
 
 func containsAddr(prefixes []netip.Prefix, ip netip.Addr) bool {
-	for _, p := range prefixes {
-		if p.Contains(ip) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
 func containsPrefix(prefixes []netip.Prefix, q netip.Prefix) bool {
-	for _, p := range prefixes {
-		if p.Bits() <= q.Bits() && p.Contains(q.Addr()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() <= q.Bits() && p.Contains(q.Addr()) })
 }
 
 // withoutUnknown returns an object without the fields that this version does not know: they would be copied with the

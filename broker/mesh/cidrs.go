@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -120,11 +121,8 @@ func (c *cidrs) resolve(changed func(node string)) {
 		})
 	}
 	c.added, c.freed = nil, nil
-	order := make([]prefixClaim, 0, len(undecided))
-	for p := range undecided {
-		order = append(order, p)
-	}
-	slices.SortFunc(order, func(a, b prefixClaim) int { return compareClaims(a.claim, b.claim) })
+	order := slices.SortedFunc(maps.Keys(undecided),
+		func(a, b prefixClaim) int { return compareClaims(a.claim, b.claim) })
 	for _, is := range order {
 		was, lost := c.lost[is.claim]
 		by, kept := c.kept.Get(is.prefix)
