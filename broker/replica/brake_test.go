@@ -104,15 +104,11 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	}
 	// Changes flow: to what is exported, and to what is retained and sent again.
 	b.now = b.now.Add(2 * time.Minute)
-	if res := b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"),
-		upsert(23, kMember, "m3", "a"))); show(res.Changes) != "~m0 ~m2" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
+	changed(t, b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"),
+		upsert(23, kMember, "m3", "a"))), "~m0 ~m2")
 	b.want(11, 6)
 	// A single end is no mass withdrawal any more.
-	if res := b.remove(24, "new"); show(res.Changes) != "-new" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
+	changed(t, b.remove(24, "new"), "-new")
 	b.want(10, 6)
 }
 
@@ -367,10 +363,8 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				b.now = b.now.Add(5 * time.Minute)
 			}
 			// An object that is sent again is one like any other.
-			if res := b.take(changes(upsert(21, kMember, "m0", "a"),
-				upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
-				t.Errorf("changes %s", show(res.Changes))
-			}
+			changed(t, b.take(changes(upsert(21, kMember, "m0", "a"),
+				upsert(22, kMember, "m1", "b"))), "~m1")
 			b.want(10, 8)
 			b.now = b.now.Add(5 * time.Minute)
 			b.connect("e4", 30)
@@ -385,9 +379,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 	}
 	t.Run("a few", func(t *testing.T) {
 		b := newBraked(t)
-		if res := b.take(changes(upsert(11, kMember, "m0", "hollow"),
-			upsert(12, kMember, "m1", "bad"))); show(res.Changes) != "~m0 -m1" {
-			t.Errorf("changes %s", show(res.Changes))
-		}
+		changed(t, b.take(changes(upsert(11, kMember, "m0", "hollow"),
+			upsert(12, kMember, "m1", "bad"))), "~m0 -m1")
 	})
 }

@@ -119,7 +119,5 @@ func TestOtherBoundsOfRestored(t *testing.T) {
 	}
 	b.wants("other bounds", 0, "n1", "n2")
 	b.SetAdmit(admit)
-	if r := b.hear(10, "n1", "n2", "n3"); show(r.Changes) != "+n3" {
-		t.Errorf("heard: %s", show(r.Changes))
-	}
+	changed(t, b.hear(10, "n1", "n2", "n3"), "+n3")
 }

@@ -148,6 +148,14 @@ func show(changes []Change) string {
 	return strings.Join(parts, " ")
 }
 
+// changed checks what a message changed.
+func changed(t *testing.T, r Result, want string) {
+	t.Helper()
+	if got := show(r.Changes); got != want {
+		t.Errorf("changes %s, want %s", got, want)
+	}
+}
+
 func TestSnapshotIsAppliedAtItsEnd(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
@@ -175,9 +183,7 @@ func TestSnapshotIsAppliedAtItsEnd(t *testing.T) {
 	}
 	res = must(t, s, heartbeat(3), changes(upsert(4, kNode, "n1", "b"), remove(5, kNode, "n2"),
 		remove(6, kNode, "unknown"), upsert(9, kService, "s", "a")))
-	if show(res.Changes) != "~n1 -n2" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
+	changed(t, res, "~n1 -n2")
 	if rev, _ := ackOf(res); rev != 9 {
 		t.Errorf("ack %d", rev)
 	}
@@ -255,16 +261,12 @@ func TestResume(t *testing.T) {
 		s := r.Open()
 		res := must(t, s, hello("e1", 7, 0, kNode, kService), heartbeat(7),
 			changes(remove(6, kNode, "n1"), upsert(7, kService, "s", "b")))
-		if show(res.Changes) != "-n1 ~s" {
-			t.Errorf("changes %s", show(res.Changes))
-		}
+		changed(t, res, "-n1 ~s")
 	})
 	t.Run("sender may still send a snapshot", func(t *testing.T) {
 		r := snapshot(t)
 		res := must(t, r.Open(), hello("e1", 7, 0, kNode, kService), begin(kNode, 7), end(kNode, 7, 0))
-		if show(res.Changes) != "-n1" {
-			t.Errorf("changes %s", show(res.Changes))
-		}
+		changed(t, res, "-n1")
 	})
 	t.Run("a kind that lagged catches up and the others do not go back", func(t *testing.T) {
 		r := snapshot(t)
@@ -277,9 +279,7 @@ func TestResume(t *testing.T) {
 		}
 		res := must(t, s, changes(upsert(7, kService, "s", "b"), upsert(8, kNode, "n1", "newer"),
 			upsert(9, kService, "t", "a")))
-		if show(res.Changes) != "~s +t" {
-			t.Errorf("changes %s", show(res.Changes))
-		}
+		changed(t, res, "~s +t")
 	})
 }
 
@@ -319,12 +319,8 @@ func TestNoStateOfARefusedObjectIsHeld(t *testing.T) {
 	})
 	s := r.Open()
 	must(t, s, hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1))
-	if res := must(t, s, changes(upsert(2, kNode, "n1", "bad"))); show(res.Changes) != "-n1" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
-	if res := must(t, s, changes(upsert(3, kNode, "n1", "b"))); show(res.Changes) != "+n1" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
+	changed(t, must(t, s, changes(upsert(2, kNode, "n1", "bad"))), "-n1")
+	changed(t, must(t, s, changes(upsert(3, kNode, "n1", "b"))), "+n1")
 	if _, refused := r.Count(kNode); refused != 0 {
 		t.Errorf("%d refused after a newer one was taken", refused)
 	}
@@ -345,9 +341,7 @@ func TestNewestStreamIsHeard(t *testing.T) {
 	if !newer.Current() {
 		t.Error("the end of the older stream ended the newer one")
 	}
-	if res := must(t, newer, changes(upsert(2, kNode, "n2", "a"))); show(res.Changes) != "+n2" {
-		t.Errorf("changes %s", show(res.Changes))
-	}
+	changed(t, must(t, newer, changes(upsert(2, kNode, "n2", "a"))), "+n2")
 	// A stream that never says a good Hello disturbs nobody.
 	if _, err := r.Open().Receive(now, hello("e2", 1, 0, kNode)); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a hello from before what was taken: %v", err)
