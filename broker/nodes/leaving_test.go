@@ -24,8 +24,7 @@ func TestForeignFinalizerOfReservations(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "ipamblocks", "ipreservations")
 	ctx := t.Context()
-	ipam, err := kube.NewCalicoIPAM(cfg)
-	testkit.Must(t, err)
+	ipam := testkit.Value(kube.NewCalicoIPAM(cfg))(t)
 	r := &reservations{cfg: cfg, ipam: ipam, log: slog.New(slog.DiscardHandler), timing: ordinary,
 		ready: map[string][]netip.Addr{}, knows: func(string) bool { return true }, changed: func(string) {}, now: time.Now}
 	const i = 3
@@ -52,9 +51,8 @@ func TestForeignFinalizerOfReservations(t *testing.T) {
 	}
 	finalizers := func(list string) {
 		t.Helper()
-		_, err := api.Patch(ctx, shardName(i), types.MergePatchType, []byte(`{"metadata":{"finalizers":`+list+`}}`),
-			metav1.PatchOptions{})
-		testkit.Must(t, err)
+		testkit.Value(api.Patch(ctx, shardName(i), types.MergePatchType, []byte(`{"metadata":{"finalizers":`+list+`}}`),
+			metav1.PatchOptions{}))(t)
 	}
 	testkit.Must(t, write(reserves))
 	if got := stored(); got != "[10.1.0.1/32], deleted false" {

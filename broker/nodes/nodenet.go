@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
@@ -249,10 +251,7 @@ func (n *Networks) markSynced() {
 	n.mu.Lock()
 	first := !n.synced
 	n.synced = true
-	var names []string
-	for name := range n.nodes {
-		names = append(names, name)
-	}
+	names := slices.Collect(maps.Keys(n.nodes))
 	n.mu.Unlock()
 	if first {
 		for _, name := range names {
@@ -371,14 +370,11 @@ func (n *Networks) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
+	ctx, stop := apply.Follow(ctx, informer)
+	defer stop()
 	if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 		n.markSynced()
 	}
-	<-done
+	<-ctx.Done()
 	return ctx.Err()
 }

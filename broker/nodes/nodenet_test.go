@@ -145,7 +145,7 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	}
 	create := func(node, block string) {
 		t.Helper()
-		testkit.Value(affinities.Create(t.Context(), affinity(node, block), metav1.CreateOptions{}))(t)
+		kubetest.CreateObject(t, affinities, affinity(node, block))
 	}
 	create("n1", "10.1.200.64/26")
 	has("n1", "10.1.200.64/26")

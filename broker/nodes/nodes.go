@@ -299,19 +299,17 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 		"annotate", detail))
 }
 
-// patch changes the fields of a node that a merge patch names, if the node is still the known one.
+// patch changes the fields of a node that a merge patch, which it completes, names, if the node is still the known one.
 func (n *Nodes) patch(ctx context.Context, node *corev1.Node, what map[string]any, action, detail string) error {
-	metadata, _ := what["metadata"].(map[string]any)
-	metadata = maps.Clone(metadata)
-	if metadata == nil {
+	metadata, ok := what["metadata"].(map[string]any)
+	if !ok {
 		metadata = map[string]any{}
+		what["metadata"] = metadata
 	}
 	// With the UID the patch fails on a node that was created again under the name, and with the version on one that
 	// has changed since: a deposed broker that does not know it yet must not overwrite its successor, and must not
 	// remove a taint that somebody added meanwhile.
 	metadata["uid"], metadata["resourceVersion"] = node.UID, node.ResourceVersion
-	what = maps.Clone(what)
-	what["metadata"] = metadata
 	patch, err := json.Marshal(what)
 	if err != nil {
 		return err

@@ -40,16 +40,16 @@ func TestNodeAnnotations(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(cfg)
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
 	make := func(name, ip string) *corev1.Node {
-		n := testkit.Value(api.Create(ctx, &corev1.Node{
+		n := kubetest.Create(t, api, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
 			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
-		}, metav1.CreateOptions{}))(t)
+		})
 		if ip == "" {
 			return n
 		}
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name},
 			{Type: corev1.NodeInternalIP, Address: ip}}
-		n = testkit.Value(api.UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
+		n = kubetest.UpdateStatus(t, api, n)
 		return n
 	}
 	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
@@ -79,7 +79,7 @@ func TestNodeAnnotations(t *testing.T) {
 	o.Report("lost", lost.UID, tunnels)
 	o.Report("unknown", "x", tunnels)
 	annotations := func(name string) map[string]string {
-		n := testkit.Value(api.Get(ctx, name, metav1.GetOptions{}))(t)
+		n := kubetest.Get(t, api, name)
 		return n.Annotations
 	}
 	applytest.Eventually(t, "annotated", func() (bool, string) {
@@ -106,12 +106,12 @@ func TestNodeAnnotations(t *testing.T) {
 	t.Run("the order of the InternalIPs changes", func(t *testing.T) {
 		at := func(addresses ...string) {
 			t.Helper()
-			n := testkit.Value(api.Get(ctx, "n1", metav1.GetOptions{}))(t)
+			n := kubetest.Get(t, api, "n1")
 			n.Status.Addresses = nil
 			for _, a := range addresses {
 				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 			}
-			testkit.Value(api.UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
+			kubetest.UpdateStatus(t, api, n)
 			applytest.Eventually(t, "the order is known", func() (bool, string) {
 				known, ok := o.Node("n1")
 				if !ok || len(known.Status.Addresses) != len(addresses) {
@@ -170,7 +170,7 @@ func TestNodeAnnotations(t *testing.T) {
 		}
 		time.Sleep(200 * time.Millisecond)
 		taints := func(name string) (keys []string) {
-			n := testkit.Value(api.Get(ctx, name, metav1.GetOptions{}))(t)
+			n := kubetest.Get(t, api, name)
 			for _, t := range n.Spec.Taints {
 				keys = append(keys, t.Key)
 			}
@@ -218,10 +218,9 @@ func TestNodeAnnotations(t *testing.T) {
 func TestStaleWriter(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(kubetest.Start(t))
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
-	node := testkit.Value(api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
-		metav1.CreateOptions{}))(t)
+	node := kubetest.Create(t, api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
-	node = testkit.Value(api.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
+	node = kubetest.UpdateStatus(t, api, node)
 	opts, registry := applytest.Options()
 	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, opts)
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
@@ -232,11 +231,11 @@ func TestStaleWriter(t *testing.T) {
 	theirs := node.DeepCopy()
 	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's",
 		naming.EndpointAnnotation("c2"): "172.18.1.11:51999"}
-	theirs = testkit.Value(api.Update(ctx, theirs, metav1.UpdateOptions{}))(t)
+	theirs = kubetest.Update(t, api, theirs)
 	if err := n.reconcile(context.WithoutCancel(ctx), "n1"); err != nil {
 		t.Error(err)
 	}
-	got := testkit.Value(api.Get(ctx, "n1", metav1.GetOptions{}))(t)
+	got := kubetest.Get(t, api, "n1")
 	if got.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("the node was written: %v", got.Annotations)
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/klog/v2"
 )
 
 // This file decides on which nodes an agent is expected: those on which the DaemonSet of the agents can run, as
@@ -66,24 +67,9 @@ func repels(t *corev1.Taint, tolerations []corev1.Toleration) bool {
 	if t.Effect == corev1.TaintEffectPreferNoSchedule {
 		return false
 	}
-	for _, all := range [][]corev1.Toleration{tolerations, always} {
-		for i := range all {
-			if tolerates(&all[i], t) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
-	switch {
-	case t.Effect != "" && t.Effect != taint.Effect, t.Key != "" && t.Key != taint.Key:
-		return false
-	case t.Operator == corev1.TolerationOpExists:
-		return true
-	}
-	return (t.Operator == "" || t.Operator == corev1.TolerationOpEqual) && t.Value == taint.Value
+	return !slices.ContainsFunc(slices.Concat(tolerations, always), func(of corev1.Toleration) bool {
+		return of.ToleratesTaint(klog.Background(), t, false)
+	})
 }
 
 func matches(node *corev1.Node, terms []corev1.NodeSelectorTerm) bool {

@@ -400,16 +400,12 @@ func (r *reservations) write(ctx context.Context, i int, next map[string]map[net
 
 // publish publishes the ready addresses of a shard, and calls changed for those that differ.
 func (r *reservations) publish(it *shard, before map[string]map[netip.Addr]state) {
-	names := map[string]bool{}
-	for node := range it.states {
-		names[node] = true
-	}
-	for node := range before {
-		names[node] = true
-	}
+	all := map[string]map[netip.Addr]state{}
+	maps.Copy(all, before)
+	maps.Copy(all, it.states)
 	var differ []string
 	r.mu.Lock()
-	for node := range names {
+	for node := range all {
 		var addrs []netip.Addr
 		for addr, is := range it.states[node] {
 			if is.is == ready {

@@ -95,8 +95,7 @@ func TestReserved(t *testing.T) {
 		"ipamconfigs", "ipreservations", "clusterinformations")
 	client := kubernetes.NewForConfigOrDie(cfg)
 	for _, name := range []string{"n1", "n2"} {
-		testkit.Value(client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}))(t)
+		kubetest.Create(t, client.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	calico := testkit.Value(kube.CalicoIn(cfg, kubetest.CalicoCRD))(t)
 	// Four blocks of 16.
