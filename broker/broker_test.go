@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -91,6 +92,13 @@ func eventually(t *testing.T, what string, f func() (bool, string)) {
 	testkit.Eventually(t, patience, what, testkit.State(f))
 }
 
+// anyHas reports whether one of several texts has all words.
+func anyHas(texts []string, words ...string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool {
+		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+	})
+}
+
 // world is a cluster c1 with a real apiserver, and brokers in it.
 type world struct {
 	t        *testing.T
@@ -159,6 +167,43 @@ func (w *world) launch(cfg *config.Broker) (stop func(), done chan error) {
 	}
 	w.t.Cleanup(stop)
 	return stop, done
+}
+
+// event waits for an Event of a reason whose note has all words.
+func (w *world) event(t *testing.T, reason string, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("an Event %s with %q", reason, words), func() (bool, string) {
+		all, err := w.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		var notes, others []string
+		for _, e := range all.Items {
+			if e.Reason == reason {
+				notes = append(notes, e.Note)
+			}
+			others = append(others, e.Reason+" "+e.Note)
+		}
+		return anyHas(notes, words...), strings.Join(others, "\n")
+	})
+}
+
+// problem waits until a problem in the status has all words.
+func (w *world) problem(t *testing.T, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the status says %q", words), func() (bool, string) {
+		all := w.status(w.cfg).GetProblems()
+		return anyHas(all, words...), strings.Join(all, "\n")
+	})
+}
+
+// socket connects to a broker on its socket.
+func (w *world) socket(cfg *config.Broker) *grpc.ClientConn {
+	w.t.Helper()
+	conn := testkit.Value(grpc.NewClient("unix://"+cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(w.t)
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 func get(url string) (bool, string) {
@@ -579,15 +624,15 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		stop()
 		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
-		testkit.Value(w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}))(t)
+		kubetest.Create(t, w.admin.CoreV1().Services("semaphore"), foreign)
 		// Beside a Service of a user: a slice under its own name, and its own one.
 		ours, users := map[string]string{naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelOwnName: "failover",
 			discoveryv1.LabelServiceName: "echo"}, map[string]string{discoveryv1.LabelServiceName: "echo"}
 		beside := w.admin.DiscoveryV1().EndpointSlices("default")
 		for name, labels := range map[string]map[string]string{"gl-default-73736d-echo-c2-1": ours, "echo-x7k2": users} {
-			testkit.Value(beside.Create(t.Context(), &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
+			kubetest.Create(t, beside, &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
 				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
-				Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.2.9.9"}}}}, metav1.CreateOptions{}))(t)
+				Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.2.9.9"}}}})
 		}
 		var out strings.Builder
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||

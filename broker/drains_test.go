@@ -7,9 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -32,10 +30,7 @@ import (
 // operator returns the client of a broker's ControlService on its socket.
 func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 	w.t.Helper()
-	conn := testkit.Value(grpc.NewClient("unix://"+cfg.Listen.DebugSocket,
-		grpc.WithTransportCredentials(insecure.NewCredentials())))(w.t)
-	w.t.Cleanup(func() { conn.Close() })
-	return semaphorev1.NewControlServiceClient(conn)
+	return semaphorev1.NewControlServiceClient(w.socket(cfg))
 }
 
 // endpoints returns the endpoints of semaphore's slices by Service, cluster and address: + if used, - if unused, ? if
@@ -203,22 +198,8 @@ func TestDrainRPC(t *testing.T) {
 	testkit.Value(w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, stored.DrainsName, types.MergePatchType,
 		[]byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}))(t)
 	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains is not active: "
-	eventually(t, "the status reports what cannot be read", func() (bool, string) {
-		p := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, unreadable) }), fmt.Sprint(p)
-	})
-	eventually(t, "and an Event", func() (bool, string) {
-		all, err := w.admin.EventsV1().Events("semaphore").List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, err.Error()
-		}
-		var notes []string
-		for _, e := range all.Items {
-			notes = append(notes, e.Reason+" "+e.Note)
-		}
-		return slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "DrainUnreadable "+unreadable) }),
-			fmt.Sprint(notes)
-	})
+	w.problem(t, unreadable)
+	w.event(t, "DrainUnreadable", unreadable)
 	stop()
 }
 
@@ -230,13 +211,13 @@ func TestDrainsFirst(t *testing.T) {
 	grant := func(name string, rules ...rbacv1.PolicyRule) {
 		t.Helper()
 		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
-		testkit.Value(w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
+		kubetest.Create(t, w.admin.RbacV1().ClusterRoles(), role)
 		binding := &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
 				Name: name},
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "broker"}},
 		}
-		testkit.Value(w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)
+		kubetest.Create(t, w.admin.RbacV1().ClusterRoleBindings(), binding)
 	}
 	all := func(resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}
@@ -267,11 +248,9 @@ func TestDrainsFirst(t *testing.T) {
 	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: " +
 		"10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
 	w.becomes("sets are written", others)
-	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool {
-		return strings.HasPrefix(p, "drains are not known, and until they are no service is written: ") &&
-			strings.Contains(p, "forbidden")
-	}) {
-		t.Errorf("%q", s.GetProblems())
+	if p := w.status(w.cfg).GetProblems(); !anyHas(p,
+		"drains are not known, and until they are no service is written: ", "forbidden") {
+		t.Errorf("%q", p)
 	}
 	// Objects after the Service are written, and the Service is not.
 	e.Send(players.Upserts(101, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
@@ -349,9 +328,8 @@ func TestGoneRemote(t *testing.T) {
 	}
 	agent.report(inVain())
 	w.has("no sign of it is left", gone)
-	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(),
-		func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }) {
-		t.Errorf("%q", s.GetProblems())
+	if p := w.status(w.cfg).GetProblems(); !anyHas(p, "cluster c2 is gone since ") {
+		t.Errorf("%q", p)
 	}
 	if _, text := get("http://" + w.cfg.Listen.HTTP + "/metrics"); !strings.Contains(text,
 		"\nsemaphore_broker_cluster_gone{cluster=\"c2\"} 1\n") {
@@ -373,11 +351,7 @@ func TestGoneRemote(t *testing.T) {
 	w.unwritten(before)
 	agent = w.attach("", 0)
 	agent.report(inVain())
-	eventually(t, "gone to the new one too", func() (bool, string) {
-		p := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }),
-			fmt.Sprint(p)
-	})
+	w.problem(t, "cluster c2 is gone since ") // to the new one, too
 	agent.report(talking(1))
 	w.has("a tunnel is back", here)
 	stop()

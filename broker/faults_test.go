@@ -140,26 +140,8 @@ func (w *world) changedByHand(t *testing.T) {
 	}
 	for _, words := range [][]string{{"service " + mirrorOf("s0"), "by-hand", "spec.ports"},
 		{"service " + mirrorOf("s0"), "took off its label"}, {"endpointslice "}} {
-		eventually(t, "an Event", func() (bool, string) {
-			all, err := w.admin.EventsV1().Events("semaphore").List(ctx, metav1.ListOptions{})
-			if err != nil {
-				return false, err.Error()
-			}
-			var notes []string
-			for _, e := range all.Items {
-				if e.Reason == "Restored" {
-					notes = append(notes, e.Note)
-				}
-			}
-			return anyHas(notes, words...), strings.Join(notes, "\n")
-		})
+		w.event(t, "Restored", words...)
 	}
-}
-
-func anyHas(texts []string, words ...string) bool {
-	return slices.ContainsFunc(texts, func(text string) bool {
-		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
-	})
 }
 
 // text returns objects in readable form, or the error.
@@ -168,8 +150,7 @@ func text(t *testing.T, err error, objects ...any) string {
 	if err != nil {
 		return err.Error()
 	}
-	out := testkit.Value(json.Marshal(objects))(t)
-	return string(out)
+	return string(testkit.Value(json.Marshal(objects))(t))
 }
 
 // settledText returns the result of f, or why it is not available now.
@@ -280,15 +261,13 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 				Message: "s3 is not for us"}},
 		},
 	}
-	testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy,
-		metav1.CreateOptions{}))(t)
+	kubetest.Create(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), policy)
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3",
 			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
 	}
-	testkit.Value(w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding,
-		metav1.CreateOptions{}))(t)
+	kubetest.Create(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings(), binding)
 	eventually(t, "the policy holds", func() (bool, string) {
 		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
@@ -314,19 +293,18 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	send(shopOf(5)[6:8]...)
 	testkit.Must(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3",
 		metav1.DeleteOptions{}))
-	w.hasWithin(t, "let in", patience,
+	w.has("let in",
 		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
 	w.unreported(t, mirrorOf("s3"))
 
 	// Without a quota controller, the apiserver counts the usage from the quota's status.
-	quota := testkit.Value(w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
+	quota := kubetest.Create(t, w.admin.CoreV1().ResourceQuotas("semaphore"), &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "few"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
 		Used: corev1.ResourceList{"services": resource.MustParse("5")}}
-	testkit.Value(w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota,
-		metav1.UpdateOptions{}))(t)
+	kubetest.UpdateStatus(t, w.admin.CoreV1().ResourceQuotas("semaphore"), quota)
 	eventually(t, "the quota is full", func() (bool, string) {
 		// The first fits.
 		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"},
@@ -348,27 +326,8 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 // reported waits until an Event, the status and a metric report an object.
 func (w *world) reported(t *testing.T, reason, object, why string) {
 	t.Helper()
-	eventually(t, "an Event", func() (bool, string) {
-		all, err := w.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			return false, err.Error()
-		}
-		var notes []string
-		for _, e := range all.Items {
-			if e.Reason == reason && strings.Contains(e.Note, object) && strings.Contains(e.Note, why) {
-				return true, ""
-			}
-			notes = append(notes, e.Reason+" "+e.Note)
-		}
-		return false, strings.Join(notes, "\n")
-	})
-	eventually(t, "the status", func() (bool, string) {
-		problems := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(problems, func(p string) bool {
-			return strings.Contains(p, object) &&
-				strings.Contains(p, why)
-		}), fmt.Sprint(problems)
-	})
+	w.event(t, reason, object, why)
+	w.problem(t, object, why)
 	if w.failures(t, "error")+w.failures(t, "foreign") == 0 {
 		t.Error("no metric")
 	}
@@ -377,10 +336,9 @@ func (w *world) reported(t *testing.T, reason, object, why string) {
 // unreported waits until the status no longer reports an object.
 func (w *world) unreported(t *testing.T, object string) {
 	t.Helper()
-	within(t, patience, "the status", func() (bool, string) {
+	eventually(t, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()
-		return !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) }),
-			fmt.Sprint(problems)
+		return !anyHas(problems, object), fmt.Sprint(problems)
 	})
 }
 
@@ -399,29 +357,13 @@ func (w *world) failures(t *testing.T, result string) (sum float64) {
 	return sum
 }
 
-func within(t *testing.T, limit time.Duration, what string, f func() (bool, string)) {
-	t.Helper()
-	testkit.Eventually(t, limit, what, testkit.State(f))
-}
-
-func (w *world) hasWithin(t *testing.T, what string, limit time.Duration, want string) {
-	t.Helper()
-	within(t, limit, what, func() (bool, string) {
-		got := w.endpoints()
-		return got == want, "\n" + got + "\nwanted:\n" + want
-	})
-}
-
 // foreign checks R17: a Service of another owner under the name of a mirror is not touched.
 func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx, services := t.Context(), w.admin.CoreV1().Services("semaphore")
-	theirs, err := services.Create(ctx, &corev1.Service{
+	theirs := kubetest.Create(t, services, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s6"), Labels: map[string]string{"app": "mine"}},
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 1}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	send(shopOf(7)[12:]...)
 	w.reported(t, "NameTaken", mirrorOf("s6"), "did not create")
 	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
@@ -494,8 +436,7 @@ func (w *world) restarts(t *testing.T) {
 			stop()
 			stop = w.start(w.cfg)
 			e = w.exporter("c2")
-			e.SendAll("c2", "e4",
-				odd()...)
+			e.SendAll("c2", "e4", odd()...)
 		}},
 		{"another broker, and slices that are cut in another way", func() {
 			e.Cancel()
@@ -562,12 +503,7 @@ func (w *world) terminating(t *testing.T) {
 	e.Send(players.Upserts(101, fresh, players.Slice("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"),
 		players.Member("shop", "p", "u", "set", "10.2.1.1")))
 	e.Acked(103)
-	eventually(t, "the status", func() (bool, string) {
-		problems := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(problems, func(p string) bool {
-			return strings.Contains(p, mirrorOf("fresh")) && strings.Contains(p, "being terminated")
-		}), fmt.Sprint(problems)
-	})
+	w.problem(t, mirrorOf("fresh"), "being terminated")
 	eventually(t, "what is there is kept right", func() (bool, string) {
 		got := w.endpoints()
 		return strings.Contains(got, "s0 c2 10.2.1.99+"), got

@@ -80,10 +80,10 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	kubetest.NoLeaks(t, w.rest)
 	stop := w.start(w.cfg)
 	defer stop()
-	foreign := testkit.Value(w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+	foreign := kubetest.Create(t, w.admin.CoreV1().Services("semaphore"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-taken"},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	long := strings.Repeat("x", 50)
 	e := w.exporter("c2")
 	e.SendAll("c2", "e1", players.Service("shop", "fine", 80), players.Service("shop", long, 80),
@@ -91,9 +91,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	// beat returns the outcomes in the answer to a heartbeat.
 	beat := func() (out []string) {
 		t.Helper()
-		e.Send(
-			players.Beat(100, 100),
-		)
+		e.Send(players.Beat(100, 100))
 		for {
 			m := e.Recv()
 			if m.GetAck() != nil {
@@ -120,7 +118,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	testkit.Must(t, w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name,
 		metav1.DeleteOptions{}))
 	reported = nil
-	within(t, patience, "the end is sent", func() (bool, string) {
+	eventually(t, "the end is sent", func() (bool, string) {
 		reported = append(reported, beat()...)
 		return slices.Contains(reported, "taken "), strings.Join(reported, ", ")
 	})

@@ -14,7 +14,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,12 +34,10 @@ import (
 // status asks a broker on its socket.
 func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 	w.t.Helper()
-	conn := testkit.Value(grpc.NewClient("unix://"+cfg.Listen.DebugSocket,
-		grpc.WithTransportCredentials(insecure.NewCredentials())))(w.t)
+	conn := w.socket(cfg)
 	defer conn.Close()
-	s := testkit.Value(semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{},
+	return testkit.Value(semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{},
 		grpc.WaitForReady(true)))(w.t)
-	return s
 }
 
 // ofPod configures a broker as in a pod with its own address, whose Services lead to the leader. The apiserver accepts

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -50,7 +49,7 @@ func TestImportsOfBothFamilies(t *testing.T) {
 	w.exporter("c2").SendAll("c2", "e1", of("both", "IPv4", "IPv6"), of("six", "IPv6"),
 		players.Slice("shop", "both-4", "both", "10.2.1.5"), six(players.Slice("shop", "both-6", "both", "fd02::5")),
 		six(players.Slice("shop", "six-6", "six", "fd02::6")))
-	own := players.Publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+	own := w.exporter("c1")
 	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 	own.Greet(players.Hello("c1", "e1", 1, kinds...))
 	for _, kind := range kinds {

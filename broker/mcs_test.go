@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,7 +18,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/operator"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -40,10 +37,7 @@ func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 // debugger returns the client of the broker's DebugService, like semaphorectl.
 func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 	t.Helper()
-	conn := testkit.Value(grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket,
-		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { conn.Close() })
-	return semaphorev1.NewDebugServiceClient(conn)
+	return semaphorev1.NewDebugServiceClient(w.socket(w.cfg))
 }
 
 // countsExports checks that the status counts exports, imports and conflicts: c2 exports echo in three namespaces, one
@@ -61,11 +55,10 @@ func (w *world) countsExports(t *testing.T) {
 // foreignImport creates a ServiceImport of another owner.
 func (w *world) foreignImport(t *testing.T, api *mcs.Client) *mcsv1beta1.ServiceImport {
 	t.Helper()
-	theirs := testkit.Value(api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
+	return testkit.Value(api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "theirs"},
 		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.99.99"},
 			Ports: []mcsv1beta1.ServicePort{{Port: 1, Protocol: corev1.ProtocolTCP}}}}))(t)
-	return theirs
 }
 
 // TestServiceImports checks that exports of two clusters by ServiceExports give a derived Service and a ServiceImport
@@ -78,18 +71,11 @@ func TestServiceImports(t *testing.T) {
 	ownPods(w.cfg)
 	w.cfg.MCS.Enabled = true
 	crds := apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions()
-	client, err := mcs.New(w.rest, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(mcs.New(w.rest, "test"))(t)
 	api := client.Imports()
 	stop := w.start(w.cfg) // without the API it is ready, and does all else
 	defer func() { stop() }()
-	namespace := func(name string) {
-		t.Helper()
-		kubetest.Namespace(t, w.admin, name)
-	}
-	namespace("shop")
+	kubetest.Namespace(t, w.admin, "shop")
 
 	all := []*semaphorev1.Object{exportedService("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5"),
 		exportedService("later", "echo", 80), exportedService("kube-system", "kube-dns", 80),
@@ -98,7 +84,7 @@ func TestServiceImports(t *testing.T) {
 	c2.SendAll("c2", "e1", all...)
 	ownExporter := func(head uint64, objects ...*semaphorev1.Object) *players.Exporter {
 		t.Helper()
-		e := players.Publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+		e := w.exporter("c1")
 		services, slices := semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE
 		e.Greet(players.Hello("c1", "e1", head, services, slices))
 		e.Send(players.Snapshot(services, head, objects...)...)
@@ -149,7 +135,7 @@ func TestServiceImports(t *testing.T) {
 	}
 	imported("shop", "ClusterSetIP 80 of c2")
 	imported("later", "")
-	namespace("later")
+	kubetest.Namespace(t, w.admin, "later")
 	imported("later", "ClusterSetIP 80 of c2")
 	if _, err := service("mcs-kube-system-73736d-kube-dns"); !apierrors.IsNotFound(err) {
 		t.Errorf("something is imported into kube-system: %v", err)

@@ -25,15 +25,9 @@ import (
 // TestMetricsAreDocumented checks that docs/metrics.md has every metric of the broker with its labels and its help
 // text.
 func TestMetricsAreDocumented(t *testing.T) {
-	cfg, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
-		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"}) // nothing is asked of it
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := testkit.Value(described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
+		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]")))(t)
+	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: "https://127.0.0.1:1"}) // nothing is asked of it
 	table := &metricsdoc.Table{}
 	testkit.Value(leader.New(leader.Options{Registry: table, Log: slog.Default()}))(t)
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}

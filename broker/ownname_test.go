@@ -12,7 +12,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -31,15 +30,15 @@ func TestOwnNames(t *testing.T) {
 	stop := w.start(w.cfg)
 	defer func() { stop() }()
 	kubetest.Namespace(t, w.admin, "shop")
-	service := testkit.Value(w.admin.CoreV1().Services("shop").Create(ctx, &corev1.Service{
+	service := kubetest.Create(t, w.admin.CoreV1().Services("shop"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "echo", Labels: map[string]string{"theirs": "so"}},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "p80", Port: 80}}}}, metav1.CreateOptions{}))(t)
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "p80", Port: 80}}}})
 	slicesOf := w.admin.DiscoveryV1().EndpointSlices("shop")
-	theirs := testkit.Value(slicesOf.Create(ctx, &discoveryv1.EndpointSlice{
+	theirs := kubetest.Create(t, slicesOf, &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "echo-abc", Labels: map[string]string{discoveryv1.LabelServiceName: "echo",
 			discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: ptr.To(int32(80))}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.5"}}}}, metav1.CreateOptions{}))(t)
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.5"}}}})
 
 	offer := func(use *string) *semaphorev1.Object {
 		o := players.Service("shop", "echo", 80)
@@ -51,7 +50,7 @@ func TestOwnNames(t *testing.T) {
 	}
 	ownExporter := func(head uint64, objects ...*semaphorev1.Object) *players.Exporter {
 		t.Helper()
-		e := players.Publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+		e := w.exporter("c1")
 		kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 		e.Greet(players.Hello("c1", "e1", head, kinds...))
 		for _, kind := range kinds {
@@ -99,7 +98,7 @@ func TestOwnNames(t *testing.T) {
 	w.saysOn(t, "echo", "ServedElsewhere",
 		"endpoints of c2 are used under its own name: 0 of 1 ready in this cluster, and 1 are enough")
 
-	before := testkit.Value(slicesOf.Get(ctx, "gl-shop-73736d-echo-c2-1", metav1.GetOptions{}))(t)
+	before := kubetest.Get(t, slicesOf, "gl-shop-73736d-echo-c2-1")
 	stop()
 	stop = w.start(w.cfg)
 	own = ownExporter(200, offer(misspelled), unready)
@@ -109,8 +108,7 @@ func TestOwnNames(t *testing.T) {
 		_, err := w.admin.CoreV1().Services("semaphore").Get(ctx, "c3-shop-73736d-"+barrier, metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
-	if s := testkit.Value(slicesOf.Get(ctx, before.Name, metav1.GetOptions{}))(t); s.ResourceVersion !=
-		before.ResourceVersion {
+	if s := kubetest.Get(t, slicesOf, before.Name); s.ResourceVersion != before.ResourceVersion {
 		t.Errorf("a restart wrote %v", s)
 	}
 
@@ -125,13 +123,10 @@ func TestOwnNames(t *testing.T) {
 	isOwn("not ready again", there)
 	own.Send(players.Upserts(203, offer(nil)))
 	isOwn("without the annotation", "")
-	for name, version := range map[string]string{"echo-abc": theirs.ResourceVersion} {
-		if s := testkit.Value(slicesOf.Get(ctx, name, metav1.GetOptions{}))(t); s.ResourceVersion != version {
-			t.Errorf("the slice of Kubernetes was written: %v", s)
-		}
+	if s := kubetest.Get(t, slicesOf, theirs.Name); s.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("the slice of Kubernetes was written: %v", s)
 	}
-	if s := testkit.Value(w.admin.CoreV1().Services("shop").Get(ctx, "echo", metav1.GetOptions{}))(t); s.ResourceVersion !=
-		service.ResourceVersion {
+	if s := kubetest.Get(t, w.admin.CoreV1().Services("shop"), "echo"); s.ResourceVersion != service.ResourceVersion {
 		t.Errorf("the Service was written: %v", s)
 	}
 }

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,12 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	remote "github.com/kube-semaphore/semaphore/exporter"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit"
-	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
 // endpointStates records the consecutive states of a Service's endpoints over all its slices.
@@ -90,40 +85,18 @@ func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespa
 // endpoint that still serves is the same in the mirror. Labels of the source that the default list allows are on the
 // mirror, and an Event in the source's cluster says why a Service has none.
 func TestRollingUpdateInOrder(t *testing.T) {
-	cfg1, cfg2 := kubetest.Start(t), kubetest.Start(t)
-	clusters := newClusters(t, "c1", "c2")
-	c1, c2 := kubernetes.NewForConfigOrDie(cfg1), kubernetes.NewForConfigOrDie(cfg2)
-	for _, namespace := range []string{"semaphore", "shop"} {
-		for _, admin := range []kubernetes.Interface{c1, c2} {
-			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-			testkit.Value(admin.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{}))(t)
-		}
+	cfg1 := kubetest.Start(t)
+	w, there := newPair(t, cfg1, "services", "remotes: [{name: c2, podSubnets: [10.2.0.0/16]}]")
+	c1, c2 := w.c1, w.c2
+	w.start(cfg1, there)
+	offer := func(t *testing.T, name string, labels map[string]string) {
+		t.Helper()
+		labels["mirror.semaphore.uw.io/mirror-service"] = "true"
+		kubetest.Create(t, c2.CoreV1().Services("shop"), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		})
 	}
-	here := testkit.Value(described.Broker([]byte(fmt.Sprintf(`
-cluster: c1
-features: [services]
-localSubnets: [172.18.1.0/24]
-leaderElection: {enabled: false}
-tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
-kube: {kubeConfigPath: %[2]q}
-listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
-remotes:
-  - {name: c2, podSubnets: [10.2.0.0/16]}
-`, clusters.Dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t)))))(t)
-	there := testkit.Value(config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
-cluster: c2
-features: [services]
-localBroker: {cluster: c1, address: %[3]q}
-leaderElection: {enabled: false}
-tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
-kube: {kubeConfigPath: %[2]q}
-listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.Dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t)))))(t)
-	kubetest.NoLeaks(t, cfg1, cfg2)
-	w := &setsWorld{t: t, c1: c1, c2: c2}
-	file := kubetest.Described(t, cfg1, here)
-	w.run("broker", func(ctx context.Context) error { return Run(ctx, file) })
-	w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, there) })
 
 	for _, c := range []struct {
 		name string
@@ -132,11 +105,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 	}{{"paused", true}, {"at once", false}} {
 		t.Run(c.name, func(t *testing.T) {
 			service := "web-" + strings.ReplaceAll(c.name, " ", "-")
-			mirrored := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-			testkit.Value(c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
-				ObjectMeta: metav1.ObjectMeta{Name: service, Labels: mirrored},
-				Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-			}, metav1.CreateOptions{}))(t)
+			offer(t, service, map[string]string{})
 			source, mirror := newEndpointStates(), newEndpointStates()
 			mirror.follow(t, c1, "semaphore", "c2-shop-73736d-"+service)
 			u := &update{t: t, kube: c2, service: service, source: source, mirror: mirror, pause: c.pause}
@@ -146,14 +115,6 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 		})
 	}
 	// The view of the developer of a Service of c2, in both clusters.
-	offer := func(t *testing.T, name string, labels map[string]string) {
-		t.Helper()
-		labels["mirror.semaphore.uw.io/mirror-service"] = "true"
-		testkit.Value(c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
-			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}, metav1.CreateOptions{}))(t)
-	}
 	t.Run("labels", func(t *testing.T) {
 		offer(t, "labelled", map[string]string{"app.kubernetes.io/name": "web", "team": "shop"})
 		eventually(t, "the mirror has the label that the default list allows, and no other", func() (bool, string) {
@@ -250,12 +211,12 @@ func (u *update) write(n int, change func([]discoveryv1.Endpoint) []discoveryv1.
 			}},
 		}
 
-		slice = testkit.Value(api.Create(u.t.Context(), slice, metav1.CreateOptions{}))(u.t)
+		slice = kubetest.Create(u.t, api, slice)
 	}
 	slice = slice.DeepCopy()
 	slice.Endpoints = change(slice.Endpoints)
 
-	u.slices[n] = testkit.Value(api.Update(u.t.Context(), slice, metav1.UpdateOptions{}))(u.t)
+	u.slices[n] = kubetest.Update(u.t, api, slice)
 	u.source.saw(slice.Name, u.slices[n].DeepCopy().Endpoints)
 	if u.pause {
 		eventually(u.t, "the mirror follows", u.caughtUp)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -180,7 +178,8 @@ func (f *follower) is(ip string) string {
 	return ""
 }
 
-func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
+// newPair is two clusters with the configurations of c1's broker, with these settings, and of c2's exporter.
+func newPair(t *testing.T, c1 *rest.Config, feature, settings string) (*setsWorld, *config.Exporter) {
 	c2 := kubetest.Start(t)
 	clusters := newClusters(t, "c1", "c2")
 	w := &setsWorld{t: t, c1: kubernetes.NewForConfigOrDie(c1), c2: kubernetes.NewForConfigOrDie(c2)}
@@ -189,39 +188,49 @@ func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
 			kubetest.Namespace(t, admin, namespace)
 		}
 	}
-
 	w.cfg = testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
-features: [policy]
+features: [%[6]s]
 localSubnets: [172.18.1.0/24]
 leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
-sets: {maxSize: %[6]d, namespaced: true}
-remotes:
-  - {name: c2, podSubnets: [10.2.0.0/16, "fd02::/64"]}
+%[7]s
 `, clusters.Dir, kubetest.Kubeconfig(t, c1), loopback.Address(t), loopback.Address(t), loopback.Address(t),
-		setSize))))(t)
+		feature, settings))))(t)
 	from := testkit.Value(config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c2
-features: [policy]
+features: [%[5]s]
 localBroker: {cluster: c1, address: %[3]q}
 leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.Dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t)))))(t)
-	w.calico = testkit.Value(kube.Calico(c1))(t)
+`, clusters.Dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t), feature))))(t)
 	kubetest.NoLeaks(t, c1, c2)
+	return w, from
+}
+
+func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
+	w, from := newPair(t, c1, "policy", fmt.Sprintf(`
+sets: {maxSize: %d, namespaced: true}
+remotes:
+  - {name: c2, podSubnets: [10.2.0.0/16, "fd02::/64"]}`, setSize))
+	w.calico = testkit.Value(kube.Calico(c1))(t)
 	w.together = &together{asked: map[string]int{}}
 	w.global = followSets(w, w.calico.GlobalNetworkSets(),
 		func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
 	w.namespaced = followSets(w, w.calico.NetworkSets(""), func(s *calicov3.NetworkSet) []string { return s.Spec.Nets })
-	file := kubetest.Described(t, c1, w.cfg)
+	w.start(c1, from)
+	return w
+}
+
+// start runs c1's broker and c2's exporter.
+func (w *setsWorld) start(c1 *rest.Config, from *config.Exporter) {
+	file := kubetest.Described(w.t, c1, w.cfg)
 	w.run("broker", func(ctx context.Context) error { return Run(ctx, file) })
 	w.exporter = w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, from) })
-	return w
 }
 
 func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[T], nets func(T) []string) *follower {
@@ -280,12 +289,12 @@ func (w *setsWorld) pod(name, set string, hostNetwork bool, phase corev1.PodPhas
 	if set != "" {
 		pod.Labels = map[string]string{naming.DefaultLabelDomain + "/name": set}
 	}
-	pod = testkit.Value(w.c2.CoreV1().Pods("shop").Create(w.t.Context(), pod, metav1.CreateOptions{}))(w.t)
+	pod = kubetest.Create(w.t, w.c2.CoreV1().Pods("shop"), pod)
 	pod.Status.Phase, pod.Status.PodIP = phase, ips[0]
 	for _, ip := range ips {
 		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: ip})
 	}
-	testkit.Value(w.c2.CoreV1().Pods("shop").UpdateStatus(w.t.Context(), pod, metav1.UpdateOptions{}))(w.t)
+	kubetest.UpdateStatus(w.t, w.c2.CoreV1().Pods("shop"), pod)
 }
 
 func (w *setsWorld) running(name, set string, ips ...string) {
@@ -349,13 +358,13 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 			Validations: []admissionv1.Validation{{Expression: "false", Message: "not now"}},
 		},
 	}
-	testkit.Value(policies.Create(t.Context(), policy, metav1.CreateOptions{}))(t)
-	testkit.Value(bindings.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+	kubetest.Create(t, policies, policy)
+	kubetest.Create(t, bindings, &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: "no-networksets", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 		},
-	}, metav1.CreateOptions{}))(t)
+	})
 	eventually(t, "NetworkSets are refused", func() (bool, string) {
 		mine, err := w.calico.NetworkSets("shop").Create(t.Context(),
 			&calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
@@ -497,11 +506,11 @@ func (w *setsWorld) transitions(t *testing.T) {
 // metric is the value of one of the broker's.
 func (w *setsWorld) metric(t *testing.T, name string) (value float64) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp := testkit.Value(client.Get("http://" + w.cfg.Listen.HTTP + "/metrics"))(t)
-	defer resp.Body.Close()
-	text := testkit.Value(io.ReadAll(resp.Body))(t)
-	for line := range strings.Lines(string(text)) {
+	ok, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+	if !ok {
+		t.Fatal(text)
+	}
+	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			if _, err := fmt.Sscan(rest, &value); err != nil {
 				t.Fatalf("%s: %v", line, err)

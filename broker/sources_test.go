@@ -8,12 +8,11 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
@@ -42,7 +41,7 @@ pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
 slice of c2-shop-73736d-echo: 10.2.1.5`)
 	sourceID := func() (id string) {
-		u := testkit.Value(r.api.Get(t.Context(), "c2", metav1.GetOptions{}))(t)
+		u := kubetest.GetObject(t, r.api, "c2")
 		id, _, _ = unstructured.NestedString(u.Object, "status", "sourceID")
 		return id
 	}
@@ -70,18 +69,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	first.Send(players.Upserts(101, players.Member("shop", "p1", "u1", "web", "10.2.1.7")))
 	first.Acked(101) // its stream continues
 	r.shows("c2", "Accepted, Connected, not Healthy (SourceRefused), port 7775")
-	eventually(t, "an Event", func() (bool, string) {
-		all, err := r.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			return false, err.Error()
-		}
-		var notes []string
-		for _, e := range all.Items {
-			notes = append(notes, e.Reason+" "+e.Note)
-		}
-		text := strings.Join(notes, "\n")
-		return strings.Contains(text, "SourceRefused a second cluster") && strings.Contains(text, second), text
-	})
+	r.event(t, "SourceRefused", "a second cluster", second)
 	eventually(t, "the set", func() (bool, string) {
 		before = r.written()
 		return len(before) == 4, fmt.Sprint(before)
