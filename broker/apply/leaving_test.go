@@ -37,52 +37,42 @@ const finalizer = "example.org/protection"
 func TestForeignFinalizer(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
-	_, err := definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(cfg))
-	testkit.Must(t, err)
+	testkit.Value(definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(cfg)))(t)
 	client, requests := counted(cfg)
 	wrapped := rest.CopyConfig(cfg)
 	wrapped.Wrap(requests.Wrap)
-	_, err = client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Namespace(t, client, "mirrors")
 	of := func(group, version, resource string) dynamic.NamespaceableResourceInterface {
 		return dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: group, Version: version,
 			Resource: resource})
 	}
 	// Types without addresses that a reader uses: a Service leads to its slices, and an IPPool is disabled.
 	none := func(*unstructured.Unstructured) string { return "" }
+	nets := func(u *unstructured.Unstructured) string {
+		all, _, _ := unstructured.NestedStringSlice(u.Object, "spec", "nets")
+		return strings.Join(all, ",")
+	}
 	t.Run("GlobalNetworkSet", func(t *testing.T) {
-		w, d := desired[*calicov3.GlobalNetworkSet]()
-		w.know("c2")
-		o := Sets(quickCalico(wrapped), nil, d, options(t))
-		keptBack(t, o, w, func(addresses ...string) *calicov3.GlobalNetworkSet {
+		keptBack(t, func(d writes.Desired[*calicov3.GlobalNetworkSet]) *Objects[*calicov3.GlobalNetworkSet] {
+			return Sets(quickCalico(wrapped), nil, d, options(t))
+		}, func(addresses ...string) *calicov3.GlobalNetworkSet {
 			return globalSet("c2-shop-web", addresses...)
-		},
-			dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("globalnetworksets")),
-			func(u *unstructured.Unstructured) string {
-				nets, _, _ := unstructured.NestedStringSlice(u.Object, "spec", "nets")
-				return strings.Join(nets, ",")
-			}, requests, "10.2.0.1/32", "10.2.0.2/32")
+		}, of("crd.projectcalico.org", "v1", "globalnetworksets"), nets, requests, "10.2.0.1/32", "10.2.0.2/32")
 	})
 	t.Run("NetworkSet", func(t *testing.T) {
-		w, d := desired[*calicov3.NetworkSet]()
-		w.know("c2")
-		o := NetworkSets(quickCalico(wrapped), d, options(t))
-		keptBack(t, o, w, func(addresses ...string) *calicov3.NetworkSet {
+		keptBack(t, func(d writes.Desired[*calicov3.NetworkSet]) *Objects[*calicov3.NetworkSet] {
+			return NetworkSets(quickCalico(wrapped), d, options(t))
+		}, func(addresses ...string) *calicov3.NetworkSet {
 			return &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Namespace: "mirrors", Name: "c2-shop-web",
 				Labels: bearing("c2")}, Spec: calicov3.NetworkSetSpec{Nets: addresses}}
-		}, of("crd.projectcalico.org", "v1", "networksets").Namespace("mirrors"), func(u *unstructured.Unstructured) string {
-			nets, _, _ := unstructured.NestedStringSlice(u.Object, "spec", "nets")
-			return strings.Join(nets, ",")
-		}, requests, "10.2.0.1/32", "10.2.0.2/32")
+		}, of("crd.projectcalico.org", "v1", "networksets").Namespace("mirrors"), nets, requests,
+			"10.2.0.1/32", "10.2.0.2/32")
 	})
 	t.Run("ServiceImport", func(t *testing.T) {
-		w, d := desired[*mcsv1beta1.ServiceImport]()
-		w.know("c2")
-		api, err := mcs.New(wrapped, "test")
-		testkit.Must(t, err)
-		o := ServiceImports(NewMCS(api, slog.New(slog.DiscardHandler)), d, options(t))
-		keptBack(t, o, w, func(addresses ...string) *mcsv1beta1.ServiceImport {
+		api := testkit.Value(mcs.New(wrapped, "test"))(t)
+		keptBack(t, func(d writes.Desired[*mcsv1beta1.ServiceImport]) *Objects[*mcsv1beta1.ServiceImport] {
+			return ServiceImports(NewMCS(api, slog.New(slog.DiscardHandler)), d, options(t))
+		}, func(addresses ...string) *mcsv1beta1.ServiceImport {
 			return &mcsv1beta1.ServiceImport{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "mirrors", Name: "web", Labels: bearing("c2")},
 				Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: addresses,
@@ -99,30 +89,26 @@ func TestForeignFinalizer(t *testing.T) {
 			}, requests, "10.96.0.7", "10.96.0.8")
 	})
 	t.Run("Service", func(t *testing.T) {
-		w, d := desired[*corev1.Service]()
-		w.know("c2")
-		o := Services(client, "mirrors", d, options(t))
-		keptBack(t, o, w, func(...string) *corev1.Service { return service("c2-shop-73736d-web", "c2", 80, false) },
+		keptBack(t, func(d writes.Desired[*corev1.Service]) *Objects[*corev1.Service] {
+			return Services(client, "mirrors", d, options(t))
+		}, func(...string) *corev1.Service { return service("c2-shop-73736d-web", "c2", 80, false) },
 			of("", "v1", "services").Namespace("mirrors"), none, requests, "", "")
 	})
 	t.Run("IPPool", func(t *testing.T) {
-		w, d := desired[*calicov3.IPPool]()
-		w.know("c2")
-		o := Pools(quickCalico(wrapped), d, options(t))
-		keptBack(t, o, w, func(...string) *calicov3.IPPool {
+		keptBack(t, func(d writes.Desired[*calicov3.IPPool]) *Objects[*calicov3.IPPool] {
+			return Pools(quickCalico(wrapped), d, options(t))
+		}, func(...string) *calicov3.IPPool {
 			return &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2-10-2-0-0-16", Labels: bearing("c2")},
 				Spec: calicov3.IPPoolSpec{CIDR: "10.2.0.0/16", Disabled: true, DisableBGPExport: true,
 					IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever, NodeSelector: "!all()"}}
 		}, of("crd.projectcalico.org", "v1", "ippools"), none, requests, "", "")
 	})
 	t.Run("EndpointSlice", func(t *testing.T) {
-		w, d := desired[*discoveryv1.EndpointSlice]()
-		w.know("c2")
-		o := EndpointSlices(client, "mirrors", d, options(t))
-		keptBack(t, o, w, func(addresses ...string) *discoveryv1.EndpointSlice {
+		keptBack(t, func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
+			return EndpointSlices(client, "mirrors", d, options(t))
+		}, func(addresses ...string) *discoveryv1.EndpointSlice {
 			return slice("c2-shop-73736d-web-c2-0", "c2", "IPv4", addresses...)
-		}, dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1",
-			Resource: "endpointslices"}).Namespace("mirrors"), func(u *unstructured.Unstructured) string {
+		}, of("discovery.k8s.io", "v1", "endpointslices").Namespace("mirrors"), func(u *unstructured.Unstructured) string {
 			all, _, _ := unstructured.NestedSlice(u.Object, "endpoints")
 			var out []string
 			for _, e := range all {
@@ -133,10 +119,13 @@ func TestForeignFinalizer(t *testing.T) {
 	})
 }
 
-func keptBack[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], object func(addresses ...string) T,
-	api dynamic.ResourceInterface, addressesOf func(*unstructured.Unstructured) string, requests *kubetest.Requests,
-	first, second string) {
+func keptBack[T writes.Object](t *testing.T, objects func(writes.Desired[T]) *Objects[T],
+	object func(addresses ...string) T, api dynamic.ResourceInterface,
+	addressesOf func(*unstructured.Unstructured) string, requests *kubetest.Requests, first, second string) {
 	ctx := t.Context()
+	w, d := desired[T]()
+	w.know("c2")
+	o := objects(d)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	name := object().GetName()
 	key := name
@@ -163,9 +152,12 @@ func keptBack[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], object
 		})
 	}
 	has("written", false, first)
-	_, err := api.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":["`+finalizer+`"]}}`),
-		metav1.PatchOptions{})
-	testkit.Must(t, err)
+	finalizers := func(list string) {
+		t.Helper()
+		testkit.Value(api.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+list+`}}`),
+			metav1.PatchOptions{}))(t)
+	}
+	finalizers(`["` + finalizer + `"]`)
 	seesFinalizer := func(deleted bool) {
 		t.Helper()
 		eventually(t, "the watch has the finalizer", func() (bool, string) {
@@ -216,8 +208,7 @@ func keptBack[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], object
 	want(object(second))
 	o.Mark(key, "c2", time.Time{})
 	has("desired again, and kept", true, second)
-	_, err = api.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-	testkit.Must(t, err)
+	finalizers("null")
 	has("created again", false, second)
 	if lines := o.machine.Leaving(time.Now().Add(time.Minute)); len(lines) > 0 {
 		t.Errorf("there are still lines about it: %q", lines)
