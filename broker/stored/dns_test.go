@@ -51,8 +51,7 @@ cluster.c9:53 {
 // shipped returns the nth document of a manifest of the component.
 func shipped[T any](t *testing.T, file string, n int) *T {
 	t.Helper()
-	manifest, err := os.ReadFile("../../deploy/features/dns/" + file)
-	testkit.Must(t, err)
+	manifest := testkit.Value(os.ReadFile("../../deploy/features/dns/" + file))(t)
 	into := new(T)
 	testkit.Must(t, yaml.UnmarshalStrict([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
 	return into
@@ -62,27 +61,23 @@ func shipped[T any](t *testing.T, file string, n int) *T {
 // policy must not depend on. It returns the configuration for a client of the account.
 func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	t.Helper()
-	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
+	admin := kubernetes.NewForConfigOrDie(cfg)
 	// Those of the component, and what every broker with the feature services has.
 	limited := kubetest.Grant(t, cfg, "semaphore-broker", "../../deploy/features/dns/rbac.yaml",
 		"../../deploy/features/services/broker/rbac.yaml")
 	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
 		Verbs: []string{"create", "delete"}}
-	_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
-		Rules: []rbacv1.PolicyRule{more}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
-	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	kubetest.Create(t, admin.RbacV1().ClusterRoles(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+		Rules: []rbacv1.PolicyRule{more}})
+	kubetest.Create(t, admin.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: limited.Impersonate.UserName}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}}, metav1.CreateOptions{})
-	testkit.Must(t, err)
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}})
 	registration := admin.AdmissionregistrationV1()
-	_, err = registration.ValidatingAdmissionPolicies().Create(ctx,
-		shipped[admissionv1.ValidatingAdmissionPolicy](t, "writes.yaml", 0), metav1.CreateOptions{})
-	testkit.Must(t, err)
-	_, err = registration.ValidatingAdmissionPolicyBindings().Create(ctx,
-		shipped[admissionv1.ValidatingAdmissionPolicyBinding](t, "writes.yaml", 1), metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Create(t, registration.ValidatingAdmissionPolicies(),
+		shipped[admissionv1.ValidatingAdmissionPolicy](t, "writes.yaml", 0))
+	kubetest.Create(t, registration.ValidatingAdmissionPolicyBindings(),
+		shipped[admissionv1.ValidatingAdmissionPolicyBinding](t, "writes.yaml", 1))
 	return limited
 }
 
@@ -114,23 +109,18 @@ func TestKeeper(t *testing.T) {
 	files := admin.CoreV1().ConfigMaps("kube-system")
 	create := func(name string, data map[string]string) {
 		t.Helper()
-		_, err := files.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name,
-			Annotations: map[string]string{"mine": "stays"}}, Data: data}, metav1.CreateOptions{})
-		testkit.Must(t, err)
+		kubetest.Create(t, files, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{"mine": "stays"}}, Data: data})
 	}
 	text := func(name, key string) string {
 		t.Helper()
-		m, err := files.Get(ctx, name, metav1.GetOptions{})
-		testkit.Must(t, err)
-		return m.Data[key]
+		return kubetest.Get(t, files, name).Data[key]
 	}
 	replace := func(corefile string) {
 		t.Helper()
-		m, err := files.Get(ctx, "coredns", metav1.GetOptions{})
-		testkit.Must(t, err)
+		m := kubetest.Get(t, files, "coredns")
 		m.Data["Corefile"] = corefile
-		_, err = files.Update(ctx, m, metav1.UpdateOptions{})
-		testkit.Must(t, err)
+		kubetest.Update(t, files, m)
 	}
 	create("coredns", map[string]string{"Corefile": before, "NodeHosts": "172.18.1.7 n1"})
 	k := NewDNS(client, &config.Broker{MirrorNamespace: "semaphore", ManageCoreDNS: true,
@@ -201,11 +191,9 @@ func TestKeeper(t *testing.T) {
 	if err := k.keep(ctx); !errors.Is(err, errNotWired) {
 		t.Errorf("without the file: %v", err)
 	}
-	m, err := files.Get(ctx, "coredns-custom", metav1.GetOptions{})
-	testkit.Must(t, err)
+	m := kubetest.Get(t, files, "coredns-custom")
 	m.Data["semaphore.server"] = section("c2")
-	_, err = files.Update(ctx, m, metav1.UpdateOptions{})
-	testkit.Must(t, err)
+	kubetest.Update(t, files, m)
 	testkit.Must(t, k.keep(ctx))
 	if got := text("coredns-custom", "semaphore.server"); got != section("c3") {
 		t.Errorf("the file is\n%s", got)
@@ -239,18 +227,14 @@ func TestLostBlocks(t *testing.T) {
 	set := func(name string, data map[string]string) {
 		t.Helper()
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}
-		_, err := files.Update(ctx, m, metav1.UpdateOptions{})
-		if err != nil {
-			_, err = files.Create(ctx, m, metav1.CreateOptions{})
+		if _, err := files.Update(ctx, m, metav1.UpdateOptions{}); err != nil {
+			kubetest.Create(t, files, m)
 		}
-		testkit.Must(t, err)
 	}
 	is := func(name, key, want string) {
 		t.Helper()
-		m, err := files.Get(ctx, name, metav1.GetOptions{})
-		testkit.Must(t, err)
-		if m.Data[key] != want {
-			t.Errorf("%s has\n%s\nwant\n%s", name, m.Data[key], want)
+		if got := kubetest.Get(t, files, name).Data[key]; got != want {
+			t.Errorf("%s has\n%s\nwant\n%s", name, got, want)
 		}
 	}
 	cfgOf := &config.Broker{MirrorNamespace: "semaphore", Remotes: remotes("c2", "c3")}
@@ -269,9 +253,7 @@ func TestLostBlocks(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "semaphore-dns-writes"), errText(err)
 	}))
 
-	_, err := marks.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: naming.ConfigMapDNS}},
-		metav1.CreateOptions{})
-	testkit.Must(t, err)
+	kubetest.Create(t, marks, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: naming.ConfigMapDNS}})
 	if err := looks.keep(ctx); !errors.Is(err, errLost) {
 		t.Errorf("lost: %v", err)
 	}
@@ -416,8 +398,7 @@ func attack(t *testing.T, client kubernetes.Interface) {
 		"binary data": func(m *corev1.ConfigMap) { m.BinaryData = map[string][]byte{"more": {0}} },
 		"immutable":   func(m *corev1.ConfigMap) { m.Immutable = new(bool); *m.Immutable = true },
 	} {
-		m, err := files.Get(t.Context(), "coredns", metav1.GetOptions{})
-		testkit.Must(t, err)
+		m := kubetest.Get(t, files, "coredns")
 		edit(m)
 		if _, err := files.Update(t.Context(), m, metav1.UpdateOptions{}); err == nil ||
 			!strings.Contains(err.Error(), "only the data") {

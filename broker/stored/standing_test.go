@@ -344,12 +344,12 @@ func TestStoreWithoutRights(t *testing.T) {
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
 			Verbs: []string{"get", "create", "update"}}},
 	}
-	testkit.Value(b.admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{}))(t)
-	testkit.Value(b.admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
+	kubetest.Create(t, b.admin.RbacV1().Roles("semaphore"), role)
+	kubetest.Create(t, b.admin.RbacV1().RoleBindings("semaphore"), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
 			Name: "all"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "nobody"}},
-	}, metav1.CreateOptions{}))(t)
+	})
 	b.within("it is kept, and there is no problem left", func() (bool, string) {
 		got := b.loads(NewPeers(b.admin, "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler)))
 		return got == "c2/n1 1 10.2.1.0/24" && len(s.Problems()) == 0, fmt.Sprint(got, s.Problems())
