@@ -110,7 +110,7 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 		}
 		exports := e.mcs.Exports()
 		watched.Exports = func(unread *kube.Unread) *cache.ListWatch { return exports.Follow("", unread) }
-		e.conditions = report.NewConditions(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, report.NewConditionMetrics(reg),
+		e.conditions = report.NewConditions(cfg.Cluster, e.mcs, e.catalog, e.brokers, report.NewConditionMetrics(reg),
 			slog.Default())
 	}
 	affinities := kube.NewBlockAffinities(restConfig)
@@ -264,16 +264,7 @@ func (e *exporter) all() []*publish.Publisher {
 }
 
 // brokers returns those that the leader publishes to, by cluster.
-func (e *exporter) brokers() map[string]report.FeedbackBroker {
-	all := map[string]report.FeedbackBroker{}
-	for _, p := range e.all() {
-		all[p.Broker().Cluster] = p
-	}
-	return all
-}
-
-// conditionsOf returns those that the leader publishes to, by cluster, for the conditions of ServiceExports.
-func (e *exporter) conditionsOf() map[string]report.Broker {
+func (e *exporter) brokers() map[string]report.Broker {
 	all := map[string]report.Broker{}
 	for _, p := range e.all() {
 		all[p.Broker().Cluster] = p

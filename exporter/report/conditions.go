@@ -15,9 +15,8 @@ import (
 // Service that can be exported; Ready, whether the own broker accepted it, with the answers of other clusters;
 // Conflict, in which points other exports of the same name differ.
 //
-// It polls the catalog and the publishers, writes the status of ServiceExports and nothing else, and writes it when its
-// meaning changes. A broker's last answer about an object counts until the next one, so that a stream that breaks and
-// returns repeatedly changes no condition. It does not decide what is exported, and knows neither streams nor messages.
+// It writes the status when its meaning changes. A broker's last answer about an object counts until the next one, so
+// that a stream that breaks and returns repeatedly changes no condition.
 
 // Broker is the publisher to one broker.
 type Broker interface {

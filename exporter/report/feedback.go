@@ -26,11 +26,10 @@ import (
 )
 
 // This file reports on each offered Service whether it is exported, to which clusters, and if not, why: as Events on
-// the Service in its own cluster. Its owner needs no access to another cluster.
+// the Service in its own cluster and, if configured, in one annotation. Its owner needs no access to another cluster.
 //
-// It polls the catalog and the publishers, and writes only Events and, if configured, one annotation. It writes an
-// Event when its text changes. An exporter that restarts within an hour, for which Kubernetes keeps Events, does not
-// repeat it. It does not decide what is exported, and knows neither streams nor messages.
+// It writes an Event when its text changes. An exporter that restarts within an hour, for which Kubernetes keeps
+// Events, does not repeat it.
 
 const (
 	// PollInterval and SettlePeriod are the defaults of Feedback's Poll and Settle.
@@ -50,15 +49,6 @@ const (
 // use up what all Services share.
 var ofEvents = spacing.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Minute, Calm: 10 * time.Minute}
 
-// FeedbackBroker is the publisher to one broker.
-type FeedbackBroker interface {
-	// Verdict returns the broker's objection to an object at a revision, empty for none; known is false while the
-	// broker has not answered.
-	Verdict(key catalog.Key, revision uint64) (objection string, known bool)
-	// VerdictVersion changes whenever the result of Verdict may change.
-	VerdictVersion() uint64
-}
-
 // Feedback writes the Events of one exporter.
 type Feedback struct {
 	// Events and Annotates select what is written; they must be set before Run.
@@ -73,7 +63,7 @@ type Feedback struct {
 
 	kube     kubernetes.Interface
 	catalog  *catalog.Catalog
-	brokers  func() map[string]FeedbackBroker
+	brokers  func() map[string]Broker
 	limiter  *rate.Limiter
 	instance string
 	written  *prometheus.CounterVec
@@ -124,7 +114,7 @@ func NewFeedbackMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
 
 // NewFeedback makes the feedback of an exporter; brokers returns its publishers, by cluster. Nothing is written before
 // Run.
-func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() map[string]FeedbackBroker,
+func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() map[string]Broker,
 	written *prometheus.CounterVec, log *slog.Logger) *Feedback {
 	instance, err := os.Hostname()
 	if err != nil || instance == "" {

@@ -19,7 +19,10 @@ import (
 func TestHostileTextInEvents(t *testing.T) { testkit.OneLine(t, maxNote, truncateEvent) }
 
 // flapping is a broker of another cluster that gives another answer each time it is asked.
-type flapping struct{ asked int }
+type flapping struct {
+	Broker
+	asked int
+}
 
 func (b *flapping) Verdict(catalog.Key, uint64) (objection string, known bool) {
 	b.asked++
@@ -43,7 +46,7 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 		put(fmt.Sprint("s", i))
 	}
 	hostile := &flapping{}
-	f := NewFeedback(nil, c, func() map[string]FeedbackBroker { return map[string]FeedbackBroker{"c2": hostile} }, nil,
+	f := NewFeedback(nil, c, func() map[string]Broker { return map[string]Broker{"c2": hostile} }, nil,
 		nil)
 	writes := map[string]int{}
 	now := time.Now()
