@@ -111,10 +111,8 @@ type Catalog struct {
 	own Audience
 	// perCluster are the rules of single clusters.
 	perCluster map[string][]OfferRule
-	// remotes are the single clusters of others in the order of the rules, and audienceOf is the audience of one
-	// remote.
-	remotes    []string
-	audienceOf map[string]Audience
+	// remotes are the single clusters of others in the order of the rules.
+	remotes []string
 
 	mu       sync.Mutex
 	nodes    map[string]*corev1.Node
@@ -126,7 +124,9 @@ type Catalog struct {
 	// serviceOf is the Service that a slice belonged to in its last state.
 	serviceOf map[name]name
 	problems  map[problemKey]string
-	multi     multiCluster
+	// exports and services are all of the cluster, remembered if the rules have MultiCluster.
+	exports  map[name]*mcsv1beta1.ServiceExport
+	services map[name]*corev1.Service
 	// offers are the Services with a label that offers them; offersVersion counts their changes.
 	offers        map[name]*offered
 	offersVersion uint64
@@ -141,22 +141,19 @@ type name struct{ namespace, name string }
 // New makes an empty catalog.
 func New(rules Rules) *Catalog {
 	c := &Catalog{
-		rules:      rules,
-		journal:    streams.NewJournal[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
-		clusters:   slices.Sorted(slices.Values(rules.Clusters)),
-		audienceOf: map[string]Audience{},
-		nodes:      map[string]*corev1.Node{},
-		prefixes:   podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
-		locations:  newLocations(),
-		slices:     map[name]map[string]*discoveryv1.EndpointSlice{},
-		serviceOf:  map[name]name{},
-		problems:   map[problemKey]string{},
-		multi: multiCluster{
-			exports: map[name]*mcsv1beta1.ServiceExport{}, services: map[name]*corev1.Service{},
-		},
-		offers:   map[name]*offered{},
-		exportTo: map[string]exportTo{},
-		objects:  map[semaphorev1.Kind]map[Audience]int{},
+		rules:     rules,
+		journal:   streams.NewJournal[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
+		nodes:     map[string]*corev1.Node{},
+		prefixes:  podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
+		locations: newLocations(),
+		slices:    map[name]map[string]*discoveryv1.EndpointSlice{},
+		serviceOf: map[name]name{},
+		problems:  map[problemKey]string{},
+		exports:   map[name]*mcsv1beta1.ServiceExport{},
+		services:  map[name]*corev1.Service{},
+		offers:    map[name]*offered{},
+		exportTo:  map[string]exportTo{},
+		objects:   map[semaphorev1.Kind]map[Audience]int{},
 	}
 	c.setClusters(rules.Clusters)
 	return c
@@ -164,7 +161,7 @@ func New(rules Rules) *Catalog {
 
 func (c *Catalog) setClusters(clusters []string) {
 	c.clusters = slices.Sorted(slices.Values(clusters))
-	c.remotes, c.audienceOf, c.own = nil, map[string]Audience{}, Nobody
+	c.remotes, c.own = nil, Nobody
 	c.others = Everyone
 	for _, cluster := range clusters {
 		if cluster == c.rules.Own {
@@ -173,7 +170,6 @@ func (c *Catalog) setClusters(clusters []string) {
 			continue
 		}
 		c.remotes = append(c.remotes, cluster)
-		c.audienceOf[cluster] = For(cluster)
 	}
 }
 
@@ -229,14 +225,13 @@ func (c *Catalog) Exports(cluster string, key Key) bool {
 // put makes a revision only if the exported object, or its audience, changes.
 func (c *Catalog) put(key Key, object *semaphorev1.Object, to Audience, now time.Time) {
 	if to == Nobody {
-		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
 	e, err := NewExport(object, to)
 	if err != nil {
-		c.setProblem(key, finding.Unsendable, err.Error())
 		c.withdraw(key, now)
+		c.setProblem(key, finding.Unsendable, err.Error())
 		return
 	}
 	c.setProblem(key, finding.Unsendable, "")
@@ -255,8 +250,9 @@ func (c *Catalog) put(key Key, object *semaphorev1.Object, to Audience, now time
 	c.journal.Put(key, e, now)
 }
 
-// withdraw deletes the exported object of a key, if there is one.
+// withdraw deletes the exported object of a key, if there is one: no size of it is a problem any more.
 func (c *Catalog) withdraw(key Key, now time.Time) {
+	c.setProblem(key, finding.Unsendable, "")
 	if old, ok := c.journal.Get(key); ok {
 		c.count(key.Kind, old.To, -1)
 		c.journal.Delete(key, now)
@@ -286,7 +282,6 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.setLocation(key, at)
 	if member == nil {
 		c.setProblem(key, finding.InvalidExportTo, "")
-		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}

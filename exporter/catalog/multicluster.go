@@ -35,12 +35,6 @@ type ServiceExport struct {
 	Offer *Offer
 }
 
-// multiCluster is what the catalog remembers for exports.
-type multiCluster struct {
-	exports  map[name]*mcsv1beta1.ServiceExport
-	services map[name]*corev1.Service
-}
-
 func (c *Catalog) PutExport(e *mcsv1beta1.ServiceExport, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,11 +55,11 @@ func (c *Catalog) DeleteExport(namespace, exportName string, now time.Time) {
 func (c *Catalog) setExport(at name, e *mcsv1beta1.ServiceExport, now time.Time) {
 	c.offersVersion++
 	if e == nil {
-		delete(c.multi.exports, at)
+		delete(c.exports, at)
 	} else {
-		c.multi.exports[at] = e
+		c.exports[at] = e
 	}
-	if s := c.multi.services[at]; s != nil {
+	if s := c.services[at]; s != nil {
 		c.putService(s, now)
 	} else {
 		c.putSlices(serviceKey(at.namespace, at.name), Nobody, now)
@@ -99,13 +93,13 @@ func (c *Catalog) rememberSlice(at name, s *discoveryv1.EndpointSlice) (service 
 func (c *Catalog) selects(s *discoveryv1.EndpointSlice) bool {
 	set, service := labels.Set(s.Labels), name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
 	return c.rules.Mirror.Matches(set) || c.rules.Global.Matches(set) ||
-		c.offers[service] != nil || c.multi.exports[service] != nil
+		c.offers[service] != nil || c.exports[service] != nil
 }
 
 // narrowed restricts an audience to the clusters that the annotation of a ServiceExport names: the Service and its
 // export cross as one object.
 func (c *Catalog) narrowed(to Audience, at name) (Audience, string) {
-	e := c.multi.exports[at]
+	e := c.exports[at]
 	if e == nil {
 		return to, ""
 	}
@@ -162,11 +156,11 @@ func (c *Catalog) ServiceExports() []ServiceExport {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]ServiceExport, 0, len(c.multi.exports))
-	for at, e := range c.multi.exports {
+	out := make([]ServiceExport, 0, len(c.exports))
+	for at, e := range c.exports {
 		x := ServiceExport{Namespace: at.namespace, Name: at.name, UID: e.UID, Generation: e.Generation,
 			Valid: mcsv1beta1.ServiceExportReasonValid}
-		switch s := c.multi.services[at]; {
+		switch s := c.services[at]; {
 		case s == nil:
 			x.Valid, x.Reason = mcsv1beta1.ServiceExportReasonNoService,
 				fmt.Sprintf("there is no Service %s in namespace %s", at.name, at.namespace)

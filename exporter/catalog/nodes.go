@@ -77,7 +77,7 @@ func (c *Catalog) exportNode(name string, prefixes []string, now time.Time) {
 		c.setProblem(key, finding.InvalidNodeEndpoint, problem)
 		c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Node{
 			Node: &semaphorev1.Node{PodCidrs: prefixes, Wireguard: end},
-		}}, c.audienceOf[cluster], now)
+		}}, For(cluster), now)
 	}
 	c.recountNode(name)
 }

@@ -18,14 +18,14 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.rules.MultiCluster {
-		c.multi.services[name{s.Namespace, s.Name}] = s
+		c.services[name{s.Namespace, s.Name}] = s
 	}
 	c.putService(s, now)
 }
 
 func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	key, at := serviceKey(s.Namespace, s.Name), name{s.Namespace, s.Name}
-	service, problem, ignored := c.rules.projectService(s, c.multi.exports[at])
+	service, problem, ignored := c.rules.projectService(s, c.exports[at])
 	c.setProblem(key, finding.UnsupportedServiceType, problem)
 	c.setProblem(key, finding.InvalidServiceSetting, ignored)
 	if service == nil {
@@ -84,7 +84,7 @@ func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 	key := serviceKey(namespace, serviceName)
 	c.forgetProblems(key)
 	c.setOffer(key, nil)
-	delete(c.multi.services, name{namespace, serviceName})
+	delete(c.services, name{namespace, serviceName})
 	c.offersVersion++ // its ServiceExport, if there is one, exports nothing
 	c.withdrawService(key, now)
 }
@@ -92,7 +92,6 @@ func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 // withdrawService withdraws the slices before their Service: no receiver has a slice without its Service.
 func (c *Catalog) withdrawService(key Key, now time.Time) {
 	c.putSlices(key, Nobody, now)
-	c.setProblem(key, finding.Unsendable, "")
 	c.withdraw(key, now)
 }
 
@@ -116,7 +115,6 @@ func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, to Audience, now time.T
 	c.setProblem(key, finding.IPOutsideOwnPodSubnets, outside)
 	c.setLocation(key, located)
 	if slice == nil {
-		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
