@@ -8,9 +8,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -44,31 +41,12 @@ func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (t
 	if err := e.watcher.Synced(); err != nil {
 		place.State, place.Detail = debug.PlaceWaiting, err.Error()
 	}
-	e.watcher.Each(func(o metav1.Object) {
-		if there || o.GetName() != of.GetName() || o.GetNamespace() != of.GetNamespace() || kindOf(o) != of.GetKind() {
-			return
-		}
-		there = true
-		place.State = debug.PlaceDone
-		place.Detail = "resourceVersion " + o.GetResourceVersion()
-	})
-	out.Add(place)
-	return there
-}
-
-// kindOf is the kind of what is exported of an object.
-func kindOf(o metav1.Object) semaphorev1.Kind {
-	switch o.(type) {
-	case *corev1.Node:
-		return semaphorev1.Kind_KIND_NODE
-	case *corev1.Service:
-		return semaphorev1.Kind_KIND_SERVICE
-	case *discoveryv1.EndpointSlice:
-		return semaphorev1.Kind_KIND_ENDPOINT_SLICE
-	case *corev1.Pod:
-		return semaphorev1.Kind_KIND_SET_MEMBER
+	o := e.watcher.Known(of.GetKind(), of.GetNamespace(), of.GetName())
+	if o != nil {
+		place.State, place.Detail = debug.PlaceDone, "resourceVersion "+o.GetResourceVersion()
 	}
-	return semaphorev1.Kind_KIND_UNSPECIFIED
+	out.Add(place)
+	return o != nil
 }
 
 // locateExport adds what is exported, and how far each stream is with it.

@@ -183,13 +183,9 @@ func (c *Catalog) ServiceExports() []ServiceExport {
 
 // TrimExport removes all fields of a ServiceExport that the catalog does not read.
 func TrimExport(e *mcsv1beta1.ServiceExport) {
-	var annotations map[string]string
-	if value, ok := e.Annotations[naming.AnnotationExportTo]; ok {
-		annotations = map[string]string{naming.AnnotationExportTo: value}
-	}
 	e.ObjectMeta = metav1.ObjectMeta{
 		Namespace: e.Namespace, Name: e.Name, UID: e.UID, ResourceVersion: e.ResourceVersion, Generation: e.Generation,
-		DeletionTimestamp: e.DeletionTimestamp, Annotations: annotations,
+		DeletionTimestamp: e.DeletionTimestamp, Annotations: Kept(e.Annotations, IsExportTo),
 	}
 	e.Status = mcsv1beta1.ServiceExportStatus{}
 }

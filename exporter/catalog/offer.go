@@ -118,21 +118,31 @@ func (r Rules) exportedLabels(all map[string]string) (exported []*semaphorev1.La
 	return exported, more
 }
 
-// TrimService removes all fields that neither identify a Service nor decide what is exported of it.
-func TrimService(s *corev1.Service) {
-	var annotations map[string]string
-	for _, key := range []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady,
-		naming.AnnotationWhenGone, naming.AnnotationOwnName} {
-		if value, ok := s.Annotations[key]; ok {
-			if annotations == nil {
-				annotations = map[string]string{}
+// Kept returns the annotations that keep selects; nil for none.
+func Kept(annotations map[string]string, keep func(key string) bool) (kept map[string]string) {
+	for key, value := range annotations {
+		if keep(key) {
+			if kept == nil {
+				kept = map[string]string{}
 			}
-			annotations[key] = value
+			kept[key] = value
 		}
 	}
+	return kept
+}
+
+// IsExportTo selects the annotation that all kinds of objects may have.
+func IsExportTo(key string) bool { return key == naming.AnnotationExportTo }
+
+// ofServices are the annotations of Services that decide what is exported.
+var ofServices = []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady,
+	naming.AnnotationWhenGone, naming.AnnotationOwnName}
+
+// TrimService removes all fields that neither identify a Service nor decide what is exported of it.
+func TrimService(s *corev1.Service) {
 	s.ObjectMeta = metav1.ObjectMeta{
 		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, Labels: s.Labels,
-		Annotations: annotations,
+		Annotations: Kept(s.Annotations, func(key string) bool { return slices.Contains(ofServices, key) }),
 	}
 	s.Spec = corev1.ServiceSpec{
 		Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, IPFamilies: s.Spec.IPFamilies, Ports: s.Spec.Ports,

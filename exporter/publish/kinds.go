@@ -21,8 +21,9 @@ import (
 type kind struct {
 	// name of the resource, as in RBAC rules.
 	name string
-	// kinds of exported objects that the resource contributes to.
+	// kinds of exported objects that the resource contributes to, and of is the kind of those that are made of one object.
 	kinds []semaphorev1.Kind
+	of    semaphorev1.Kind
 	// selectors of labels, with a watch for each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
@@ -44,20 +45,15 @@ type kind struct {
 func nodes(client kubernetes.Interface) kind {
 	return kind{
 		name: "nodes", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
-		selectors: []string{""}, client: client.CoreV1().RESTClient(), example: &corev1.Node{},
+		of: semaphorev1.Kind_KIND_NODE, selectors: []string{""},
+		client: client.CoreV1().RESTClient(), example: &corev1.Node{},
 		trim: trimmed(func(n *corev1.Node) {
-			var kept map[string]string
-			for key, value := range n.Annotations {
-				if _, ok := naming.WireGuardAnnotationCluster(key); ok {
-					if kept == nil {
-						kept = map[string]string{}
-					}
-					kept[key] = value
-				}
-			}
 			n.ObjectMeta = metav1.ObjectMeta{
 				Name: n.Name, UID: n.UID, CreationTimestamp: n.CreationTimestamp, ResourceVersion: n.ResourceVersion,
-				Annotations: kept,
+				Annotations: catalog.Kept(n.Annotations, func(key string) bool {
+					_, ok := naming.WireGuardAnnotationCluster(key)
+					return ok
+				}),
 			}
 			n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs}
 			n.Status = corev1.NodeStatus{}
@@ -85,7 +81,8 @@ func blocks(affinities *kube.BlockAffinities) kind {
 func services(client kubernetes.Interface, selectors []string) kind {
 	return kind{
 		name: "services", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
-		selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
+		of: semaphorev1.Kind_KIND_SERVICE, selectors: selectors,
+		client: client.CoreV1().RESTClient(), example: &corev1.Service{},
 		trim:   trimmed(catalog.TrimService),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutService(o.(*corev1.Service), now) },
 		remove: (*catalog.Catalog).DeleteService,
@@ -95,7 +92,8 @@ func services(client kubernetes.Interface, selectors []string) kind {
 func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 	return kind{
 		name: "endpointslices", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_ENDPOINT_SLICE},
-		selectors: selectors, client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
+		of: semaphorev1.Kind_KIND_ENDPOINT_SLICE, selectors: selectors,
+		client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
 		trim: trimmed(func(s *discoveryv1.EndpointSlice) {
 			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion,
 				Labels: s.Labels}
@@ -135,11 +133,12 @@ func pods(client kubernetes.Interface, domains []string) kind {
 	}
 	return kind{
 		name: "pods", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
-		selectors: labels, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
+		of: semaphorev1.Kind_KIND_SET_MEMBER, selectors: labels,
+		client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
 		trim: trimmed(func(p *corev1.Pod) {
 			p.ObjectMeta = metav1.ObjectMeta{
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-				Labels: p.Labels, Annotations: exportTo(p.Annotations),
+				Labels: p.Labels, Annotations: catalog.Kept(p.Annotations, catalog.IsExportTo),
 			}
 			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork, NodeName: p.Spec.NodeName}
 			p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
@@ -147,14 +146,6 @@ func pods(client kubernetes.Interface, domains []string) kind {
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutPod(o.(*corev1.Pod), now) },
 		remove: (*catalog.Catalog).DeletePod,
 	}
-}
-
-// exportTo returns the one annotation of pods that the catalog reads.
-func exportTo(annotations map[string]string) map[string]string {
-	if value, ok := annotations[naming.AnnotationExportTo]; ok {
-		return map[string]string{naming.AnnotationExportTo: value}
-	}
-	return nil
 }
 
 // trimmed ignores objects of another type: informers pass tombstones to transforms, too.

@@ -234,15 +234,14 @@ func (r *resource) keys() []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// Each calls f for each known object. It changes nothing.
-func (w *Watcher) Each(f func(metav1.Object)) {
+// Known returns an object of which something of a kind is exported, as it was last read; nil for none.
+func (w *Watcher) Known(kind semaphorev1.Kind, namespace, name string) metav1.Object {
 	for _, r := range w.resources {
-		for _, key := range r.keys() {
-			if newest := r.newest(key); newest != nil {
-				f(newest)
-			}
+		if r.of == kind {
+			return r.newest(cache.NewObjectName(namespace, name).String())
 		}
 	}
+	return nil
 }
 
 // newest returns the newest state of an object in any watch's store, nil if none has it.
