@@ -84,7 +84,6 @@ type nodeKernel interface {
 	devices.Kernel
 	guard.Kernel
 	paths.Kernel
-	paths.Router
 }
 
 // agent has the owners of the node's state. Its only state of its own is the queue of the next round.

@@ -102,7 +102,7 @@ func (a *agent) unreadState() string {
 // lookup returns what answers semaphorectl's questions about paths.
 func (a *agent) lookup() *paths.Lookup {
 	return &paths.Lookup{
-		Kernel: a.kernel, Desired: a.session, Peers: a.peers, Calls: a.node.Calls,
+		Peers: a.peers, Calls: a.node.Calls,
 		Confirmed: func(cluster string) time.Time {
 			r, _ := a.session.View(time.Now()).Remote(cluster)
 			return r.ConfirmedAt

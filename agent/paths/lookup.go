@@ -36,20 +36,8 @@ const kubeProxy = "http://127.0.0.1:10256/healthz"
 // proxyWithin is how long kube-proxy may take to answer.
 const proxyWithin = 2 * time.Second
 
-type Router interface {
-	Device(name string) (*kernel.Device, error)
-	RouteTo(to, from netip.Addr) (link string, err error)
-}
-
-type Networks interface {
-	Clusters() []string
-	Network(cluster string) *plan.Desired
-}
-
 type Lookup struct {
-	Kernel  Router
-	Desired Networks
-	Peers   *Monitor
+	Peers *Monitor
 	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem what is wrong with
 	// the device; zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
@@ -76,7 +64,7 @@ func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest)
 		from = from.Unmap()
 	}
 	out := &semaphorev1.LookUpPathResponse{Route: &semaphorev1.RouteLookup{Ruled: true}}
-	out.Route.Link, err = n.Kernel.RouteTo(to, from)
+	out.Route.Link, err = n.Peers.kernel.RouteTo(to, from)
 	if err != nil {
 		out.Route.Error = err.Error()
 	}
@@ -90,7 +78,7 @@ func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest)
 	out.Cluster, out.Interface, out.ClearPackets = cluster, naming.Device(cluster), n.Dropped()
 	out.DeviceProblem, out.ConfirmedAt = n.Problem(cluster), semaphorev1.Time(n.Confirmed(cluster))
 	out.Wanted = wanted(want, to)
-	d, err := n.Kernel.Device(out.Interface)
+	d, err := n.Peers.kernel.Device(out.Interface)
 	if err != nil {
 		out.DeviceProblem = err.Error()
 	}
@@ -121,8 +109,8 @@ func (n *Lookup) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*sem
 	if of.GetKind() != semaphorev1.Kind_KIND_NODE {
 		return &out.LocateResponse, nil
 	}
-	for _, cluster := range n.Desired.Clusters() {
-		want := n.Desired.Network(cluster)
+	for _, cluster := range n.Peers.desired.Clusters() {
+		want := n.Peers.desired.Network(cluster)
 		if want == nil || want.Peers[of.GetName()] == nil {
 			continue
 		}
@@ -135,7 +123,7 @@ func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Pl
 	place := debug.Place{Hop: debug.HopKernel, Object: "peer " + cluster + "/" + node, Cluster: cluster,
 		State: debug.PlaceWaiting, Confirmed: time.Now()}
 	device := naming.Device(cluster)
-	d, err := n.Kernel.Device(device)
+	d, err := n.Peers.kernel.Device(device)
 	if err != nil || d == nil {
 		place.Detail = "there is no device " + device
 		if err != nil {
@@ -172,8 +160,8 @@ func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Pl
 
 // remoteOf returns the remote of an address, by the subnets of its device or the prefixes of its peers.
 func (n *Lookup) remoteOf(to netip.Addr) (string, *plan.Desired) {
-	for _, cluster := range n.Desired.Clusters() {
-		want := n.Desired.Network(cluster)
+	for _, cluster := range n.Peers.desired.Clusters() {
+		want := n.Peers.desired.Network(cluster)
 		if want == nil {
 			continue // it was removed meanwhile
 		}

@@ -45,9 +45,8 @@ func TestLookUp(t *testing.T) {
 		},
 	}}
 	confirmed := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	n := &Lookup{Kernel: host, Desired: want,
-		Peers: New(host, want, events.New("c1"), func(string) {}, func() {},
-			func() string { return "" }),
+	n := &Lookup{
+		Peers:     New(host, want, events.New("c1"), func(string) {}, func() {}, func() string { return "" }),
 		Confirmed: func(string) time.Time { return confirmed }, Problem: func(string) string { return "port in use" },
 		Dropped: func() uint64 { return 7 }}
 	look := func(to string) *semaphorev1.LookUpPathResponse {

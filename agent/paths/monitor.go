@@ -49,10 +49,13 @@ const (
 type Kernel interface {
 	Device(name string) (*kernel.Device, error)
 	EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error)
+	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
 // Desired is what the broker desires of a device. Its results are nil for a cluster without one, and immutable.
 type Desired interface {
+	Clusters() []string
+	Network(cluster string) *plan.Desired
 	Device(cluster string) *semaphorev1.Device
 	// Endpoints returns the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no
 	// peer.

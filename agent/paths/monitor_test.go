@@ -15,7 +15,7 @@ import (
 )
 
 // oneDevice is a broker that desires a device for c2 only.
-type oneDevice struct{}
+type oneDevice struct{ Desired }
 
 func (oneDevice) Device(cluster string) *semaphorev1.Device {
 	if cluster != "c2" {
