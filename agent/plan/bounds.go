@@ -96,10 +96,10 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 			return no("overlaps %s of the own cluster (localSubnets)", local)
 		}
 	}
-	if len(b.Allowed) > 0 && !within(prefix, b.Allowed) {
+	if len(b.Allowed) > 0 && !Inside(prefix, b.Allowed) {
 		return no("is outside allowedSubnets")
 	}
-	if b.Remote != nil && !within(prefix, b.Remote.Pods) {
+	if b.Remote != nil && !Inside(prefix, b.Remote.Pods) {
 		return no("is outside the remote's podSubnets (subnetsFile)")
 	}
 	return prefix, nil
@@ -119,7 +119,7 @@ func (b Bounds) endpoint(at netip.AddrPort) error {
 		return no("is IPv4 in IPv6")
 	case addr.Zone() != "":
 		return no("has a zone")
-	case within(netip.PrefixFrom(addr, addr.BitLen()), forbidden):
+	case Inside(netip.PrefixFrom(addr, addr.BitLen()), forbidden):
 		return no("cannot be the address of another node")
 	}
 	hosts := b.hosts
@@ -178,7 +178,7 @@ func broadcast(subnet netip.Prefix) netip.Addr {
 
 // conflictOf describes the address of this node with which a prefix conflicts, and what to do; empty for none.
 func (b Bounds) conflictOf(prefix netip.Prefix) string {
-	allowed := within(prefix, b.Allowed)
+	allowed := Inside(prefix, b.Allowed)
 	for _, own := range b.Own {
 		at := own.Prefix.Addr()
 		switch {
@@ -207,7 +207,8 @@ func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err e
 	return prefix, conflict, nil
 }
 
-func within(prefix netip.Prefix, all []netip.Prefix) bool {
+// Inside reports whether a prefix is one of these, or a part of one: then a route to it takes packets from theirs.
+func Inside(prefix netip.Prefix, all []netip.Prefix) bool {
 	for _, p := range all {
 		if p.Bits() <= prefix.Bits() && p.Overlaps(prefix) {
 			return true

@@ -34,13 +34,7 @@ func (c *Claims) MayRetake(prefix netip.Prefix, now time.Time) bool {
 	if !c.held[prefix] {
 		return false
 	}
-	var recent []time.Time
-	for _, t := range c.retaken[prefix] {
-		if now.Sub(t) < retakeWindow {
-			recent = append(recent, t)
-		}
-	}
-	if len(recent) >= maxRetakes {
+	if last := c.retaken[prefix]; len(last) == maxRetakes && now.Sub(last[0]) < retakeWindow {
 		delete(c.held, prefix)
 		return false
 	}

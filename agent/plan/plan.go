@@ -246,7 +246,7 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 			return out, fmt.Errorf("allowed IPs: %w", err)
 		}
 		switch {
-		case !within(prefix, subnets):
+		case !Inside(prefix, subnets):
 			outside = prefix
 		case !slices.Contains(out.prefixes, prefix):
 			out.prefixes = append(out.prefixes, prefix)

@@ -8,16 +8,12 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
-// Inside reports whether a route to prefix takes packets to a subnet from the route to that subnet: it is to the same
-// prefix, or to a part of it.
-func Inside(prefix netip.Prefix, subnets []netip.Prefix) bool { return within(prefix, subnets) }
-
 // Shadows describes the routes of other programs in the agent's table that lead packets for a device's subnets past
 // it. A route in place of the agent's is not included: AddRoute reports it.
 func Shadows(device string, subnets []netip.Prefix, others []kernel.Foreign) []string {
 	var lines []string
 	for _, r := range others {
-		in := slices.IndexFunc(subnets, func(s netip.Prefix) bool { return within(r.Prefix, []netip.Prefix{s}) })
+		in := slices.IndexFunc(subnets, func(s netip.Prefix) bool { return Inside(r.Prefix, []netip.Prefix{s}) })
 		if in < 0 || r.Prefix == subnets[in] && r.Metric >= kernel.MetricOf(r.Prefix) {
 			continue
 		}

@@ -70,7 +70,7 @@ func ChooseSources(from Source, addresses []kernel.Address) (s Sources, problem 
 	if len(from.PodPrefixes) == 0 {
 		return Sources{}, ""
 	}
-	among := func(at netip.Addr) bool { return within(netip.PrefixFrom(at, at.BitLen()), from.PodPrefixes) }
+	among := func(at netip.Addr) bool { return Inside(netip.PrefixFrom(at, at.BitLen()), from.PodPrefixes) }
 	rank := func(a kernel.Address) int {
 		if i := slices.Index(preferred, a.Interface); i >= 0 {
 			return i

@@ -24,8 +24,10 @@ const (
 
 type StateWriter struct {
 	path, cluster string
-	snapshot      StateSnapshot
-	dirty         chan struct{}
+	// snapshot returns the current state and when a broker last confirmed all of it; false before a complete state was
+	// received.
+	snapshot func() (c StateFile, whole bool)
+	dirty    chan struct{}
 	// last is the digest of the file's contents, zero for unknown, and since when they are confirmed. Only Run uses
 	// them.
 	last      [sha256.Size]byte
@@ -38,12 +40,8 @@ type StateWriter struct {
 	bytes  prometheus.Gauge
 }
 
-// StateSnapshot returns the current state and when a broker last confirmed all of it; false before a complete state was
-// received.
-type StateSnapshot func() (c StateFile, whole bool)
-
 // NewStateWriter makes the writer of one file. Nothing is written before Run.
-func NewStateWriter(path, cluster string, snapshot StateSnapshot) *StateWriter {
+func NewStateWriter(path, cluster string, snapshot func() (StateFile, bool)) *StateWriter {
 	w := &StateWriter{
 		path: path, cluster: cluster, snapshot: snapshot, dirty: make(chan struct{}, 1),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
