@@ -28,11 +28,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// maxAddressAge is how long listed addresses are used while the kernel reports no change. Where kube-proxy runs in
-	// mode ipvs the list has those of every Service, and its cost grows with them.
-	maxAddressAge = 10 * time.Minute
-)
+// maxAddressAge is how long listed addresses are used while the kernel reports no change. Where kube-proxy runs in mode
+// ipvs the list has those of every Service, and its cost grows with them.
+const maxAddressAge = 10 * time.Minute
 
 type Kernel interface {
 	Addresses() ([]kernel.Address, error)
@@ -108,10 +106,10 @@ type Monitor struct {
 // problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
 // retained what is guarded of each remote and not in the subnets file.
 type problems struct {
-	guard, source, settings, check []string
-	wireguard                      string
-	shadows                        map[string][]string
-	retained                       map[string]string
+	guard, source, check, wireguard string
+	settings                        []string
+	shadows                         map[string][]string
+	retained                        map[string]string
 }
 
 // NewMonitor returns the Monitor of a node. changed must not block.
@@ -270,12 +268,8 @@ func (m *Monitor) sources(addresses []kernel.Address) plan.Sources {
 		from.Devices = append(from.Devices, naming.Device(cluster))
 	}
 	sources, problem := plan.ChooseSources(from, addresses)
-	var now []string
-	if problem != "" {
-		now = []string{problem}
-	}
-	if !slices.Equal(now, m.problems.source) {
-		m.problems.source = now
+	if problem != m.problems.source {
+		m.problems.source = problem
 		m.publish()
 	}
 	return sources
@@ -318,9 +312,9 @@ func (m *Monitor) Check(work Work) {
 	if work.Settings {
 		wireguard = m.kernel.LacksWireGuard()
 	}
-	var check []string
+	check := ""
 	if err := errors.Join(failed...); err != nil {
-		check = []string{err.Error()}
+		check = err.Error()
 	}
 
 	m.mu.Lock()
@@ -383,11 +377,11 @@ func (m *Monitor) findings() []finding.Finding {
 	if m.declared != nil {
 		found = finding.Lines(finding.SubnetsFileProblem, "", m.declared.Problems)
 	}
-	found = slices.Concat(found, finding.Lines(finding.Unguarded, "", p.guard),
-		finding.Lines(finding.RouteSourceMissing, "", p.source), finding.Lines(finding.NodeDropsPackets, "", p.settings),
-		finding.Lines(finding.NodeUnread, "", p.check), finding.Line(finding.NoWireGuard, "", p.wireguard))
+	found = slices.Concat(found, finding.Line(finding.Unguarded, "", p.guard),
+		finding.Line(finding.RouteSourceMissing, "", p.source), finding.Lines(finding.NodeDropsPackets, "", p.settings),
+		finding.Line(finding.NodeUnread, "", p.check), finding.Line(finding.NoWireGuard, "", p.wireguard))
 	for _, cluster := range slices.Sorted(maps.Keys(p.retained)) {
-		found = append(found, finding.Lines(finding.SubnetsFileProblem, cluster, []string{p.retained[cluster]})...)
+		found = append(found, finding.Line(finding.SubnetsFileProblem, cluster, p.retained[cluster])...)
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(p.shadows)) {
 		found = append(found, finding.Lines(finding.ShadowRoute, cluster, p.shadows[cluster])...)

@@ -263,11 +263,11 @@ func (m *Monitor) unprotect(cluster string) {
 
 // guarded records the result of the last change of the guard. It must be called with mu held.
 func (m *Monitor) guarded(err error) {
-	var now []string
+	now := ""
 	if err != nil {
-		now = []string{err.Error()}
+		now = err.Error()
 	}
-	if !slices.Equal(now, m.problems.guard) {
+	if now != m.problems.guard {
 		m.problems.guard = now
 		m.publish()
 	}
