@@ -369,13 +369,9 @@ var (
 		"Changes that the broker of the cluster has not acknowledged; only while connected.", []string{"cluster"}, nil)
 	heardDesc = prometheus.NewDesc("semaphore_exporter_last_heard_timestamp_seconds",
 		"Unix time of the last message of the broker of the cluster; absent before the first.", []string{"cluster"}, nil)
-	lagsDesc = prometheus.NewDesc(
-		"semaphore_exporter_apiserver_lags",
+	lagsDesc = prometheus.NewDesc("semaphore_exporter_apiserver_lags",
 		"1 while a kind is not sent to the cluster, because the cluster received a newer state before than the apiserver "+
-			"returns.",
-		[]string{"cluster", "kind"},
-		nil,
-	)
+			"returns.", []string{"cluster", "kind"}, nil)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
 		"Objects that are not exported, or only in part, or not to every cluster that they name, because something is "+
 			"wrong with them.", []string{"reason"}, nil)

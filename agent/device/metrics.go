@@ -54,11 +54,9 @@ func newMetrics() *metrics {
 		conflicts: gauge("semaphore_agent_subnet_conflicts",
 			"Subnets of a remote that stay routed although this node has an address inside them; "+
 				"the status names them and what to do."),
-		unrouted: gauge(
-			"semaphore_agent_routes_failed",
+		unrouted: gauge("semaphore_agent_routes_failed",
 			"Routes of a device that could not be created, such as IPv6 routes on a node without IPv6; the status has the "+
-				"reason.",
-		),
+				"reason."),
 	}
 }
 

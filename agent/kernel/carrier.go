@@ -62,10 +62,8 @@ func startUserspace(ctx context.Context, wg *wgctrl.Client, name string, mtu int
 			if err == nil {
 				err = errors.New("no error")
 			}
-			return fmt.Errorf(
-				"wireguard-go ended immediately (does /dev/net/tun exist, and is /var/run/wireguard writable?): %w",
-				err,
-			)
+			return fmt.Errorf("wireguard-go ended immediately (does /dev/net/tun exist, and is /var/run/wireguard "+
+				"writable?): %w", err)
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), cmd.Process.Kill())
 		case <-time.After(10 * time.Millisecond):

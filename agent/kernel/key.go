@@ -220,10 +220,8 @@ func (k *Keys) damagedFiles(device string) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return fmt.Errorf(
-		"the file was damaged, and the agent has written it again with the device's key: examine %s, and remove it",
-		strings.Join(found, ", "),
-	)
+	return fmt.Errorf("the file was damaged, and the agent has written it again with the device's key: examine %s, and "+
+		"remove it", strings.Join(found, ", "))
 }
 
 // filesBeside returns the files whose names continue after that of a device's key with a dot and a tail for which the

@@ -13,10 +13,8 @@ import (
 )
 
 // ErrNoNFTables means that the kernel has no nftables, or does not permit its use.
-var ErrNoNFTables = errors.New(
-	"this node's kernel has no nftables (nf_tables): only the unreachable routes keep packets " +
-		"to remote pods from leaving in the clear, and none are counted",
-)
+var ErrNoNFTables = errors.New("this node's kernel has no nftables (nf_tables): only the unreachable routes keep " +
+	"packets to remote pods from leaving in the clear, and none are counted")
 
 // CheckNFTables returns nil if the kernel has nftables, and else ErrNoNFTables. It requests the ruleset's generation,
 // which every kernel with nftables answers. The library would wait for an answer forever on a kernel without.

@@ -158,7 +158,6 @@ func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {
 	err = h.table.Each(RouteFilter{Link: strays[0].Link, Protocol: RouteProtocol, Type: unix.RTN_UNICAST},
 		func(r Route) { inside[r.Prefix] = true })
 	return slices.ContainsFunc(strays, func(r Route) bool {
-		return slices.Contains(subnets, r.Prefix) &&
-			!inside[r.Prefix]
+		return slices.Contains(subnets, r.Prefix) && !inside[r.Prefix]
 	}), err
 }

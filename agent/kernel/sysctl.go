@@ -82,10 +82,8 @@ func SettingProblems(v Settings, networks []RoutedDevice) []string {
 	var out []string
 	v4 := has(netip.Addr.Is4)
 	if v4 && off(forward4) {
-		out = append(
-			out,
-			"net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it to 1",
-		)
+		out = append(out, "net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it "+
+			"to 1")
 	}
 	if has(netip.Addr.Is6) && off(forward6) {
 		out = append(out, "net.ipv6.conf.all.forwarding is 0: the node drops all IPv6 packets between its pods and remote "+
@@ -98,9 +96,8 @@ func SettingProblems(v Settings, networks []RoutedDevice) []string {
 		}
 		// While no route bypasses the device, a strict filter drops nothing.
 		if v.strict(n.Device) && n.Shadowed {
-			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of "+
-				"those remote pods; "+
-				"remove the routes, or set net/ipv4/conf/%s/rp_filter to 2", n.Device, n.Device))
+			out = append(out, fmt.Sprintf("rp_filter is strict on %[1]s, and routes lead past it: the node drops packets of "+
+				"those remote pods; remove the routes, or set net/ipv4/conf/%[1]s/rp_filter to 2", n.Device))
 		}
 	}
 	return out

@@ -51,8 +51,7 @@ func (t RoutingTable) leadsTo(r *netlink.Rule) bool {
 
 func matchesAll(r *netlink.Rule) bool {
 	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
-		r.Tos == 0 &&
-		r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 &&
+		r.Tos == 0 && r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 &&
 		r.SuppressIfgroup < 0 && r.TunID == 0
 }
 

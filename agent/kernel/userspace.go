@@ -70,11 +70,8 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	}
 	log := slog.With("device", name)
 	if err := filterLinkMessages(t); err != nil {
-		log.Warn(
-			"the device will end when the kernel sends more events than it reads, such as for the addresses of many Services",
-			"error",
-			err,
-		)
+		log.Warn("the device will end when the kernel sends more events than it reads, such as for the addresses of many "+
+			"Services", "error", err)
 	}
 	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{Verbosef: device.DiscardLogf,
 		Errorf: func(format string, args ...any) {

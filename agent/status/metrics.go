@@ -24,14 +24,9 @@ var (
 			"or cache if no broker was connected since the start.",
 		"cluster", "device", "source")
 	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker sent.", "cluster", "device")
-	clearDesc   = desc(
-		"semaphore_agent_clear_packets_total",
+	clearDesc   = desc("semaphore_agent_clear_packets_total",
 		"Unencrypted packets to or from remote pods that the guard dropped because they passed the device by: out of the "+
-			"node, or in.",
-		"cluster",
-		"device",
-		"direction",
-	)
+			"node, or in.", "cluster", "device", "direction")
 	passedDesc = desc("semaphore_agent_clear_passed_packets_total",
 		"Unencrypted packets to or from pods of a permissive remote that the guard passed: out of the node, or in. Absent "+
 			"for a strict one.",
@@ -44,13 +39,9 @@ var (
 		"Peers of a permissive remote to which packets go unencrypted, because nothing was received from them through the "+
 			"tunnel yet, or no longer; all of them while it is `clear`. Absent for a strict one.",
 		"cluster", "device")
-	roamedDesc = desc(
-		"semaphore_agent_peers_roamed",
+	roamedDesc = desc("semaphore_agent_peers_roamed",
 		"Peers whose packets come from another address than the configured endpoint, and whose endpoint the agent leaves "+
-			"there.",
-		"cluster",
-		"device",
-	)
+			"there.", "cluster", "device")
 )
 
 type Metrics struct {

@@ -46,8 +46,7 @@ const (
 
 func (f family) set(what string) *nftables.Set {
 	return &nftables.Set{Table: f.Table, Name: what, KeyType: f.key, Dynamic: true,
-		HasTimeout: true, Timeout: forgetAfter,
-		Size: maxAddresses}
+		HasTimeout: true, Timeout: forgetAfter, Size: maxAddresses}
 }
 
 // read returns what the sets have. It makes a table that is not there.

@@ -29,8 +29,7 @@ var trafficDistributions = []string{
 }
 
 // projectService returns nil for a Service that is not exported; problem reports why if it has a label that offers it,
-// or a ServiceExport.
-// ignored lists its settings that are invalid and left out.
+// or a ServiceExport. ignored lists its settings that are invalid and left out.
 func (r Rules) projectService(s *corev1.Service, export *mcsv1beta1.ServiceExport) (service *semaphorev1.Service,
 	problem, ignored string) {
 	mirror, global := r.Mirror.Matches(labels.Set(s.Labels)), r.Global.Matches(labels.Set(s.Labels))
@@ -52,14 +51,8 @@ func (r Rules) projectService(s *corev1.Service, export *mcsv1beta1.ServiceExpor
 	}
 	var more int
 	if service.Labels, more = r.exportedLabels(s.Labels); more > 0 {
-		left = append(
-			left,
-			fmt.Sprintf(
-				"%d of its labels are not exported: the limit is %d, and the first by key are exported",
-				more,
-				config.MaxServiceLabels,
-			),
-		)
+		left = append(left, fmt.Sprintf("%d of its labels are not exported: the limit is %d, and the first by key are "+
+			"exported", more, config.MaxServiceLabels))
 	}
 	for _, p := range s.Spec.Ports {
 		service.Ports = append(service.Ports, &semaphorev1.Port{

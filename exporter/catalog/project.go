@@ -181,12 +181,8 @@ func otherSets(p *corev1.Pod, domains []string, member *semaphorev1.SetMember) s
 	}
 	for _, domain := range domains {
 		if other := p.Labels[domain+"/name"]; other != "" && other != member.GetSetName() {
-			return fmt.Sprintf(
-				"label %s/name: %q is ignored: the pod is in set %q by the label of an earlier domain in labelDomains",
-				domain,
-				other,
-				member.GetSetName(),
-			)
+			return fmt.Sprintf("label %s/name: %q is ignored: the pod is in set %q by the label of an earlier domain in "+
+				"labelDomains", domain, other, member.GetSetName())
 		}
 	}
 	return ""

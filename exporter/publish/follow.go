@@ -22,8 +22,7 @@ type follower struct {
 }
 
 func follow(lw cache.ListerWatcher, example runtime.Object, trim cache.TransformFunc,
-	onError cache.WatchErrorHandlerWithContext,
-	changed func(key string), came func(resourceVersion string)) *follower {
+	onError cache.WatchErrorHandlerWithContext, changed func(key string), came func(resourceVersion string)) *follower {
 	f := &follower{
 		store: cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc),
 		// With AtomicEvents a list is one delta, and bookmarks are deltas too.

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -51,10 +52,8 @@ func (w *Watcher) identify(ctx context.Context) {
 			slog.Warn("cannot read the namespace whose UID identifies this cluster; the exporter retries, and does not "+
 				"detect an apiserver that lags", "namespace", sourceNamespace, "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if kube.Sleep(ctx, wait) != nil {
 			return
-		case <-time.After(wait):
 		}
 	}
 }

@@ -15,8 +15,7 @@ func (w *Watcher) detectRestore(ctx context.Context) error {
 		}
 		if err := kube.FollowStore(ctx, w.storeEvery, r.watches[0].list, w.newestRead); err != nil {
 			return fmt.Errorf("%w; the exporter reads everything again, and other clusters keep what they received until "+
-				"resourceVersions "+
-				"have passed the old ones, or until you raise restores in the exporter's configuration", err)
+				"resourceVersions have passed the old ones, or until you raise restores in the exporter's configuration", err)
 		}
 		return nil
 	}

@@ -122,8 +122,7 @@ type said struct {
 // NewConditions makes a writer for the cluster own; brokers returns the publishers by cluster. Nothing is written
 // before Run.
 func NewConditions(own string, client *mcs.Client, c *catalog.Catalog, brokers func() map[string]Broker,
-	metrics *ConditionMetrics,
-	log *slog.Logger) *Conditions {
+	metrics *ConditionMetrics, log *slog.Logger) *Conditions {
 	return &Conditions{
 		own: own, catalog: c, brokers: brokers, exports: client.Exports(), metrics: metrics,
 		problem: kube.NewProblem(log), seed: maphash.MakeSeed(), states: map[key]*state{}, failing: map[key]string{},
@@ -206,8 +205,7 @@ func (w *Conditions) failure() string {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
 	return fmt.Sprintf("the conditions of ServiceExport %s/%s are not written (the component features/mcs has the right "+
-		"to): "+
-		"%s", at.namespace, at.name, w.failing[at])
+		"to): %s", at.namespace, at.name, w.failing[at])
 }
 
 // due returns the exports whose conditions must be written now, the last changed ones first: an object that a person
