@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -146,95 +145,78 @@ func TestNetwork(t *testing.T) {
 		"fd00:2::/48"}
 	standing := carryOut(t, nil, Network("c2", networkOf(subnets, peers), Bounds{}, private, nil))
 	for name, c := range map[string]struct {
-		stands *kernel.Device
+		// change is what differs on the device from the whole; gone means that there is none.
 		change func(*kernel.Device)
-		want   *Desired
+		gone   bool
+		// subnets and wanted are desired; nil for the whole.
+		subnets []string
+		wanted  map[string]string
 		// set counts peers that are set or removed.
 		set              int
 		routes           int
 		link             bool
-		lines            []string
+		lines            []string // nil for whole
 		refused, settled []string
 	}{
-		"nothing exists": {want: networkOf(subnets, peers), set: 2, routes: 2, link: true, lines: whole},
-		"all exists":     {stands: standing, want: networkOf(subnets, peers), lines: whole},
-		"the port differs": {
-			stands: standing, change: func(d *kernel.Device) { d.ListenPort = 1 }, want: networkOf(subnets, peers),
-			lines: whole,
-		},
-		"the key differs": {
-			stands: standing, change: func(d *kernel.Device) { d.PrivateKey = wgtypes.Key{9} },
-			want: networkOf(subnets, peers), lines: whole,
-		},
-		"down, and its routes gone": {
-			stands: standing, change: func(d *kernel.Device) { d.Up, d.Routes = false, nil }, want: networkOf(subnets, peers),
-			link: true, routes: 2, lines: whole,
-		},
-		"another MTU": {
-			stands: standing, change: func(d *kernel.Device) { d.MTU = 1500 }, want: networkOf(subnets, peers), link: true,
-			lines: whole,
-		},
-		"of semaphore-wireguard, without alias": {
-			stands: standing, change: func(d *kernel.Device) { d.Alias = "" }, want: networkOf(subnets, peers), link: true,
-			lines: whole,
-		},
+		"nothing exists":   {gone: true, set: 2, routes: 2, link: true},
+		"all exists":       {},
+		"the port differs": {change: func(d *kernel.Device) { d.ListenPort = 1 }},
+		"the key differs":  {change: func(d *kernel.Device) { d.PrivateKey = wgtypes.Key{9} }},
+		"down, and its routes gone": {change: func(d *kernel.Device) { d.Up, d.Routes = false, nil }, link: true,
+			routes: 2},
+		"another MTU":                           {change: func(d *kernel.Device) { d.MTU = 1500 }, link: true},
+		"of semaphore-wireguard, without alias": {change: func(d *kernel.Device) { d.Alias = "" }, link: true},
 		"a peer more than wanted": {
-			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"]}), set: 1,
+			wanted: map[string]string{"n1": peers["n1"]}, set: 1,
 			lines: []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
 		},
 		"an endpoint in the other form of IPv4": {
-			stands: standing, change: func(d *kernel.Device) {
+			change: func(d *kernel.Device) {
 				d.Peers = slices.Clone(d.Peers)
 				d.Peers[0].Endpoint = &net.UDPAddr{IP: d.Peers[0].Endpoint.IP.To16(), Port: d.Peers[0].Endpoint.Port}
-			}, want: networkOf(subnets, peers), lines: whole,
+			},
 		},
 		"another endpoint": {
-			stands: standing, want: networkOf(subnets,
-				map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.9:51820 10.2.2.0/24"}), set: 1,
+			wanted: map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.9:51820 10.2.2.0/24"}, set: 1,
 			lines: []string{"10.2.0.0/16", whole[1], "b 192.0.2.9:51820 10.2.2.0/24", "fd00:2::/48"},
 		},
 		"a prefix goes from one peer to another": {
-			stands: standing, want: networkOf(subnets, map[string]string{"n1": "a 192.0.2.1:51820 fd00:2:0:1::/64",
-				"n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}), set: 2,
+			wanted: map[string]string{"n1": "a 192.0.2.1:51820 fd00:2:0:1::/64",
+				"n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}, set: 2,
 			lines: []string{"10.2.0.0/16", "a 192.0.2.1:51820 fd00:2:0:1::/64", "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24",
 				"fd00:2::/48"},
 		},
 		"a prefix goes to a new peer, the old one goes": {
-			stands: standing, want: networkOf(subnets,
-				map[string]string{"n1": peers["n1"], "n3": "c 192.0.2.3:51820 10.2.2.0/24"}), set: 2,
+			wanted: map[string]string{"n1": peers["n1"], "n3": "c 192.0.2.3:51820 10.2.2.0/24"}, set: 2,
 			lines: []string{"10.2.0.0/16", whole[1], "c 192.0.2.3:51820 10.2.2.0/24", "fd00:2::/48"},
 		},
 		"a node is rebuilt with a new key": {
-			stands: standing, want: networkOf(subnets,
-				map[string]string{"n1": peers["n1"], "n2": "c 192.0.2.2:51820 10.2.2.0/24"}), set: 2,
+			wanted: map[string]string{"n1": peers["n1"], "n2": "c 192.0.2.2:51820 10.2.2.0/24"}, set: 2,
 			lines: []string{"10.2.0.0/16", whole[1], "c 192.0.2.2:51820 10.2.2.0/24", "fd00:2::/48"},
 		},
 		"another subnet": {
-			stands: standing, want: networkOf([]string{"10.2.0.0/16", "10.9.0.0/16"}, peers), routes: 2, set: 1,
+			subnets: []string{"10.2.0.0/16", "10.9.0.0/16"}, routes: 2, set: 1,
 			lines: []string{"10.2.0.0/16", "10.9.0.0/16", "a 192.0.2.1:51820 10.2.1.0/24", whole[2]},
 		},
 		"two nodes want one prefix": {
-			stands: standing, want: networkOf(subnets,
-				map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}),
-			lines: whole, settled: []string{"peer n2 claims 10.2.1.0/24, which belongs to n1"},
+			wanted:  map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"},
+			settled: []string{"peer n2 claims 10.2.1.0/24, which belongs to n1"},
 		},
 		"two nodes have one key": {
-			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"],
-				"n3": "a 192.0.2.3:51820 10.2.3.0/24"}),
-			lines: whole, settled: []string{"peer n3 has the public key of n1 and is ignored"},
+			wanted: map[string]string{"n1": peers["n1"], "n2": peers["n2"],
+				"n3": "a 192.0.2.3:51820 10.2.3.0/24"},
+			settled: []string{"peer n3 has the public key of n1 and is ignored"},
 		},
 		"a peer says its prefix twice": {
-			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"] + " 10.2.2.0/24"}),
-			lines: whole,
+			wanted: map[string]string{"n1": peers["n1"], "n2": peers["n2"] + " 10.2.2.0/24"},
 		},
 		"never a default route": {
-			stands: standing, want: networkOf(append([]string{"0.0.0.0/0", "::/0"}, subnets...), peers), lines: whole,
+			subnets: append([]string{"0.0.0.0/0", "::/0"}, subnets...),
 			refused: []string{"route 0.0.0.0/0: 0.0.0.0/0 contains every address", "route ::/0: ::/0 contains every address"},
 		},
 		"never local ranges": {
-			stands: standing,
-			want: networkOf(append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.1.0.0/16", "fe80::/64", "ff02::/16",
-				"::1/128", "10.2.0.1/16", "x"}, subnets...), peers), lines: whole,
+			subnets: append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.1.0.0/16", "fe80::/64", "ff02::/16",
+				"::1/128", "10.2.0.1/16", "x"}, subnets...),
 			refused: []string{
 				"route 127.0.0.0/8: 127.0.0.0/8 overlaps 127.0.0.0/8, which contains no pods",
 				"route 169.254.1.0/24: 169.254.1.0/24 overlaps 169.254.0.0/16, which contains no pods",
@@ -247,25 +229,36 @@ func TestNetwork(t *testing.T) {
 			},
 		},
 		"a peer that wants everything": {
-			stands: standing, want: networkOf(subnets,
-				map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 0.0.0.0/0"}), set: 1,
+			wanted: map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 0.0.0.0/0"}, set: 1,
 			lines:   []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
 			refused: []string{"peer n2: allowed IPs: 0.0.0.0/0 contains every address"},
 		},
 		"a peer without an address": {
-			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"],
-				"n3": "c nowhere 10.2.3.0/24"}),
-			lines: whole, refused: []string{"peer n3: endpoint: not an ip:port"},
+			wanted: map[string]string{"n1": peers["n1"], "n2": peers["n2"],
+				"n3": "c nowhere 10.2.3.0/24"},
+			refused: []string{"peer n3: endpoint: not an ip:port"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stands := c.stands
+			changed := *standing
+			stands := &changed
 			if c.change != nil {
-				changed := *stands
-				c.change(&changed)
-				stands = &changed
+				c.change(stands)
 			}
-			s := Network("c2", c.want, Bounds{}, private, stands)
+			if c.gone {
+				stands = nil
+			}
+			if c.subnets == nil {
+				c.subnets = subnets
+			}
+			if c.wanted == nil {
+				c.wanted = peers
+			}
+			want := networkOf(c.subnets, c.wanted)
+			if c.lines == nil {
+				c.lines = whole
+			}
+			s := Network("c2", want, Bounds{}, private, stands)
 			set := 0
 			if s.Config != nil {
 				set = len(s.Config.Peers)
@@ -292,7 +285,7 @@ func TestNetwork(t *testing.T) {
 				after.PrivateKey != private {
 				t.Errorf("the device afterwards: %+v", after)
 			}
-			if again := Network("c2", c.want, Bounds{}, private, after); !again.Empty() {
+			if again := Network("c2", want, Bounds{}, private, after); !again.Empty() {
 				t.Errorf("a second plan changes something: %+v", again)
 			}
 		})
@@ -496,14 +489,10 @@ func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {
 		{"lacks its route", func(d *kernel.Device) { d.Routes = nil }},
 		{"has its route where no packet finds it", func(d *kernel.Device) { d.UnruledV4 = true }},
 		{"has its route of IPv6 where no packet finds it", func(d *kernel.Device) { d.UnruledV6 = true }},
-		{"has another route", func(d *kernel.Device) {
-			d.Routes = append(d.Routes,
-				netip.MustParsePrefix("10.9.0.0/16"))
-		}},
+		{"has another route", func(d *kernel.Device) { d.Routes = append(d.Routes, prefixes("10.9.0.0/16")...) }},
 		{"lacks a peer", func(d *kernel.Device) { d.Peers = d.Peers[1:] }},
 		{"has another peer", func(d *kernel.Device) {
-			d.Peers = append(d.Peers,
-				wgtypes.Peer{PublicKey: wgtypes.Key{9}})
+			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: wgtypes.Key{9}})
 		}},
 		{"has another peer instead", func(d *kernel.Device) { d.Peers[0].PublicKey = wgtypes.Key{9} }},
 		{"has a peer elsewhere", func(d *kernel.Device) { d.Peers[1].Endpoint.Port++ }},

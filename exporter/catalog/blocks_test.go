@@ -372,8 +372,7 @@ func TestOutsideNode(t *testing.T) {
 	c.PutNode(newNode("n1", []string{"10.1.1.0/24"}, nil), now)
 	c.PutNode(newNode("n2", []string{"10.1.2.0/24"}, nil), now)
 	const two = "node n2: 2 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.2.0/24), so no " +
-		"remote cluster reaches them; " +
-		"the first is 10.1.9.9 of endpointslice shop/web-1"
+		"remote cluster reaches them; the first is 10.1.9.9 of endpointslice shop/web-1"
 	says(2, two)
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web",

@@ -98,9 +98,8 @@ func TestOf(t *testing.T) {
 			Reason: "none"}, nil,
 			true, "Valid=False NoService: none\nReady=False Pending: nothing is exported: see the condition Valid"},
 		{"no own broker", valid, map[string]Broker{"c2": taken}, true,
-			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the broker " +
-				"of its " +
-				"own cluster: add it to brokers in the exporter's configuration"},
+			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the " +
+				"broker of its own cluster: add it to brokers in the exporter's configuration"},
 		{"the own broker is silent", valid, map[string]Broker{"c1": silent, "c2": taken}, false,
 			"Valid=True Valid: the Service can be exported\nReady=False Pending: the broker of the own cluster has not " +
 				"confirmed it yet"},
