@@ -33,8 +33,7 @@ func document(t *testing.T, path string, n int, into any) {
 // that and no other change.
 func TestAnnotationOfServices(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	limited := kubetest.Grant(t, api, "semaphore-exporter", "../deploy/features/services/exporter/rbac.yaml",
 		"../deploy/features/service-status/rbac.yaml")
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
@@ -47,11 +46,8 @@ func TestAnnotationOfServices(t *testing.T) {
 	services := admin.CoreV1().Services("shop")
 	create := func(name string, edit func(*corev1.Service)) {
 		t.Helper()
-		s := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"},
-				Annotations: map[string]string{"mine": "stays"}},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}
+		s := offered(name)
+		s.Annotations = map[string]string{"mine": "stays"}
 		edit(s)
 		kubetest.Create(t, services, s)
 	}
@@ -93,11 +89,11 @@ func TestAnnotationOfServices(t *testing.T) {
 
 	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
-	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
+	c2.address = serveSink(t, trust, "c2", c2, c2.outcomes)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
 		Name: "refused"}, Code: "NameTooLong", Reason: "its Service would be named too long"})
-	const more = "features: [services]\nleaderElection: {enabled: false}\nannotateServices: true"
-	e := startAs(t, limited, trust, c2.address, more)
+	const more = "features: [services]\nannotateServices: true"
+	e := start(t, limited, trust, c2.address, more)
 	says := func(name, want string) {
 		t.Helper()
 		testkit.Eventually(t, 3*time.Minute, name+" says how it is offered", testkit.State(func() (bool, string) {
@@ -110,10 +106,8 @@ func TestAnnotationOfServices(t *testing.T) {
 		}))
 	}
 	says("fine", `{"type":"Offered","status":"True","reason":"Offered","message":"offered to c2 as a mirror"}`)
-	says(
-		"refused",
-		`{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`,
-	)
+	says("refused", `{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be `+
+		`named too long"}`)
 	says("former", "")
 	within(t, "one that is kept says so", func() bool {
 		kept := kubetest.Get(t, services, "kept")
@@ -144,7 +138,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	}
 	before := fmt.Sprint(versions())
 	e.stop()
-	e = startAs(t, limited, trust, c2.address, more)
+	e = start(t, limited, trust, c2.address, more)
 	within(t, "all is reported by the next exporter", func() bool {
 		_, text := e.get("/metrics")
 		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 3`)
@@ -154,7 +148,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	if after := fmt.Sprint(versions()); after != before {
 		t.Errorf("written again: %s, was %s", after, before)
 	}
-	_, err = services.Patch(t.Context(), "fine", types.MergePatchType, []byte(`{"metadata":{"labels":null}}`),
+	_, err := services.Patch(t.Context(), "fine", types.MergePatchType, []byte(`{"metadata":{"labels":null}}`),
 		metav1.PatchOptions{})
 	must(t, err)
 	says("fine", "")

@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"encoding/base64"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
@@ -20,8 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -83,13 +79,7 @@ func TestCalicoBlocks(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(api)
 	affinities := dynamic.NewForConfigOrDie(api).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
 	for i, name := range []string{"n1", "n2"} {
-		kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
-				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(i + 1)}, 32)),
-				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", i+1),
-			}},
-			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", i+200)}, // Calico's IPAM ignores it
-		})
+		newNode(t, admin, name, i+1, fmt.Sprintf("10.1.%d.0/24", i+200)) // Calico's IPAM ignores the CIDR
 	}
 	affinity := func(node, block string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
@@ -98,26 +88,20 @@ func TestCalicoBlocks(t *testing.T) {
 			"spec":     map[string]any{"node": node, "cidr": block, "state": "confirmed", "deleted": "false"},
 		}}
 	}
-	create := func(a *unstructured.Unstructured) {
+	create := func(node, block string) {
 		t.Helper()
-		kubetest.CreateObject(t, affinities, a)
+		kubetest.CreateObject(t, affinities, affinity(node, block))
 	}
-	create(affinity("n1", "10.1.2.0/26"))
-	create(affinity("n2", "10.1.3.0/26"))
+	create("n1", "10.1.2.0/26")
+	create("n2", "10.1.3.0/26")
 	for i := range 40 { // more than podCIDRs that a node can have
-		create(affinity("n2", fmt.Sprintf("10.1.%d.64/26", 10+i)))
+		create("n2", fmt.Sprintf("10.1.%d.64/26", 10+i))
 	}
 	trust := trust.New(t, "c1", "c2")
-	cfg, err := described.Broker([]byte(`
-cluster: c2
-features: [encryption]
-remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
-localSubnets: [10.2.0.0/16, 10.102.0.0/16]
-`))
-	must(t, err)
+	cfg := brokerOf(t, "c2\nfeatures: [encryption]")
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t))}),
-		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
+	start(t, api, trust, serveSink(t, trust, "c2", sink{mesh.NewEngine(cfg, c2, logged(t))}, nil),
+		"features: [encryption]\nallowedIPs: calicoBlocks")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
 		return strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.10.64/26 10.1.11.64/26 ") ||
@@ -126,7 +110,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	for _, to := range []string{"n2", "n1", "n2"} {
 		from := map[string]string{"n1": "n2", "n2": "n1"}[to]
 		must(t, affinities.Delete(t.Context(), affinity(from, "10.1.2.0/26").GetName(), metav1.DeleteOptions{}))
-		create(affinity(to, "10.1.2.0/26"))
+		create(to, "10.1.2.0/26")
 		within(t, "the block has moved to "+to, func() bool {
 			n1 := strings.HasPrefix(c2.are(), "n1: 10.1.2.0/26")
 			return n1 == (to == "n1") && strings.Contains(c2.are(), "10.1.2.0/26")
@@ -144,35 +128,18 @@ func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 	api := kubetest.Start(t)
 	kubelet := rest.CopyConfig(api)
 	kubelet.Impersonate = rest.ImpersonationConfig{UserName: "system:node:a", Groups: []string{"system:nodes"}}
-	register := func(client *rest.Config, name string, octet int) *corev1.Node {
-		t.Helper()
-		node := kubetest.Create(t, kubernetes.NewForConfigOrDie(client).CoreV1().Nodes(), &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
-				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(octet)}, 32)),
-				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", octet),
-			}},
-			Spec: corev1.NodeSpec{PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}},
-		})
-		return node
-	}
-	victim := register(api, "n", 1)
+	victim := newNode(t, kubernetes.NewForConfigOrDie(api), "n", 1, "10.1.2.0/24")
 	trust := trust.New(t, "c1", "c2")
-	cfg, err := described.Broker([]byte(`
-cluster: c2
-features: [encryption]
-remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
-localSubnets: [10.2.0.0/16, 10.102.0.0/16]
-`))
-	must(t, err)
+	cfg := brokerOf(t, "c2\nfeatures: [encryption]")
 	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
 		c2 := &peers{allowed: map[string]string{}}
-		e := startAs(t, api, trust, serveSink(t, trust, sink{mesh.NewEngine(cfg, c2, logged(t))}),
-			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
+		e := start(t, api, trust, serveSink(t, trust, "c2", sink{mesh.NewEngine(cfg, c2, logged(t))}, nil),
+			"features: [encryption]\nallowedIPs: nodePodCIDRs")
 		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
 		if round == "the exporter that saw it" {
 			within(t, "a second has passed, which is as exact as the times of creation are",
 				func() bool { return time.Since(victim.CreationTimestamp.Time) > time.Second })
-			register(kubelet, "a", 2)
+			newNode(t, kubernetes.NewForConfigOrDie(kubelet), "a", 2, "10.1.2.0/24")
 		}
 		within(t, round+" names both", func() bool {
 			return strings.Contains(fmt.Sprint(e.status()),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
@@ -56,10 +58,9 @@ var must = testkit.Must
 // broker.
 func TestExporter(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	trust := trust.New(t, "c1", "c2")
-	c2 := newBroker(t, trust)
+	c2 := newBroker(t, trust, "c2")
 	populate(t, admin)
 
 	t.Run("what it may not read", func(t *testing.T) {
@@ -124,38 +125,42 @@ func TestExporter(t *testing.T) {
 
 func populate(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
-	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
 	kubetest.Namespace(t, admin, "shop")
-	kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{
-			naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{7}, 32)),
-			naming.EndpointAnnotation("c2"): "192.0.2.1:51820",
-		}},
-		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
-	})
+	newNode(t, admin, "n1", 1, "10.1.1.0/24")
 	for _, name := range []string{"echo", "private"} {
-		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+		service := offered(name)
+		if name == "private" {
+			service.Labels = nil
+		}
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.7"}}},
 		}
-		if name == "echo" {
-			service.Labels = offered
-			for k, v := range offered {
-				slice.Labels[k] = v
-			}
-		}
+		maps.Copy(slice.Labels, service.Labels)
 		kubetest.Create(t, admin.CoreV1().Services("shop"), service)
 		kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), slice)
 	}
-	pod := kubetest.Create(t, admin.CoreV1().Pods("shop"), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
-		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	newSetMember(t, admin, "web", "10.1.1.7")
+}
+
+// offered returns a Service that its owner offers.
+func offered(name string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}
+}
+
+// newNode creates a node with a key for c2 and an endpoint, both of a number.
+func newNode(t *testing.T, admin kubernetes.Interface, name string, n int, podCIDR string) *corev1.Node {
+	t.Helper()
+	return kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+			naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(n)}, 32)),
+			naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", n),
+		}},
+		Spec: corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}},
 	})
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.7", PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}}
-	kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), pod)
 }
 
 func checkStatus(t *testing.T, e *running) {
@@ -248,19 +253,16 @@ var short = intervals{
 	heartbeat: 200 * time.Millisecond, store: time.Second, poll: 100 * time.Millisecond, settle: time.Second,
 }
 
-// start runs the exporter until the test ends.
-func start(t *testing.T, api *rest.Config, trust trust.Dir, broker string) *running {
+// alone is the configuration of an exporter that is the only one.
+const alone = "leaderElection: {enabled: false}\n"
+
+// start runs the exporter, alone and with more lines of configuration, until the test ends or stop is called.
+func start(t *testing.T, api *rest.Config, trust trust.Dir, broker string, more ...string) *running {
 	t.Helper()
-	return startOne(t, api, trust, broker, "{enabled: false}")
+	return startAs(t, api, trust, broker, alone+strings.Join(more, "\n"))
 }
 
-// startOne runs one of possibly several exporters until the test ends or stop is called.
-func startOne(t *testing.T, api *rest.Config, trust trust.Dir, broker, election string) *running {
-	t.Helper()
-	return startAs(t, api, trust, broker, "leaderElection: "+election)
-}
-
-// startAs runs the exporter with more lines of configuration.
+// startAs is start for one of possibly several.
 func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more string) *running {
 	t.Helper()
 	return startWith(t, api, trust, fmt.Sprintf("localBroker: {cluster: c2, address: %q}\n%s", broker, more),
@@ -338,53 +340,55 @@ type broker struct {
 	address string
 	mu      sync.Mutex
 	objects map[string]*semaphorev1.Object
+	// received counts changes.
+	received int
 }
 
-func newBroker(t *testing.T, trust trust.Dir) *broker {
+func newBroker(t *testing.T, trust trust.Dir, cluster string) *broker {
 	t.Helper()
 	b := &broker{objects: map[string]*semaphorev1.Object{}}
-	b.address = serveSink(t, trust, b)
+	b.address = serveSink(t, trust, cluster, b, nil)
 	return b
 }
 
-// serveSink passes what c1's exporter sends to c2 to a sink, and returns the address.
-func serveSink(t *testing.T, trust trust.Dir, sink federation.Sink) string {
+// brokerOf returns the configuration of a cluster's broker with the remote c1.
+func brokerOf(t *testing.T, cluster string) *config.Broker {
 	t.Helper()
-	return serveOutcomes(t, trust, sink, nil)
-}
-
-// serveOutcomes is serveSink for a broker that reports outcomes of services.
-func serveOutcomes(t *testing.T, trust trust.Dir, sink federation.Sink,
-	outcomes func(string) []*semaphorev1.Outcome) string {
-	t.Helper()
-	return serveAs(t, trust, "c2", sink, outcomes)
-}
-
-// serveAs is serveOutcomes for the broker of a cluster.
-func serveAs(t *testing.T, trust trust.Dir, cluster string, sink federation.Sink,
-	outcomes func(string) []*semaphorev1.Outcome) string {
-	t.Helper()
-	source, err := identity.NewSource(trust.Files(cluster, "broker"))
-	must(t, err)
-	cfg, err := described.Broker([]byte(`
-cluster: ` + cluster + `
+	cfg, err := described.Broker([]byte("cluster: " + cluster + `
 remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
 localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
+	return cfg
+}
+
+// serveSink passes what c1's exporter sends to a cluster's broker to a sink. The broker reports outcomes of Services,
+// if there are any.
+func serveSink(t *testing.T, trust trust.Dir, cluster string, sink federation.Sink,
+	outcomes func(string) []*semaphorev1.Outcome) (address string) {
+	t.Helper()
+	cfg := brokerOf(t, cluster)
 	server := federation.New(federation.Options{
 		Cluster: cluster, Local: cfg.LocalPrefixes,
 		Metrics:  federation.NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", cluster, ""), Log: slog.Default(),
 	})
 	server.Begin(cfg.Remotes, nil, federation.Engines{Sink: sink, Outcomes: outcomes})
+	return serve(t, trust, cluster, server, server.Authorize, federation.ServerOptions()...)
+}
+
+// serve has a service of a cluster's broker listen until the test ends.
+func serve(t *testing.T, trust trust.Dir, cluster string, service semaphorev1.FederationServiceServer,
+	authorize func(spiffeid.ID) error, options ...grpc.ServerOption) (address string) {
+	t.Helper()
+	source, err := identity.NewSource(trust.Files(cluster, "broker"))
+	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	g := grpc.NewServer(append(federation.ServerOptions(),
-		grpc.Creds(credentials.NewTLS(source.ServerTLS(server.Authorize))),
+	g := grpc.NewServer(append(options, grpc.Creds(credentials.NewTLS(source.ServerTLS(authorize))),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
-	semaphorev1.RegisterFederationServiceServer(g, server)
+	semaphorev1.RegisterFederationServiceServer(g, service)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -401,11 +405,18 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 func (b *broker) Take(_ string, r replica.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.received += len(r.Changes)
 	for _, c := range r.Changes {
 		if b.objects[c.Key.String()] = c.New; c.New == nil {
 			delete(b.objects, c.Key.String())
 		}
 	}
+}
+
+func (b *broker) changes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.received
 }
 
 func (b *broker) holds() string {

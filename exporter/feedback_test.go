@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -52,8 +53,7 @@ func (b *judging) outcomes(string) (out []*semaphorev1.Outcome) {
 // without permissions in another cluster. Each message appears once, also when the exporter restarts.
 func TestFeedbackOnServices(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	// Use exactly the shipped permissions.
 	limited := kubetest.Grant(t, api, "semaphore-exporter", "../deploy/features/services/exporter/rbac.yaml",
 		"../deploy/exporter/remotes.yaml")
@@ -62,31 +62,24 @@ func TestFeedbackOnServices(t *testing.T) {
 	kubetest.InstallRemoteClusters(t, api)
 	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
-	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
+	c2.address = serveSink(t, trust, "c2", c2, c2.outcomes)
 	remote := &unstructured.Unstructured{}
 	must(t, yaml.Unmarshal([]byte(fmt.Sprintf("apiVersion: semaphore.uw.io/v1alpha1\nkind: RemoteCluster\nmetadata: "+
 		"{name: c2}\nspec: {broker: {address: %q}, export: {rules: [{namespaces: [shop], action: Withhold, "+
 		"selector: {matchExpressions: [{key: secret, operator: Exists}]}}]}}\n", c2.address)), &remote.Object))
 	kubetest.CreateObject(t, dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters), remote)
-	const more = "features: [services]\nleaderElection: {enabled: false}"
+	const more = "features: [services]\n" + alone
 	bundles := trust.Files("c1", "exporter").BundleDir
 	e := startWith(t, limited, trust, more, bundles)
 
 	create := func(name string, labels map[string]string, edit ...func(*corev1.Service)) *corev1.Service {
 		t.Helper()
-		s := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name,
-				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-		}
-		for key, value := range labels {
-			s.Labels[key] = value
-		}
+		s := offered(name)
+		maps.Copy(s.Labels, labels)
 		for _, f := range edit {
 			f(s)
 		}
-		s = kubetest.Create(t, admin.CoreV1().Services("shop"), s)
-		return s
+		return kubetest.Create(t, admin.CoreV1().Services("shop"), s)
 	}
 	long := "x-" + strings.Repeat("y", 50)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
@@ -124,10 +117,8 @@ func TestFeedbackOnServices(t *testing.T) {
 		}))
 	}
 	has("fine", "Normal Offered: offered to c2 as a mirror")
-	has(
-		"outside",
-		"Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer",
-	)
+	has("outside", "Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to "+
+		"offer")
 	has("secret", "Warning NotOffered: it is not offered to other clusters: spec.export of no RemoteCluster offers it")
 	has("kept", "Warning NotOffered: it is not offered to other clusters: annotation semaphore.uw.io/export-to: \"none\"")
 	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation "+

@@ -1,7 +1,7 @@
 package exporter
 
 import (
-	"net"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -10,15 +10,12 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
@@ -70,19 +67,14 @@ func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishReque
 func (b *ahead) state() (hellos int, ends map[semaphorev1.Kind]uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ends = map[semaphorev1.Kind]uint64{}
-	for k, v := range b.ends {
-		ends[k] = v
-	}
-	return len(b.hellos), ends
+	return len(b.hellos), maps.Clone(b.ends)
 }
 
 // TestF03AnApiserverThatLags checks an exporter that has read an older state than an earlier exporter sent. The broker
 // receives nothing of that kind until a write has passed the revision, and other kinds as usual.
 func TestF03AnApiserverThatLags(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	trust := trust.New(t, "c1", "c2")
 	populate(t, admin)
 	ns := kubetest.Get(t, admin.CoreV1().Namespaces(), metav1.NamespaceSystem)
@@ -102,7 +94,7 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 			func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }),
 		ends: map[semaphorev1.Kind]uint64{},
 	}
-	address := serve(t, trust, b)
+	address := serve(t, trust, "c2", b, func(spiffeid.ID) error { return nil })
 
 	t.Run("far behind", func(t *testing.T) {
 		e := start(t, api, trust, address)
@@ -142,7 +134,7 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		if _, ends := b.state(); ends[kind] > 0 {
 			t.Fatal("the broker received pods that may be old")
 		}
-		again := startAs(t, api, trust, address, "leaderElection: {enabled: false}\nrestores: 1")
+		again := start(t, api, trust, address, "restores: 1")
 		within(t, "pods are sent, to a broker that was not restarted", func() bool {
 			_, ends := b.state()
 			return ends[kind] > 0
@@ -185,28 +177,4 @@ func revisionOf(t *testing.T, pod *corev1.Pod) (n uint64) {
 		n = 10*n + uint64(c-'0')
 	}
 	return n
-}
-
-// serve has a service of c2's broker listen until the test ends.
-func serve(t *testing.T, trust trust.Dir, service semaphorev1.FederationServiceServer) (address string) {
-	t.Helper()
-	source, err := identity.NewSource(trust.Files("c2", "broker"))
-	must(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	g := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(source.ServerTLS(func(spiffeid.ID) error { return nil }))),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	)
-	semaphorev1.RegisterFederationServiceServer(g, service)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		g.Serve(listener)
-	}()
-	t.Cleanup(func() {
-		g.Stop()
-		<-done
-	})
-	return listener.Addr().String()
 }

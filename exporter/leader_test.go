@@ -16,20 +16,19 @@ import (
 // One of two exporters publishes. When it stops, the other one continues, and the broker always has every object.
 func TestTwoExporters(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	trust := trust.New(t, "c1", "c2")
-	c2 := newBroker(t, trust)
+	c2 := newBroker(t, trust, "c2")
 	populate(t, admin)
 	host, err := os.Hostname()
 	must(t, err)
 	// The Lease is long enough for a busy machine. The first exporter releases it.
-	const election, want = "{namespace: default, duration: 45s}",
+	const election, want = "leaderElection: {namespace: default, duration: 45s}",
 		"endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 
-	first := startOne(t, api, trust, c2.address, election)
+	first := startAs(t, api, trust, c2.address, election)
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == want })
-	second := startOne(t, api, trust, c2.address, election)
+	second := startAs(t, api, trust, c2.address, election)
 	within(t, "the second can take over", func() bool {
 		code, text := second.get("/readyz")
 		return code == http.StatusOK && strings.TrimSpace(text) == "ok: standby: "+host+" leads"

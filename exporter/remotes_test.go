@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,34 +21,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/volume"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
-
-// counting counts what a broker receives.
-type counting struct {
-	broker
-	mu       sync.Mutex
-	received int
-}
-
-func (c *counting) Take(cluster string, r replica.Result) {
-	c.mu.Lock()
-	c.received += len(r.Changes)
-	c.mu.Unlock()
-	c.broker.Take(cluster, r)
-}
-
-func (c *counting) changes() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.received
-}
 
 // remotesBed is an apiserver with the RemoteCluster CRD and the objects of populate, and keys of three clusters.
 type remotesBed struct {
@@ -84,14 +61,6 @@ func (b *remotesBed) bundle(cluster string) []byte {
 	return bundle
 }
 
-// broker serves a cluster's broker, and returns it with its address.
-func (b *remotesBed) broker(cluster string) (*counting, string) {
-	b.t.Helper()
-	c := &counting{}
-	c.objects = map[string]*semaphorev1.Object{}
-	return c, serveAs(b.t, b.files, cluster, c, nil)
-}
-
 // remote returns a RemoteCluster with this spec and the trust bundle of its cluster.
 func (b *remotesBed) remote(name, spec string) *unstructured.Unstructured {
 	b.t.Helper()
@@ -114,8 +83,7 @@ func (b *remotesBed) create(u *unstructured.Unstructured) {
 func TestFollowsRemoteClusters(t *testing.T) {
 	bed := newRemotesBed(t)
 	admin, objects := bed.admin, bed.remotes
-	c2, at2 := bed.broker("c2")
-	c3, at3 := bed.broker("c3")
+	c2, c3 := newBroker(t, bed.files, "c2"), newBroker(t, bed.files, "c3")
 	create := func(name, spec string) {
 		t.Helper()
 		bed.create(bed.remote(name, spec))
@@ -141,11 +109,11 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	}
 	own := filepath.Join(t.TempDir(), "broker.yaml")
 	must(t, os.WriteFile(own, []byte("localSubnets: [10.1.0.0/16]"), 0o600))
-	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}\nsubnetsFile: "+own, bed.bundles)
+	e := startWith(t, bed.api, bed.files, alone+"subnetsFile: "+own, bed.bundles)
 
 	// At the first address nobody listens.
 	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "127.0.0.1:1", `+
-		`otherAddresses: ["`+at2+`"]}}`)
+		`otherAddresses: ["`+c2.address+`"]}}`)
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
 	exporting("c2", "Connected")
@@ -154,16 +122,13 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	const specOfC3 = `podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 7801}, broker: ` +
 		`{address: "`
 	const withheld = `export: {rules: [{kinds: [services], namespaces: [shop], action: Withhold}]}`
-	create("c3", `{`+specOfC3+at3+`"}, `+withheld+`}`)
+	create("c3", `{`+specOfC3+c3.address+`"}, `+withheld+`}`)
 	within(t, "c3 holds what it may see", func() bool { return c3.holds() == "node n1, setmember shop/web" })
 	exporting("c3", "Connected")
 	patch("c3", `{"spec":{"export":null}}`)
 	within(t, "c3 holds all", func() bool { return c3.holds() == all })
-	patch(
-		"c3",
-		`{"spec":{"export":{"rules":[{"selector":{"matchLabels":{"semaphore.uw.systems/name":"front"}},`+
-			`"action":"Withhold"}]}}}`,
-	)
+	patch("c3", `{"spec":{"export":{"rules":[{"selector":{"matchLabels":{"semaphore.uw.systems/name":"front"}},`+
+		`"action":"Withhold"}]}}}`)
 	within(t, "c3 loses what its rule withholds",
 		func() bool { return c3.holds() == "endpointslice shop/echo-1, node n1, service shop/echo" })
 	if link := e.status().GetLinks()[0]; link.GetCluster() != "c2" || !link.GetConnected() ||
@@ -230,7 +195,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	if got := c3.holds(); got != "endpointslice shop/echo-1, node n1, service shop/echo" {
 		t.Errorf("c3 received something: it holds %s", got)
 	}
-	create("c3", `{`+specOfC3+at3+`"}}`)
+	create("c3", `{`+specOfC3+c3.address+`"}}`)
 	within(t, "c3 holds what there is", func() bool { return c3.holds() == "node n1, setmember shop/web" })
 	if link := e.status().GetLinks()[0]; !link.GetSince().AsTime().Equal(since) {
 		t.Errorf("the stream to c2 is another: %v", link)
@@ -241,17 +206,16 @@ func TestFollowsRemoteClusters(t *testing.T) {
 // encryption needs nodeSubnets, which the object lacks.
 func TestEncryptionLater(t *testing.T) {
 	bed := newRemotesBed(t)
-	c2, at2 := bed.broker("c2")
-	const more = "leaderElection: {enabled: false}"
-	e := startWith(t, bed.api, bed.files, "features: [services, policy]\n"+more, bed.bundles)
-	bed.create(bed.remote("c2", `{podSubnets: [10.2.0.0/16], broker: {address: "`+at2+`"}}`))
+	c2 := newBroker(t, bed.files, "c2")
+	e := startWith(t, bed.api, bed.files, "features: [services, policy]\n"+alone, bed.bundles)
+	bed.create(bed.remote("c2", `{podSubnets: [10.2.0.0/16], broker: {address: "`+c2.address+`"}}`))
 	within(t, "c2 holds what is exported",
 		func() bool { return c2.holds() == "endpointslice shop/echo-1, service shop/echo, setmember shop/web" })
 	e.stop()
 
 	files := bed.files.Files("c1", "exporter")
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf("cluster: c1\n%s\ntls: {certFile: %q, keyFile: %q, "+
-		"bundleDir: %q}\nkube: {kubeConfigPath: %q}\n", more, files.CertFile, files.KeyFile, bed.bundles,
+		"bundleDir: %q}\nkube: {kubeConfigPath: %q}\n", alone, files.CertFile, files.KeyFile, bed.bundles,
 		kubetest.Kubeconfig(t, bed.api))))
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

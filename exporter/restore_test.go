@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -24,11 +25,10 @@ import (
 // then.
 func TestRestoredEtcd(t *testing.T) {
 	api, store := kubetest.StartRestorable(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	populate(t, admin)
 	trust := trust.New(t, "c1", "c2")
-	c2 := newBroker(t, trust)
+	c2 := newBroker(t, trust, "c2")
 	pods := func() string {
 		var out []string
 		for _, key := range strings.Split(c2.holds(), ", ") {
@@ -38,8 +38,7 @@ func TestRestoredEtcd(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
-	const noElection = "leaderElection: {enabled: false}"
-	e := startAs(t, api, trust, c2.address, noElection)
+	e := start(t, api, trust, c2.address)
 	within(t, "the broker holds the pod", func() bool { return pods() == "web" })
 	restore := store.BackUp(t)
 	newSetMember(t, admin, "later", "10.1.1.8")
@@ -76,7 +75,7 @@ func TestRestoredEtcd(t *testing.T) {
 
 	// Restart it like the kubelet.
 	e.stop()
-	e = startAs(t, api, trust, c2.address, noElection)
+	e = start(t, api, trust, c2.address)
 	within(t, "the status says what to do", func() bool {
 		problems := strings.Join(e.status().GetProblems(), "\n")
 		return strings.Contains(problems, "setmember has been read up to") &&
@@ -88,7 +87,7 @@ func TestRestoredEtcd(t *testing.T) {
 	}
 	e.stop()
 
-	e = startAs(t, api, trust, c2.address, noElection+"\nrestores: 1")
+	e = start(t, api, trust, c2.address, "restores: 1")
 	within(t, "the broker holds what there is now", func() bool { return pods() == "after web" })
 	within(t, "there is no problem left", func() bool { return len(e.status().GetProblems()) == 0 })
 	newSetMember(t, admin, "last", "10.1.1.10")
@@ -100,7 +99,7 @@ func newSetMember(t *testing.T, admin kubernetes.Interface, name, ip string) *co
 	t.Helper()
 	pods := admin.CoreV1().Pods("shop")
 	kubetest.Create(t, pods, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"semaphore.uw.systems/name": name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 	})
 	pod, err := pods.Patch(t.Context(), name, types.MergePatchType,

@@ -17,10 +17,9 @@ import (
 // TestOneKindThatCannotBeRead checks that a kind that cannot be read delays no other, and follows when it can be.
 func TestOneKindThatCannotBeRead(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := kubernetes.NewForConfigOrDie(api)
 	trust := trust.New(t, "c1", "c2")
-	c2 := newBroker(t, trust)
+	c2 := newBroker(t, trust, "c2")
 	populate(t, admin)
 	grant := func(group string, resources ...string) {
 		t.Helper()
