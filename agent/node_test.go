@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -297,14 +298,18 @@ func (r *remote) peer() *semaphorev1.PeeringChange {
 type requests struct {
 	sent, back atomic.Int64
 	// most is the largest number in flight, and patience how long the last ones may be under way at the end.
-	most     int64
+	most     int
 	patience time.Duration
-	// written counts the packets that will not come back; the others without an answer are in flight.
-	written int64
-	// heard is when the last one came back.
-	heard   time.Time
-	stop    chan struct{}
-	stopped chan struct{}
+	stop     chan struct{}
+	stopped  chan struct{}
+
+	mu sync.Mutex
+	// open has when the unanswered ones were sent, by number. writtenOff of them will not come back; the others are in
+	// flight.
+	open       map[int64]time.Time
+	writtenOff int
+	// last is when the last one was sent.
+	last time.Time
 }
 
 const podAddress = "10.1.1.1"
@@ -324,24 +329,28 @@ func startTraffic(t *testing.T) *requests {
 
 func startTrafficEvery(t *testing.T, interval time.Duration) *requests {
 	t.Helper()
-	tr := &requests{most: 100, patience: nodetest.Patience(15 * time.Second)}
-	return tr.start(toPod(t, "10.2.1.1"), nodetest.Patience(interval))
+	return converse(toPod(t, "10.2.1.1"), nodetest.Patience(interval))
+}
+
+// converse sends while answers come.
+func converse(c net.Conn, interval time.Duration) *requests {
+	return (&requests{most: 100, patience: nodetest.Patience(15 * time.Second)}).start(c, interval)
 }
 
 // insist sends whether answers come or not.
 func insist(c net.Conn) *requests {
-	return (&requests{most: math.MaxInt64}).start(c, 2*time.Millisecond)
+	return (&requests{most: math.MaxInt}).start(c, 2*time.Millisecond)
 }
 
 func (tr *requests) start(c net.Conn, interval time.Duration) *requests {
-	tr.stop, tr.stopped = make(chan struct{}), make(chan struct{})
+	tr.open, tr.stop, tr.stopped = map[int64]time.Time{}, make(chan struct{}), make(chan struct{})
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
 		buffer := make([]byte, 2048)
 		for {
-			if _, err := c.Read(buffer); err == nil {
-				tr.back.Add(1)
+			if n, err := c.Read(buffer); err == nil {
+				tr.answered(string(buffer[:n]))
 			} else if errors.Is(err, net.ErrClosed) {
 				return
 			} else {
@@ -356,11 +365,9 @@ func (tr *requests) start(c net.Conn, interval time.Duration) *requests {
 		for {
 			select {
 			case <-tick.C:
-				if !tr.mayBeMore() {
-					continue
+				if n, more := tr.next(); more {
+					_, _ = c.Write(strconv.AppendInt(nil, n, 10)) // a packet that is refused counts as lost, too
 				}
-				_, _ = c.Write([]byte("ping")) // a packet that is refused counts as lost, too
-				tr.sent.Add(1)
 			case <-tr.stop:
 				// Packets in flight are late on a busy machine, and not lost.
 				at, back := time.Now(), tr.back.Load()
@@ -379,6 +386,56 @@ func (tr *requests) start(c net.Conn, interval time.Duration) *requests {
 	return tr
 }
 
+func (tr *requests) answered(number string) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	n, err := strconv.ParseInt(number, 10, 64)
+	if _, open := tr.open[n]; open && err == nil {
+		delete(tr.open, n)
+		tr.back.Add(1)
+	}
+}
+
+// next returns the number of another packet, if it may be sent: the number in flight is so small that all queues have
+// room for it, those of devices, sockets and wireguard-go. They fill while the process that empties them waits for a
+// CPU. If none is sent for a second, packets without an answer no longer count as in flight.
+func (tr *requests) next() (n int64, more bool) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if tr.writtenOff = min(tr.writtenOff, len(tr.open)); len(tr.open)-tr.writtenOff < tr.most {
+		n, tr.last = tr.sent.Add(1), time.Now()
+		tr.open[n] = tr.last
+		return n, true
+	}
+	if time.Since(tr.last) > nodetest.Patience(time.Second) {
+		tr.writtenOff = len(tr.open)
+	}
+	return 0, false
+}
+
+// overdue returns the number of packets without an answer that were sent before a time.
+func (tr *requests) overdue(before time.Time) (n int) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, at := range tr.open {
+		if at.Before(before) {
+			n++
+		}
+	}
+	return n
+}
+
+// unanswered returns the number of packets that have no answer for more than a second, or for ten on a machine that is
+// ten times slower, and get none: on a busy machine some answers are late.
+func (tr *requests) unanswered() (lost int) {
+	begin := time.Now()
+	before := begin.Add(-nodetest.Patience(time.Second))
+	for lost = tr.overdue(before); lost > 0 && time.Since(begin) < tr.patience; lost = tr.overdue(before) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	return lost
+}
+
 func (tr *requests) end() { close(tr.stop); <-tr.stopped }
 
 // wait waits until some more packets were sent.
@@ -392,21 +449,6 @@ func (tr *requests) wait(t *testing.T, what string) {
 func (tr *requests) hears() func() bool {
 	from := tr.back.Load()
 	return func() bool { return tr.back.Load() > from }
-}
-
-// mayBeMore reports whether another packet may be sent: the number in flight is so small that all queues have room for
-// it, those of devices, sockets and wireguard-go. They fill while the process that empties them waits for a CPU. If
-// none comes back for a second, packets without an answer no longer count as in flight.
-func (tr *requests) mayBeMore() bool {
-	sent, back := tr.sent.Load(), tr.back.Load()
-	if sent-back-tr.written < tr.most {
-		tr.heard = time.Now()
-		return true
-	}
-	if time.Since(tr.heard) > nodetest.Patience(time.Second) {
-		tr.written = sent - back
-	}
-	return false
 }
 
 // noneLost ends the traffic, all of which came back.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -38,10 +37,8 @@ func passed(t *testing.T) int {
 	t.Helper()
 	sum := 0
 	for _, direction := range []string{"out", "in"} {
-		text := metric(
-			t,
-			`semaphore_agent_clear_passed_packets_total{cluster="c2",device="wireguard.c2",direction="`+direction+`"}`,
-		)
+		text := metric(t,
+			`semaphore_agent_clear_passed_packets_total{cluster="c2",device="wireguard.c2",direction="`+direction+`"}`)
 		if text == "" {
 			return -1
 		}
@@ -88,123 +85,6 @@ func (r *remote) route(t *testing.T, on bool) {
 	}))
 }
 
-// conversation is a pod that sends 200 requests a second to the remote one, and counts the answers.
-type conversation struct {
-	c    *net.UDPConn
-	mu   sync.Mutex
-	open map[int]time.Time
-	sent int
-	// last is when the last one was sent. writtenOff is the number of unanswered ones that do not count as in flight.
-	last       time.Time
-	writtenOff int
-	stop       chan struct{}
-	done       sync.WaitGroup
-}
-
-func converse(c *net.UDPConn) *conversation {
-	v := &conversation{c: c, open: map[int]time.Time{}, stop: make(chan struct{})}
-	v.done.Go(func() {
-		tick := time.NewTicker(5 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-v.stop:
-				return
-			case now := <-tick.C:
-				v.mu.Lock()
-				if !v.mayBeMore() {
-					v.mu.Unlock()
-					continue
-				}
-				v.sent++
-				v.open[v.sent] = now
-				n := v.sent
-				v.mu.Unlock()
-				_, _ = c.Write([]byte(strconv.Itoa(n)))
-			}
-		}
-	})
-	v.done.Go(func() {
-		for buffer := make([]byte, 100); ; {
-			n, err := c.Read(buffer)
-			if err != nil {
-				if strings.Contains(err.Error(), net.ErrClosed.Error()) {
-					return
-				}
-				time.Sleep(time.Millisecond)
-				continue
-			}
-			if i, err := strconv.Atoi(string(buffer[:n])); err == nil {
-				v.mu.Lock()
-				delete(v.open, i)
-				v.mu.Unlock()
-			}
-		}
-	})
-	return v
-}
-
-// mayBeMore is that of requests: the number in flight is so small that all queues have room for the next one.
-func (v *conversation) mayBeMore() bool {
-	const most = 100
-	if v.writtenOff = min(v.writtenOff, len(v.open)); len(v.open)-v.writtenOff < most {
-		v.last = time.Now()
-		return true
-	}
-	if time.Since(v.last) > nodetest.Patience(time.Second) {
-		v.writtenOff = len(v.open)
-	}
-	return false
-}
-
-// asked returns the number of requests so far.
-func (v *conversation) asked() int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.sent
-}
-
-// lost returns the number of requests that are unanswered for more than a second, or for ten on a machine that is ten
-// times slower.
-func (v *conversation) lost() (lost, sent int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, at := range v.open {
-		if time.Since(at) > nodetest.Patience(time.Second) {
-			lost++
-		}
-	}
-	return lost, v.sent
-}
-
-// unanswered returns the requests that lost counts now and that remain unanswered: on a busy machine some answers are
-// late.
-func (v *conversation) unanswered() (lost, sent int) {
-	lost, sent = v.lost()
-	before := time.Now().Add(-nodetest.Patience(time.Second))
-	for begin := time.Now(); lost > 0 &&
-		time.Since(begin) < nodetest.Patience(15*time.Second); time.Sleep(20 * time.Millisecond) {
-		lost = 0
-		v.mu.Lock()
-		for _, at := range v.open {
-			if at.Before(before) {
-				lost++
-			}
-		}
-		v.mu.Unlock()
-	}
-	return lost, sent
-}
-
-func (v *conversation) end() (lost, sent int) {
-	close(v.stop)
-	time.Sleep(nodetest.Patience(1500 * time.Millisecond))
-	lost, sent = v.unanswered()
-	v.c.Close()
-	v.done.Wait()
-	return lost, sent
-}
-
 // TestTurningEncryptionOn: two clusters with clear traffic turn encryption on, step by step, in any order, and off
 // again. Every request of a pod is answered, and no agent restarts.
 func TestTurningEncryptionOn(t *testing.T) {
@@ -213,15 +93,16 @@ func TestTurningEncryptionOn(t *testing.T) {
 		b.guard = guarding("c2")
 		b.guard.Remotes[0].Permissive = true
 		r, c := inClear(t)
-		v := converse(c)
+		v := converse(c, 5*time.Millisecond)
 		fine := func(step string, wait time.Duration) {
 			t.Helper()
-			from := v.asked()
+			from := v.sent.Load()
 			time.Sleep(wait)
 			// A busy machine sends fewer requests in that time.
-			eventually(t, step+": questions are asked", func() bool { return v.asked()-from >= int(wait/(5*time.Millisecond)) })
-			if lost, sent := v.unanswered(); lost > 0 {
-				t.Fatalf("%s: %d of %d questions were not answered", step, lost, sent)
+			eventually(t, step+": questions are asked",
+				func() bool { return v.sent.Load()-from >= int64(wait/(5*time.Millisecond)) })
+			if lost := v.unanswered(); lost > 0 {
+				t.Fatalf("%s: %d of %d questions were not answered", step, lost, v.sent.Load())
 			}
 		}
 		fine("before there is an agent", 1200*time.Millisecond)
@@ -332,11 +213,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if len(b.hellos) != attached {
 			t.Error("the agent attached again")
 		}
-		lost, sent := v.end()
-		t.Logf("%d of %d questions were not answered", lost, sent)
-		if lost > 0 {
-			t.Errorf("%d of %d questions were not answered", lost, sent)
-		}
+		v.noneLost(t, "in all of this")
 		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
 	})
 }
@@ -351,7 +228,7 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 		b.guard.Remotes[0].Permissive = true
 		r, c := inClear(t)
 		setting(t, "ipv4/conf/all/rp_filter", "2")
-		v := converse(c)
+		v := converse(c, 5*time.Millisecond)
 		run(t, cfg, device)
 		b.program(t, permissiveDevice(true), r.peer())
 		// Both at once: the other end's packets wait for the handshake, and arrive right after it.
@@ -359,9 +236,7 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 		r.route(t, true)
 		h := newHost(t)
 		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
-		if lost, sent := v.end(); lost > 0 {
-			t.Errorf("%d of %d questions were not answered", lost, sent)
-		}
+		v.noneLost(t, "on the way into the tunnel")
 	})
 }
 
@@ -372,7 +247,7 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		b, cfg := newBroker(t, "c2")
 		r, c := inClear(t)
 		setting(t, "ipv4/conf/eth0/rp_filter", "1")
-		v := converse(c)
+		v := converse(c, 5*time.Millisecond)
 		run(t, cfg, device)
 		b.program(t, permissiveDevice(true), r.peer())
 		r.pair(t, b.reportOf("c2").GetPublicKey())
@@ -385,8 +260,8 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		// are not dropped because the device's filter is loose.
 		r.route(t, true)
 		time.Sleep(2 * time.Second)
-		if lost, sent := v.unanswered(); lost > 0 {
-			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, sent)
+		if lost := v.unanswered(); lost > 0 {
+			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, v.sent.Load())
 		}
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 0 {
 			t.Errorf("routes %v", routes)
@@ -397,9 +272,7 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		setting(t, "ipv4/conf/eth0/rp_filter", "2")
 		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		time.Sleep(1200 * time.Millisecond)
-		if lost, sent := v.end(); lost > 0 {
-			t.Errorf("%d of %d questions were not answered", lost, sent)
-		}
+		v.noneLost(t, "on the way into the tunnel")
 	})
 }
 
@@ -409,7 +282,7 @@ func TestPermissiveFallsBack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t, "c2")
 		r, c := inClear(t)
-		v := converse(c)
+		v := converse(c, 5*time.Millisecond)
 		run(t, cfg, device)
 		b.program(t, permissiveDevice(true), r.peer())
 		key := bytes.Clone(b.reportOf("c2").GetPublicKey())
@@ -426,13 +299,17 @@ func TestPermissiveFallsBack(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		t.Logf("in the clear again after %s", time.Since(begin))
-		lost, sent := v.lost()
+		overdue := func() (lost, sent int) {
+			return v.overdue(time.Now().Add(-nodetest.Patience(time.Second))), int(v.sent.Load())
+		}
+		lost, sent := overdue()
 		time.Sleep(nodetest.Patience(3 * time.Second))
-		if now, asked := v.lost(); now-lost > (asked-sent)/2 {
+		if now, asked := overdue(); now-lost > (asked-sent)/2 {
 			t.Errorf("%d more of %d questions were not answered in the clear", now-lost, asked-sent)
 		}
 		r.pair(t, key)
 		eventually(t, "packets go through the tunnel again", routed(1))
+		v.patience = 0 // for those that were lost
 		v.end()
 	})
 }
