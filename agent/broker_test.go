@@ -166,20 +166,9 @@ func (b *broker) program(t testing.TB, changes ...*semaphorev1.PeeringChange) {
 	eventually(t, "all is programmed", b.done)
 }
 
-// rotate orders the agent to rotate its key.
-func (b *broker) rotate(m *semaphorev1.RotateKey) {
-	b.change(func() {
-		b.orders = append(b.orders,
-			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m}})
-	})
-}
-
-// probe orders the agent to probe peers.
-func (b *broker) probe(m *semaphorev1.ProbePeers) {
-	b.change(func() {
-		b.orders = append(b.orders,
-			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_ProbePeers{ProbePeers: m}})
-	})
+// order sends an operator's order.
+func (b *broker) order(m *semaphorev1.AttachResponse) {
+	b.change(func() { b.orders = append(b.orders, m) })
 }
 
 // delivers sets the remotes that receive new keys: all except those named.
@@ -203,11 +192,16 @@ func (b *broker) done() bool {
 	return b.attached > 0 && b.applied == uint64(len(b.log)) && b.applied > 0
 }
 
-// reportOf returns the newest report of the device for a cluster; nil for none.
-func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
+// newest returns the newest report.
+func (b *broker) newest() *semaphorev1.AgentReport {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, d := range b.report.GetDevices() {
+	return b.report
+}
+
+// reportOf returns the newest report of the device for a cluster; nil for none.
+func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
+	for _, d := range b.newest().GetDevices() {
 		if d.GetCluster() == cluster {
 			return d
 		}
@@ -216,18 +210,7 @@ func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
 }
 
 // guarded reports whether the newest report says that all remotes are guarded.
-func (b *broker) guarded() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.report.GetGuarded()
-}
-
-// problems returns the problems of the node in the newest report.
-func (b *broker) problems() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.report.GetProblems()
-}
+func (b *broker) guarded() bool { return b.newest().GetGuarded() }
 
 func (b *broker) hello(i int) *semaphorev1.AgentHello {
 	b.mu.Lock()

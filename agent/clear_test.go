@@ -157,8 +157,8 @@ func TestNeverInTheClear(t *testing.T) {
 		answers("a more specific route of the main table")
 		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
 		answers("a route of the main table in the place of ours")
-		if n := stopped(t, "out"); n != 0 || len(b.problems()) > 0 {
-			t.Errorf("%d packets were stopped, problems: %q", n, b.problems())
+		if n := stopped(t, "out"); n != 0 || len(b.newest().GetProblems()) > 0 {
+			t.Errorf("%d packets were stopped, problems: %q", n, b.newest().GetProblems())
 		}
 
 		// Without the rule, packets do not reach the agent's routes; the guard drops them on their way to the default
@@ -171,7 +171,7 @@ func TestNeverInTheClear(t *testing.T) {
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 table 7394")
 		everybody("a route leads past the device")
 		eventually(t, "it is reported", func() bool {
-			return strings.Contains(strings.Join(b.problems(), "\n"),
+			return strings.Contains(strings.Join(b.newest().GetProblems(), "\n"),
 				"route 10.2.1.0/24 (via 192.0.2.2 dev eth0 proto boot) leads packets for 10.2.0.0/16 past wireguard.c2")
 		})
 		if n := stopped(t, "out"); n < before+20 {
@@ -204,7 +204,7 @@ func TestNeverInTheClear(t *testing.T) {
 		if n := stopped(t, "out"); n < 20 {
 			t.Errorf("%d packets were stopped, by the agent that started again", n)
 		}
-		eventually(t, "the problem is no longer reported", func() bool { return len(b.problems()) == 0 })
+		eventually(t, "the problem is no longer reported", func() bool { return len(b.newest().GetProblems()) == 0 })
 		a.stop(t)
 
 		fromPod.end()
@@ -260,7 +260,7 @@ func TestForwardingProblemsAreReported(t *testing.T) {
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"))
 		tells := func(words ...string) func() bool {
 			return func() bool {
-				all := b.problems()
+				all := b.newest().GetProblems()
 				for i, w := range words {
 					if i >= len(all) || !strings.Contains(all[i], w) {
 						return false
@@ -433,7 +433,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		if !source("10.1.1.1")() {
 			t.Errorf("the route that existed is gone: %s", ip(t, "route show 10.2.0.0/16 table 7394"))
 		}
-		if problems := b.problems(); slices.ContainsFunc(problems,
+		if problems := b.newest().GetProblems(); slices.ContainsFunc(problems,
 			func(p string) bool { return !strings.Contains(p, "forward") }) {
 			t.Errorf("problems: %q", problems)
 		}
@@ -449,11 +449,12 @@ func TestConfiguredSource(t *testing.T) {
 		run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "it is reported", func() bool {
-			return strings.Contains(strings.Join(b.problems(), ""), "routeSource 10.1.1.7 is no address of this node")
+			return strings.Contains(strings.Join(b.newest().GetProblems(), ""),
+				"routeSource 10.1.1.7 is no address of this node")
 		})
 		ip(t, "addr add 10.1.1.7/32 dev lo")
 		eventually(t, "the route has it",
 			func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16 table 7394"), "src 10.1.1.7") })
-		eventually(t, "nothing is reported any longer", func() bool { return len(b.problems()) == 0 })
+		eventually(t, "nothing is reported any longer", func() bool { return len(b.newest().GetProblems()) == 0 })
 	})
 }

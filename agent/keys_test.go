@@ -274,7 +274,7 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		})
 		h := newHost(t)
 		index := deviceOn(t, h, device).Index
-		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"})
+		b.order(rotateKey(0, false))
 		eventually(t, "a new key is reported", func() bool {
 			is := b.reportOf("c2").GetPublicKey()
 			return len(is) > 0 && wgtypes.Key(is) != old.PublicKey()
@@ -423,7 +423,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		change := withoutKeepalive()
 		change.GetDevice().KeyMaxAge = durationpb.New(time.Hour)
 		b.program(t, change)
-		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // ordered just before the remote was lost
+		b.order(rotateKey(0, false)) // ordered just before the remote was lost
 		out, in := flows(t, r)
 		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(),
@@ -462,7 +462,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 			return status.Code(err) == codes.FailedPrecondition
 		})
 		is := keyIn(t, cfg)
-		b.rotate(&semaphorev1.RotateKey{Cluster: "c2", Force: true})
+		b.order(rotateKey(0, true))
 		eventually(t, "forced by the broker, there is a new key", func() bool { return keyIn(t, cfg) != is })
 	})
 }

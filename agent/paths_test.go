@@ -130,13 +130,14 @@ func TestIdlePeersAreProbed(t *testing.T) {
 		if n := sent(); n != 0 {
 			t.Fatalf("%d bytes were sent before anybody asked", n)
 		}
-		order := &semaphorev1.ProbePeers{Clusters: []string{"c2", "c9"}, For: durationpb.New(time.Minute)}
+		order := &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_ProbePeers{
+			ProbePeers: &semaphorev1.ProbePeers{Clusters: []string{"c2", "c9"}, For: durationpb.New(time.Minute)}}}
 		until := func(what string, ok func(*semaphorev1.DeviceReport) bool) {
 			t.Helper()
 			looks := 0
 			took := within(t, 3*time.Minute, what, func() bool {
 				if looks++; looks%100 == 1 { // as a broker does, again and again
-					b.probe(order)
+					b.order(order)
 				}
 				return ok(b.reportOf("c2"))
 			})

@@ -299,7 +299,7 @@ func TestServicesFromTheNode(t *testing.T) {
 		if d := deviceOn(t, newHost(t), device); len(d.Routes) != 2 || len(d.Sources) != 0 {
 			t.Errorf("without an address: routes %v, sources %v", d.Routes, d.Sources)
 		}
-		for _, p := range b.problems() {
+		for _, p := range b.newest().GetProblems() {
 			t.Errorf("reported: %s", p)
 		}
 	})
