@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -155,7 +156,7 @@ func (f *following) take(d *remotes.Decision) {
 			delete(f.brokers, cluster)
 		}
 	}
-	if !sameOffers(f.offers, offers) {
+	if !maps.EqualFunc(f.offers, offers, remotes.SameExport) {
 		e.catalog.SetRemotes(f.clusters(offers), rulesOfOffers(d.InEffect, offers), time.Now())
 		e.watcher.Replay()
 		f.offers = offers
@@ -171,28 +172,12 @@ func (f *following) take(d *remotes.Decision) {
 
 // clusters returns those with a broker: the own one, if the file has its address, and those of objects.
 func (f *following) clusters(offers map[string]*v1alpha1.Export) []string {
-	var all []string
+	all := slices.Collect(maps.Keys(offers))
 	if own := f.publishing.exporter.cfg.LocalBroker; own.Address != "" {
 		all = append(all, own.Cluster)
 	}
-	for cluster := range offers {
-		all = append(all, cluster)
-	}
 	slices.Sort(all)
 	return all
-}
-
-func sameOffers(a, b map[string]*v1alpha1.Export) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for cluster, export := range a {
-		other, ok := b[cluster]
-		if !ok || !remotes.SameExport(export, other) {
-			return false
-		}
-	}
-	return true
 }
 
 func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export) map[string][]catalog.OfferRule {

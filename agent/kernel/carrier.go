@@ -113,16 +113,14 @@ func ServeUserspace(ctx context.Context, socket string) error {
 	return nil
 }
 
-// launcherClient requests devices at the socket of a ServeUserspace.
-type launcherClient string
-
-func (socket launcherClient) start(ctx context.Context, name string, mtu int) error {
+// requestUserspace requests a device at the socket of a ServeUserspace.
+func requestUserspace(ctx context.Context, socket, name string, mtu int) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout+5*time.Second)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", string(socket))
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}}
 	at := url.URL{Scheme: "http", Host: "localhost", Path: "/devices/" + name,

@@ -55,18 +55,13 @@ func (*Host) EgressLinks(to []netip.Addr) ([]EgressLink, error) {
 // RouteTo returns the link into which a packet from one address to another is routed, as the kernel decides for a
 // packet that comes from the link to the pod which has from. An error is the kernel's reason why it is routed nowhere.
 func (*Host) RouteTo(to, from netip.Addr) (string, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return "", fmt.Errorf("route to %s: %w", to, err)
-	}
-	defer h.Close()
 	var options netlink.RouteGetOptions
 	if from.IsValid() {
-		if into, err := h.RouteGet(from.AsSlice()); err == nil && len(into) > 0 && into[0].Type == unix.RTN_UNICAST {
+		if into, err := netlink.RouteGet(from.AsSlice()); err == nil && len(into) > 0 && into[0].Type == unix.RTN_UNICAST {
 			options.IifIndex, options.SrcAddr = into[0].LinkIndex, from.AsSlice()
 		}
 	}
-	routes, err := h.RouteGetWithOptions(to.AsSlice(), &options)
+	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &options)
 	if err != nil {
 		return "", fmt.Errorf("route to %s: %w", to, err)
 	}
@@ -77,7 +72,7 @@ func (*Host) RouteTo(to, from netip.Addr) (string, error) {
 	case unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:
 		return "", fmt.Errorf("route to %s: unreachable, by a route of that kind", to)
 	default:
-		link, err := h.LinkByIndex(r.LinkIndex)
+		link, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
 			return "", fmt.Errorf("route to %s: %w", to, err)
 		}

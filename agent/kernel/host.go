@@ -211,13 +211,13 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 	if why := h.LacksWireGuard(); why != "" {
 		return fmt.Errorf("creating WireGuard device %s: %s", name, why)
 	}
-	start := func(ctx context.Context, name string, mtu int) error {
-		return startUserspace(ctx, h.wg.Load(), name, mtu)
-	}
+	var err error
 	if h.launcher != "" {
-		start = launcherClient(h.launcher).start
+		err = requestUserspace(ctx, h.launcher, name, mtu)
+	} else {
+		err = startUserspace(ctx, h.wg.Load(), name, mtu)
 	}
-	if err := start(ctx, name, mtu); err != nil {
+	if err != nil {
 		return fmt.Errorf("creating userspace WireGuard device %s: %w", name, err)
 	}
 	return h.SetLink(name, alias, mtu, false)

@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -86,17 +87,11 @@ func (f *follower) process(d cache.Delta) error {
 
 // replace handles a list: an object that it lacks was deleted.
 func (f *follower) replace(list cache.ReplacedAllInfo) error {
-	deleted := map[string]bool{}
-	for _, key := range f.store.ListKeys() {
-		deleted[key] = true
-	}
+	deleted := sets.New(f.store.ListKeys()...)
 	if err := f.store.Replace(list.Objects, list.ResourceVersion); err != nil {
 		return fmt.Errorf("list at resourceVersion %s: %w", list.ResourceVersion, err)
 	}
-	for _, key := range f.store.ListKeys() {
-		delete(deleted, key)
-	}
-	for key := range deleted {
+	for key := range deleted.Delete(f.store.ListKeys()...) {
 		f.changed(key)
 	}
 	for _, key := range f.store.ListKeys() {

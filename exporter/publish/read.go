@@ -105,9 +105,13 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 // Newest returns the newest resourceVersion that the catalog may contain of a kind. The resources that contribute to a
 // kind, such as Services and slices, are read independently.
 func (w *Watcher) Newest(kind semaphorev1.Kind) uint64 {
-	var newest uint64
+	return w.newestOf(func(r *resource) bool { return r.versionsComparable(kind) })
+}
+
+// newestOf returns the newest resourceVersion read of some resources.
+func (w *Watcher) newestOf(which func(*resource) bool) (newest uint64) {
 	for _, r := range w.resources {
-		if r.versionsComparable(kind) {
+		if which(r) {
 			for _, it := range r.watches {
 				newest = max(newest, it.read.Load())
 			}

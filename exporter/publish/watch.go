@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -61,10 +61,13 @@ type resource struct {
 // contributesTo reports whether exported objects of a kind depend on this resource.
 func (r *resource) contributesTo(kind semaphorev1.Kind) bool { return slices.Contains(r.kinds, kind) }
 
-// versionsComparable reports whether the resourceVersions of this resource count for a kind: only those of the
-// cluster's own storage can be compared.
+// comparable reports whether the resourceVersions of this resource are those of the cluster's own storage: no others
+// can be compared.
+func (r *resource) comparable() bool { return r.ownVersions == nil || !r.ownVersions() }
+
+// versionsComparable reports whether the resourceVersions of this resource count for a kind.
 func (r *resource) versionsComparable(kind semaphorev1.Kind) bool {
-	return r.contributesTo(kind) && (r.ownVersions == nil || !r.ownVersions())
+	return r.contributesTo(kind) && r.comparable()
 }
 
 func (r *resource) synced() bool {
@@ -225,13 +228,11 @@ func (w *Watcher) Replay() {
 
 // keys returns those of all known objects, sorted.
 func (r *resource) keys() []string {
-	keys := map[string]bool{}
+	keys := sets.New[string]()
 	for _, it := range r.watches {
-		for _, key := range it.store.ListKeys() {
-			keys[key] = true
-		}
+		keys.Insert(it.store.ListKeys()...)
 	}
-	return slices.Sorted(maps.Keys(keys))
+	return sets.List(keys)
 }
 
 // Known returns an object of which something of a kind is exported, as it was last read; nil for none.

@@ -57,8 +57,8 @@ type Feedback struct {
 	// unchanged before it is reported: a broker may have written nothing yet when it answers the first heartbeat. Both
 	// must be set before Run.
 	Poll, Settle time.Duration
-	// Complete reports whether the catalog has all Services; nil stands for yes. Before that, a Service that the catalog
-	// lacks may be offered, and keeps its annotation. It must be set before Run.
+	// Complete reports whether the catalog has all Services. Before that, a Service that the catalog lacks may be offered,
+	// and keeps its annotation. It must be set before Run.
 	Complete func() bool
 
 	kube     kubernetes.Interface
@@ -141,7 +141,7 @@ func (f *Feedback) Run(ctx context.Context) error {
 				listed = f.listAnnotated(ctx)
 			}
 			// A catalog that is complete now has its Services in this pass.
-			complete := f.Complete == nil || f.Complete()
+			complete := f.Complete()
 			due := f.dueEvents(now)
 			for _, e := range due[:min(len(due), maxWrites)] {
 				if err := f.write(ctx, e); err != nil {
