@@ -217,7 +217,8 @@ func TestServices(t *testing.T) {
 		"no label":               {service: newService("echo", nil)},
 		"for mirrors":            {service: newService("echo", mirrorLabels), want: &semaphorev1.Service{Mirror: true}},
 		"for the global service": {service: newService("echo", globalLabels), want: &semaphorev1.Service{Global: true}},
-		"for both":               {service: newService("echo", bothLabels), want: &semaphorev1.Service{Mirror: true, Global: true}},
+		"for both": {service: newService("echo", bothLabels),
+			want: &semaphorev1.Service{Mirror: true, Global: true}},
 		"the label with another value": {service: newService("echo",
 			map[string]string{"mirror.semaphore.uw.io/mirror-service": "false"})},
 		"headless, several ports": {

@@ -3,8 +3,8 @@ package publish
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -140,19 +140,9 @@ func TestR26RandomAudiences(t *testing.T) {
 				t.Fatalf("seed %d: %s holds something else than it may see (-may see +holds):\n%s", seed, r.cluster, d)
 			}
 			for _, kind := range c.Rules().Kinds() {
-				if n := c.Objects(r.cluster, kind); n != len(slices.Collect(maps2keys(r.replica, kind))) {
+				if n := c.Objects(r.cluster, kind); n != len(maps.Collect(r.replica.All(kind))) {
 					t.Fatalf("seed %d: %d of %s are counted for %s", seed, n, kind, r.cluster)
 				}
-			}
-		}
-	}
-}
-
-func maps2keys(r *replica.Replica, kind semaphorev1.Kind) func(func(replica.Key) bool) {
-	return func(yield func(replica.Key) bool) {
-		for key := range r.All(kind) {
-			if !yield(key) {
-				return
 			}
 		}
 	}
@@ -301,11 +291,11 @@ func TestF03Session(t *testing.T) {
 			s := NewSession("c1", "c2", "test", 0, test.id, kinds, j)
 			upTo := func(kind semaphorev1.Kind) uint64 { return test.read[kind] }
 			s.SetSource(upTo, upTo)
-			w := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: test.held}
+			w := hi(test.held...)
 			if test.resume {
-				w.ResumeEpoch, w.ResumeRevision = j.Epoch(), 1
+				w.GetWelcome().ResumeEpoch, w.GetWelcome().ResumeRevision = j.Epoch(), 1
 			}
-			_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: w}})
+			_, err := s.Receive(w)
 			var lag *LagError
 			if test.behind == "" {
 				must(t, err)
@@ -397,12 +387,8 @@ func TestDigestsOfNonsense(t *testing.T) {
 		k, o := member("pod", "10.1.1.1")
 		put(j, k, o, time.Now())
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
-		welcome := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: []*semaphorev1.KindState{test.state}}
-		if _, err := s.Receive(&semaphorev1.PublishResponse{
-			Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
-		}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Receive(hi(test.state))
+		must(t, err)
 		unchanged := false
 		for {
 			m, err := s.Next()

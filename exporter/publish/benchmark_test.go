@@ -97,12 +97,8 @@ func BenchmarkWelcome(b *testing.B) {
 		c := largeCatalog(exportTo)
 		begin := func(held ...*semaphorev1.KindState) *Session {
 			s := NewSession("c1", "cluster-1", "test", 0, "", c.Rules().Kinds(), c.Journal())
-			welcome := &semaphorev1.Welcome{Cluster: "cluster-1", ProtocolVersion: 1, Held: held}
-			if _, err := s.Receive(&semaphorev1.PublishResponse{
-				Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
-			}); err != nil {
-				b.Fatal(err)
-			}
+			_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "cluster-1", ProtocolVersion: 1, Held: held}))
+			must(b, err)
 			return s
 		}
 		first := begin()

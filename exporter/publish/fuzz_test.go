@@ -28,14 +28,6 @@ func FuzzSessionReceive(f *testing.F) {
 	_, o := member("pod0", "10.1.1.1")
 	right := streams.DigestOf(o)
 	pods := semaphorev1.Kind_KIND_SET_MEMBER
-	ack := func(revision uint64) *semaphorev1.PublishResponse {
-		return &semaphorev1.PublishResponse{
-			Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}},
-		}
-	}
-	hi := func(held ...*semaphorev1.KindState) *semaphorev1.PublishResponse {
-		return welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: held})
-	}
 	seed(hi(), ack(1), ack(3))
 	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1, Digest: right.Bytes(), SourceId: "uid", SourceRevision: 3}),
 		ack(3))
@@ -44,8 +36,7 @@ func FuzzSessionReceive(f *testing.F) {
 	seed(hi(&semaphorev1.KindState{Kind: -1}, &semaphorev1.KindState{Kind: 99, Digest: right.Bytes()}), hi())
 	seed(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: "e", ResumeRevision: 1 << 63}),
 		ack(1<<63))
-	seed(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{}}},
-		ack(0), &semaphorev1.PublishResponse{})
+	seed(refused(&semaphorev1.Refusal{}), ack(0), &semaphorev1.PublishResponse{})
 	f.Fuzz(func(t *testing.T, data []byte, read uint64) {
 		j := newJournal(2)
 		for _, name := range []string{"pod0", "pod1", "pod2"} {

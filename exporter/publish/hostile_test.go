@@ -83,20 +83,16 @@ func TestHostileBroker(t *testing.T) {
 	hostile.answers <- welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, SoftwareVersion: long[:5000],
 		LabelDomains: domains})
 	refuse := func(name, text string) *semaphorev1.PublishResponse {
-		return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
+		return refused(&semaphorev1.Refusal{
 			Key:      &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name},
-			Revision: 1 << 40, Code: text, Reason: text}}}
+			Revision: 1 << 40, Code: text, Reason: text})
 	}
 	for i := range pods {
 		hostile.answers <- refuse(fmt.Sprint("pod-", i), long[:25_000])
-		hostile.answers <- &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
-			Outcome: &semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE,
-				Namespace: "shop", Name: fmt.Sprint(long[:25_000], i)}, Code: "SettingsDiffer", Reason: long[:10_000],
-				Conflicts: domains}}}
+		hostile.answers <- reported(&semaphorev1.Outcome{Key: serviceKey(fmt.Sprint(long[:25_000], i)).Proto(),
+			Code: "SettingsDiffer", Reason: long[:10_000], Conflicts: domains})
 	}
-	hostile.answers <- &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
-		Outcome: &semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE,
-			Namespace: "shop", Name: "short"}, Code: long, Conflicts: domains}}}
+	hostile.answers <- reported(&semaphorev1.Outcome{Key: serviceKey("short").Proto(), Code: long, Conflicts: domains})
 	within(t, "all is read", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -128,7 +124,7 @@ func TestHostileBroker(t *testing.T) {
 	const flood = 4 * perSecond
 	began := time.Now()
 	for range flood {
-		hostile.answers <- &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{}}}
+		hostile.answers <- ack(0)
 	}
 	hostile.answers <- refuse("pod-0", "last")
 	within(t, "the last one is read", func() bool {
@@ -158,7 +154,7 @@ func TestHostileBroker(t *testing.T) {
 // TestUnacknowledged: a broker that acknowledges nothing costs no more than the bound of messages that wait.
 func TestUnacknowledged(t *testing.T) {
 	s := versionSession()
-	if _, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1})); err != nil {
+	if _, err := s.Receive(hi()); err != nil {
 		t.Fatal(err)
 	}
 	for i := range maxUnacked + 10 {

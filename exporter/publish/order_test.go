@@ -127,18 +127,31 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 	})
 }
 
+// ofServices makes b one of Services, and returns a publisher that is not run.
+func (b *bench) ofServices() *Publisher {
+	b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.Everything(), Global: labels.Nothing()})
+	return New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
+}
+
+func serviceKey(name string) catalog.Key {
+	return catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: name}
+}
+
+func echoAt(port int32) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port, Protocol: "TCP"}}}}
+}
+
 // That a broker has nothing against a Service is known when it has answered a heartbeat that came after the Service,
 // however long that takes it.
 func TestVerdictOfASlowBroker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, "c2")
-		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-			Mirror: labels.Everything(), Global: labels.Nothing()})
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
-		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
+		p := b.ofServices()
+		key := serviceKey("echo")
 		put := func(port int32) uint64 {
-			b.catalog.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
-				Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port, Protocol: "TCP"}}}}, time.Now())
+			b.catalog.PutService(echoAt(port), time.Now())
 			return b.catalog.Journal().Head()
 		}
 		// It needs twenty seconds for each heartbeat, and none for changes. It says what is new with a heartbeat.
@@ -159,8 +172,7 @@ func TestVerdictOfASlowBroker(t *testing.T) {
 				return answers
 			}
 			said = *objection.Load()
-			return slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
-				Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: said, Reason: said}}})
+			return slices.Insert(answers, 0, reported(&semaphorev1.Outcome{Key: key.Proto(), Code: said, Reason: said}))
 		})
 		revision := put(80)
 		for i, want := range []string{"taken", "too long", ""} {
@@ -197,24 +209,20 @@ func TestVerdictOfASlowBroker(t *testing.T) {
 func TestVerdictOfAServiceThatIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, "c2")
-		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-			Mirror: labels.Everything(), Global: labels.Nothing()})
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
-		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, Protocol: "TCP"}}}}
-		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
+		p := b.ofServices()
+		key := serviceKey("echo")
 		receive, said := answering(), false
 		sent := offline(t, b, p, func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
 			answers := receive(m)
 			if m.GetHeartbeat() != nil && !said {
 				said = true
-				answers = slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
-					Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: "NameTaken", Reason: "taken"}}})
+				answers = slices.Insert(answers, 0,
+					reported(&semaphorev1.Outcome{Key: key.Proto(), Code: "NameTaken", Reason: "taken"}))
 			}
 			return answers
 		})
 		for range 3 {
-			b.catalog.PutService(service, time.Now())
+			b.catalog.PutService(echoAt(80), time.Now())
 			sent()
 			time.Sleep(HeartbeatInterval)
 			sent()

@@ -343,22 +343,18 @@ func TestMessagesStaySmall(t *testing.T) {
 }
 
 func TestAnswersThatMakeNoSense(t *testing.T) {
-	for name, welcome := range map[string]*semaphorev1.Welcome{
+	for name, w := range map[string]*semaphorev1.Welcome{
 		"another cluster": {Cluster: "c3", ProtocolVersion: 1},
 		"version 0":       {Cluster: "c2"},
 		"version 2":       {Cluster: "c2", ProtocolVersion: 2},
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
-		if _, err := s.Receive(&semaphorev1.PublishResponse{
-			Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
-		}); err == nil {
+		if _, err := s.Receive(welcome(w)); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
 	s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
-	if _, err := s.Receive(&semaphorev1.PublishResponse{
-		Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}},
-	}); err == nil {
+	if _, err := s.Receive(ack(7)); err == nil {
 		t.Error("an acknowledgement before welcome is taken")
 	}
 
@@ -366,18 +362,12 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	k, o := member("pod", "10.1.1.1")
 	put(j, k, o, time.Now())
 	s = NewSession("c1", "c2", "test", 0, "", kinds, j)
-	welcome := &semaphorev1.PublishResponse{
-		Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}},
-	}
-	if _, err := s.Receive(welcome); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Receive(welcome); err == nil {
+	_, err := s.Receive(hi())
+	must(t, err)
+	if _, err := s.Receive(hi()); err == nil {
 		t.Error("a second welcome is taken")
 	}
-	if _, err := s.Receive(&semaphorev1.PublishResponse{
-		Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}},
-	}); err == nil {
+	if _, err := s.Receive(ack(2)); err == nil {
 		t.Error("an acknowledgement of what was not sent is taken")
 	}
 	// An answer of a later protocol is passed over.
@@ -492,12 +482,9 @@ func TestResumeOffers(t *testing.T) {
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
 		s.notBefore = test.joined
-		if _, err := s.Receive(&semaphorev1.PublishResponse{
-			Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
-				Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
-			}}}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch,
+			ResumeRevision: test.revision}))
+		must(t, err)
 		m, err := s.Next()
 		must(t, err)
 		if snapshot := m.GetSnapshotBegin() != nil; snapshot == test.resumed {

@@ -74,12 +74,8 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 	}{{11, 2}, {29, 0}} {
 		s := NewSession("c1", "c2", "test", 0, "uid", both, newJournal(10))
 		s.SetSource(upTo(c.read), upTo(c.read))
-		_, err := s.Receive(
-			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
-				Cluster: "c2", ProtocolVersion: 1,
-				Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid", SourceRevision: 29}},
-			}}},
-		)
+		_, err := s.Receive(hi(&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid",
+			SourceRevision: 29}))
 		var lag *LagError
 		if errors.As(err, &lag); lag == nil && c.behind > 0 || lag != nil && len(lag.Behind) != c.behind {
 			t.Errorf("read up to %d: %v", c.read, err)
@@ -115,10 +111,7 @@ func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	j := newJournal(10)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
-	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
-		Cluster: "c2", ProtocolVersion: 1,
-		Held: []*semaphorev1.KindState{{Kind: kind, Digest: make([]byte, 32), SourceId: "source", SourceRevision: 15}},
-	}}}
+	welcome := hi(&semaphorev1.KindState{Kind: kind, Digest: make([]byte, 32), SourceId: "source", SourceRevision: 15})
 	for sent, lags := range map[uint64]bool{0: true, 14: true, 15: false} {
 		s := NewSession("c1", "c2", "test", 0, "source", kinds, j)
 		s.SetSource(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })

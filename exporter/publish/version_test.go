@@ -32,6 +32,24 @@ func welcome(w *semaphorev1.Welcome) *semaphorev1.PublishResponse {
 	return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: w}}
 }
 
+// hi is the welcome of c2's broker, which holds this.
+func hi(held ...*semaphorev1.KindState) *semaphorev1.PublishResponse {
+	return welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: held})
+}
+
+func ack(revision uint64) *semaphorev1.PublishResponse {
+	m := &semaphorev1.Ack{Revision: revision}
+	return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: m}}
+}
+
+func refused(r *semaphorev1.Refusal) *semaphorev1.PublishResponse {
+	return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: r}}
+}
+
+func reported(o *semaphorev1.Outcome) *semaphorev1.PublishResponse {
+	return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{Outcome: o}}
+}
+
 // versionSession is a session over two objects, whose hello was sent.
 func versionSession() *Session {
 	j := newJournal(10)
@@ -61,26 +79,20 @@ func sent(t *testing.T, s *Session) (types []string, objects int) {
 // A broker of the next version says things that nobody here knows; what is known of them is followed.
 func TestF38NewerBroker(t *testing.T) {
 	s := versionSession()
-	_, err := s.Receive(later(t, welcome(&semaphorev1.Welcome{
-		Cluster: "c2", ProtocolVersion: 1,
-		Held: []*semaphorev1.KindState{
-			{Kind: 9, Objects: 5, Digest: make([]byte, 32)},                                // a kind that does not exist here
-			{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Objects: 2, Digest: make([]byte, 64)}, // a digest of another sort
-		},
-	})))
+	_, err := s.Receive(later(t, hi(
+		&semaphorev1.KindState{Kind: 9, Objects: 5, Digest: make([]byte, 32)}, // a kind that does not exist here
+		// a digest of another sort
+		&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Objects: 2, Digest: make([]byte, 64)})))
 	must(t, err)
 	_, err = s.Receive(later(t, &semaphorev1.PublishResponse{}))
 	must(t, err)
 	if types, objects := sent(t, s); objects != 2 {
 		t.Errorf("%d objects sent in %v", objects, types)
 	}
-	_, err = s.Receive(later(t,
-		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
-			Key: &semaphorev1.ObjectKey{Kind: 9, Name: "x"}, Code: "of-a-later-version",
-		}}}))
+	_, err = s.Receive(later(t, refused(&semaphorev1.Refusal{Key: &semaphorev1.ObjectKey{Kind: 9, Name: "x"},
+		Code: "of-a-later-version"})))
 	must(t, err)
-	r, err := s.Receive(later(t,
-		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}))
+	r, err := s.Receive(later(t, ack(2)))
 	if err != nil || r.Ack.GetRevision() != 2 {
 		t.Errorf("%+v %v", r, err)
 	}
