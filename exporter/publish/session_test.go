@@ -2,8 +2,6 @@ package publish
 
 import (
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -373,80 +371,6 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	// An answer of a later protocol is passed over.
 	if _, err := s.Receive(&semaphorev1.PublishResponse{}); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestRandomStreams lets a journal change at random while streams to the real replica come and go
-// at any point, with messages of both sides on their way. When everything has arrived, both hold the same.
-func TestRandomStreams(t *testing.T) {
-	seeds := 200
-	if testing.Short() {
-		seeds = 50 // the race detector is slow; make test runs all without it
-	}
-	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			rnd := rand.New(rand.NewPCG(seed, 1))
-			j, r := newJournal(3+rnd.IntN(20)), newReplica()
-			var w *bothEnds
-			now := time.Unix(0, 0)
-			for range 300 {
-				now = now.Add(time.Second)
-				switch n := rnd.IntN(100); {
-				case n < 40:
-					k, o := member(fmt.Sprint("pod", rnd.IntN(12)), fmt.Sprint("10.1.1.", rnd.IntN(200)))
-					put(j, k, o, now)
-				case n < 60:
-					k, _ := member(fmt.Sprint("pod", rnd.IntN(12)), "")
-					j.Delete(k, now)
-				case n < 68:
-					k, o := node([]string{"c2", "c3"}[rnd.IntN(2)], fmt.Sprint("n", rnd.IntN(3)), fmt.Sprint(rnd.IntN(9)))
-					put(j, k, o, now)
-				case n < 72 || w == nil:
-					w = dial(t, j, r) // the old stream is just left, as a dead one is
-				case n < 74:
-					// The exporter's next life: the same objects in an order of its own.
-					next := newJournal(3 + rnd.IntN(20))
-					all, _ := j.Snapshot()
-					for _, i := range rnd.Perm(len(all)) {
-						next.Put(all[i].Key, all[i].Value, now)
-					}
-					j, w = next, dial(t, next, r)
-				case n < 78:
-					r = newReplica() // the broker's next life
-					w = dial(t, j, r)
-				case n < 82:
-					w.brokerTakes()
-				case n < 86:
-					w.exporterTakes()
-				case n < 88:
-					w.say(w.sender.Heartbeat())
-				default:
-					for range 1 + rnd.IntN(4) {
-						m, err := w.sender.Next()
-						if err == errFellBehind {
-							w = dial(t, j, r)
-							break
-						}
-						must(t, err)
-						if m != nil {
-							w.say(m)
-						}
-						if rnd.IntN(2) == 0 {
-							w.brokerTakes()
-						}
-					}
-				}
-			}
-			if rnd.IntN(2) == 0 {
-				w = connect(t, j, r)
-			}
-			w.arrive()
-			w.drain()
-			equal(t, j, r)
-			if seen := maps.Collect(r.All(semaphorev1.Kind_KIND_NODE)); len(seen) > 3 {
-				t.Errorf("nodes of another audience came across: %v", seen)
-			}
-		})
 	}
 }
 

@@ -95,7 +95,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 // An exporter restart without changes costs nothing: no snapshot is sent, no object is written, and no agent receives
 // anything.
 func TestF02_ExporterKilledNothingChanged(t *testing.T) {
-	tier.OnlyAll(t, "F01; TestModel (broker/replica), TestRandomStreams (exporter/publish)")
+	tier.OnlyAll(t, "F01; TestModel (broker/replica), TestReconnect (exporter/publish)")
 	b := onBed(t)
 	g := b.watch(t)
 	broker := waitActive(t, b.c1, "broker")
