@@ -303,15 +303,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		t.Logf("beside the tunnel packets came %s late", unavoidable)
 		for i, f := range all {
 			sent, lost, gap, latest := f.end()
-			t.Logf(
-				"flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key after %s",
-				i,
-				sent,
-				lost,
-				gap,
-				latest,
-				delay,
-			)
+			t.Logf("flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key "+
+				"after %s", i, sent, lost, gap, latest, delay)
 			// Packets wait for one propagation and a handshake, a tenth of the time after which WireGuard itself tries again.
 			// Between the two there is room for four waits for a CPU, of the two ends of the tunnel, the sender and the
 			// receiver.
