@@ -14,16 +14,14 @@ import (
 func TestReadersVersions(t *testing.T) {
 	version := func(file, module string) string {
 		t.Helper()
-		data, err := os.ReadFile("../tools/" + file + "/go.mod")
-		testkit.Must(t, err)
+		data := testkit.Value(os.ReadFile("../tools/" + file + "/go.mod"))(t)
 		m := regexp.MustCompile(`(?m)^\t` + regexp.QuoteMeta(module) + ` v(\S+)`).FindStringSubmatch(string(data))
 		if m == nil {
 			t.Fatalf("tools/%s does not require %s", file, module)
 		}
 		return m[1]
 	}
-	page, err := os.ReadFile("contracts.md")
-	testkit.Must(t, err)
+	page := testkit.Value(os.ReadFile("contracts.md"))(t)
 	text := strings.ReplaceAll(string(page), "\n", " ")
 	engine := version("readers", "github.com/argoproj/argo-cd/gitops-engine")
 	for _, want := range []string{

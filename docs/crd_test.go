@@ -21,8 +21,7 @@ var update = flag.Bool("update", false, "write remotecluster.md, to be looked at
 
 // TestDefinitionIsDocumented: docs/remotecluster.md has each field of the definition, which is made from the Go types.
 func TestDefinitionIsDocumented(t *testing.T) {
-	data, err := os.ReadFile("../deploy/crds/remoteclusters.yaml")
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile("../deploy/crds/remoteclusters.yaml"))(t)
 	var crd apiextensionsv1.CustomResourceDefinition
 	testkit.Must(t, yaml.UnmarshalStrict(data, &crd))
 	if len(crd.Spec.Versions) != 1 {
@@ -34,8 +33,7 @@ func TestDefinitionIsDocumented(t *testing.T) {
 		testkit.Must(t, os.WriteFile(file, []byte(got), 0o644))
 		return
 	}
-	want, err := os.ReadFile(file)
-	testkit.Must(t, err)
+	want := testkit.Value(os.ReadFile(file))(t)
 	if string(want) != got {
 		t.Errorf("docs/%s differs from the definition: go test ./docs -run TestDefinitionIsDocumented -update writes it",
 			file)

@@ -25,8 +25,7 @@ func reported(d finding.Definition) bool {
 // TestEachCodeHasOneMeaning: a code has one level, one side, one command, one alert and one section, wherever it is
 // met.
 func TestEachCodeHasOneMeaning(t *testing.T) {
-	data, err := os.ReadFile("../deploy/features/alerts/rules.yaml")
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile("../deploy/features/alerts/rules.yaml"))(t)
 	var object struct {
 		Spec struct {
 			Groups []struct {
@@ -87,8 +86,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 			d.Meaning + " | " + strings.ReplaceAll(string(d.Side), "-", " ") + " | `" + d.Command + "` | `" + d.Alert + "` | " +
 			d.Condition + " |\n")
 	}
-	page, err := os.ReadFile("findings.md")
-	testkit.Must(t, err)
+	page := testkit.Value(os.ReadFile("findings.md"))(t)
 	before, after, found := strings.Cut(string(page), "\n## ")
 	if os.Getenv("UPDATE_FINDINGS") != "" {
 		testkit.Must(t, os.WriteFile("findings.md", []byte(before+want.String()), 0o644))

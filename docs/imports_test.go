@@ -133,9 +133,8 @@ func TestPackageComments(t *testing.T) {
 func packageComment(t *testing.T, is goPackage) (text string) {
 	t.Helper()
 	for _, file := range is.files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(is.dir, file), nil,
-			parser.PackageClauseOnly|parser.ParseComments)
-		testkit.Must(t, err)
+		parsed := testkit.Value(parser.ParseFile(token.NewFileSet(), filepath.Join(is.dir, file), nil,
+			parser.PackageClauseOnly|parser.ParseComments))(t)
 		text += parsed.Doc.Text()
 	}
 	return text
@@ -170,9 +169,7 @@ var listOnce = sync.OnceValues(func() (map[string]goPackage, error) {
 
 func goList(t *testing.T) map[string]goPackage {
 	t.Helper()
-	found, err := listOnce()
-	testkit.Must(t, err)
-	return found
+	return testkit.Value(listOnce())(t)
 }
 
 // within reports whether a package is one of those listed or below one.
@@ -183,8 +180,7 @@ func within(pkg string, of []string) bool {
 // TestGoInstall: go install PATH@VERSION, which docs/releases.md names, refuses a module whose go.mod replaces or
 // excludes others.
 func TestGoInstall(t *testing.T) {
-	text, err := os.ReadFile("../go.mod")
-	testkit.Must(t, err)
+	text := testkit.Value(os.ReadFile("../go.mod"))(t)
 	if refused := regexp.MustCompile(`(?m)^(replace|exclude)\b.*`).Find(text); refused != nil {
 		t.Errorf("go.mod has %q", refused)
 	}

@@ -77,8 +77,7 @@ func texts(t *testing.T, file string) (all []string) {
 		testkit.Must(t, err)
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
-				text, err := strconv.Unquote(literal.Value)
-				testkit.Must(t, err)
+				text := testkit.Value(strconv.Unquote(literal.Value))(t)
 				all = append(all, text)
 			}
 			return true

@@ -30,8 +30,7 @@ func TestFunctionsFitAScreen(t *testing.T) {
 			continue
 		}
 		fset := token.NewFileSet()
-		parsed, err := parser.ParseFile(fset, filepath.Join("..", file), nil, parser.ParseComments)
-		testkit.Must(t, err)
+		parsed := testkit.Value(parser.ParseFile(fset, filepath.Join("..", file), nil, parser.ParseComments))(t)
 		if ast.IsGenerated(parsed) {
 			continue
 		}
@@ -55,8 +54,7 @@ const maxPage, maxPages = 250, 8000
 
 // TestPagesAreShort: a page is read in one go. The reference of semaphorectl is made from the program.
 func TestPagesAreShort(t *testing.T) {
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
-	testkit.Must(t, err)
+	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	all := 0
 	for _, page := range strings.Fields(string(out)) {
 		n := strings.Count(read(t, page), "\n")

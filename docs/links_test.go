@@ -25,8 +25,7 @@ var (
 func TestLinks(t *testing.T) {
 	list := exec.Command("git", "ls-files", "*.md")
 	list.Dir = ".."
-	out, err := list.Output()
-	testkit.Must(t, err)
+	out := testkit.Value(list.Output())(t)
 	links := 0
 	for _, document := range strings.Fields(string(out)) {
 		for n, line := range lines(t, document) {
@@ -55,8 +54,7 @@ func TestLinks(t *testing.T) {
 
 // lines are those of a document outside of code blocks; a line inside one is empty.
 func lines(t *testing.T, document string) []string {
-	data, err := os.ReadFile(filepath.Join("..", document))
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile(filepath.Join("..", document)))(t)
 	all, code := strings.Split(string(data), "\n"), false
 	for i, line := range all {
 		fence := strings.HasPrefix(strings.TrimSpace(line), "```")
@@ -101,8 +99,7 @@ func sections(t *testing.T, document string) map[string]bool {
 // TestDiagrams: in a Mermaid diagram a semicolon ends a statement, so that GitHub shows an error in place of a picture
 // whose labels have one.
 func TestDiagrams(t *testing.T) {
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
-	testkit.Must(t, err)
+	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	diagrams := 0
 	for _, document := range strings.Fields(string(out)) {
 		inside := false
@@ -128,8 +125,7 @@ func TestDiagrams(t *testing.T) {
 func TestIndex(t *testing.T) {
 	for _, folder := range []string{"", "adr/"} {
 		index := read(t, "docs/"+folder+"README.md")
-		pages, err := filepath.Glob(folder + "*.md")
-		testkit.Must(t, err)
+		pages := testkit.Value(filepath.Glob(folder + "*.md"))(t)
 		for _, page := range pages {
 			if page = filepath.Base(page); page != "README.md" && !strings.Contains(index, "]("+page+")") {
 				t.Errorf("docs/%sREADME.md has no link to %s", folder, page)

@@ -28,8 +28,7 @@ func TestLogsAreLimited(t *testing.T) {
 			t.Errorf("%s imports log: use log/slog", pkg)
 		}
 		for _, file := range is.files {
-			text, err := os.ReadFile(filepath.Join(is.dir, file))
-			testkit.Must(t, err)
+			text := testkit.Value(os.ReadFile(filepath.Join(is.dir, file)))(t)
 			if found := ownLog.FindString(string(text)); found != "" {
 				t.Errorf("%s/%s: %s: log to the logger that is passed, or to slog's default", pkg, file, found)
 			}

@@ -35,9 +35,8 @@ func TestNamesOfTests(t *testing.T) {
 	if len(names) < 1000 {
 		t.Fatalf("%d tests were found", len(names))
 	}
-	documents, err := exec.Command("git", "-C", "..", "ls-files", "README.md", "CONTRIBUTING.md", "docs/*.md",
-		"test/sim/README.md").Output()
-	testkit.Must(t, err)
+	documents := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "README.md", "CONTRIBUTING.md", "docs/*.md",
+		"test/sim/README.md").Output())(t)
 	named := 0
 	for _, document := range strings.Fields(string(documents)) {
 		all, inBlock := lines(t, document), false
@@ -75,8 +74,7 @@ func TestNamesOfTests(t *testing.T) {
 		t.Errorf("documents name %d tests; the search does not work", named)
 	}
 
-	makefile, err := os.ReadFile("../Makefile")
-	testkit.Must(t, err)
+	makefile := testkit.Value(os.ReadFile("../Makefile"))(t)
 	for _, name := range nameOfTest.FindAllString(string(makefile), -1) {
 		if !isNameOfTest(names, name+"…") {
 			t.Errorf("Makefile: no test begins with %s", name)
@@ -97,11 +95,9 @@ func isNameOfTest(names []string, name string) bool {
 func testsOfTheTree(t *testing.T) map[string][]string {
 	t.Helper()
 	names := map[string][]string{}
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output()
-	testkit.Must(t, err)
+	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output())(t)
 	for _, file := range strings.Fields(string(out)) {
-		parsed, err := parser.ParseFile(token.NewFileSet(), "../"+file, nil, parser.SkipObjectResolution)
-		testkit.Must(t, err)
+		parsed := testkit.Value(parser.ParseFile(token.NewFileSet(), "../"+file, nil, parser.SkipObjectResolution))(t)
 		for _, decl := range parsed.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && nameOfTest.FindString(f.Name.Name) == f.Name.Name {
 				names[f.Name.Name] = append(names[f.Name.Name], path.Dir(file))

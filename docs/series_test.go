@@ -73,8 +73,7 @@ func TestSeriesHaveAnEnd(t *testing.T) {
 // endless returns the fields with a metric by cluster that no function of their file names that deletes series. A
 // metric made by a function of the file counts as one by cluster.
 func endless(t *testing.T, path, text string) (names []string) {
-	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
-	testkit.Must(t, err)
+	file := testkit.Value(parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution))(t)
 	of := func(n ast.Node) string { return text[n.Pos()-1 : n.End()-1] }
 	deleting := map[string]bool{} // what functions that delete series name
 	ast.Inspect(file, func(n ast.Node) bool {

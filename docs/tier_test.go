@@ -16,8 +16,7 @@ import (
 
 // TestOnlyInTestAll: the table of docs/faults.md names each test that only make test-all runs, and no other.
 func TestOnlyInTestAll(t *testing.T) {
-	data, err := os.ReadFile("faults.md")
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile("faults.md"))(t)
 	_, section, found := strings.Cut(string(data), "\n## Only in `make test-all`\n")
 	if !found {
 		t.Fatal("faults.md has no section on what only make test-all runs")
@@ -45,7 +44,7 @@ func TestOnlyInTestAll(t *testing.T) {
 // onlyAll returns the tests that call tier.OnlyAll, with their files.
 func onlyAll(t *testing.T) map[string]string {
 	tests := map[string]string{}
-	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -72,7 +71,6 @@ func onlyAll(t *testing.T) map[string]string {
 			})
 		}
 		return nil
-	})
-	testkit.Must(t, err)
+	}))
 	return tests
 }

@@ -160,8 +160,7 @@ func quotes(t *testing.T, page, source string) (quoted int) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", file))
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile(filepath.Join("..", file)))(t)
 	return string(data)
 }
 
@@ -170,15 +169,14 @@ func sources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for _, dir := range []string{"agent", "broker", "ctl", "exporter", "internal"} {
-		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
+		testkit.Must(t, filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
 			data, err := os.ReadFile(path)
 			all.Write(data)
 			return err
-		})
-		testkit.Must(t, err)
+		}))
 	}
 	return regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(all.String(), "")
 }

@@ -86,8 +86,7 @@ func notRewritten(document string) bool {
 // TestWords holds the documents to plain words and short lines.
 func TestWords(t *testing.T) {
 	words := phrasesOf(banned)
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
-	testkit.Must(t, err)
+	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	documents := 0
 	for _, document := range strings.Fields(string(out)) {
 		if notRewritten(document) {
@@ -218,8 +217,7 @@ func TestWordsOfCode(t *testing.T) {
 		delete(phrases, one)
 	}
 	words := phrasesOf(phrases)
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
-	testkit.Must(t, err)
+	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.go").Output())(t)
 	files := 0
 	for _, file := range strings.Fields(string(out)) {
 		if strings.HasSuffix(file, ".pb.go") {
@@ -227,10 +225,8 @@ func TestWordsOfCode(t *testing.T) {
 		}
 		files++
 		set := token.NewFileSet()
-		source, err := os.ReadFile("../" + file)
-		testkit.Must(t, err)
-		parsed, err := parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution)
-		testkit.Must(t, err)
+		source := testkit.Value(os.ReadFile("../" + file))(t)
+		parsed := testkit.Value(parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution))(t)
 		exempt := map[int]bool{}
 		check := func(at token.Pos, text string) {
 			if _, ok := phrases[text]; ok || slices.Contains(allowedInCode, text) { // it is the list itself

@@ -16,8 +16,7 @@ import (
 // TestWorkflows: what GitHub runs is pinned by commit, has least rights, fails where a command of a pipe fails, has no
 // expression in its scripts, and names targets of the Makefile that exist.
 func TestWorkflows(t *testing.T) {
-	makefile, err := os.ReadFile("../Makefile")
-	testkit.Must(t, err)
+	makefile := testkit.Value(os.ReadFile("../Makefile"))(t)
 	files, err := filepath.Glob("../.github/workflows/*.yaml")
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d workflows, %v", len(files), err)
@@ -25,8 +24,7 @@ func TestWorkflows(t *testing.T) {
 	pinned := regexp.MustCompile(`@[0-9a-f]{40}$`)
 	target := regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		testkit.Must(t, err)
+		text := testkit.Value(os.ReadFile(file))(t)
 		var workflow struct {
 			Permissions map[string]string
 			Defaults    struct{ Run struct{ Shell string } }

@@ -28,8 +28,7 @@ func TestBecomeCurrent(t *testing.T) {
 		os.Stdout.WriteString("old\n")
 		os.Exit(0)
 	}
-	program, err := os.ReadFile("/proc/self/exe")
-	testkit.Must(t, err)
+	program := testkit.Value(os.ReadFile("/proc/self/exe"))(t)
 	for _, test := range []struct {
 		name string
 		env  []string

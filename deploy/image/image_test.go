@@ -60,8 +60,7 @@ func program(t *testing.T, arch string, args ...string) string {
 	if file, ok := built[how]; ok {
 		return file
 	}
-	dir, err := os.MkdirTemp(scratch, "")
-	testkit.Must(t, err)
+	dir := testkit.Value(os.MkdirTemp(scratch, ""))(t)
 	for name, text := range map[string]string{
 		"go.mod":  "module example.test/program\n\ngo 1.26.0\n",
 		"main.go": "package main\n\nfunc main() { println(\"hello\") }\n",
@@ -109,10 +108,8 @@ func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 // other files as documented, that root owns them, and that the only time in it is the given one.
 func TestProduct(t *testing.T) {
 	for _, arch := range Architectures {
-		image, err := Product(release(t, arch, "-trimpath"))
-		testkit.Must(t, err)
-		config, err := image.ConfigFile()
-		testkit.Must(t, err)
+		image := testkit.Value(Product(release(t, arch, "-trimpath")))(t)
+		config := testkit.Value(image.ConfigFile())(t)
 		if config.OS != "linux" || config.Architecture != arch || !config.Created.Equal(time.Unix(1700000000, 0)) {
 			t.Errorf("made for %s: %s/%s of %s", arch, config.OS, config.Architecture, config.Created)
 		}
@@ -153,12 +150,10 @@ func TestReproducible(t *testing.T) {
 	digest := func(change func(*Release)) v1.Hash {
 		r := release(t, "amd64", "-trimpath")
 		change(&r)
-		platform, err := WithSBOM(r)
-		testkit.Must(t, err)
+		platform := testkit.Value(WithSBOM(r))(t)
 		file := filepath.Join(t.TempDir(), "archive.tar")
 		testkit.Must(t, Write(file, Reference+":v1", platform))
-		archive, err := os.Open(file)
-		testkit.Must(t, err)
+		archive := testkit.Value(os.Open(file))(t)
 		defer archive.Close()
 		hash, _, err := v1.SHA256(archive)
 		testkit.Must(t, err)
@@ -229,10 +224,8 @@ func TestSBOM(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
-	image, err := New(Spec{Arch: r.Arch})
-	testkit.Must(t, err)
-	data, err := sbom(r, image)
-	testkit.Must(t, err)
+	image := testkit.Value(New(Spec{Arch: r.Arch}))(t)
+	data := testkit.Value(sbom(r, image))(t)
 	var bom cdx.BOM
 	testkit.Must(t, json.Unmarshal(data, &bom))
 	names := map[string]string{}
@@ -250,8 +243,7 @@ func TestSBOM(t *testing.T) {
 			t.Errorf("%s in the SBOM: %q, want %q", name, got, want)
 		}
 	}
-	digest, err := image.Digest()
-	testkit.Must(t, err)
+	digest := testkit.Value(image.Digest())(t)
 	if root := bom.Metadata.Component; root.Name != Reference || (*root.Hashes)[0].Value != digest.Hex {
 		t.Errorf("the SBOM is of %+v, want %s", root, digest)
 	}
@@ -276,13 +268,11 @@ func TestSBOM(t *testing.T) {
 func TestWriteRelease(t *testing.T) {
 	var platforms []Platform
 	for _, arch := range Architectures {
-		p, err := WithSBOM(release(t, arch, "-trimpath"))
-		testkit.Must(t, err)
+		p := testkit.Value(WithSBOM(release(t, arch, "-trimpath")))(t)
 		platforms = append(platforms, p)
 	}
 	dir := t.TempDir()
-	written, err := WriteRelease(dir, "v1.2.3", platforms...)
-	testkit.Must(t, err)
+	written := testkit.Value(WriteRelease(dir, "v1.2.3", platforms...))(t)
 	if len(written) != 3 {
 		t.Errorf("written: %q", written)
 	}
@@ -297,31 +287,25 @@ func TestWriteRelease(t *testing.T) {
 		unpacked).CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
-	top, err := layout.ImageIndexFromPath(unpacked)
-	testkit.Must(t, err)
+	top := testkit.Value(layout.ImageIndexFromPath(unpacked))(t)
 	if err := validate.Index(top); err != nil {
 		t.Error(err)
 	}
-	manifest, err := top.IndexManifest()
-	testkit.Must(t, err)
+	manifest := testkit.Value(top.IndexManifest())(t)
 	first := manifest.Manifests[0]
 	if !first.MediaType.IsIndex() ||
 		first.Annotations["io.containerd.image.name"] != "ghcr.io/kube-semaphore/semaphore:v1.2.3" {
 		t.Errorf("first in the archive: %+v", first)
 	}
-	inner, err := top.ImageIndex(first.Digest)
-	testkit.Must(t, err)
-	innerManifest, err := inner.IndexManifest()
-	testkit.Must(t, err)
+	inner := testkit.Value(top.ImageIndex(first.Digest))(t)
+	innerManifest := testkit.Value(inner.IndexManifest())(t)
 	var subjects, images []string
 	for _, d := range innerManifest.Manifests {
 		images = append(images, fmt.Sprintf("%s %s", d.Platform, d.Digest))
 	}
 	for i, d := range manifest.Manifests[1:] {
-		artifact, err := top.Image(d.Digest)
-		testkit.Must(t, err)
-		m, err := artifact.Manifest()
-		testkit.Must(t, err)
+		artifact := testkit.Value(top.Image(d.Digest))(t)
+		m := testkit.Value(artifact.Manifest())(t)
 		subjects = append(subjects, fmt.Sprintf("linux/%s %s", Architectures[i], m.Subject.Digest))
 		if m.Config.MediaType != mediaTypeSBOM || m.Layers[0].MediaType != mediaTypeSBOM {
 			t.Errorf("types of the artifact: %s, %s", m.Config.MediaType, m.Layers[0].MediaType)
@@ -341,38 +325,28 @@ func TestPush(t *testing.T) {
 	reference := strings.TrimPrefix(server.URL, "http://") + "/semaphore:v1.2.3"
 	var platforms []Platform
 	for _, arch := range Architectures {
-		p, err := WithSBOM(release(t, arch, "-trimpath"))
-		testkit.Must(t, err)
+		p := testkit.Value(WithSBOM(release(t, arch, "-trimpath")))(t)
 		platforms = append(platforms, p)
 	}
-	pushed, err := Push(t.Context(), reference, platforms...)
-	testkit.Must(t, err)
-	tag, err := name.NewTag(reference)
-	testkit.Must(t, err)
-	index, err := remote.Index(tag, remote.WithContext(t.Context()))
-	testkit.Must(t, err)
+	pushed := testkit.Value(Push(t.Context(), reference, platforms...))(t)
+	tag := testkit.Value(name.NewTag(reference))(t)
+	index := testkit.Value(remote.Index(tag, remote.WithContext(t.Context())))(t)
 	digest, err := index.Digest()
 	if err != nil || !strings.HasSuffix(pushed, "@"+digest.String()) {
 		t.Errorf("pushed %s, the registry has %s, %v", pushed, digest, err)
 	}
 	for _, p := range platforms {
-		image, err := p.Image.Digest()
-		testkit.Must(t, err)
-		referrers, err := remote.Referrers(tag.Context().Digest(image.String()), remote.WithContext(t.Context()))
-		testkit.Must(t, err)
-		manifest, err := referrers.IndexManifest()
-		testkit.Must(t, err)
+		image := testkit.Value(p.Image.Digest())(t)
+		referrers := testkit.Value(remote.Referrers(tag.Context().Digest(image.String()), remote.WithContext(t.Context())))(t)
+		manifest := testkit.Value(referrers.IndexManifest())(t)
 		if len(manifest.Manifests) != 1 || manifest.Manifests[0].ArtifactType != string(mediaTypeSBOM) {
 			t.Errorf("what refers to %s: %+v", image, manifest.Manifests)
 			continue
 		}
-		artifact, err := remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()),
-			remote.WithContext(t.Context()))
-		testkit.Must(t, err)
-		layers, err := artifact.Layers()
-		testkit.Must(t, err)
-		rc, err := layers[0].Compressed()
-		testkit.Must(t, err)
+		artifact := testkit.Value(remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()),
+			remote.WithContext(t.Context())))(t)
+		layers := testkit.Value(artifact.Layers())(t)
+		rc := testkit.Value(layers[0].Compressed())(t)
 		got, err := io.ReadAll(rc)
 		testkit.Must(t, errors.Join(err, rc.Close()))
 		if string(got) != string(p.SBOM) {

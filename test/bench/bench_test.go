@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // BenchmarkSnapshot measures the first connect of a large cluster, on one core and without a network: 100,000 objects
@@ -37,29 +38,21 @@ func BenchmarkSnapshot(b *testing.B) {
 		receiver := r.Open()
 		sender := publish.NewSession("c2", "c1", "bench", 0, "", c.Rules().Kinds(), c.Journal())
 		for m := sender.Hello(); m != nil; {
-			data, err := proto.Marshal(m)
-			must(b, err)
+			data := testkit.Value(proto.Marshal(m))(b)
 			var packed bytes.Buffer
-			w, err := compressor.Compress(&packed)
-			must(b, err)
-			_, err = w.Write(data)
-			must(b, err)
+			w := testkit.Value(compressor.Compress(&packed))(b)
+			testkit.Value(w.Write(data))(b)
 			must(b, w.Close())
 			raw, wire = raw+len(data), wire+packed.Len()
-			unpacked, err := compressor.Decompress(&packed)
-			must(b, err)
-			data, err = io.ReadAll(unpacked)
-			must(b, err)
+			unpacked := testkit.Value(compressor.Decompress(&packed))(b)
+			data = testkit.Value(io.ReadAll(unpacked))(b)
 			var received semaphorev1.PublishRequest
 			must(b, proto.Unmarshal(data, &received))
-			result, err := receiver.Receive(time.Now(), &received)
-			must(b, err)
+			result := testkit.Value(receiver.Receive(time.Now(), &received))(b)
 			for _, answer := range result.Responses {
-				_, err := sender.Receive(answer)
-				must(b, err)
+				testkit.Value(sender.Receive(answer))(b)
 			}
-			m, err = sender.Next()
-			must(b, err)
+			m = testkit.Value(sender.Next())(b)
 		}
 		held := 0
 		for _, kind := range semaphorev1.Kinds {
@@ -127,8 +120,7 @@ func TestHealAfterPartition(t *testing.T) {
 	var list bytes.Buffer
 	entries, _ := w.catalog.Journal().Snapshot()
 	for _, e := range entries {
-		data, err := protojson.Marshal(e.Value.Object)
-		must(t, err)
+		data := testkit.Value(protojson.Marshal(e.Value.Object))(t)
 		must(t, json.Compact(&list, data))
 	}
 	change := func(from, to int) (delta int) {
@@ -193,10 +185,8 @@ func compressed(t *testing.T, entries []*catalog.Entry) int {
 	data, err := proto.Marshal(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: all}})
 	must(t, err)
 	var packed bytes.Buffer
-	w, err := encoding.GetCompressor(gzip.Name).Compress(&packed)
-	must(t, err)
-	_, err = w.Write(data)
-	must(t, err)
+	w := testkit.Value(encoding.GetCompressor(gzip.Name).Compress(&packed))(t)
+	testkit.Value(w.Write(data))(t)
 	must(t, w.Close())
 	return packed.Len()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -26,11 +27,9 @@ func (c *cluster) shared(annotations map[string]string, addresses ...string) {
 	c.b.Helper()
 	s := service(0)
 	s.Labels, s.Annotations = map[string]string{globalLabel: "true"}, annotations
-	_, err := c.CoreV1().Services(shop).Create(c.b.Context(), s, metav1.CreateOptions{})
-	must(c.b, err)
-	_, err = c.DiscoveryV1().EndpointSlices(shop).Create(c.b.Context(), sharedSlice(true, addresses...),
-		metav1.CreateOptions{})
-	must(c.b, err)
+	testkit.Value(c.CoreV1().Services(shop).Create(c.b.Context(), s, metav1.CreateOptions{}))(c.b)
+	testkit.Value(c.DiscoveryV1().EndpointSlices(shop).Create(c.b.Context(), sharedSlice(true, addresses...),
+		metav1.CreateOptions{}))(c.b)
 }
 
 func sharedSlice(ready bool, addresses ...string) *discoveryv1.EndpointSlice {
@@ -60,8 +59,7 @@ type sliceEvent struct {
 
 func (c *cluster) watchShop() slicesOf {
 	c.b.Helper()
-	w, err := c.DiscoveryV1().EndpointSlices(shop).Watch(c.b.Context(), metav1.ListOptions{})
-	must(c.b, err)
+	w := testkit.Value(c.DiscoveryV1().EndpointSlices(shop).Watch(c.b.Context(), metav1.ListOptions{}))(c.b)
 	o := slicesOf{c.b, make(chan sliceEvent, 1000)}
 	run(c.b, func(ctx context.Context) error {
 		defer w.Stop()
@@ -127,8 +125,7 @@ func BenchmarkOwnName(b *testing.B) {
 	global.await(b, "the global service", func() bool { return global.all == 1+len(remote) })
 	slices := c1.DiscoveryV1().EndpointSlices(shop)
 	set := func(ready bool) time.Time {
-		_, err := slices.Update(b.Context(), sharedSlice(ready, local), metav1.UpdateOptions{})
-		must(b, err)
+		testkit.Value(slices.Update(b.Context(), sharedSlice(ready, local), metav1.UpdateOptions{}))(b)
 		return time.Now()
 	}
 	var through, direct []time.Duration
@@ -140,8 +137,7 @@ func BenchmarkOwnName(b *testing.B) {
 		s := sharedSlice(true, remote...)
 		s.Name = fmt.Sprint("direct-", n)
 		began := time.Now()
-		_, err := slices.Create(b.Context(), s, metav1.CreateOptions{})
-		must(b, err)
+		testkit.Value(slices.Create(b.Context(), s, metav1.CreateOptions{}))(b)
 		direct = append(direct, o.await(watch.Added, false).Sub(began))
 		must(b, slices.Delete(b.Context(), s.Name, metav1.DeleteOptions{}))
 		o.await(watch.Deleted, false)

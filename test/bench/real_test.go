@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker"
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -40,7 +41,7 @@ type realBroker struct {
 func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
 	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b), http: loopback.Address(b)}
 	trust.In(b, w.dir, "c1", "c2")
-	cfg, err := described.Broker([]byte(fmt.Sprintf(`
+	cfg := testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 features: [%[6]s]
 localSubnets: [172.18.1.0/24]
@@ -52,8 +53,7 @@ remotes:
   - {name: c2, podSubnets: [10.0.0.0/8], nodeSubnets: [172.16.0.0/12], limits: {nodes: 5000,
       podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000, changesPerSecond: 100000,
       kibibytesPerSecond: 100000}}
-`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), w.http, feature)))
-	must(b, err)
+`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), w.http, feature))))(b)
 	change(cfg)
 	file := kubetest.Described(b, w.c1, cfg)
 	w.run(func(ctx context.Context) error { return broker.Run(ctx, file) })
@@ -67,7 +67,7 @@ func (w *realBroker) export(c2 *rest.Config, feature string) {
 
 // exportAs starts the exporter of a cluster, with a configuration that change modifies.
 func (w *realBroker) exportAs(cluster string, source *rest.Config, feature string, change func(*config.Exporter)) {
-	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+	cfg := testkit.Value(config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: %[6]s
 features: [%[5]s]
 localBroker: {cluster: c1, address: %[3]q}
@@ -75,8 +75,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/%[6]s/exporter/tls.crt, keyFile: %[1]s/%[6]s/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter-%[6]s.sock}
-`, w.dir, kubetest.Kubeconfig(w.b, source), w.address, loopback.Address(w.b), feature, cluster)))
-	must(w.b, err)
+`, w.dir, kubetest.Kubeconfig(w.b, source), w.address, loopback.Address(w.b), feature, cluster))))(w.b)
 	change(cfg)
 	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
 }
@@ -105,13 +104,12 @@ func (w *realBroker) requests(resource string) (reads, writes int, cpu float64) 
 
 func requests(b *testing.B, cluster *rest.Config, resource string) (reads, writes int, cpu float64) {
 	b.Helper()
-	text, err := kubernetes.NewForConfigOrDie(cluster).
+	text := testkit.Value(kubernetes.NewForConfigOrDie(cluster).
 		Discovery().
 		RESTClient().
 		Get().
 		AbsPath("/metrics").
-		DoRaw(context.Background())
-	must(b, err)
+		DoRaw(context.Background()))(b)
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if i := strings.LastIndex(line, "} "); i > 0 {
@@ -137,12 +135,10 @@ type propagation map[float64]float64
 
 func (w *realBroker) propagation(kind string) propagation {
 	w.b.Helper()
-	response, err := http.Get("http://" + w.http + "/metrics")
-	must(w.b, err)
+	response := testkit.Value(http.Get("http://" + w.http + "/metrics"))(w.b)
 	defer response.Body.Close()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(response.Body)
-	must(w.b, err)
+	families := testkit.Value(parser.TextToMetricFamilies(response.Body))(w.b)
 	out := propagation{}
 	for _, m := range families["semaphore_broker_propagation_seconds"].GetMetric() {
 		if slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {

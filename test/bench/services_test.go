@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -218,9 +219,8 @@ func (c *cluster) watchSlices(namespace string) *observer {
 
 func (c *cluster) follow(example runtime.Object, saw func(any), objects *cache.ListWatch) {
 	informer := cache.NewSharedIndexInformer(objects, example, 0, nil)
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw,
-		UpdateFunc: func(_, o any) { saw(o) }})
-	must(c.b, err)
+	testkit.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw,
+		UpdateFunc: func(_, o any) { saw(o) }}))(c.b)
 	run(c.b, func(ctx context.Context) error {
 		informer.RunWithContext(ctx)
 		return nil
@@ -333,9 +333,8 @@ func (w *realBroker) stages(changes int) (s stages) {
 	conn, err := grpc.NewClient("unix:"+w.dir+"/broker.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(w.b, err)
 	defer conn.Close()
-	events, err := semaphorev1.NewDebugServiceClient(conn).Watch(w.b.Context(),
-		&semaphorev1.WatchRequest{Recent: true, OnlyRecent: true})
-	must(w.b, err)
+	events := testkit.Value(semaphorev1.NewDebugServiceClient(conn).Watch(w.b.Context(),
+		&semaphorev1.WatchRequest{Recent: true, OnlyRecent: true}))(w.b)
 	for {
 		m, err := events.Recv()
 		if errors.Is(err, io.EOF) {
@@ -397,14 +396,12 @@ func BenchmarkServicesChange(b *testing.B) {
 	for b.Loop() {
 		for range changes {
 			version := len(through) + 1
-			answered, err := c2.change(shop, 0, endpoints, version)
-			must(b, err)
+			answered := testkit.Value(c2.change(shop, 0, endpoints, version))(b)
 			o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
 			from, to = append(from, answered), append(to, o.seen(0, version))
 			through = append(through, to[version-1].Sub(answered))
 			began := time.Now()
-			_, err = c1.change(mirrors, 1, endpoints, version)
-			must(b, err)
+			testkit.Value(c1.change(mirrors, 1, endpoints, version))(b)
 			o.await(b, "a direct change", func() bool { return len(o.versions[1]) > version })
 			direct = append(direct, o.seen(1, version).Sub(began))
 		}

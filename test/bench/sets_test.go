@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -182,9 +183,8 @@ func (w *podsWorld) podsOf(n int, set func(i int) string) []pod {
 // ready sets the IP of a pod, and returns when the apiserver answered.
 func (w *podsWorld) ready(p pod) time.Time {
 	patch := fmt.Sprintf(`{"status":{"phase":"Running","podIP":%[1]q,"podIPs":[{"ip":%[1]q}]}}`, p.ip)
-	_, err := w.kube.CoreV1().Pods("shop").Patch(w.b.Context(), p.name, types.MergePatchType, []byte(patch),
-		metav1.PatchOptions{}, "status")
-	must(w.b, err)
+	testkit.Value(w.kube.CoreV1().Pods("shop").Patch(w.b.Context(), p.name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}, "status"))(w.b)
 	return time.Now()
 }
 
@@ -352,13 +352,11 @@ func (w *podsWorld) beside(direct func() (time.Time, string), written map[string
 // the address, and when it sent the request. It may be called from several goroutines.
 func (w *podsWorld) directly() func() (time.Time, string) {
 	const sets = 16
-	client, err := kube.Calico(w.c1)
-	must(w.b, err)
+	client := testkit.Value(kube.Calico(w.c1))(w.b)
 	idle := make(chan *calicov3.GlobalNetworkSet, sets)
 	for i := range sets {
-		set, err := client.GlobalNetworkSets().Create(w.b.Context(),
-			&calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("direct-", i)}})
-		must(w.b, err)
+		set := testkit.Value(client.GlobalNetworkSets().Create(w.b.Context(),
+			&calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("direct-", i)}}))(w.b)
 		idle <- set
 	}
 	var n atomic.Int64
@@ -368,8 +366,7 @@ func (w *podsWorld) directly() func() (time.Time, string) {
 		i := n.Add(1)
 		net := fmt.Sprintf("10.250.%d.%d/32", i>>8, i&255)
 		set.Spec.Nets = append(set.Spec.Nets, net)
-		set, err := client.GlobalNetworkSets().Update(w.b.Context(), set)
-		must(w.b, err)
+		set = testkit.Value(client.GlobalNetworkSets().Update(w.b.Context(), set))(w.b)
 		idle <- set
 		return began, net
 	}
@@ -523,11 +520,10 @@ func BenchmarkSetSize(b *testing.B) {
 			for i := range c.members {
 				member(i, i)
 			}
-			source, err := identity.NewSource(config.TLS{
+			source := testkit.Value(identity.NewSource(config.TLS{
 				CertFile: filepath.Join(w.dir, "c2/exporter/tls.crt"), KeyFile: filepath.Join(w.dir, "c2/exporter/tls.key"),
 				BundleDir: filepath.Join(w.dir, "bundles"),
-			})
-			must(b, err)
+			}))(b)
 			p := publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address}, source, j,
 				debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(prometheus.NewRegistry()), publish.Options{})
 			w.run(p.Run)

@@ -74,7 +74,7 @@ func newCatalog() *catalog.Catalog {
 }
 
 func brokerConfig(tb testing.TB, dir string) *config.Broker {
-	cfg, err := described.Broker([]byte(fmt.Sprintf(`
+	return testkit.Value(described.Broker([]byte(fmt.Sprintf(`
 cluster: c1
 localSubnets: [172.18.1.0/24]
 tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
@@ -85,9 +85,7 @@ remotes:
     limits: {nodes: 5000, podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000,
       kibibytesPerSecond: 100000}
     wireguard: {listenPort: 51822}
-`, dir)))
-	must(tb, err)
-	return cfg
+`, dir))))(tb)
 }
 
 func (w *world) source(cluster, part string) *identity.Source {
@@ -104,8 +102,7 @@ func (w *world) serve() {
 	g := grpc.NewServer(append(federation.ServerOptions(),
 		grpc.Creds(credentials.NewTLS(w.source("c1", "broker").ServerTLS(w.server.Authorize))))...)
 	semaphorev1.RegisterFederationServiceServer(g, w.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(w.tb, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(w.tb)
 	w.address = listener.Addr().String()
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(listener) }()

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // Bounds of the times of an export without mcs.settle, relative to those of direct writes: as in test/bench.
@@ -48,13 +49,10 @@ func BenchmarkFirstAnswer(b *testing.B) {
 	must(b, s.c1.ApplyYAML(ctx, shopNamespace+requestPod))
 	ready(ctx, b, s.c2, "deployment/echo")
 	ready(ctx, b, s.c1, "pod/request")
-	request, err := s.c1.Pod(ctx, "shop", "request")
-	must(b, err)
-	server, err := pod(ctx, s.c2, "shop", "app=echo")
-	must(b, err)
-	dns, err := s.c1.Client.CoreV1().Services("kube-system").List(ctx,
-		metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
-	must(b, err)
+	request := testkit.Value(s.c1.Pod(ctx, "shop", "request"))(b)
+	server := testkit.Value(pod(ctx, s.c2, "shop", "app=echo"))(b)
+	dns := testkit.Value(s.c1.Client.CoreV1().Services("kube-system").List(ctx,
+		metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"}))(b)
 	if len(dns.Items) != 1 {
 		b.Fatalf("%d Services of DNS", len(dns.Items))
 	}
@@ -65,9 +63,8 @@ func BenchmarkFirstAnswer(b *testing.B) {
 			Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}}}}
 	}
 	for i := range turns + 1 {
-		_, err := s.c2.Client.CoreV1().Services("shop").Create(ctx, service(fmt.Sprint("export-", i),
-			map[string]string{"app": "echo"}), metav1.CreateOptions{})
-		must(b, err)
+		testkit.Value(s.c2.Client.CoreV1().Services("shop").Create(ctx, service(fmt.Sprint("export-", i),
+			map[string]string{"app": "echo"}), metav1.CreateOptions{}))(b)
 	}
 	through := func(i int) (begun time.Time, err error) {
 		_, err = m.exports[s.c2].Create(ctx, &mcsv1beta1.ServiceExport{
@@ -113,8 +110,7 @@ func BenchmarkFirstAnswer(b *testing.B) {
 		t.imported, t.answered = imported.Sub(begun)-mcsSettle, answered.Sub(begun)-mcsSettle
 		return t, err
 	}
-	_, err = once(fmt.Sprint("export-", turns), func() (time.Time, error) { return through(turns) })
-	must(b, err)
+	testkit.Value(once(fmt.Sprint("export-", turns), func() (time.Time, error) { return through(turns) }))(b)
 	for b.Loop() {
 		var mu sync.Mutex
 		var exports, writes []firstAnswer

@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // value runs a command and returns its output, which must not be empty.
 func (b *explainBed) value(ctx context.Context, t *testing.T, text string) string {
 	t.Helper()
-	out, err := b.commands(ctx, text, 0)
-	must(t, err)
+	out := testkit.Value(b.commands(ctx, text, 0))(t)
 	if out = strings.TrimSpace(out); out == "" {
 		t.Fatalf("no output of %s", text)
 	}
@@ -164,9 +164,8 @@ func (b *explainBed) oneAway(ctx context.Context, t *testing.T) {
 	onNode("c1", "ip", "rule", "del", "pref", "10")(ctx, t, b)
 	b.reaches(ctx, t, "echo")
 	// The sender's cluster is away: nothing can be said, and it says why.
-	out, err := b.commands(ctx, "semaphorectl explain --kubeconfig "+without1+
-		" --context c1 --context c2 c1/shop/web-7d9f echo.shop.svc.cluster.c2:8080 2>&1", 1)
-	must(t, err)
+	out := testkit.Value(b.commands(ctx, "semaphorectl explain --kubeconfig "+without1+
+		" --context c1 --context c2 c1/shop/web-7d9f echo.shop.svc.cluster.c2:8080 2>&1", 1))(t)
 	if !strings.Contains(out, "no such pod in c2; not asked: context c1: ") {
 		t.Errorf("without the sender's cluster it says: %s", out)
 	}
@@ -331,8 +330,7 @@ func (b *explainBed) noSecrets(ctx context.Context, t *testing.T, all map[string
 		must(t, json.Unmarshal([]byte(b.value(ctx, t, "kubectl --context "+c+" -n semaphore get secrets -o json")), &list))
 		for _, item := range list.Items {
 			for _, encoded := range item.Data {
-				value, err := base64.StdEncoding.DecodeString(encoded)
-				must(t, err)
+				value := testkit.Value(base64.StdEncoding.DecodeString(encoded))(t)
 				if strings.Contains(string(value), "PRIVATE KEY") {
 					secrets = append(secrets, encoded[40:100], strings.Split(string(value), "\n")[1])
 				}

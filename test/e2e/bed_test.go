@@ -44,18 +44,15 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 // clusters returns the clusters of the options, which include c1 and c2, without semaphore.
 func clusters(ctx context.Context, t testing.TB, options testbed.Options) *Scenario {
 	t.Helper()
-	repo, err := filepath.Abs("../..")
-	must(t, err)
+	repo := testkit.Value(filepath.Abs("../.."))(t)
 	options.Progress = t.Output()
-	tb, err := testbed.Up(ctx, options)
-	must(t, err)
+	tb := testkit.Value(testbed.Up(ctx, options))(t)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
 			t.Error(err)
 		}
 	})
-	s, err := New(tb, repo, func(what string) { t.Log(what) })
-	must(t, err)
+	s := testkit.Value(New(tb, repo, func(what string) { t.Log(what) }))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.Diagnose(context.WithoutCancel(ctx)))

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -37,9 +38,7 @@ func TestBridge(t *testing.T) {
 		}
 	}
 	b := &documentsBed{Scenario: s, repo: s.in.repo, dir: t.TempDir()}
-	var err error
-	b.state, err = testbed.Find(s.tb.ID)
-	must(t, err)
+	b.state = testkit.Value(testbed.Find(s.tb.ID))(t)
 	t.Run("status", func(t *testing.T) {
 		must(t, until(ctx, settle, func() error {
 			_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
@@ -65,11 +64,9 @@ func TestBridge(t *testing.T) {
 	})
 	// The bridge has an address from the node's podCIDR. The routes use it as their source address.
 	t.Run("from the node itself", func(t *testing.T) {
-		echo, err := pods(ctx, s.c2, "shop", "app=echo")
-		must(t, err)
+		echo := testkit.Value(pods(ctx, s.c2, "shop", "app=echo"))(t)
 		for _, n := range s.c1.Nodes {
-			out, err := n.Exec(ctx, "curl", "-sS", "--max-time", "3", "http://"+echo[0].Status.PodIP+":8080/")
-			must(t, err)
+			out := testkit.Value(n.Exec(ctx, "curl", "-sS", "--max-time", "3", "http://"+echo[0].Status.PodIP+":8080/"))(t)
 			if !strings.Contains(out, echo[0].Name) {
 				t.Errorf("%s: %s", n.Name, out)
 			}
@@ -85,8 +82,7 @@ func TestBridge(t *testing.T) {
 		must(t, g.Wait())
 		for _, c := range s.tb.Clusters() {
 			for _, n := range c.Nodes {
-				left, err := n.Exec(ctx, "sh", "-c", "ip -o link; ip rule; nft list tables")
-				must(t, err)
+				left := testkit.Value(n.Exec(ctx, "sh", "-c", "ip -o link; ip rule; nft list tables"))(t)
 				if strings.Contains(left, "wireguard.") || strings.Contains(left, "lookup 7394") ||
 					strings.Contains(left, "semaphore") {
 					t.Errorf("%s/%s has:\n%s", c.Name, n.Name, left)
@@ -105,8 +101,7 @@ func (s *Scenario) rebootsBridge(ctx context.Context, t *testing.T) {
 		podOn("beside", "n1")))
 	ready(ctx, t, s.c1, "pod/stays", "pod/beside")
 	must(t, s.c1.Node("n2").Reboot(ctx))
-	echo, err := pods(ctx, s.c2, "shop", "app=echo")
-	must(t, err)
+	echo := testkit.Value(pods(ctx, s.c2, "shop", "app=echo"))(t)
 	for _, from := range []struct {
 		c   *testbed.Cluster
 		pod string
@@ -126,18 +121,15 @@ func (s *Scenario) rebootsBridge(ctx context.Context, t *testing.T) {
 // joinsBridge checks that the pods of a node that joins c2 are reachable. No configuration names the node's podCIDR.
 func (s *Scenario) joinsBridge(ctx context.Context, t *testing.T) {
 	t.Helper()
-	n, err := s.c2.AddNode(ctx)
-	must(t, err)
+	n := testkit.Value(s.c2.AddNode(ctx))(t)
 	server := strings.Replace(workload("late", "app: late"), "sleep", "echo", 1)
 	must(t, s.c2.ApplyYAML(ctx, strings.Replace(server, "spec:\n", "spec:\n  nodeName: "+n.Name+"\n", 1)))
 	ready(ctx, t, s.c2, "pod/late")
-	late, err := pod(ctx, s.c2, "shop", "app=late")
-	must(t, err)
+	late := testkit.Value(pod(ctx, s.c2, "shop", "app=late"))(t)
 	if ip := netip.MustParseAddr(late.Status.PodIP); !n.PodCIDR.Contains(ip) {
 		t.Errorf("its pod has %s, the node %s", ip, n.PodCIDR)
 	}
-	client, err := pod(ctx, s.c1, "shop", "app=client")
-	must(t, err)
+	client := testkit.Value(pod(ctx, s.c1, "shop", "app=client"))(t)
 	must(t, until(ctx, settle, func() error {
 		_, err := s.c1.ExecPod(ctx, "shop", client.Name, "curl", "-sS", "--max-time", "3",
 			fmt.Sprintf("http://%s:8080/", late.Status.PodIP))

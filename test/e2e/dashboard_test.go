@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/browser"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -61,11 +62,9 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 	ctx, cancel := context.WithCancel(ctx)
 	cmd, start, err := b.state.ShellCommand(ctx, b.repo+"/bin/semaphorectl", "status", "--web", "--context", "c1")
 	must(t, err)
-	said, err := cmd.StdoutPipe()
-	must(t, err)
+	said := testkit.Value(cmd.StdoutPipe())(t)
 	must(t, start())
-	line, err := bufio.NewReader(said).ReadString('\n')
-	must(t, err)
+	line := testkit.Value(bufio.NewReader(said).ReadString('\n'))(t)
 	url, _, _ := strings.Cut(line, " ")
 	d := &dashboard{explainBed: b}
 	t.Cleanup(func() {
@@ -94,9 +93,8 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 // follow polls the broker's metrics until they have silent pairs.
 func (d *dashboard) follow(ctx context.Context, t *testing.T) {
 	t.Helper()
-	address, err := d.commands(ctx, "kubectl --context c1 -n semaphore get endpointslices "+
-		"-l kubernetes.io/service-name=semaphore-broker -o jsonpath='{.items[0].endpoints[0].addresses[0]}'", 0)
-	must(t, err)
+	address := testkit.Value(d.commands(ctx, "kubectl --context c1 -n semaphore get endpointslices "+
+		"-l kubernetes.io/service-name=semaphore-broker -o jsonpath='{.items[0].endpoints[0].addresses[0]}'", 0))(t)
 	knew := make(chan time.Time, 1)
 	d.knew = knew
 	client := httpFrom(d.c1.Nodes[0].Netns)

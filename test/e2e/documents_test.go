@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -110,11 +111,8 @@ func TestBlocksOfDocuments(t *testing.T) {
 
 func readBlocks(t *testing.T, repo, file string) []block {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repo, file))
-	must(t, err)
-	blocks, err := blocksOf(file, string(text))
-	must(t, err)
-	return blocks
+	text := testkit.Value(os.ReadFile(filepath.Join(repo, file)))(t)
+	return testkit.Value(blocksOf(file, string(text)))(t)
 }
 
 // printed returns the one command of docs/install.md that begins so, for a test that runs it apart from the others.
@@ -161,8 +159,7 @@ func TestDocuments(t *testing.T) {
 	tier.OnlyAll(t, "TestFeatures runs the README's commands; docs/ checks names, flags and keys")
 	ctx := needsBed(t)
 	b := newDocumentsBed(ctx, t, "c3")
-	before, err := b.fingerprints(ctx)
-	must(t, err)
+	before := testkit.Value(b.fingerprints(ctx))(t)
 	maps.DeleteFunc(before, func(what string, _ fingerprint) bool { return strings.Contains(what, "c3") })
 
 	step := func(name string, run func(context.Context, *testing.T)) {
@@ -185,9 +182,8 @@ func TestDocuments(t *testing.T) {
 	step("as before, after uninstall", func(ctx context.Context, t *testing.T) {
 		// docs/install.md installs the Multi-Cluster Services API, which is not semaphore's to remove.
 		for _, c := range []*testbed.Cluster{b.c1, b.c2} {
-			_, err := c.Kubectl(ctx, nil, "delete", "customresourcedefinitions", "--ignore-not-found",
-				"serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io")
-			must(t, err)
+			testkit.Value(c.Kubectl(ctx, nil, "delete", "customresourcedefinitions", "--ignore-not-found",
+				"serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io"))(t)
 		}
 		asBefore(ctx, t)
 		b.syncFrequency(ctx, t, testbed.FastSync)
@@ -202,29 +198,25 @@ func TestDocuments(t *testing.T) {
 }
 
 func newDocumentsBed(ctx context.Context, t *testing.T, more ...string) *documentsBed {
-	repo, err := filepath.Abs("../..")
-	must(t, err)
+	repo := testkit.Value(filepath.Abs("../.."))(t)
 	options := testbed.Options{Progress: t.Output()}
 	for _, name := range append([]string{"c1", "c2"}, more...) {
 		options.Clusters = append(options.Clusters, testbed.ClusterSpec{Name: name, Nodes: 1})
 	}
-	tb, err := testbed.Up(ctx, options)
-	must(t, err)
+	tb := testkit.Value(testbed.Up(ctx, options))(t)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
 			t.Error(err)
 		}
 	})
-	s, err := New(tb, repo, func(what string) { t.Log(what) })
-	must(t, err)
+	s := testkit.Value(New(tb, repo, func(what string) { t.Log(what) }))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.Diagnose(context.WithoutCancel(ctx)))
 		}
 	})
 	b := &documentsBed{Scenario: s, repo: repo, dir: t.TempDir()}
-	b.state, err = testbed.Find(tb.ID)
-	must(t, err)
+	b.state = testkit.Value(testbed.Find(tb.ID))(t)
 	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(repo, "deploy"))))
 	for _, c := range tb.Clusters() {
 		db := strings.Replace(workload("db-0", "app: db"), "sleep", "echo", 1)
@@ -328,8 +320,7 @@ func (b *documentsBed) prepare(ctx context.Context, t *testing.T, c *testbed.Clu
 	case "exit codes":
 		codes = nil
 		for _, word := range strings.Fields(rest) {
-			code, err := strconv.Atoi(word)
-			must(t, err)
+			code := testkit.Value(strconv.Atoi(word))(t)
 			codes = append(codes, code)
 		}
 	case "file":
@@ -352,9 +343,7 @@ func (b *documentsBed) prepare(ctx context.Context, t *testing.T, c *testbed.Clu
 	}
 	r := &typed{block: one, of: c, text: text, codes: codes}
 	if one.word == "within" {
-		var err error
-		r.within, err = time.ParseDuration(rest)
-		must(t, err)
+		r.within = testkit.Value(time.ParseDuration(rest))(t)
 	}
 	return r
 }
@@ -385,8 +374,7 @@ func (b *documentsBed) tell(t *testing.T, r *typed) {
 // shell runs commands that must succeed.
 func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string) {
 	t.Helper()
-	_, err := b.commands(ctx, text, 0)
-	must(t, err)
+	testkit.Value(b.commands(ctx, text, 0))(t)
 }
 
 // commands runs commands in the working directory of a reader of the documents, with kubectl and the checkout's
@@ -441,8 +429,7 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml", "remotes/" + other.Name +
 		".yaml"} {
 		file := filepath.Join(b.dir, "overlay", c.Name, name)
-		text, err := os.ReadFile(file)
-		must(t, err)
+		text := testkit.Value(os.ReadFile(file))(t)
 		own := string(text)
 		if c == b.c2 {
 			own = swapped(own)
@@ -521,8 +508,7 @@ func TestRestrict(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.CopyFS(dir, os.DirFS("../../deploy/example/c1")))
 	read := func(name string) string {
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		must(t, err)
+		text := testkit.Value(os.ReadFile(filepath.Join(dir, name)))(t)
 		return string(text)
 	}
 	const all = "encryption, services, policy"

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // servicesOfBothFamilies is echo of c2, and a Service of three protocols for a pod in which this process answers.
@@ -69,8 +70,7 @@ func TestDualStack(t *testing.T) {
 		udpEcho(t, neighbour)
 		reaches(ctx, t, ours, neighbour)
 		for _, p := range []*testbed.Pod{ours, neighbour, theirs} {
-			blocks, err := p.Node.PodBlocks(ctx)
-			must(t, err)
+			blocks := testkit.Value(p.Node.PodBlocks(ctx))(t)
 			if len(blocks) != 2 || blocks[0] != p.Node.PodCIDR {
 				t.Errorf("the node of %s has the podCIDRs %v; the first is to be %s", p.Name, blocks, p.Node.PodCIDR)
 			}
@@ -155,8 +155,7 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 			}))
 		}
 	}
-	frames, err := payloads(wire.c)
-	must(t, err)
+	frames := testkit.Value(payloads(wire.c))(t)
 	over4, bare := s.sort(frames)
 	if over6 := overIPv6(frames); over6 < 160 || over4 > 0 || bare > 0 {
 		t.Errorf("%d packets of WireGuard over IPv6, %d over IPv4, %d packets between pods in the clear; want 160, 0, 0",
@@ -197,8 +196,7 @@ func policiesOfBothFamilies(ctx context.Context, t *testing.T, s *Scenario, ours
 	stopped(settle)
 	label := func(value string) {
 		t.Helper()
-		_, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "label", "pod", theirs.Name, setLabel+value)
-		must(t, err)
+		testkit.Value(s.c2.Kubectl(ctx, nil, "-n", "shop", "label", "pod", theirs.Name, setLabel+value))(t)
 	}
 	label("=web")
 	for _, ip := range ours.IPs {

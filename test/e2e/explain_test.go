@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -122,8 +123,7 @@ spec:
 func onNode(cluster string, args ...string) func(context.Context, *testing.T, *explainBed) {
 	return func(ctx context.Context, t *testing.T, b *explainBed) {
 		t.Helper()
-		_, err := b.tb.Cluster(cluster).Nodes[0].Exec(ctx, args...)
-		must(t, err)
+		testkit.Value(b.tb.Cluster(cluster).Nodes[0].Exec(ctx, args...))(t)
 	}
 }
 
@@ -151,8 +151,7 @@ func both(all ...func(context.Context, *testing.T, *explainBed)) func(context.Co
 func save(cluster, what string) func(context.Context, *testing.T, *explainBed) {
 	return func(ctx context.Context, t *testing.T, b *explainBed) {
 		t.Helper()
-		text, err := b.commands(ctx, "kubectl --context "+cluster+" get "+what+" -o json", 0)
-		must(t, err)
+		text := testkit.Value(b.commands(ctx, "kubectl --context "+cluster+" get "+what+" -o json", 0))(t)
 		var list struct {
 			APIVersion string           `json:"apiVersion"`
 			Kind       string           `json:"kind"`
@@ -165,8 +164,7 @@ func save(cluster, what string) func(context.Context, *testing.T, *explainBed) {
 				delete(meta, field)
 			}
 		}
-		data, err := json.Marshal(list)
-		must(t, err)
+		data := testkit.Value(json.Marshal(list))(t)
 		b.saved[cluster+" "+what] = string(data)
 	}
 }
@@ -197,8 +195,7 @@ func brokenLinks() []brokenLink {
 		{code: finding.PathDNS, how: "the server block of c2 leaves the Corefile of c1",
 			break_: func(ctx context.Context, t *testing.T, b *explainBed) { must(t, b.c1.AppendCorefile(ctx, "")) },
 			fix: func(ctx context.Context, t *testing.T, b *explainBed) {
-				block, err := b.in.Semaphorectl(ctx, "coredns", "--remote", "c2")
-				must(t, err)
+				block := testkit.Value(b.in.Semaphorectl(ctx, "coredns", "--remote", "c2"))(t)
 				must(t, b.c1.AppendCorefile(ctx, block))
 			}},
 		{code: finding.PathMirror, how: "somebody's Service has the name of the mirror", service: "taken",
@@ -267,8 +264,7 @@ func ownPool(name, cidr string) string {
 
 // TestExplainDocumentsEachLink checks that docs/explain.md lists each link, with how the test breaks it, and no other.
 func TestExplainDocumentsEachLink(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "explain.md"))
-	must(t, err)
+	page := testkit.Value(os.ReadFile(filepath.Join("..", "..", "docs", "explain.md")))(t)
 	var got, want []string
 	row := regexp.MustCompile("(?m)^\\| [^|]+ \\| <a id=\"Path[A-Za-z]+\"></a>`(Path[A-Za-z]+)` \\| .* \\| ([^|]+) \\|$")
 	for _, m := range row.
@@ -375,8 +371,7 @@ func (b *explainBed) request(ctx context.Context, service string) error {
 func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service string,
 	pause time.Duration) (stop func(), answered func() int) {
 	t.Helper()
-	client, err := b.c1.Pod(ctx, "shop", explainedClient)
-	must(t, err)
+	client := testkit.Value(b.c1.Pod(ctx, "shop", explainedClient))(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	var n atomic.Int64
@@ -426,8 +421,7 @@ func (b *explainBed) ask(ctx context.Context, args string) (*explained, error) {
 func (b *explainBed) whole(ctx context.Context, t *testing.T, service string) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
-		e, err := b.explain(ctx, service+".shop.svc.cluster.c2")
-		must(t, err)
+		e := testkit.Value(b.explain(ctx, service+".shop.svc.cluster.c2"))(t)
 		if e.unanswered() {
 			return fmt.Errorf("somebody who was asked did not answer: %s\n%+v", e.Verdict, e.Links)
 		}

@@ -109,8 +109,7 @@ func (l *load) by() []string {
 func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	label := func(value string) {
 		t.Helper()
-		_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "label", "service", "web", naming.LabelRouting+value)
-		must(t, err)
+		testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "label", "service", "web", naming.LabelRouting+value))(t)
 	}
 	scale := func(replicas int) {
 		t.Helper()
@@ -176,9 +175,7 @@ func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) erro
 func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	ctl := func(args ...string) string {
 		t.Helper()
-		out, err := b.ctl(ctx, b.c1, "broker", args...)
-		must(t, err)
-		return out
+		return testkit.Value(b.ctl(ctx, b.c1, "broker", args...))(t)
 	}
 	datagrams := b.newFlow(ctx, t, "far")
 	t.Log(ctl("drain", "cluster", "c2", "--by", "e2e"))
@@ -190,11 +187,9 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 		}
 		return nil
 	}))
-	before, err := awaitLeader(ctx, b.c1, "broker")
-	must(t, err)
+	before := testkit.Value(awaitLeader(ctx, b.c1, "broker"))(t)
 	l.reset()
-	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait"))(t)
 	must(t, until(ctx, settle, func() error {
 		now, err := leader(ctx, b.c1, "broker")
 		if err != nil {
@@ -282,9 +277,8 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 		}
 	}
 	idle()
-	slices, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).Watch(ctx,
-		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"})
-	must(t, err)
+	slices := testkit.Value(b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).Watch(ctx,
+		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"}))(t)
 	var mu sync.Mutex
 	var written []string
 	known := map[string]string{}
@@ -351,9 +345,8 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 		return []string{"PREROUTING", "-s", from.NodeSubnet.String(), "-p", "udp", "-j", "DROP"}
 	}
 	standing := func() string {
-		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-echo"})
-		must(t, err)
+		all := testkit.Value(b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-echo"}))(t)
 		var out []string
 		for _, s := range all.Items {
 			out = append(out, s.Name+" "+s.ResourceVersion)

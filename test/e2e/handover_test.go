@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -51,8 +52,7 @@ func TestHandover(t *testing.T) {
 	b.clients[b.c1] = newClient(ctx, t, b.c1, "client")
 	kubectl := func(args ...string) {
 		t.Helper()
-		_, err := b.c1.Kubectl(ctx, nil, append([]string{"-n", Namespace}, args...)...)
-		must(t, err)
+		testkit.Value(b.c1.Kubectl(ctx, nil, append([]string{"-n", Namespace}, args...)...))(t)
 	}
 
 	// Restore the state before semaphore.
@@ -78,8 +78,7 @@ func TestHandover(t *testing.T) {
 		"services: {adoptFrom: [semaphore-service-mirror]}\nlocalSubnets:")
 	rewrite(t, filepath.Join(dir, "kustomization.yaml"), "components:\n",
 		"components:\n  - "+b.deploy(t, dir)+"/features/adopt-services\n")
-	_, err = b.c1.Kubectl(ctx, nil, "apply", "-k", dir)
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "apply", "-k", dir))(t)
 	must(t, b.in.WaitReady(ctx, b.c1))
 	must(t, until(ctx, settle, func() error { return b.handedOver(ctx) }))
 	from := load.seen(anyPod)
@@ -107,8 +106,7 @@ func TestHandover(t *testing.T) {
 // rewrite replaces the first occurrence of old by new in a file.
 func rewrite(t *testing.T, file, old, new string) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	must(t, err)
+	text := testkit.Value(os.ReadFile(file))(t)
 	if !strings.Contains(string(text), old) {
 		t.Fatalf("%s has no %q", file, old)
 	}
@@ -120,9 +118,7 @@ func anyPod(string) bool { return true }
 // deploy returns the path of the manifests relative to an overlay.
 func (b *servicesBed) deploy(t *testing.T, dir string) string {
 	t.Helper()
-	rel, err := filepath.Rel(dir, filepath.Join(b.in.repo, "deploy"))
-	must(t, err)
-	return rel
+	return testkit.Value(filepath.Rel(dir, filepath.Join(b.in.repo, "deploy")))(t)
 }
 
 // handedOver returns why an object is not adopted yet, or nil.
@@ -153,9 +149,8 @@ func (b *servicesBed) handedOver(ctx context.Context) error {
 // dnsIsRight asks the broker's pod, with the broker's permissions, whether CoreDNS serves the names of remote services.
 func (b *servicesBed) dnsIsRight(ctx context.Context, t *testing.T) {
 	t.Helper()
-	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx,
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
-	must(t, err)
+	list := testkit.Value(b.c1.Client.CoreV1().Pods(Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"}))(t)
 	if len(list.Items) == 0 {
 		t.Fatal("no broker runs")
 	}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -63,8 +64,7 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 			parts = b.started(ctx, t)
 		}
 		one := time.Now()
-		out, err := b.commands(ctx, ownMachine(command), 0)
-		must(t, err)
+		out := testkit.Value(b.commands(ctx, ownMachine(command), 0))(t)
 		t.Logf("$ %s (%.1f s)\n%s", command, time.Since(one).Seconds(), out)
 	}
 	typed := time.Since(began)
@@ -121,8 +121,7 @@ func (b *documentsBed) namesComponent(ctx context.Context, t *testing.T, command
 		return
 	}
 	began := time.Now()
-	out, err := b.commands(ctx, command, 2)
-	must(t, err)
+	out := testkit.Value(b.commands(ctx, command, 2))(t)
 	t.Logf("$ %s (%.1f s)\n%s", command, time.Since(began).Seconds(), out)
 	for _, want := range []string{"NoWireGuard", "--components userspace-wireguard"} {
 		if !strings.Contains(out, want) {
@@ -135,8 +134,7 @@ func (b *documentsBed) namesComponent(ctx context.Context, t *testing.T, command
 func (b *documentsBed) unlinks(ctx context.Context, t *testing.T) {
 	b.shell(ctx, t, "semaphorectl unlink --context c1,c2 --yes")
 	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
-		out, err := b.commands(ctx, "kubectl --context "+c.Name+" get remoteclusters -o name", 0)
-		must(t, err)
+		out := testkit.Value(b.commands(ctx, "kubectl --context "+c.Name+" get remoteclusters -o name", 0))(t)
 		if strings.TrimSpace(out) != "" {
 			t.Errorf("%s has %s", c.Name, out)
 		}
@@ -191,8 +189,7 @@ func (b *documentsBed) installForLink(ctx context.Context, t *testing.T, c *test
 	b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+
 		`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml")
 	kustomization := filepath.Join(b.dir, "overlay", c.Name, "kustomization.yaml")
-	text, err := os.ReadFile(kustomization)
-	must(t, err)
+	text := testkit.Value(os.ReadFile(kustomization))(t)
 	must(t, os.WriteFile(kustomization, []byte(strings.NewReplacer(append(inExample(c), "name=c1", "name="+c.Name)...).
 		Replace(string(text))), 0o644))
 	// The remaining settings concern only the own cluster.

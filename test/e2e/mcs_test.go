@@ -30,6 +30,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -121,9 +122,8 @@ func (b *mcsBed) conforms(ctx context.Context, t *testing.T) {
 			t.Parallel()
 			m := &mcsTest{mcsBed: b, ns: fmt.Sprint("mcs-conformance-", i+1)}
 			for _, c := range b.tb.Clusters() {
-				_, err := c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
-					ObjectMeta: metav1.ObjectMeta{Name: m.ns}}, metav1.CreateOptions{})
-				must(t, err)
+				testkit.Value(c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+					ObjectMeta: metav1.ObjectMeta{Name: m.ns}}, metav1.CreateOptions{}))(t)
 			}
 			began := time.Now()
 			test.run(ctx, t, m)
@@ -160,10 +160,8 @@ func newMCSBed(ctx context.Context, t testing.TB, s *Scenario) *mcsBed {
 	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
 		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
 	for _, c := range s.tb.Clusters() {
-		_, err := definitions.Apply(ctx, c.Dynamic)
-		must(t, err)
-		client, err := mcs.New(c.REST, "test")
-		must(t, err)
+		testkit.Value(definitions.Apply(ctx, c.Dynamic))(t)
+		client := testkit.Value(mcs.New(c.REST, "test"))(t)
 		b.exports[c], b.imports[c] = client.Exports(), client.Imports()
 	}
 	return b
@@ -213,19 +211,16 @@ func helloPod() corev1.PodTemplateSpec {
 
 func (m *mcsTest) service(ctx context.Context, t *testing.T, c *testbed.Cluster, s *corev1.Service) *corev1.Service {
 	t.Helper()
-	made, err := c.Client.CoreV1().Services(m.ns).Create(ctx, s, metav1.CreateOptions{})
-	must(t, err)
-	return made
+	return testkit.Value(c.Client.CoreV1().Services(m.ns).Create(ctx, s, metav1.CreateOptions{}))(t)
 }
 
 // pods deploys hello and returns the sorted addresses of its pods.
 func (m *mcsTest) pods(ctx context.Context, t *testing.T, c *testbed.Cluster, replicas int32) []string {
 	t.Helper()
-	_, err := c.Client.AppsV1().Deployments(m.ns).Create(ctx, &appsv1.Deployment{
+	testkit.Value(c.Client.AppsV1().Deployments(m.ns).Create(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: hello}, Spec: appsv1.DeploymentSpec{Replicas: &replicas,
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": hello}}, Template: helloPod()},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	}, metav1.CreateOptions{}))(t)
 	return m.addresses(ctx, t, c, int(replicas))
 }
 
@@ -261,8 +256,7 @@ func (m *mcsTest) export(ctx context.Context, t *testing.T, c *testbed.Cluster, 
 	if len(spec) > 0 {
 		e.Spec = spec[0]
 	}
-	_, err := m.exports[c].Create(ctx, e)
-	must(t, err)
+	testkit.Value(m.exports[c].Create(ctx, e))(t)
 }
 
 func (m *mcsTest) unexport(ctx context.Context, t *testing.T, c *testbed.Cluster) {
@@ -511,11 +505,9 @@ func mcsIPs(ctx context.Context, t *testing.T, m *mcsTest) {
 	}
 	// In addition to the suite: a dual-stack Service answers at both IPs.
 	pods := m.pods(ctx, t, m.c1, 1)
-	s, err := m.c1.Client.CoreV1().Services(m.ns).Get(ctx, hello, metav1.GetOptions{})
-	must(t, err)
+	s := testkit.Value(m.c1.Client.CoreV1().Services(m.ns).Get(ctx, hello, metav1.GetOptions{}))(t)
 	s.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
-	_, err = m.c1.Client.CoreV1().Services(m.ns).Update(ctx, s, metav1.UpdateOptions{})
-	must(t, err)
+	testkit.Value(m.c1.Client.CoreV1().Services(m.ns).Update(ctx, s, metav1.UpdateOptions{}))(t)
 	has(2)
 	for _, c := range m.tb.Clusters() {
 		for _, ip := range m.imported(ctx, t, c, nil).Spec.IPs {
@@ -634,8 +626,7 @@ func mcsAccessible(ctx context.Context, t *testing.T, m *mcsTest) {
 	// In addition to the suite: the same over UDP.
 	for _, c := range m.tb.Clusters() {
 		i := m.imported(ctx, t, c, nil)
-		request, err := c.Pod(ctx, "shop", "request")
-		must(t, err)
+		request := testkit.Value(c.Pod(ctx, "shop", "request"))(t)
 		must(t, until(ctx, conformant, func() error {
 			conn, err := request.Netns.DialContext(ctx, "udp", i.Spec.IPs[0]+":42")
 			if err != nil {
@@ -751,12 +742,11 @@ func mcsHeadlessDNS(ctx context.Context, t *testing.T, m *mcsTest) {
 
 func mcsHostnameDNS(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.exported(ctx, t, headless)
-	_, err := m.c1.Client.AppsV1().StatefulSets(m.ns).Create(ctx, &appsv1.StatefulSet{
+	testkit.Value(m.c1.Client.AppsV1().StatefulSets(m.ns).Create(ctx, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: hello}, Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](2),
 			ServiceName: hello, PodManagementPolicy: appsv1.ParallelPodManagement,
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": hello}}, Template: helloPod()},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	}, metav1.CreateOptions{}))(t)
 	m.addresses(ctx, t, m.c1, 2)
 	for _, c := range m.tb.Clusters() {
 		s := m.slice(ctx, t, c, func(s *discoveryv1.EndpointSlice) error {

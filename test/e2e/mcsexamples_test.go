@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // exampleWorkload is what the examples of docs/mcs-examples.md assume in each cluster: the namespace my-ns, and a pod
@@ -40,9 +41,7 @@ spec:
 // prints.
 func (b *mcsBed) examples(ctx context.Context, t *testing.T) {
 	d := &documentsBed{Scenario: b.Scenario, repo: b.in.repo, dir: t.TempDir()}
-	var err error
-	d.state, err = testbed.Find(b.tb.ID)
-	must(t, err)
+	d.state = testkit.Value(testbed.Find(b.tb.ID))(t)
 	printed := slices.DeleteFunc(readBlocks(t, d.repo, "docs/mcs-examples.md"),
 		func(one block) bool { return one.section != "The KEP's examples" })
 	if len(printed) != 8 {
@@ -52,15 +51,13 @@ func (b *mcsBed) examples(ctx context.Context, t *testing.T) {
 		printed[4], printed[5], printed[6]
 	apply := func(c *testbed.Cluster, text string) {
 		t.Helper()
-		_, err := c.Kubectl(ctx, strings.NewReader(text), "apply", "-f", "-")
-		must(t, err)
+		testkit.Value(c.Kubectl(ctx, strings.NewReader(text), "apply", "-f", "-"))(t)
 	}
 	for _, c := range b.tb.Clusters() {
 		must(t, c.ApplyYAML(ctx, exampleWorkload))
 	}
 	for _, c := range b.tb.Clusters() {
-		_, err := c.Kubectl(ctx, nil, "-n", "my-ns", "wait", "--for=condition=Ready", "pod/my-pod", "--timeout=300s")
-		must(t, err)
+		testkit.Value(c.Kubectl(ctx, nil, "-n", "my-ns", "wait", "--for=condition=Ready", "pod/my-pod", "--timeout=300s"))(t)
 	}
 	// shown waits until an object has what a document of a block shows.
 	shown := func(c *testbed.Cluster, what string, one block, document int) {
@@ -89,8 +86,7 @@ func (b *mcsBed) examples(ctx context.Context, t *testing.T) {
 		for _, c := range b.tb.Clusters() {
 			missing := map[string]bool{}
 			for _, f := range from {
-				p, err := f.Pod(ctx, "my-ns", "my-pod")
-				must(t, err)
+				p := testkit.Value(f.Pod(ctx, "my-ns", "my-pod"))(t)
 				missing[p.IP.String()] = true
 			}
 			if err := until(ctx, 2*conformant, func() error {
@@ -176,11 +172,10 @@ func (b *mcsBed) examples(ctx context.Context, t *testing.T) {
 
 	// ExternalName.
 	must(t, b.c1.Client.CoreV1().Services("my-ns").Delete(ctx, "my-svc", metav1.DeleteOptions{}))
-	_, err = b.c1.Client.CoreV1().Services("my-ns").Create(ctx, &corev1.Service{
+	testkit.Value(b.c1.Client.CoreV1().Services("my-ns").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "my-svc"},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	}, metav1.CreateOptions{}))(t)
 	apply(b.c1, alsoExported)
 	shown(b.c1, export, block{file: external.file, line: external.line,
 		text: "status:\n  conditions:\n" + external.text}, 0)

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -83,8 +84,7 @@ func annotate(ctx context.Context, t *testing.T, c *testbed.Cluster, node, key, 
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: to}}})
 	must(t, err)
-	_, err = c.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
-	must(t, err)
+	testkit.Value(c.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
 func newNATBed(ctx context.Context, t *testing.T) *natBed {
@@ -95,11 +95,8 @@ func newNATBed(ctx context.Context, t *testing.T) *natBed {
 	}
 	s := clusters(ctx, t, options)
 	b := &natBed{documentsBed: &documentsBed{Scenario: s, repo: s.in.repo, dir: t.TempDir()}}
-	var err error
-	b.state, err = testbed.Find(s.tb.ID)
-	must(t, err)
-	b.router, err = s.tb.Route(ctx, s.c2)
-	must(t, err)
+	b.state = testkit.Value(testbed.Find(s.tb.ID))(t)
+	b.router = testkit.Value(s.tb.Route(ctx, s.c2))(t)
 	must(t, b.router.Rules(ctx, b.masquerade(testbed.RouterAddress)))
 	must(t, b.router.ForgetAfter(natForgets))
 	b.captures(t)
@@ -177,8 +174,7 @@ func TestBehindNAT(t *testing.T) {
 // captures begins to capture what passes the router.
 func (b *natBed) captures(t *testing.T) {
 	t.Helper()
-	c, err := capture.Start(b.router.Netns, "")
-	must(t, err)
+	c := testkit.Value(capture.Start(b.router.Netns, ""))(t)
 	t.Cleanup(func() { _, _ = c.Stop() })
 	b.wire = &wire{b.Scenario, c}
 }
@@ -187,8 +183,7 @@ func (b *natBed) bothWays(ctx context.Context, t *testing.T) {
 	reaches(ctx, t, b.here, b.forwarded)
 	reaches(ctx, t, b.here, b.calls)
 	for node, want := range map[string]string{"n1": "172.18.9.1:17775,172.18.2.11:51820", "n2": naming.Nowhere} {
-		n, err := b.c2.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		must(t, err)
+		n := testkit.Value(b.c2.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}))(t)
 		if got := n.Annotations[naming.CandidatesAnnotation("c1")]; got != want {
 			t.Errorf("candidates of %s: %q, want %q", node, got, want)
 		}
@@ -197,8 +192,7 @@ func (b *natBed) bothWays(ctx context.Context, t *testing.T) {
 
 func (b *natBed) servicesAndSets(ctx context.Context, t *testing.T) {
 	for _, step := range []func(context.Context, *Scenario) (string, error){byName, admitted} {
-		evidence, err := step(ctx, b.Scenario)
-		must(t, err)
+		evidence := testkit.Value(step(ctx, b.Scenario))(t)
 		t.Log(evidence)
 	}
 }
@@ -289,8 +283,7 @@ func (b *natBed) says(ctx context.Context, t *testing.T, apart ...string) {
 		// Its exit code reports the problem, so the error has the text.
 		_, err := b.ctl(ctx, b.c1, "broker", "status")
 		status := fmt.Sprint(err)
-		checked, err := b.commands(ctx, "semaphorectl check --pre --context c1,c2", 0, 1, 2)
-		must(t, err)
+		checked := testkit.Value(b.commands(ctx, "semaphorectl check --pre --context c1,c2", 0, 1, 2))(t)
 		for pod, node := range nodes {
 			is := slices.Contains(apart, pod)
 			if strings.Contains(status, "node c2/"+node+" and this cluster's node n1 "+says) != is {
@@ -321,10 +314,8 @@ func (b *natBed) loses(ctx context.Context, t *testing.T) {
 	_, err := n2.Exec(ctx, "ip", "link", "delete", "wireguard.c1") // WireGuard replaces a session after two minutes
 	must(t, err)
 	must(t, until(ctx, settle, func() error { return exchange(b.calls.Netns, addrPort(b.here), 100) }))
-	key, err := n2.Exec(ctx, "wg", "show", "wireguard.c1", "public-key")
-	must(t, err)
-	_, err = n1.Exec(ctx, "ip", "link", "delete", "wireguard.c2")
-	must(t, err)
+	key := testkit.Value(n2.Exec(ctx, "wg", "show", "wireguard.c1", "public-key"))(t)
+	testkit.Value(n1.Exec(ctx, "ip", "link", "delete", "wireguard.c2"))(t)
 	lost := time.Now()
 	must(t, until(ctx, natKeepalive+10*time.Second+16*time.Second+20*time.Second, func() error {
 		all, err := n1.Exec(ctx, "wg", "show", "wireguard.c2", "latest-handshakes")
@@ -369,19 +360,15 @@ func (b *natBed) sends(t *testing.T) (stop func()) {
 func (b *natBed) neighbour(ctx context.Context, t *testing.T) {
 	attacker, err := b.router.Neighbour(ctx)
 	must(t, err)
-	seen, err := capture.Start(b.router.Netns, testbed.RouterInside)
-	must(t, err)
+	seen := testkit.Value(capture.Start(b.router.Netns, testbed.RouterInside))(t)
 	n2 := b.c2.Nodes[1]
 	_, err = n2.Exec(ctx, "ip", "link", "delete", "wireguard.c1") // so that it begins a handshake
 	must(t, err)
 	must(t, until(ctx, settle, func() error { return exchange(b.calls.Netns, addrPort(b.here), 100) }))
 	must(t, exchange(b.here.Netns, addrPort(b.calls), 100))
-	frames, err := payloads(seen)
-	must(t, err)
+	frames := testkit.Value(payloads(seen))(t)
 	endpoints := func() string {
-		peers, err := b.c1.Nodes[0].Exec(ctx, "wg", "show", "wireguard.c2", "endpoints")
-		must(t, err)
-		return peers
+		return testkit.Value(b.c1.Nodes[0].Exec(ctx, "wg", "show", "wireguard.c2", "endpoints"))(t)
 	}
 	before, repeated := endpoints(), map[byte]int{}
 	var socket net.PacketConn
@@ -399,8 +386,7 @@ func (b *natBed) neighbour(ctx context.Context, t *testing.T) {
 			const ethernet, ipv4, udp = 14, 20, 8
 			header := f[ethernet+ipv4:]
 			port := int(binary.BigEndian.Uint16(header[2:]))
-			_, err := socket.WriteTo(header[udp:], &net.UDPAddr{IP: to.AsSlice(), Port: port})
-			must(t, err)
+			testkit.Value(socket.WriteTo(header[udp:], &net.UDPAddr{IP: to.AsSlice(), Port: port}))(t)
 			repeated[header[udp]]++
 		}
 		must(t, exchange(b.here.Netns, addrPort(b.calls), 100))
@@ -421,8 +407,7 @@ func (b *natBed) symmetric(ctx context.Context, t *testing.T) {
 		"meta l4proto udp snat to %[1]s:20000-29999 fully-random\nsnat to %[1]s", testbed.RouterAddress))))
 	must(t, b.router.Forget(ctx))
 	b.within(ctx, t, "each flow has a port of its own", natKeepalive+time.Second)
-	peers, err := b.c1.Nodes[0].Exec(ctx, "wg", "show", "wireguard.c2", "endpoints")
-	must(t, err)
+	peers := testkit.Value(b.c1.Nodes[0].Exec(ctx, "wg", "show", "wireguard.c2", "endpoints"))(t)
 	if at := testbed.RouterAddress.String() + ":2"; strings.Count(peers, at) != 2 {
 		t.Errorf("not both peers are at %s…: %s", at, peers)
 	}
@@ -482,8 +467,7 @@ table ip narrow {
 	chain large { type filter hook forward priority raw; meta l4proto udp meta length > %d drop; }
 }`, carries)))
 	for _, c := range b.tb.Clusters() { // agents that start measure at once
-		_, err := c.Kubectl(ctx, nil, "-n", Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=agent")
-		must(t, err)
+		testkit.Value(c.Kubectl(ctx, nil, "-n", Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=agent"))(t)
 	}
 	for _, end := range []struct {
 		n      *testbed.Node
@@ -514,19 +498,16 @@ func (b *natBed) external(ctx context.Context, t *testing.T) {
 	// The kubelet puts its own list in place ten seconds after a change: the apiserver adds the address again.
 	must(t, b.c2.ApplyYAML(ctx, fmt.Sprintf(externalIPs, testbed.RouterAddress, testbed.AnotherRouterAddress)))
 	for i, at := range []netip.Addr{testbed.RouterAddress, testbed.AnotherRouterAddress} {
-		_, err := b.c2.Kubectl(ctx, nil, "patch", "node", b.c2.Nodes[i].Name, "--subresource=status", "--type=json", "-p",
-			fmt.Sprintf(`[{"op":"add","path":"/status/addresses/-","value":{"type":"ExternalIP","address":%q}}]`, at))
-		must(t, err)
+		testkit.Value(b.c2.Kubectl(ctx, nil, "patch", "node", b.c2.Nodes[i].Name, "--subresource=status", "--type=json", "-p",
+			fmt.Sprintf(`[{"op":"add","path":"/status/addresses/-","value":{"type":"ExternalIP","address":%q}}]`, at)))(t)
 	}
-	_, err := b.c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=merge", "-p",
-		fmt.Sprintf(`{"spec":{"nodeSubnets":[%q,%q]}}`, testbed.RouterSubnet, b.c2.NodeSubnet))
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=merge", "-p",
+		fmt.Sprintf(`{"spec":{"nodeSubnets":[%q,%q]}}`, testbed.RouterSubnet, b.c2.NodeSubnet)))(t)
 	b.reachableAt(ctx, t, [2]string{}, [2]string{
 		fmt.Sprintf("%s:%d,%s:%[2]d", one, natListens, testbed.RouterAddress),
 		fmt.Sprintf("%s:%d,%s:%[2]d", two, natListens, testbed.AnotherRouterAddress)})
 	// A session that works would be left as it is.
-	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=agent")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=agent"))(t)
 	b.within(ctx, t, "an agent begins with the InternalIPs", settle)
 	b.atBoth(ctx, t)
 	b.says(ctx, t)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // networkPolicies tests the component features/network-policies in c1, whose Felix enforces it, without and with the
@@ -56,8 +57,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	apply := func() {
 		t.Helper()
 		must(t, s.in.writeOverlay(s.c1))
-		_, err := s.c1.Kubectl(ctx, nil, "apply", "-k", s.in.overlay(s.c1.Name))
-		must(t, err)
+		testkit.Value(s.c1.Kubectl(ctx, nil, "apply", "-k", s.in.overlay(s.c1.Name)))(t)
 	}
 	apply()
 	connects("with the component", map[string]string{"pod": all, "host": "8443 8444", "c2": "8443 8444"})
@@ -68,8 +68,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	// Restart all parts. Changes must then arrive in both directions.
 	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter",
 		"daemonset/semaphore-agent"} {
-		_, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what)
-		must(t, err)
+		testkit.Value(s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what))(t)
 	}
 	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "daemonset/semaphore-agent", "--timeout=300s")
 	must(t, err)
@@ -91,8 +90,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	connects("after all parts started again", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444",
 		"c2": "8443"})
 
-	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "networkpolicy", "--all")
-	must(t, err)
+	testkit.Value(s.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "networkpolicy", "--all"))(t)
 	connects("when the policies are gone", map[string]string{"pod": all, "host": all, "c2": all})
 	s.in.Components, s.in.Patches = components, ""
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -47,8 +48,7 @@ func TestNodes(t *testing.T) {
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
 	s.in.Features = []string{"services", "policy"}
 	s.in.AgentNodes = agentLabel
-	state, err := testbed.Find(s.tb.ID)
-	must(t, err)
+	state := testkit.Value(testbed.Find(s.tb.ID))(t)
 	b := &nodesBed{documentsBed: &documentsBed{Scenario: s, state: state, repo: s.in.repo, dir: s.in.dir}}
 	b.peerByBGP(ctx, t)
 	must(t, s.in.Install(ctx, s.progress))
@@ -319,10 +319,8 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 		b.runAfter(ctx, t, c, "docs/removal.md", "features without encryption")
 		none("encryption is removed from " + c.Name)
 		for _, n := range c.Nodes {
-			links, err := n.Exec(ctx, "ip", "-br", "link")
-			must(t, err)
-			tables, err := n.Exec(ctx, "nft", "list", "tables")
-			must(t, err)
+			links := testkit.Value(n.Exec(ctx, "ip", "-br", "link"))(t)
+			tables := testkit.Value(n.Exec(ctx, "nft", "list", "tables"))(t)
 			if strings.Contains(links, "wireguard.") || strings.Contains(tables, "semaphore") {
 				t.Errorf("%s of %s has of semaphore:\n%s\n%s", n.Name, c.Name, links, tables)
 			}
@@ -415,11 +413,9 @@ func (b *nodesBed) clearPassed(ctx context.Context, t *testing.T) map[string]uin
 	sums := map[string]uint64{}
 	for _, c := range b.tb.Clusters() {
 		for _, n := range c.Nodes {
-			text, err := n.Exec(ctx, "curl", "-sS", "--max-time", "30", "http://127.0.0.1:7773/metrics")
-			must(t, err)
+			text := testkit.Value(n.Exec(ctx, "curl", "-sS", "--max-time", "30", "http://127.0.0.1:7773/metrics"))(t)
 			for _, found := range clearPassedLine.FindAllStringSubmatch(text, -1) {
-				value, err := strconv.ParseFloat(found[2], 64)
-				must(t, err)
+				value := testkit.Value(strconv.ParseFloat(found[2], 64))(t)
 				device := regexp.MustCompile(`device="([^"]*)"`).FindStringSubmatch(found[1])
 				direction := regexp.MustCompile(`direction="([^"]*)"`).FindStringSubmatch(found[1])
 				sums[device[1]+" "+direction[1]] += uint64(value)
@@ -463,8 +459,7 @@ func (b *nodesBed) chatterOn(ctx context.Context, node string) (*testbed.Pod, er
 // startupTaint returns the kubelet flag that docs/encryption.md prints.
 func startupTaint(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/encryption.md")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("../../docs/encryption.md"))(t)
 	found := regexp.MustCompile(`(?m)^kubelet (--register-with-taints=` + taintKey +
 		`\S+)$`).FindStringSubmatch(string(text))
 	if found == nil {
@@ -490,12 +485,10 @@ func (b *nodesBed) tainted(ctx context.Context, node string) (bool, error) {
 // guard, although the network would forward it. Then its taint is removed, and it reaches the remote. Its agent starts
 // after all nodes of the mesh have each other's routes.
 func (b *nodesBed) join(ctx context.Context, t *testing.T) {
-	echo, err := pods(ctx, b.c2, "shop", "app=echo")
-	must(t, err)
+	echo := testkit.Value(pods(ctx, b.c2, "shop", "app=echo"))(t)
 	must(t, b.c1.ApplyYAML(ctx, fmt.Sprintf(chatter, echo[0].Status.PodIP)))
 	wire := b.listen(t)
-	n3, err := b.c1.AddNode(ctx, startupTaint(t))
-	must(t, err)
+	n3 := testkit.Value(b.c1.AddNode(ctx, startupTaint(t)))(t)
 	pause(ctx, t, apart)
 	if tainted, err := b.tainted(ctx, n3.Name); err != nil || !tainted {
 		t.Errorf("the node that has just joined, without an agent, has its taint: %t, %v", tainted, err)
@@ -527,8 +520,7 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) func() {
 	t.Helper()
 	foreign := strings.Fields(b.c2.PodCIDR.String() + " via 172.18.2.11 table 7394 proto static")
-	_, err := n.Exec(ctx, append([]string{"ip", "route", "add"}, foreign...)...)
-	must(t, err)
+	testkit.Value(n.Exec(ctx, append([]string{"ip", "route", "add"}, foreign...)...))(t)
 	return func() {
 		t.Helper()
 		must(t, until(ctx, settle, func() error {
@@ -549,8 +541,7 @@ func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) fun
 		if must(t, err); left == "" {
 			t.Error("the agent has replaced another program's route")
 		}
-		_, err = n.Exec(ctx, append([]string{"ip", "route", "del"}, foreign...)...)
-		must(t, err)
+		testkit.Value(n.Exec(ctx, append([]string{"ip", "route", "del"}, foreign...)...))(t)
 	}
 }
 
@@ -633,14 +624,12 @@ func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 // belongs to the machine here.
 func (b *nodesBed) guardCommand(t *testing.T) []string {
 	t.Helper()
-	unit, err := os.ReadFile("../../deploy/boot-guard/semaphore-guard.service")
-	must(t, err)
+	unit := testkit.Value(os.ReadFile("../../deploy/boot-guard/semaphore-guard.service"))(t)
 	found := regexp.MustCompile(`(?m)^ExecStart=(\S*/semaphore-agent) (.*)$`).FindStringSubmatch(string(unit))
 	if found == nil {
 		t.Fatal("the unit starts no semaphore-agent")
 	}
-	data, err := os.ReadFile(filepath.Join(b.repo, "bin", "semaphore-agent"))
-	must(t, err)
+	data := testkit.Value(os.ReadFile(filepath.Join(b.repo, "bin", "semaphore-agent")))(t)
 	program := filepath.Join(b.tb.Dir(), "semaphore-agent")
 	must(t, os.WriteFile(program, data, 0o755))
 	return append([]string{program}, strings.Fields(found[2])...)
@@ -660,8 +649,7 @@ func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 		t.Fatalf("the node has the blocks %v: too few to see anything", blocks)
 	}
 	t.Logf("c2's node has the blocks %v", blocks)
-	three, err := b.chatterOn(ctx, "n3")
-	must(t, err)
+	three := testkit.Value(b.chatterOn(ctx, "n3"))(t)
 	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two"), three}
 	for _, from := range ours {
 		udpEcho(t, from)
@@ -691,16 +679,14 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 	at[2], at[3] = 77, 1
 	for _, args := range []string{"link add docker9 type bridge",
 		fmt.Sprintf("addr add %s/24 dev docker9", netip.AddrFrom4(at)), "link set docker9 up"} {
-		_, err := one.Node.Exec(ctx, append([]string{"ip"}, strings.Fields(args)...)...)
-		must(t, err)
+		testkit.Value(one.Node.Exec(ctx, append([]string{"ip"}, strings.Fields(args)...)...))(t)
 	}
 	must(t, until(ctx, settle, func() error { return b.statusNames(ctx, "docker9") }))
 	pause(ctx, t, apart)
 	if after := b.encryptedState(ctx, t, one.Node); after != before {
 		t.Errorf("routes and guard:\n%s\nbefore there was an address in the remote's subnet:\n%s", after, before)
 	}
-	_, err := one.Node.Exec(ctx, "ip", "link", "del", "docker9")
-	must(t, err)
+	testkit.Value(one.Node.Exec(ctx, "ip", "link", "del", "docker9"))(t)
 	must(t, until(ctx, settle, func() error { return b.attached(ctx, b.c1) }))
 	for _, p := range both {
 		p.noneLost(t)
@@ -717,10 +703,8 @@ var counters = regexp.MustCompile(`packets \d+ bytes \d+`)
 // encryptedState returns a node's routes into the device, and its guard without counters.
 func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.Node) string {
 	t.Helper()
-	routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
-	must(t, err)
-	rules, err := n.Exec(ctx, "nft", "list", "table", "inet", "semaphore")
-	must(t, err)
+	routes := testkit.Value(n.Exec(ctx, "ip", "route", "show", "table", "7394"))(t)
+	rules := testkit.Value(n.Exec(ctx, "nft", "list", "table", "inet", "semaphore"))(t)
 	return routes + counters.ReplaceAllString(rules, "")
 }
 
@@ -744,14 +728,12 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	udpEcho(t, one)
 	both := []*pings{startPings(t, one, b.remote), startPings(t, b.remote, one)}
 	key := func() string {
-		key, err := one.Node.Exec(ctx, "wg", "show", "wireguard.c2", "public-key")
-		must(t, err)
+		key := testkit.Value(one.Node.Exec(ctx, "wg", "show", "wireguard.c2", "public-key"))(t)
 		return strings.TrimSpace(key)
 	}
 	scale := func(replicas string) {
-		_, err := b.c2.Kubectl(ctx, nil, "-n", Namespace, "scale", "--replicas="+replicas, "deployment/semaphore-broker",
-			"deployment/semaphore-exporter")
-		must(t, err)
+		testkit.Value(b.c2.Kubectl(ctx, nil, "-n", Namespace, "scale", "--replicas="+replicas, "deployment/semaphore-broker",
+			"deployment/semaphore-exporter"))(t)
 	}
 	old := key()
 	scale("0")
@@ -801,8 +783,7 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 	for _, n := range nodes {
 		must(t, s.c1.ApplyYAML(ctx, hostPod("host-"+n.Name, n.Name)))
 	}
-	mirror, err := s.c1.Client.CoreV1().Services(Namespace).List(ctx, metav1.ListOptions{})
-	must(t, err)
+	mirror := testkit.Value(s.c1.Client.CoreV1().Services(Namespace).List(ctx, metav1.ListOptions{}))(t)
 	var clusterIPs []string
 	for _, service := range mirror.Items {
 		if strings.Contains(service.Name, "echo") {
@@ -856,8 +837,7 @@ func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
 	objects := []string{fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: echo-of-c2, namespace: shop}\n"+
 		"spec: {type: NodePort, ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, nodePort: %d}]}\n",
 		echoNodePort)}
-	echoes, err := pods(ctx, s.c2, "shop", "app=echo")
-	must(t, err)
+	echoes := testkit.Value(pods(ctx, s.c2, "shop", "app=echo"))(t)
 	for i, family := range []string{"IPv4", "IPv6"} {
 		var endpoints []string
 		for _, p := range echoes {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -98,14 +99,12 @@ func (b *servicesBed) annotate(ctx context.Context, t *testing.T, service, use s
 	if use == "" {
 		value = naming.AnnotationOwnName + "-"
 	}
-	_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "--overwrite", "service", service, value)
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "--overwrite", "service", service, value))(t)
 }
 
 func scale(ctx context.Context, t *testing.T, c *testbed.Cluster, workload string, replicas int) {
 	t.Helper()
-	_, err := c.Kubectl(ctx, nil, "-n", "shop", "scale", workload, fmt.Sprint("--replicas=", replicas))
-	must(t, err)
+	testkit.Value(c.Kubectl(ctx, nil, "-n", "shop", "scale", workload, fmt.Sprint("--replicas=", replicas)))(t)
 }
 
 // reports waits for an Event on Service web of c1.
@@ -182,8 +181,7 @@ func (b *ownNameBed) comesBack(ctx context.Context, t *testing.T) {
 // misspelled sets a value that means nothing, kills the broker, and checks that the last good value holds under the
 // next one: nothing is written, and no request is lost.
 func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
-	standing, err := b.slicesOf(ctx, "web", true)
-	must(t, err)
+	standing := testkit.Value(b.slicesOf(ctx, "web", true))(t)
 	stands := func(when string) {
 		t.Helper()
 		if now, err := b.slicesOf(ctx, "web", true); err != nil || !slices.Equal(now, standing) {
@@ -194,8 +192,7 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 	b.plain.reset()
 	b.annotate(ctx, t, "web", "fail-over")
 	b.reports(ctx, t, "", `annotation `+naming.AnnotationOwnName+`: "fail-over" is ignored`)
-	broker, err := awaitLeader(ctx, b.c1, "broker")
-	must(t, err)
+	broker := testkit.Value(awaitLeader(ctx, b.c1, "broker"))(t)
 	// A killed broker does not release its Lease. Its pod is deleted too, because kubelet would restart the container.
 	must(t, errors.Join(b.c1.KillPod(ctx, Namespace, broker.Name), b.c1.Client.CoreV1().Pods(Namespace).Delete(ctx,
 		broker.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})))
@@ -217,8 +214,7 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 // withdrawn mixes both clusters, and then removes the annotation: slices under the own name go at once, those of others
 // are not touched, and no request is lost.
 func (b *ownNameBed) withdrawn(ctx context.Context, t *testing.T) {
-	others, err := b.slicesOf(ctx, "web", false)
-	must(t, err)
+	others := testkit.Value(b.slicesOf(ctx, "web", false))(t)
 	b.annotate(ctx, t, "web", naming.OwnNameAll)
 	answers(ctx, t, b.web, settle, "near", "far")
 	b.annotate(ctx, t, "web", "")
@@ -239,13 +235,11 @@ func (b *ownNameBed) deleted(ctx context.Context, t *testing.T) {
 	b.plain.stop()
 	byHand := func() string {
 		t.Helper()
-		s, err := b.c1.Client.DiscoveryV1().EndpointSlices("shop").Get(ctx, "web-by-hand", metav1.GetOptions{})
-		must(t, err)
+		s := testkit.Value(b.c1.Client.DiscoveryV1().EndpointSlices("shop").Get(ctx, "web-by-hand", metav1.GetOptions{}))(t)
 		return fmt.Sprint(s.UID, " ", s.ResourceVersion)
 	}
 	before, pods := byHand(), b.podsOf(ctx, t)
-	_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "service", "web")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "service", "web"))(t)
 	must(t, until(ctx, settle, func() error { return b.lent(ctx, "web", false) }))
 	if after := byHand(); after != before {
 		t.Errorf("the slice of a user is %s, and was %s", after, before)
@@ -257,8 +251,7 @@ func (b *ownNameBed) deleted(ctx context.Context, t *testing.T) {
 
 func (b *ownNameBed) podsOf(ctx context.Context, t *testing.T) (names []string) {
 	t.Helper()
-	all, err := pods(ctx, b.c1, "shop", "")
-	must(t, err)
+	all := testkit.Value(pods(ctx, b.c1, "shop", ""))(t)
 	for _, p := range all {
 		names = append(names, p.Name)
 	}
@@ -417,15 +410,13 @@ func (b *servicesBed) watchSlices(ctx context.Context, t *testing.T, service str
 	s := &slicesSeen{now: map[string]*discoveryv1.EndpointSlice{}}
 	api := b.c1.Client.DiscoveryV1().EndpointSlices("shop")
 	of := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}
-	list, err := api.List(ctx, of)
-	must(t, err)
+	list := testkit.Value(api.List(ctx, of))(t)
 	for i := range list.Items {
 		s.now[list.Items[i].Name] = &list.Items[i]
 	}
 	s.note()
 	of.ResourceVersion = list.ResourceVersion
-	w, err := api.Watch(ctx, of)
-	must(t, err)
+	w := testkit.Value(api.Watch(ctx, of))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -525,8 +516,7 @@ func (b *ownNameBed) headlessOwnName(ctx context.Context, t *testing.T) {
 	ready(ctx, t, b.c2, "statefulset/kv")
 	ips := func(c *testbed.Cluster) map[string]string {
 		t.Helper()
-		all, err := pods(ctx, c, "shop", "app=kv")
-		must(t, err)
+		all := testkit.Value(pods(ctx, c, "shop", "app=kv"))(t)
 		out := map[string]string{}
 		for _, p := range all {
 			out[p.Name] = p.Status.PodIP
@@ -568,14 +558,12 @@ spec:
 // not, and back.
 func (b *ownNameBed) hints(ctx context.Context, t *testing.T) {
 	for node, zone := range map[string]string{"n1": "a", "n2": "b"} {
-		_, err := b.c1.Kubectl(ctx, nil, "label", "--overwrite", "node", node, corev1.LabelTopologyZone+"="+zone)
-		must(t, err)
+		testkit.Value(b.c1.Kubectl(ctx, nil, "label", "--overwrite", "node", node, corev1.LabelTopologyZone+"="+zone))(t)
 	}
 	must(t, b.c1.ApplyYAML(ctx, zoned(map[string]string{"zone-a": "n1", "zone-b": "n2"})))
 	must(t, b.c2.ApplyYAML(ctx, zoned(map[string]string{"zone-far": "n1"})))
-	_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "service", "zoned",
-		naming.AnnotationOwnName+"="+naming.OwnNameFailover, naming.AnnotationMinReady+"=2")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "service", "zoned",
+		naming.AnnotationOwnName+"="+naming.OwnNameFailover, naming.AnnotationMinReady+"=2"))(t)
 	ready(ctx, t, b.c1, "deployment/zone-a", "deployment/zone-b")
 	ready(ctx, t, b.c2, "deployment/zone-far")
 	must(t, until(ctx, settle, func() error { return b.globalHas(ctx, "zoned", 3) }))
@@ -632,9 +620,8 @@ func (b *ownNameBed) startsOneByOne(ctx context.Context, t *testing.T) {
 	must(t, b.c1.ApplyYAML(ctx, strings.Replace(many("many-near", "readinessGates: [{conditionType: "+gate+"}]"),
 		"replicas: 4", "replicas: 0", 1)))
 	must(t, b.c2.ApplyYAML(ctx, many("many-far", "")))
-	_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "service", "many",
-		naming.AnnotationOwnName+"="+naming.OwnNameFailover, naming.AnnotationMinReady+"=50%")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "annotate", "service", "many",
+		naming.AnnotationOwnName+"="+naming.OwnNameFailover, naming.AnnotationMinReady+"=50%"))(t)
 	ready(ctx, t, b.c2, "deployment/many-far")
 	var seen *slicesSeen
 	must(t, until(ctx, settle, func() error {
@@ -655,13 +642,11 @@ func (b *ownNameBed) startsOneByOne(ctx context.Context, t *testing.T) {
 		}))
 	}
 	await("four pods have addresses", func(r readyAt) bool { return r.all == 4 })
-	mine, err := pods(ctx, b.c1, "shop", "app=many-near")
-	must(t, err)
+	mine := testkit.Value(pods(ctx, b.c1, "shop", "app=many-near"))(t)
 	open := func(p corev1.Pod, status string) {
 		t.Helper()
 		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q}]}}`, gate, status)
-		_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "patch", "pod", p.Name, "--subresource=status", "-p", patch)
-		must(t, err)
+		testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "shop", "patch", "pod", p.Name, "--subresource=status", "-p", patch))(t)
 	}
 	for i, p := range mine {
 		open(p, "True")
@@ -698,8 +683,7 @@ func (b *ownNameBed) startsOneByOne(ctx context.Context, t *testing.T) {
 func (b *ownNameBed) cutOffOwnName(ctx context.Context, t *testing.T) {
 	b.annotate(ctx, t, "web", naming.OwnNameAll)
 	answers(ctx, t, b.web, settle, "near", "far")
-	others, err := b.slicesOf(ctx, "web", false)
-	must(t, err)
+	others := testkit.Value(b.slicesOf(ctx, "web", false))(t)
 	drop := func(change string) {
 		t.Helper()
 		for _, c := range b.tb.Clusters() {
@@ -795,8 +779,7 @@ func (b *ownNameBed) namespaceGoes(ctx context.Context, t *testing.T) {
 	answers(ctx, t, b.web, settle, "near", "far")
 	b.web.stop()
 	b.plain.stop()
-	_, err := b.c1.Kubectl(ctx, nil, "delete", "namespace", "shop", "--wait", "--timeout=300s")
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "delete", "namespace", "shop", "--wait", "--timeout=300s"))(t)
 	must(t, b.lent(ctx, "", false))
 	must(t, b.c1.ApplyYAML(ctx, shopNamespace+podOn("client", "n1")))
 	ready(ctx, t, b.c1, "pod/client")
@@ -817,10 +800,8 @@ func (b *ownNameBed) mixes(ctx context.Context, t *testing.T) *load {
 // remoteGoes deletes the RemoteCluster while both clusters answer, and creates it again.
 func (b *ownNameBed) remoteGoes(ctx context.Context, t *testing.T) {
 	l := b.mixes(ctx, t)
-	others, err := b.slicesOf(ctx, "web", false)
-	must(t, err)
-	_, err = b.c1.Kubectl(ctx, nil, "delete", "remotecluster", "c2")
-	must(t, err)
+	others := testkit.Value(b.slicesOf(ctx, "web", false))(t)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "delete", "remotecluster", "c2"))(t)
 	must(t, until(ctx, settle, func() error { return b.lent(ctx, "", false) }))
 	// Requests to c2's pods may be lost: the tunnel goes with the RemoteCluster, beside the slices.
 	pause(ctx, t, patience+proxySync)
@@ -829,16 +810,14 @@ func (b *ownNameBed) remoteGoes(ctx context.Context, t *testing.T) {
 	if now, err := b.slicesOf(ctx, "web", false); err != nil || !slices.Equal(now, others) {
 		t.Errorf("the slices of others are %q (%v), and were %q", now, err, others)
 	}
-	_, err = b.c1.Kubectl(ctx, nil, "apply", "-f", filepath.Join(b.in.overlay("c1"), "remotes.yaml"))
-	must(t, err)
+	testkit.Value(b.c1.Kubectl(ctx, nil, "apply", "-f", filepath.Join(b.in.overlay("c1"), "remotes.yaml")))(t)
 	must(t, until(ctx, settle, func() error { return b.lent(ctx, "web", true) }))
 }
 
 // semaphoreGoes removes semaphore from c1 while both clusters answer.
 func (b *ownNameBed) semaphoreGoes(ctx context.Context, t *testing.T) {
 	l := b.mixes(ctx, t)
-	others, err := b.slicesOf(ctx, "web", false)
-	must(t, err)
+	others := testkit.Value(b.slicesOf(ctx, "web", false))(t)
 	must(t, b.in.remove(ctx, b.c1))
 	must(t, b.lent(ctx, "", false))
 	l.reset()

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -80,8 +81,7 @@ func (b *policyBed) examples(ctx context.Context, t *testing.T, names ...string)
 // manifests are the examples of docs/policies.md by their names, all of which are expected to have an effect.
 func (b *policyBed) manifests(t *testing.T) map[string]string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(b.repo, "docs", "policies.md"))
-	must(t, err)
+	page := testkit.Value(os.ReadFile(filepath.Join(b.repo, "docs", "policies.md")))(t)
 	manifests := map[string]string{}
 	example := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n")
 	for _, found := range example.FindAllStringSubmatch(string(page), -1) {
@@ -231,8 +231,7 @@ spec:
 
 func (b *policyBed) pod(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *corev1.Pod {
 	t.Helper()
-	all, err := pods(ctx, c, "shop", "")
-	must(t, err)
+	all := testkit.Value(pods(ctx, c, "shop", ""))(t)
 	i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == name })
 	if i < 0 {
 		t.Fatalf("%s has no pod shop/%s with an address", c.Name, name)
@@ -305,8 +304,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 // explain runs semaphorectl on the administrator's machine, with the sets that the broker's pod prints.
 func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (string, int) {
 	t.Helper()
-	sets, err := b.ctl(ctx, b.c1, "broker", "get", "sets", "-o", "json")
-	must(t, err)
+	sets := testkit.Value(b.ctl(ctx, b.c1, "broker", "get", "sets", "-o", "json"))(t)
 	from := "c2/shop/" + name
 	if name == "stranger" { // it is in no set, so only its address identifies it
 		from = b.pod(ctx, t, b.c2, name).Status.PodIP

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const (
@@ -28,9 +29,7 @@ const (
 func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	kubectl := func(args ...string) string {
 		t.Helper()
-		out, err := b.c1.Kubectl(ctx, nil, append([]string{"-n", Namespace}, args...)...)
-		must(t, err)
-		return out
+		return testkit.Value(b.c1.Kubectl(ctx, nil, append([]string{"-n", Namespace}, args...)...))(t)
 	}
 	kubectl("wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=condition=Available",
 		"--timeout=300s")
@@ -62,8 +61,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	}))
 
 	for _, n := range b.c1.Nodes {
-		_, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "tag", "--force", shipped, nextImage)
-		must(t, err)
+		testkit.Value(n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "tag", "--force", shipped, nextImage))(t)
 	}
 	began := time.Now()
 	for _, part := range []string{"broker", "exporter"} {
@@ -89,8 +87,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 // brokersOf returns the sorted names of c1's broker pods with an image.
 func (b *servicesBed) brokersOf(ctx context.Context, t *testing.T, image string) (names []string) {
 	t.Helper()
-	all, err := pods(ctx, b.c1, Namespace, "app.kubernetes.io/component=broker")
-	must(t, err)
+	all := testkit.Value(pods(ctx, b.c1, Namespace, "app.kubernetes.io/component=broker"))(t)
 	for _, p := range all {
 		if p.Spec.Containers[0].Image == image {
 			names = append(names, p.Name)
@@ -127,8 +124,7 @@ func (b *servicesBed) changesArrive(ctx context.Context, t *testing.T, name stri
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "echo"}, Ports: []corev1.ServicePort{{Port: 80}}},
 	}
-	_, err := b.c2.Client.CoreV1().Services("shop").Create(ctx, service, metav1.CreateOptions{})
-	must(t, err)
+	testkit.Value(b.c2.Client.CoreV1().Services("shop").Create(ctx, service, metav1.CreateOptions{}))(t)
 	must(t, until(ctx, settle, func() error {
 		_, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "c2-shop-"+naming.MirrorSeparator+"-"+name,
 			metav1.GetOptions{})

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -108,8 +109,7 @@ func newServicesBed(ctx context.Context, t *testing.T, s *Scenario) *servicesBed
 // addresses returns the addresses of c2's pods with a label, by pod name.
 func (b *servicesBed) addresses(ctx context.Context, t *testing.T, app string) map[string]string {
 	t.Helper()
-	all, err := pods(ctx, b.c2, "shop", "app="+app)
-	must(t, err)
+	all := testkit.Value(pods(ctx, b.c2, "shop", "app="+app))(t)
 	out := map[string]string{}
 	for _, p := range all {
 		out[p.Name] = p.Status.PodIP
@@ -147,8 +147,7 @@ func (b *servicesBed) clusterIP(ctx context.Context, t *testing.T) {
 		}
 		return nil
 	}))
-	found, err := b.clients[b.c1].lookup(ctx, echoInC2)
-	must(t, err)
+	found := testkit.Value(b.clients[b.c1].lookup(ctx, echoInC2))(t)
 	if len(found) != 1 || !b.c1.ServiceCIDR.Contains(ip4(net.ParseIP(found[0]).To4())) {
 		t.Errorf("%s is %v, not one of c1's ClusterIPs", echoInC2, found)
 	}
@@ -191,8 +190,7 @@ func (b *servicesBed) headless(ctx context.Context, t *testing.T) {
 			t.Errorf("SRV records lead to %v", got)
 		}
 	})
-	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", "db-0", "--wait")
-	must(t, err)
+	testkit.Value(b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", "db-0", "--wait"))(t)
 	var fresh string
 	must(t, until(ctx, settle, func() error {
 		if fresh = b.addresses(ctx, t, "db")["db-0"]; fresh == "" || fresh == dbs["db-0"] {
@@ -209,8 +207,7 @@ func (b *servicesBed) headless(ctx context.Context, t *testing.T) {
 // answers until 20 s after its deletion, so no request is lost as long as the lag is shorter than that.
 // BenchmarkServicesChange measures the lag.
 func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T, replicas int) {
-	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprint("--replicas=", replicas))
-	must(t, err)
+	testkit.Value(b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprint("--replicas=", replicas)))(t)
 	ready(ctx, t, b.c2, "deployment/echo")
 	before := b.addresses(ctx, t, "echo")
 	local := b.clients[b.c2].load(ctx, t, "http://echo.shop.svc.cluster.local/")
@@ -225,8 +222,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T, replicas 
 		}
 		return nil
 	}))
-	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/echo")
-	must(t, err)
+	testkit.Value(b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/echo"))(t)
 	ready(ctx, t, b.c2, "deployment/echo")
 	// Continue until the last old pod is gone and the last new one has answered.
 	var after []corev1.Pod

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // delivered bounds the time until agents run with a changed ConfigMap: two minutes for the kubelets, plus the start of
@@ -68,8 +69,7 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 
 	link := b.printed(t, "semaphorectl link ")
 	began := time.Now()
-	out, err := b.commands(ctx, ownMachine(link), 0)
-	must(t, err)
+	out := testkit.Value(b.commands(ctx, ownMachine(link), 0))(t)
 	t.Logf("%s (%.1f s)\n%s", link, time.Since(began).Seconds(), out)
 	for _, c := range b.tb.Clusters() {
 		b.shell(ctx, t, "kubectl --context "+c.Name+" wait --for=condition=Connected --timeout=300s remotecluster --all")
@@ -79,16 +79,14 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 		answers("c3", other)
 		answers(other, "c3")
 	}
-	spec, err := b.c1.Kubectl(ctx, nil, "get", "remotecluster", "c3", "-o", "jsonpath={.spec}")
-	must(t, err)
+	spec := testkit.Value(b.c1.Kubectl(ctx, nil, "get", "remotecluster", "c3", "-o", "jsonpath={.spec}"))(t)
 	t.Logf("a third cluster: 1 command, 1 value, 0 files; connected after %.1f s, pods of all clusters reach each other "+
 		"after %.1f s", connected.Seconds(), time.Since(began).Seconds())
 	untouched("with c3")
 
 	const forget = "semaphorectl unlink c3 --force --context c1,c2 --yes"
 	began = time.Now()
-	out, err = b.commands(ctx, forget, 0)
-	must(t, err)
+	out = testkit.Value(b.commands(ctx, forget, 0))(t)
 	t.Logf("%s (%.1f s)\n%s", forget, time.Since(began).Seconds(), out)
 	for _, name := range []string{"c1", "c2"} {
 		must(t, until(ctx, settle, func() error {
@@ -123,9 +121,8 @@ func (b *documentsBed) byObject(ctx context.Context, t *testing.T, c3 *testbed.C
 		return err
 	}
 	has := func() bool {
-		corefile, err := b.c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o",
-			"jsonpath={.data.Corefile}")
-		must(t, err)
+		corefile := testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o",
+			"jsonpath={.data.Corefile}"))(t)
 		return strings.Contains(corefile, "\ncluster.c3 {")
 	}
 	const noSuchHost = 6 // exit code of curl
@@ -154,10 +151,8 @@ func (b *documentsBed) byObject(ctx context.Context, t *testing.T, c3 *testbed.C
 // leases returns the number of leader changes in c1 and c2.
 func (b *documentsBed) leases(ctx context.Context, t *testing.T) string {
 	t.Helper()
-	out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore get leases -o `+
-		`jsonpath='{range .items[*]}{.metadata.name} {.spec.leaseTransitions}{"\n"}{end}'; done`, 0)
-	must(t, err)
-	return out
+	return testkit.Value(b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore get leases -o `+
+		`jsonpath='{range .items[*]}{.metadata.name} {.spec.leaseTransitions}{"\n"}{end}'; done`, 0))(t)
 }
 
 // attachedSince returns since when the agents of c1 and c2 are attached, according to the brokers, once they are.

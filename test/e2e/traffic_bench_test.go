@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // Bounds of what a tunnel carries, relative to a bare WireGuard device, and of what it adds to the latency of a path
@@ -102,8 +103,7 @@ func (b *trafficBed) probe(ctx context.Context, in *netns.Namespace, out *bytes.
 func (b *trafficBed) serve(ctx context.Context, t testing.TB, ns *netns.Namespace) {
 	t.Helper()
 	udpEchoIn(t, ns)
-	cmd, err := b.probe(ctx, ns, &bytes.Buffer{}, "serve")
-	must(t, err)
+	cmd := testkit.Value(b.probe(ctx, ns, &bytes.Buffer{}, "serve"))(t)
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
@@ -144,8 +144,7 @@ func (b *trafficBed) take(ctx context.Context, t testing.TB, rounds int, paths [
 		for _, one := range all {
 			for j := range paths {
 				p := paths[(i+j)%len(paths)]
-				r, err := b.measure(ctx, p, one.m)
-				must(t, err)
+				r := testkit.Value(b.measure(ctx, p, one.m))(t)
 				for unit, value := range one.units(r) {
 					p.add(unit, value)
 				}
@@ -281,9 +280,7 @@ spec: {selector: {app: far}, ports: [{name: load, port: %d}]}
 	ready(ctx, t, s.c2, "pod/far")
 	b := &trafficBed{Scenario: s}
 	of := func(c *testbed.Cluster, name string) *testbed.Pod {
-		p, err := c.Pod(ctx, "shop", name)
-		must(t, err)
-		return p
+		return testkit.Value(c.Pod(ctx, "shop", name))(t)
 	}
 	client, near, far := of(s.c1, "client"), of(s.c1, "near"), of(s.c2, "far")
 	b.serve(ctx, t, near.Netns)
@@ -328,15 +325,12 @@ func (b *trafficBed) bareChain(ctx context.Context, t testing.TB, like *testbed.
 	keys := make([]wgtypes.Key, nodes)
 	address := func(i int) net.IP { return net.IPv4(172, 18, 200, byte(10*nodes+i)) }
 	for i := range keys {
-		var err error
-		keys[i], err = wgtypes.GeneratePrivateKey()
-		must(t, err)
+		keys[i] = testkit.Value(wgtypes.GeneratePrivateKey())(t)
 	}
 	pods := [2]netip.Addr{netip.AddrFrom4([4]byte{10, 200, byte(nodes), 2}),
 		netip.AddrFrom4([4]byte{10, 201, byte(nodes), 2})}
 	namespace := func(kind string, i int) *netns.Namespace {
-		ns, err := netns.Create(fmt.Sprintf("sb-%s-bare%d-%s%d", b.tb.ID, nodes, kind, i))
-		must(t, err)
+		ns := testkit.Value(netns.Create(fmt.Sprintf("sb-%s-bare%d-%s%d", b.tb.ID, nodes, kind, i)))(t)
 		t.Cleanup(func() { must(t, ns.Delete()) })
 		return ns
 	}
@@ -415,11 +409,9 @@ func filter(ctx context.Context, t testing.TB, from, to *netns.Namespace) {
 func attach(ctx context.Context, t testing.TB, node, pod *netns.Namespace, at netip.Addr, like *testbed.Pod) {
 	t.Helper()
 	inner := linkOf(t, like.Netns, "eth0").Attrs()
-	links, err := like.Node.Netns.Netlink()
-	must(t, err)
+	links := testkit.Value(like.Node.Netns.Netlink())(t)
 	defer links.Close()
-	outer, err := links.LinkByIndex(inner.ParentIndex)
-	must(t, err)
+	outer := testkit.Value(links.LinkByIndex(inner.ParentIndex))(t)
 	name, mtu := outer.Attrs().Name, strconv.Itoa(inner.MTU)
 	ip(ctx, t, "-n", node.Name(), "link", "add", name, "mtu", mtu, "up", "type", "veth", "peer", "name", "eth0", "mtu",
 		mtu, "netns", pod.Name())
@@ -491,12 +483,9 @@ func joinGroupOf(n *testbed.Node, pid int) error {
 
 func linkOf(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	t.Helper()
-	links, err := ns.Netlink()
-	must(t, err)
+	links := testkit.Value(ns.Netlink())(t)
 	defer links.Close()
-	link, err := links.LinkByName(name)
-	must(t, err)
-	return link
+	return testkit.Value(links.LinkByName(name))(t)
 }
 
 func ip(ctx context.Context, t testing.TB, args ...string) {
@@ -532,8 +521,7 @@ spec: {podSubnets: [%[2]s], nodeSubnets: [172.19.%[1]d.0/24], broker: {address: 
 	}
 	must(t, b.c1.ApplyYAML(ctx, remotes.String()))
 	t.Cleanup(func() {
-		_, err := b.c1.Kubectl(ctx, strings.NewReader(remotes.String()), "delete", "-f", "-")
-		must(t, err)
+		testkit.Value(b.c1.Kubectl(ctx, strings.NewReader(remotes.String()), "delete", "-f", "-"))(t)
 	})
 	must(t, until(ctx, settle, func() error {
 		guarded, err := node.Exec(ctx, "nft", "list", "table", "inet", "semaphore")

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // onlyWeb is the policy of all transitions: it admits only the set web.
@@ -188,9 +190,8 @@ func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string
 	label := func(set string) {
 		t.Helper()
 		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, setLabel, set)
-		_, err := b.c2.Client.CoreV1().Pods("shop").Patch(ctx, marker, types.MergePatchType, []byte(patch),
-			metav1.PatchOptions{})
-		must(t, err)
+		testkit.Value(b.c2.Client.CoreV1().Pods("shop").Patch(ctx, marker, types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{}))(t)
 	}
 	late := b.pod(ctx, t, b.c2, marker).Status.PodIP
 	label(`"web"`)
@@ -268,15 +269,13 @@ func (b *policyBed) follow(ctx context.Context, t *testing.T, address string) *m
 	t.Helper()
 	resource := schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"}
 	sets := b.c1.Dynamic.Resource(resource)
-	list, err := sets.List(ctx, metav1.ListOptions{})
-	must(t, err)
+	list := testkit.Value(sets.List(ctx, metav1.ListOptions{}))(t)
 	m := &memberships{sets: map[string]string{}}
 	for _, o := range list.Items {
 		m.note(&o, address, false)
 	}
 	m.now()
-	w, err := sets.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
-	must(t, err)
+	w := testkit.Value(sets.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // verifyLine is a check in the JSON output of semaphorectl check --traffic.
@@ -30,11 +32,9 @@ func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map
 	if code != 0 {
 		within = "40s" // failing checks use the whole time
 	}
-	_, err := b.commands(ctx, b.printed(t, "semaphorectl check --traffic ")+" --timeout "+within+
-		" -o json > verify.json", code)
-	must(t, err)
-	text, err := os.ReadFile(filepath.Join(b.dir, "verify.json"))
-	must(t, err)
+	testkit.Value(b.commands(ctx, b.printed(t, "semaphorectl check --traffic ")+" --timeout "+within+
+		" -o json > verify.json", code))(t)
+	text := testkit.Value(os.ReadFile(filepath.Join(b.dir, "verify.json")))(t)
 	var report struct {
 		Verdict string
 		Checks  []verifyLine
@@ -58,8 +58,7 @@ func (b *documentsBed) nothingOfVerify(ctx context.Context, t *testing.T) {
 		if !b.in.NoCalico {
 			kinds += ",networkpolicies.crd.projectcalico.org,globalnetworksets.crd.projectcalico.org"
 		}
-		left, err := c.Kubectl(ctx, nil, "get", kinds, "-A", "-o", "name")
-		must(t, err)
+		left := testkit.Value(c.Kubectl(ctx, nil, "get", kinds, "-A", "-o", "name"))(t)
 		for line := range strings.Lines(left) {
 			if strings.Contains(line, "verify") {
 				t.Errorf("%s has %s", c.Name, line)
@@ -98,8 +97,7 @@ func expect(t *testing.T, found map[string]verifyLine, blocks bool, want map[str
 // thing is broken.
 func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 	c1, c2 := b.c1, b.c2
-	corefile, err := c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o", "yaml")
-	must(t, err)
+	corefile := testkit.Value(c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o", "yaml"))(t)
 	blocks := strings.Contains(corefile, "cluster.c2")
 	verify := b.printed(t, "semaphorectl check --traffic ")
 	t.Run("well", func(t *testing.T) {
@@ -108,8 +106,7 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 		if c := found["c1 c2 dns"]; !blocks && !strings.Contains(c.Detail, "no block for cluster.c2") {
 			t.Errorf("%+v", c)
 		}
-		out, err := b.commands(ctx, verify+" --bench --timeout 3m", 0)
-		must(t, err)
+		out := testkit.Value(b.commands(ctx, verify+" --bench --timeout 3m", 0))(t)
 		t.Log(out)
 		for _, path := range []string{"c1 c1", "c1 c2", "c2 c1", "c2 c2"} {
 			for _, name := range []string{"bandwidth", "latency", "requests"} {
@@ -123,18 +120,16 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 	})
 	t.Run("interrupted", func(t *testing.T) {
 		// Interrupt it while pods send what they can. With job control, the job receives SIGINT.
-		out, err := b.commands(ctx, "set -m; "+verify+" --bench > interrupted 2>&1 & "+
+		out := testkit.Value(b.commands(ctx, "set -m; "+verify+" --bench > interrupted 2>&1 & "+
 			"until grep -q 'measuring for' interrupted; do kill -0 $!; sleep 0.1; done; sleep 1; kill -INT $!; code=0; "+
-			"wait $! || code=$?; cat interrupted; exit $code", 1)
-		must(t, err)
+			"wait $! || code=$?; cat interrupted; exit $code", 1))(t)
 		if !strings.Contains(out, "interrupted; what the check made is removed") {
 			t.Error(out)
 		}
 		b.nothingOfVerify(ctx, t)
 	})
 	t.Run("image that is nowhere", func(t *testing.T) {
-		out, err := b.commands(ctx, verify+" --image nowhere.invalid/x:1 --timeout 3s", 1)
-		must(t, err)
+		out := testkit.Value(b.commands(ctx, verify+" --image nowhere.invalid/x:1 --timeout 3s", 1))(t)
 		if !strings.Contains(out, "pod client: ") || !strings.Contains(out, "what the check made is removed") {
 			t.Error(out)
 		}
@@ -147,9 +142,8 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 			`selector: "semaphore.uw.io/verify == 'server'", types: [Ingress], ingress: [{action: Deny, source: {nets: ["` +
 			c1.PodCIDR.String() + `"]}}, {action: Allow}]}}`
 		must(t, c2.ApplyYAML(ctx, policy))
-		_, err := c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=merge", "-p",
-			`{"spec":{"export":{"rules":[{"action":"Withhold","kinds":["services"]}]}}}`)
-		must(t, err)
+		testkit.Value(c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=merge", "-p",
+			`{"spec":{"export":{"rules":[{"action":"Withhold","kinds":["services"]}]}}}`))(t)
 		must(t, until(ctx, settle, func() error {
 			left, err := b.ofRemote(ctx, c2, "c1")
 			if err == nil && strings.Contains(left, "c1-shop-73736d-echo") {
@@ -163,17 +157,14 @@ func (b *documentsBed) testTraffic(ctx context.Context, t *testing.T) {
 			"c1 c2 mirror":   "unchecked", "c1 c2 global": "unchecked", "c1 c2 policy": "unchecked",
 			"c2 c1 mirror": "failed MirrorMissing", "c2 c1 dns": "unchecked", "c2 c1 global": "failed MirrorMissing",
 		})
-		_, err = c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks")
-		must(t, err)
-		_, err = c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=json", "-p",
-			`[{"op":"remove","path":"/spec/export"}]`)
-		must(t, err)
+		testkit.Value(c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks"))(t)
+		testkit.Value(c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=json", "-p",
+			`[{"op":"remove","path":"/spec/export"}]`))(t)
 	})
 	t.Run("no agent", func(t *testing.T) {
 		patch := func(selector string) {
-			_, err := c1.Kubectl(ctx, nil, "-n", Namespace, "patch", "daemonset", "semaphore-agent", "--type=merge", "-p",
-				fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":%s}}}}}`, selector))
-			must(t, err)
+			testkit.Value(c1.Kubectl(ctx, nil, "-n", Namespace, "patch", "daemonset", "semaphore-agent", "--type=merge", "-p",
+				fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":%s}}}}}`, selector)))(t)
 		}
 		patch(`"x"`)
 		must(t, until(ctx, settle, func() error {

@@ -13,8 +13,7 @@ import (
 // TestTable: each fault of mutations.txt can be planted, and each test that it names exists. make mutations plants all.
 func TestTable(t *testing.T) {
 	const root = "../.."
-	all, err := parse(table)
-	testkit.Must(t, err)
+	all := testkit.Value(parse(table))(t)
 	for _, m := range all {
 		code, err := os.ReadFile(filepath.Join(root, m.file))
 		if err != nil {
@@ -26,12 +25,10 @@ func TestTable(t *testing.T) {
 		}
 		for _, named := range m.tests {
 			dir, test, _ := strings.Cut(named, "#")
-			files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
-			testkit.Must(t, err)
+			files := testkit.Value(filepath.Glob(filepath.Join(root, dir, "*_test.go")))(t)
 			found := false
 			for _, file := range files {
-				text, err := os.ReadFile(file)
-				testkit.Must(t, err)
+				text := testkit.Value(os.ReadFile(file))(t)
 				found = found || regexp.MustCompile(`(?m)^func `+regexp.QuoteMeta(test)+`\(`).Match(text)
 			}
 			if !found {

@@ -93,10 +93,7 @@ func newVictim(t *testing.T, part string) *victim {
 	api := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, api)
 	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
-	dir, err := os.MkdirTemp("", "redteam")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(os.MkdirTemp("", "redteam"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	v := &victim{t: t, part: part, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api),
 		log: filepath.Join(dir, part+".log")}
@@ -118,9 +115,7 @@ func newVictim(t *testing.T, part string) *victim {
 	if err == nil {
 		err = os.WriteFile(v.path("own", "c1.pem"), own, 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", part, "tls.crt"),
 		"keyFile": v.path("c1", part, "tls.key"), "bundleDir": v.path("own")}
 	v.cfg["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(t, api)}

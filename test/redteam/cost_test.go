@@ -65,9 +65,7 @@ func withMCS(v *victim) {
 		_, err = v.kube.CoreV1().Namespaces().Create(v.t.Context(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	}
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	testkit.Must(v.t, err)
 	v.cfg["mcs"] = map[string]any{"enabled": true}
 }
 

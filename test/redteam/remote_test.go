@@ -91,8 +91,7 @@ func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, e
 // publish opens an exporter stream of a cluster on a new connection.
 func (v *victim) publish(cluster string) *stream {
 	v.t.Helper()
-	s := testkit.Value(open(v.t, v.dial(cluster, "exporter"), publishMethod, ""))(v.t)
-	return s
+	return testkit.Value(open(v.t, v.dial(cluster, "exporter"), publishMethod, ""))(v.t)
 }
 
 // tell sends messages as an honest exporter would.

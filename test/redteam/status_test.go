@@ -68,9 +68,7 @@ func TestStatusStaysSmall(t *testing.T) {
 		}
 	}
 	conn, err := grpc.NewClient("unix://"+v.path("broker.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	var status *semaphorev1.GetStatusResponse
 	v.eventuallyWithin(patience, "all agents have reported", func() (err error) {

@@ -31,10 +31,8 @@ func BenchmarkEndpoints(b *testing.B) {
 	of := content{services: endpoints / 100, endpoints: endpoints}
 	in := content{members: endpoints / 2, sets: endpoints / 2000, first: netip.MustParseAddr("10.128.0.0")}
 	m := newMesh(b, content{})
-	empty, err := m.broker.usage()
-	must(b, err)
-	emptyExporter, err := m.exporter.usage()
-	must(b, err)
+	empty := testkit.Value(m.broker.usage())(b)
+	emptyExporter := testkit.Value(m.exporter.usage())(b)
 	must(b, direct(b.Context(), m.sourceRest, shop, "c2", of))
 	m.exporter.Kill(b)
 	m.remoteOf("r1", 1, "size: large, podSubnets: [10.128.0.0/9]")
@@ -48,10 +46,8 @@ func BenchmarkEndpoints(b *testing.B) {
 	m.addressed(in.members)
 	synced := time.Since(began)
 	for range b.N {
-		full, err := m.broker.usage()
-		must(b, err)
-		fullExporter, err := m.exporter.usage()
-		must(b, err)
+		full := testkit.Value(m.broker.usage())(b)
+		fullExporter := testkit.Value(m.exporter.usage())(b)
 		objects := float64(2*of.services + of.endpoints + in.members)
 		figure.Report(b, "broker-heap-MiB", full.heap).Floor(empty.heap)
 		figure.Report(b, "broker-heap-B/object-or-endpoint", (full.heap-empty.heap)*(1<<20)/objects).AtMost(1024)
@@ -98,8 +94,7 @@ func (h *hub) watchSets(b *testing.B) *watchedSets {
 	b.Helper()
 	w := &watchedSets{seen: map[string]time.Time{}}
 	sets := dynamic.NewForConfigOrDie(h.rest).Resource(kubetest.CalicoCRD.WithResource("globalnetworksets"))
-	watch, err := sets.Watch(b.Context(), metav1.ListOptions{})
-	must(b, err)
+	watch := testkit.Value(sets.Watch(b.Context(), metav1.ListOptions{}))(b)
 	b.Cleanup(watch.Stop)
 	go func() {
 		for e := range watch.ResultChan() {

@@ -86,8 +86,7 @@ func (h *herd) await(what string, f func(*client) bool) (at []time.Time) {
 // change moves a node of the remote, and returns how long it took to each agent, and the processor time of the broker.
 func (h *herd) change() (times []time.Duration, spent time.Duration) {
 	h.b.Helper()
-	before, err := h.broker.cpu()
-	must(h.b, err)
+	before := testkit.Value(h.broker.cpu())(h.b)
 	h.ports++
 	address := fmt.Sprintf("172.16.0.1:%d", 52000+h.ports)
 	began := time.Now()
@@ -97,8 +96,7 @@ func (h *herd) change() (times []time.Duration, spent time.Duration) {
 	for _, at := range h.await("the change is there", func(c *client) bool { return c.addresses["node-0"] == address }) {
 		times = append(times, at.Sub(began))
 	}
-	after, err := h.broker.cpu()
-	must(h.b, err)
+	after := testkit.Value(h.broker.cpu())(h.b)
 	return times, after - before
 }
 
@@ -133,11 +131,9 @@ func BenchmarkAgents(b *testing.B) {
 	defer func() { cancel(); running.Wait(); stop() }()
 	h.attachTo(ctx, few, &running)
 	few50, fewLast, fewEach := h.changes()
-	before, err := h.broker.usage()
-	must(b, err)
+	before := testkit.Value(h.broker.usage())(b)
 	h.attachTo(ctx, variable(b, "SCALE_AGENTS", 5000), &running)
-	after, err := h.broker.usage()
-	must(b, err)
+	after := testkit.Value(h.broker.usage())(b)
 	more := float64(len(h.clients) - few)
 	for range b.N {
 		p50, last, each := h.changes()
@@ -170,8 +166,7 @@ func (h *herd) restart() {
 	began := time.Now()
 	h.broker.run()
 	at := h.await("all agents are current again", func(c *client) bool { return c.current && c.at.After(began) })
-	spent, err := h.broker.cpu()
-	must(h.b, err)
+	spent := testkit.Value(h.broker.cpu())(h.b)
 	figure.Report(h.b, "restart-s", slices.MaxFunc(at, time.Time.Compare).Sub(began).Seconds())
 	// As F34 bounds it: thirty seconds for a thousand.
 	figure.Report(h.b, "restart-CPU-ms/agent", 1000*spent.Seconds()/float64(len(h.clients))).AtMost(30)
@@ -194,8 +189,7 @@ func (h *herd) crowd(join func()) {
 		}
 	}()
 	for len(crowd) < 8_192+100 {
-		c, err := net.Dial("tcp", h.peering)
-		must(h.b, err)
+		c := testkit.Value(net.Dial("tcp", h.peering))(h.b)
 		crowd = append(crowd, c)
 	}
 	testkit.Eventually(h.b, time.Minute, "some are closed", func() error {

@@ -35,9 +35,7 @@ func variable(b *testing.B, name string, otherwise int) int {
 	if text == "" {
 		return otherwise
 	}
-	n, err := strconv.Atoi(text)
-	must(b, err)
-	return n
+	return testkit.Value(strconv.Atoi(text))(b)
 }
 
 // idle is how long an idle broker is measured, and silence how long all remotes are away: longer than the broker takes
@@ -141,9 +139,8 @@ func sourceAddress(n int) string {
 // watch notes when each address of c2 is first in a slice of the hub.
 func (m *mesh) watch() {
 	m.b.Helper()
-	w, err := m.kube.DiscoveryV1().EndpointSlices(mirrors).Watch(m.b.Context(),
-		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"})
-	must(m.b, err)
+	w := testkit.Value(m.kube.DiscoveryV1().EndpointSlices(mirrors).Watch(m.b.Context(),
+		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"}))(m.b)
 	m.b.Cleanup(w.Stop)
 	go func() {
 		for e := range w.ResultChan() {
@@ -177,8 +174,7 @@ func (m *mesh) changes(n, endpoints int) (times []time.Duration) {
 		last := 1<<15 + m.version
 		slice := sourceSlice(s, endpoints, 0)
 		slice.Endpoints[endpoints-1].Addresses = []string{sourceAddress(last)}
-		_, err := m.source.DiscoveryV1().EndpointSlices(shop).Update(m.b.Context(), slice, metav1.UpdateOptions{})
-		must(m.b, err)
+		testkit.Value(m.source.DiscoveryV1().EndpointSlices(shop).Update(m.b.Context(), slice, metav1.UpdateOptions{}))(m.b)
 		answered := time.Now()
 		timeout := time.After(time.Minute)
 		for seen := false; !seen; {
@@ -248,14 +244,10 @@ type state struct {
 // measure measures the broker with the remotes that there are.
 func (m *mesh) measure(endpoints int) (s state) {
 	m.b.Helper()
-	var err error
-	s.usage, err = m.broker.usage()
-	must(m.b, err)
-	before, err := m.broker.cpu()
-	must(m.b, err)
+	s.usage = testkit.Value(m.broker.usage())(m.b)
+	before := testkit.Value(m.broker.cpu())(m.b)
 	time.Sleep(idle)
-	after, err := m.broker.cpu()
-	must(m.b, err)
+	after := testkit.Value(m.broker.cpu())(m.b)
 	s.idle = 100 * (after - before).Seconds() / idle.Seconds()
 	m.changes(10, endpoints)
 	s.p50, s.p99 = figure.Quantiles(m.changes(200, endpoints))
@@ -267,8 +259,7 @@ func (m *mesh) measure(endpoints int) (s state) {
 	s.restart = time.Since(began)
 	s.late = m.changes(1, endpoints)[0] // what a restart writes is written before
 	if s.writes = m.written("") - 1; s.writes > 0 {
-		scrape, err := get("http://" + m.broker.http + "/metrics")
-		must(m.b, err)
+		scrape := testkit.Value(get("http://" + m.broker.http + "/metrics"))(m.b)
 		for line := range strings.Lines(scrape) {
 			if strings.HasPrefix(line, "semaphore_broker_writes_total{") {
 				m.b.Log(line)

@@ -53,8 +53,7 @@ func BenchmarkSoak(b *testing.B) {
 	if text == "" {
 		b.Skip("SOAK says for how long")
 	}
-	length, err := time.ParseDuration(text)
-	must(b, err)
+	length := testkit.Value(time.ParseDuration(text))(b)
 	s := newSoak(b)
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
@@ -92,8 +91,7 @@ func newSoak(b *testing.B) *soak {
 	}
 	s.remote("c2", 0)
 	s.start("encryption, services, policy")
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(b, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	s.proxy = proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", s.federation)
 	})
@@ -277,8 +275,7 @@ func (s *soak) sample(ctx context.Context, length time.Duration) (samples [2][]u
 		}
 		line := fmt.Sprintf("%6s", time.Since(began).Round(time.Second))
 		for i, p := range []*program{s.broker, s.exporter} {
-			u, err := p.usage()
-			must(s.b, err)
+			u := testkit.Value(p.usage())(s.b)
 			samples[i] = append(samples[i], u)
 			line += fmt.Sprintf(" | %s heap %.1f MiB, resident %.1f MiB, %.0f goroutines, %.0f series, %.0f descriptors, %s",
 				p.Name, u.heap, u.resident, u.goroutines, u.series, u.descriptor, u.cpu.Round(time.Second))

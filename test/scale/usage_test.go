@@ -79,8 +79,7 @@ func (p *program) cpu() (time.Duration, error) {
 // metric returns the sum of the series of a metric that have a text in common.
 func (p *program) metric(name, with string) float64 {
 	p.b.Helper()
-	text, err := get("http://" + p.http + "/metrics")
-	must(p.b, err)
+	text := testkit.Value(get("http://" + p.http + "/metrics"))(p.b)
 	return sum(text, name, with)
 }
 

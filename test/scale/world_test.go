@@ -69,11 +69,9 @@ type hub struct {
 
 // newHub starts the apiserver of c1. The broker is not started yet.
 func newHub(b *testing.B) *hub {
-	bins, err := programs()
-	must(b, err)
+	bins := testkit.Value(programs())(b)
 	// The path of a socket has at most 107 bytes (unix(7)), and b.TempDir may be longer.
-	dir, err := os.MkdirTemp("", "scale")
-	must(b, err)
+	dir := testkit.Value(os.MkdirTemp("", "scale"))(b)
 	b.Cleanup(func() { os.RemoveAll(dir) })
 	h := &hub{b: b, dir: dir, bins: bins, rest: kubetest.Start(b), federation: loopback.Address(b),
 		peering: loopback.Address(b)}
@@ -133,8 +131,7 @@ func (h *hub) program(name string, env []string, format string, values ...any) *
 	p.run = func() {
 		cmd := exec.Command(h.bins["semaphore-"+name], "--config", file, "--pprof-listen", p.profiles)
 		cmd.Env = append(os.Environ(), env...)
-		process, err := testkit.Start(h.b, name, filepath.Join(h.dir, name+".log"), cmd)
-		must(h.b, err)
+		process := testkit.Value(testkit.Start(h.b, name, filepath.Join(h.dir, name+".log"), cmd))(h.b)
 		p.Process = process
 	}
 	p.run()

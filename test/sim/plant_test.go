@@ -18,8 +18,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 	if os.Getenv("SEEDS") != "" {
 		t.Skip("SEEDS asks for a run of many seeds")
 	}
-	root, err := filepath.Abs("../..")
-	testkit.Must(t, err)
+	root := testkit.Value(filepath.Abs("../.."))(t)
 	mistakes := []mistake{
 		{"the broker does not wait for the end mark of a snapshot", "I2", []edit{
 			{"broker/apply/writes/retain.go", "return !g.confirmed || !g.Heard()", "return g.holds()"},

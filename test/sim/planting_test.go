@@ -49,8 +49,7 @@ func plantAll(t *testing.T, root string, mistakes []mistake) (overlayFile string
 		}
 	}
 	for file := range files {
-		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
-		testkit.Must(t, err)
+		text := testkit.Value(os.ReadFile(filepath.Join(root, filepath.FromSlash(file))))(t)
 		planted, pkg, err := plant(string(text), file, mistakes)
 		if err != nil {
 			t.Fatalf("%s: %v: the mistake has to be planted in another way", file, err)
@@ -59,8 +58,7 @@ func plantAll(t *testing.T, root string, mistakes []mistake) (overlayFile string
 		add(path.Join(path.Dir(file), "planted_mistake.go"), fmt.Sprintf(
 			"package %s\n\nimport \"os\"\n\nvar plantedMistake = os.Getenv(%q)\n", pkg, plantedMistake))
 	}
-	data, err := json.Marshal(overlay)
-	testkit.Must(t, err)
+	data := testkit.Value(json.Marshal(overlay))(t)
 	overlayFile = filepath.Join(dir, "overlay.json")
 	testkit.Must(t, os.WriteFile(overlayFile, data, 0o600))
 	return overlayFile

@@ -61,8 +61,7 @@ func upWith(t *testing.T, options Options) *Cluster {
 	if options.Clusters == nil {
 		options.Clusters = []ClusterSpec{{Name: "c1", Nodes: 2}}
 	}
-	tb, err := Up(ctx, options)
-	testkit.Must(t, err)
+	tb := testkit.Value(Up(ctx, options))(t)
 	t.Cleanup(func() {
 		before := remember(t, tb.ID)
 		if err := tb.Down(); err != nil {

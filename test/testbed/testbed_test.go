@@ -110,12 +110,10 @@ spec:
 func TestSideBySide(t *testing.T) {
 	tier.OnlyAll(t, "TestUpInterrupted; TestProcessesEndWithTheirOwner (test/testbed/spawn)")
 	needRoot(t)
-	self, err := os.Executable()
-	testkit.Must(t, err)
+	self := testkit.Value(os.Executable())(t)
 	child := exec.CommandContext(t.Context(), self, childTestbed)
 	child.Stderr = t.Output()
-	out, err := child.StdoutPipe()
-	testkit.Must(t, err)
+	out := testkit.Value(child.StdoutPipe())(t)
 	testkit.Must(t, child.Start())
 	c := upWith(t, Options{Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}})
 	tb := c.tb
@@ -126,8 +124,7 @@ func TestSideBySide(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = child.Process.Kill() })
 	var ids []string
-	states, err := List()
-	testkit.Must(t, err)
+	states := testkit.Value(List())(t)
 	for _, s := range states {
 		ids = append(ids, s.ID)
 	}
@@ -233,9 +230,7 @@ type process struct {
 
 func hierarchies(t *testing.T) *cgroup.Hierarchies {
 	t.Helper()
-	h, err := cgroup.Find(cgroup.Mount)
-	testkit.Must(t, err)
-	return h
+	return testkit.Value(cgroup.Find(cgroup.Mount))(t)
 }
 
 // remember lists the processes of a testbed, including those in pods.
@@ -289,8 +284,7 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 		}
 	}
 	// Also find processes outside the control groups: they have the testbed's directory in their arguments or mounts.
-	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	testkit.Must(t, err)
+	entries := testkit.Value(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, e := range entries {
 		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), dir+"/") {
 			t.Errorf("%s: %q is left", e, data)

@@ -45,8 +45,7 @@ func TestTable(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out, other strings.Builder
-			broken, err := table(strings.NewReader(c.in), &out, &other)
-			testkit.Must(t, err)
+			broken := testkit.Value(table(strings.NewReader(c.in), &out, &other))(t)
 			var rows []string
 			for line := range strings.Lines(out.String()) {
 				rows = append(rows, strings.Join(strings.Fields(line), " "))

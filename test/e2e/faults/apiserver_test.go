@@ -164,9 +164,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 		var errs []error
 		for name, what := range op {
 			var number int
-			if _, err := fmt.Sscanf(name[len("many-"):], "%d", &number); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(fmt.Sscanf(name[len("many-"):], "%d", &number))(t)
 			if what != "delete" {
 				errs = append(errs, withdraw(life, b.c2, name))
 			}
@@ -294,10 +292,8 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	g := b.watch(t)
 	exporter := waitActive(t, b.c2, "exporter")
 	broker := waitActive(t, b.c1, "broker")
-	sent, err := metrics(t.Context(), exporter)
-	testkit.Must(t, err)
-	taken, err := metrics(t.Context(), broker)
-	testkit.Must(t, err)
+	sent := testkit.Value(metrics(t.Context(), exporter))(t)
+	taken := testkit.Value(metrics(t.Context(), broker))(t)
 	lines := b.logLines(b.c2, "exporter")
 	killed := time.Now()
 	restartAPIServer(t, b.c2, 0)
@@ -314,10 +310,8 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	b.converges(t, settle)
 	took := time.Since(back)
 	after := waitActive(t, b.c2, "exporter")
-	sentNow, err := metrics(t.Context(), after)
-	testkit.Must(t, err)
-	takenNow, err := metrics(t.Context(), broker)
-	testkit.Must(t, err)
+	sentNow := testkit.Value(metrics(t.Context(), after))(t)
+	takenNow := testkit.Value(metrics(t.Context(), broker))(t)
 	if after.Container.PID == exporter.Container.PID {
 		for _, m := range []struct {
 			name          string
@@ -355,17 +349,14 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
 	exporter := waitActive(t, b.c2, "exporter")
-	before, err := metrics(t.Context(), exporter)
-	testkit.Must(t, err)
+	before := testkit.Value(metrics(t.Context(), exporter))(t)
 	// Cut off the standby too: otherwise it leads if the apiserver takes longer than the Lease to start.
 	ctx := t.Context()
-	replicas, err := part(ctx, b.c2, "exporter")
-	testkit.Must(t, err)
+	replicas := testkit.Value(part(ctx, b.c2, "exporter"))(t)
 	var cut []*netns.Namespace
 	var mends []func()
 	for _, p := range replicas {
-		running, err := b.c2.Pod(ctx, p.Namespace, p.Name)
-		testkit.Must(t, err)
+		running := testkit.Value(b.c2.Pod(ctx, p.Namespace, p.Name))(t)
 		ns, mend := cutOffFromAPIServer(t, running)
 		cut, mends = append(cut, ns), append(mends, mend)
 	}
@@ -382,8 +373,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 			}
 		}
 	})
-	revision, err := compact(ctx, b.c2)
-	testkit.Must(t, err)
+	revision := testkit.Value(compact(ctx, b.c2))(t)
 	// A new apiserver has no watch cache from before the compaction either.
 	restartAPIServer(t, b.c2, 0)
 	pause(t, 3*time.Second)
@@ -408,8 +398,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	}
 	took := b.converges(t, settle)
 	// An exporter that could not renew its Lease in time has exited. Another one, or its restart, lists everything again.
-	after, err := metrics(ctx, waitActive(t, b.c2, "exporter"))
-	testkit.Must(t, err)
+	after := testkit.Value(metrics(ctx, waitActive(t, b.c2, "exporter")))(t)
 	deletes := 0
 	for _, ch := range g.sofar(b.c1) {
 		if ch.op == "delete" {
@@ -433,8 +422,7 @@ func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, m
 		{"OUTPUT", "-p", "tcp", "-m", "multiport", "--dports", "443,6443", "-j", "DROP"},
 		{"INPUT", "-p", "tcp", "-m", "multiport", "--sports", "443,6443", "-j", "DROP"},
 	}
-	held, err := os.Open(pod.Netns.Path())
-	testkit.Must(t, err)
+	held := testkit.Value(os.Open(pod.Netns.Path()))(t)
 	t.Cleanup(func() { held.Close() })
 	ns = netns.OfFile(held)
 	for _, r := range rules {
@@ -545,8 +533,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		return err
 	})
 	broker := waitActive(t, b.c1, "broker")
-	before, err := metrics(t.Context(), broker)
-	testkit.Must(t, err)
+	before := testkit.Value(metrics(t.Context(), broker))(t)
 	// One agent loses its stream. The test does not restart the agent, because a userspace device lives in the agent's
 	// container.
 	lonely := b.c1.Nodes[0]
@@ -570,8 +557,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	testkit.Must(t, iptables(lonely.Netns, append([]string{"-D"}, reject...)...))
 	const unavailable = 20 * time.Second
 	pause(t, unavailable)
-	nodes, err := attached(t.Context())
-	testkit.Must(t, err)
+	nodes := testkit.Value(attached(t.Context()))(t)
 	for _, n := range b.c1.Nodes {
 		if want := n != lonely; nodes[n.Name] != want {
 			t.Errorf("node %s: attached %t, want %t", n.Name, nodes[n.Name], want)

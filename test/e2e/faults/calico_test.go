@@ -64,8 +64,7 @@ func TestNoCalico(t *testing.T) {
 	l.unchanged("a", was)
 
 	kubetest.InstallCalico(t, l.rest, kubetest.CalicoCRD, "globalnetworksets", "ippools")
-	calico, err := kube.Calico(l.rest)
-	testkit.Must(t, err)
+	calico := testkit.Value(kube.Calico(l.rest))(t)
 	came := eventually(t, settle, func(ctx context.Context) error {
 		set, err := calico.GlobalNetworkSets().Get(ctx, "a-shop-web")
 		if err == nil && strings.Join(set.Spec.Nets, ",") != ip+"/32" {

@@ -67,9 +67,7 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 		{"the next authority signs", []string{"pki", "rotate-ca", "--dir", pki, "--step", "2"}},
 		{"the old authority is forgotten", []string{"pki", "rotate-ca", "--dir", pki, "--step", "3"}},
 	} {
-		if _, err := b.install.Semaphorectl(ctx, step.args...); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(b.install.Semaphorectl(ctx, step.args...))(t)
 		testkit.Must(t, b.distribute(ctx))
 		spread := eventually(t, settle, func(ctx context.Context) error { return b.inUse(ctx, pki) })
 		pause(t, 2*time.Second)
@@ -106,8 +104,7 @@ func deposed(ctx context.Context, t *testing.T, clusters ...*testbed.Cluster) bo
 	t.Helper()
 	for _, c := range clusters {
 		for _, name := range []string{"broker", "exporter"} {
-			pods, err := part(ctx, c, name)
-			testkit.Must(t, err)
+			pods := testkit.Value(part(ctx, c, name))(t)
 			for _, p := range pods {
 				for _, s := range p.Status.ContainerStatuses {
 					ended := s.LastTerminationState.Terminated

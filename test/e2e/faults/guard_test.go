@@ -55,15 +55,13 @@ func (b *bed) watch(t *testing.T) *guard {
 		g.marks = append(g.marks, r.mark())
 	}
 	for _, n := range b.nodes() {
-		k, err := kernelOf(ctx, n)
-		testkit.Must(t, err)
+		k := testkit.Value(kernelOf(ctx, n))(t)
 		g.before[n] = k
 	}
 	g.running.Go(func() { g.look(ctx) })
 	from, err := onePod(ctx, b.c1, "client")
 	testkit.Must(t, err)
-	to, err := onePod(ctx, b.c2, "server")
-	testkit.Must(t, err)
+	to := testkit.Value(onePod(ctx, b.c2, "server"))(t)
 	if g.ping, err = newPinger(from, to.IP.String()); err != nil {
 		t.Fatal(err)
 	}
@@ -136,9 +134,7 @@ func (g *guard) sofar(c *testbed.Cluster) []change {
 	g.t.Helper()
 	for i, r := range g.b.records {
 		if r.cluster == c {
-			changes, err := r.since(g.t.Context(), g.marks[i])
-			testkit.Must(g.t, err)
-			return changes
+			return testkit.Value(r.since(g.t.Context(), g.marks[i]))(g.t)
 		}
 	}
 	return nil
@@ -290,8 +286,7 @@ func (b *bed) usage(t *testing.T) map[int]usage {
 	out := map[int]usage{}
 	for _, c := range b.tb.Clusters() {
 		for _, name := range []string{"broker", "exporter", "agent"} {
-			pods, err := part(t.Context(), c, name)
-			testkit.Must(t, err)
+			pods := testkit.Value(part(t.Context(), c, name))(t)
 			for _, p := range pods {
 				if running, err := c.Pod(t.Context(), p.Namespace, p.Name); err == nil {
 					pid := running.Container.PID

@@ -61,11 +61,9 @@ type lab struct {
 func newLab(t *testing.T, remotes ...string) *lab {
 	t.Helper()
 	config := kubetest.Start(t)
-	bins, err := programs()
-	testkit.Must(t, err)
+	bins := testkit.Value(programs())(t)
 	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
-	dir, err := os.MkdirTemp("", "lab")
-	testkit.Must(t, err)
+	dir := testkit.Value(os.MkdirTemp("", "lab"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins,
 		subnets: map[string]string{}, daemons: new([]*daemon)}
@@ -166,8 +164,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	maps.Copy(all, listen)
 	cfg["listen"] = all
 	maps.Copy(cfg, more)
-	data, err := yaml.Marshal(cfg)
-	testkit.Must(l.t, err)
+	data := testkit.Value(yaml.Marshal(cfg))(l.t)
 	l.write(d.cfg, string(data))
 	d.run()
 	*l.daemons = append(*l.daemons, d)
@@ -177,8 +174,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 // run starts the program, or restarts it after kill.
 func (d *daemon) run() {
 	d.t.Helper()
-	process, err := testkit.Start(d.t, d.name, d.log, exec.Command(d.program, "--config", d.cfg))
-	testkit.Must(d.t, err)
+	process := testkit.Value(testkit.Start(d.t, d.name, d.log, exec.Command(d.program, "--config", d.cfg)))(d.t)
 	d.Process, d.killed = process, false
 }
 
@@ -260,13 +256,10 @@ func (d *daemon) metric(name string, labels ...string) float64 {
 	d.t.Helper()
 	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil)
-	testkit.Must(d.t, err)
-	response, err := http.DefaultClient.Do(request)
-	testkit.Must(d.t, err)
+	request := testkit.Value(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil))(d.t)
+	response := testkit.Value(http.DefaultClient.Do(request))(d.t)
 	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	testkit.Must(d.t, err)
+	data := testkit.Value(io.ReadAll(response.Body))(d.t)
 	sum := 0.0
 	for line := range strings.Lines(string(data)) {
 		of, _, _ := strings.Cut(line, "{")
@@ -341,9 +334,7 @@ func (l *lab) mirrors(ctx context.Context, cluster string) (view, error) {
 // mustMirrors is mirrors that fails the test on an error.
 func (l *lab) mustMirrors(cluster string) view {
 	l.t.Helper()
-	v, err := l.mirrors(l.t.Context(), cluster)
-	testkit.Must(l.t, err)
-	return v
+	return testkit.Value(l.mirrors(l.t.Context(), cluster))(l.t)
 }
 
 // waitMirrors waits until exactly this number of a remote's Services is mirrored, each with its slice, and returns the
@@ -375,9 +366,8 @@ func (l *lab) unchanged(cluster string, was view) {
 // dial connects to a broker's federation listener with the certificate of a part of a cluster.
 func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	l.t.Helper()
-	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"),
-		l.path("pki", cluster, part, "tls.key"))
-	testkit.Must(l.t, err)
+	certificate := testkit.Value(tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"),
+		l.path("pki", cluster, part, "tls.key")))(l.t)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{certificate},
 		// The broker's identity does not matter where a test plays its peer.

@@ -379,11 +379,9 @@ func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServe
 // serve serves the played broker with the hub's certificate until the test ends.
 func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	t.Helper()
-	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"),
-		l.path("pki", "hub", "broker", "tls.key"))
-	testkit.Must(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	certificate := testkit.Value(tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"),
+		l.path("pki", "hub", "broker", "tls.key")))(t)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13,
 		NextProtos: []string{"h2"},

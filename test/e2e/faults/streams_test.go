@@ -99,8 +99,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
 	broker := waitActive(t, b.c1, "broker")
-	before, err := metrics(t.Context(), broker)
-	testkit.Must(t, err)
+	before := testkit.Value(metrics(t.Context(), broker))(t)
 	passed := b.toC1.Passed()
 	exporter := waitActive(t, b.c2, "exporter")
 	old := processOf(exporter)
@@ -118,8 +117,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		return nil
 	})
 	pause(t, 2*time.Second) // for late changes
-	after, err := metrics(t.Context(), broker)
-	testkit.Must(t, err)
+	after := testkit.Value(metrics(t.Context(), broker))(t)
 	for _, name := range []string{"semaphore_broker_writes_total", "semaphore_broker_changes_total",
 		"semaphore_broker_peering_revision"} {
 		if before[name] != after[name] {
@@ -127,8 +125,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		}
 	}
 	bytes := b.toC1.Passed() - passed
-	sent, err := metrics(t.Context(), waitActive(t, b.c2, "exporter"))
-	testkit.Must(t, err)
+	sent := testkit.Value(metrics(t.Context(), waitActive(t, b.c2, "exporter")))(t)
 	if n := sent["semaphore_exporter_changes_sent_total"]; n > 0 {
 		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would send", n)
 	}
@@ -264,9 +261,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	// A Service that is deleted and re-created under its name is another object.
 	errs = append(errs, withdraw(ctx, b.c2, "many-020"), offer(ctx, b.c2, "many-020", 777))
 	testkit.Must(t, errors.Join(errs...))
-	if _, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/server", "--replicas=3"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/server", "--replicas=3"))(t)
 	pause(t, time.Until(until))
 	g.untouched()
 	t.Cleanup(func() { b.refill(t) })

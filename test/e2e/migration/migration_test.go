@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -25,12 +26,9 @@ const device = "wireguard.c2"
 // stands returns c1's device.
 func stands(t *testing.T) *kernel.Device {
 	t.Helper()
-	h, err := kernel.NewHost("auto")
-	must(t, err)
+	h := testkit.Value(kernel.NewHost("auto"))(t)
 	defer h.Close()
-	d, err := h.Device(device)
-	must(t, err)
-	return d
+	return testkit.Value(h.Device(device))(t)
 }
 
 // deleteDevice deletes a device on a node.
@@ -159,8 +157,7 @@ func pairing(t *testing.T, w *world) {
 	if got := ours["c2.wireguard.semaphore.uw.io/endpoint"]; got != "192.0.2.1:51820" {
 		t.Errorf("c1's node says that it is at %q", got)
 	}
-	file, err := os.ReadFile(filepath.Join(w.c1.keyPath, device+".key"))
-	must(t, err)
+	file := testkit.Value(os.ReadFile(filepath.Join(w.c1.keyPath, device+".key")))(t)
 	key, err := wgtypes.ParseKey(string(file)) // as semaphore-wireguard would read it
 	must(t, err)
 	if got := ours["c2.wireguard.semaphore.uw.io/pubKey"]; got != key.PublicKey().String() {

@@ -83,8 +83,7 @@ func newWorld(t *testing.T) *world {
 		c2: &side{name: "c2", node: "b1", address: "192.0.2.2", podCIDR: "10.2.1.0/24", podSubnet: "10.2.0.0/16",
 			pod: "10.2.1.1"},
 	}
-	ns, err := netns.Create("b1")
-	must(t, err)
+	ns := testkit.Value(netns.Create("b1"))(t)
 	w.remote = ns
 	ip(t, "link add eth0 type veth peer name eth0 netns b1")
 	ip(t, "addr add 192.0.2.1/24 dev eth0")
@@ -102,8 +101,7 @@ func newWorld(t *testing.T) *world {
 		w.addNode(s, s.node, s.address, s.podCIDR)
 		must(t, identity.Init(filepath.Join(w.dir, s.name, "pki"), s.name,
 			identity.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		roots, err := os.ReadFile(filepath.Join(w.dir, s.name, "pki", "ca.crt"))
-		must(t, err)
+		roots := testkit.Value(os.ReadFile(filepath.Join(w.dir, s.name, "pki", "ca.crt")))(t)
 		must(t, os.MkdirAll(filepath.Join(w.dir, "bundles"), 0o700))
 		must(t, os.WriteFile(filepath.Join(w.dir, "bundles", s.name+".pem"), roots, 0o600))
 	}
@@ -138,12 +136,11 @@ func (w *world) admit(s *side) string {
 		Spec: corev1.PodSpec{NodeName: s.node, ServiceAccountName: "semaphore-agent",
 			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
 	})
-	token, err := s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
+	token := testkit.Value(s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 			Audiences:      []string{"semaphore-broker." + s.name},
 			BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		}}, metav1.CreateOptions{})
-	must(w.t, err)
+		}}, metav1.CreateOptions{}))(w.t)
 	file := filepath.Join(w.dir, s.name, "token")
 	must(w.t, os.WriteFile(file, []byte(token.Status.Token), 0o600))
 	return file
@@ -221,12 +218,11 @@ tls: {certFile: %[1]s/c1/pki/broker/tls.crt, keyFile: %[1]s/c1/pki/broker/tls.ke
 kube: {kubeConfigPath: %[2]s}
 listen: {federation: %[3]s, peering: %[4]s, http: %[5]s, debugSocket: %[1]s/broker.sock}
 remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, loopback.Address(w.t), remotes)
-	b, err := described.Broker(own)
-	must(w.t, err)
+	b := testkit.Value(described.Broker(own))(w.t)
 	must(w.t, os.WriteFile(w.subnetsFile(), own, 0o644))
 	must(w.t, os.WriteFile(filepath.Join(filepath.Dir(w.subnetsFile()), bounds.RemotesFile), []byte("remotes: "+remotes),
 		0o644))
-	e, err := config.Parse[config.Exporter](fmt.Appendf(nil, `
+	e := testkit.Value(config.Parse[config.Exporter](fmt.Appendf(nil, `
 cluster: c2
 features: [encryption]
 localBroker: {cluster: c1, address: %[3]q}
@@ -234,8 +230,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/pki/exporter/tls.crt, keyFile: %[1]s/c2/pki/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]s}
 listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
-`, w.dir, kubetest.Kubeconfig(w.t, w.c2.rest), w.federation, loopback.Address(w.t)))
-	must(w.t, err)
+`, w.dir, kubetest.Kubeconfig(w.t, w.c2.rest), w.federation, loopback.Address(w.t))))(w.t)
 	file := kubetest.Described(w.t, w.c1.rest, b)
 	stopBroker := w.starts("broker", func(ctx context.Context) error { return broker.Run(ctx, file) })
 	stopExporter := w.starts("exporter", func(ctx context.Context) error { return exporter.Run(ctx, e) })
@@ -251,16 +246,14 @@ const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0
 
 func (w *world) agentConfig(more string) *config.Agent {
 	w.t.Helper()
-	cfg, err := config.Parse[config.Agent](fmt.Appendf(nil, `
+	return testkit.Value(config.Parse[config.Agent](fmt.Appendf(nil, `
 cluster: c1
 broker: {address: %q, bundleFile: %q, tokenFile: %q}
 subnetsFile: %q
 wgKeyPath: %q
 listen: {http: "127.0.0.1:7773", debugSocket: %q}
 %s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.subnetsFile(), w.c1.keyPath,
-		filepath.Join(w.dir, "agent.sock"), more))
-	must(w.t, err)
-	return cfg
+		filepath.Join(w.dir, "agent.sock"), more)))(w.t)
 }
 
 func (w *world) agent(cfg *config.Agent) (stop func()) {
@@ -308,8 +301,7 @@ type traffic struct {
 // echo answers packets at c2's pod until the test ends.
 func (w *world) echo() {
 	w.t.Helper()
-	conn, err := w.remote.ListenPacket(w.t.Context(), "udp", "10.2.1.1:7")
-	must(w.t, err)
+	conn := testkit.Value(w.remote.ListenPacket(w.t.Context(), "udp", "10.2.1.1:7"))(w.t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

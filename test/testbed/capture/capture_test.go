@@ -21,8 +21,7 @@ import (
 func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	testkit.NeedsRoot(t, "it captures packets")
-	ns, err := netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid()))
-	testkit.Must(t, err)
+	ns := testkit.Value(netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid())))(t)
 	t.Cleanup(func() {
 		if err := ns.Delete(); err != nil {
 			t.Error(err)
@@ -35,23 +34,18 @@ func TestCapture(t *testing.T) {
 	ns := namespace(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	receiver, err := ns.ListenPacket(ctx, "udp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	receiver := testkit.Value(ns.ListenPacket(ctx, "udp", "127.0.0.1:0"))(t)
 	defer receiver.Close()
-	sender, err := ns.DialContext(ctx, "udp", receiver.LocalAddr().String())
-	testkit.Must(t, err)
+	sender := testkit.Value(ns.DialContext(ctx, "udp", receiver.LocalAddr().String()))(t)
 	defer sender.Close()
 	send := func(text string) {
 		t.Helper()
-		if _, err := sender.Write([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(sender.Write([]byte(text)))(t)
 	}
 
 	send("too early")
 	began := time.Now().Add(-time.Second)
-	c, err := Start(ns, "lo")
-	testkit.Must(t, err)
+	c := testkit.Value(Start(ns, "lo"))(t)
 	const many = 1000
 	for i := range many {
 		send(fmt.Sprintf("packet %04d", i))
@@ -61,8 +55,7 @@ func TestCapture(t *testing.T) {
 		t.Errorf("Wait = %v, %v", p, err)
 	}
 	send("the last one") // and at once:
-	packets, err := c.Stop()
-	testkit.Must(t, err)
+	packets := testkit.Value(c.Stop())(t)
 	count := func(text string) (n int) {
 		for _, p := range packets {
 			if bytes.Contains(p.Data, []byte(text)) {

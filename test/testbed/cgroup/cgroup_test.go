@@ -36,8 +36,7 @@ func mounts(t *testing.T) []string {
 func TestLife(t *testing.T) {
 	for _, mount := range mounts(t) {
 		t.Run(filepath.Base(mount), func(t *testing.T) {
-			h, err := Find(mount)
-			testkit.Must(t, err)
+			h := testkit.Value(Find(mount))(t)
 			if err := h.Check(); err != nil && (!h.Unified || !strings.Contains(err.Error(), "bound to version 1")) {
 				t.Fatal(err)
 			}
@@ -67,12 +66,9 @@ func TestLife(t *testing.T) {
 				script += "echo 0 > " + f + " && "
 			}
 			cmd := exec.Command("sh", "-c", script+"{ sleep 300 & sleep 301 & echo in; wait; }")
-			out, err := cmd.StdoutPipe()
-			testkit.Must(t, err)
+			out := testkit.Value(cmd.StdoutPipe())(t)
 			testkit.Must(t, cmd.Start())
-			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(bufio.NewReader(out).ReadString('\n'))(t)
 			for _, group := range []string{name, deep} {
 				pids, err := h.Processes(group)
 				if err != nil || len(pids) != 3 || !slices.Contains(pids, cmd.Process.Pid) {

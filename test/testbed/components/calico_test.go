@@ -40,8 +40,7 @@ func TestRealFilesOfCalico(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the module of Calico")
 	}
-	repo, err := FindRepository()
-	testkit.Must(t, err)
+	repo := testkit.Value(FindRepository())(t)
 	dir := t.TempDir()
 	var paths Paths
 	testkit.Must(t, (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir,
@@ -67,8 +66,7 @@ func TestRealFilesOfCalico(t *testing.T) {
 		t.Fatalf("templates: %q, %v", templates, err)
 	}
 	for _, template := range templates {
-		data, err := os.ReadFile(template)
-		testkit.Must(t, err)
+		data := testkit.Value(os.ReadFile(template))(t)
 		if strings.Contains(string(data), "krt_tunnel") {
 			t.Errorf("%s has krt_tunnel, which BIRD 1.6 does not know", template)
 		}

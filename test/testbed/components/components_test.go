@@ -38,11 +38,9 @@ func TestMissingPackages(t *testing.T) {
 }
 
 func TestPinnedVersions(t *testing.T) {
-	repo, err := FindRepository()
-	testkit.Must(t, err)
+	repo := testkit.Value(FindRepository())(t)
 	for _, tool := range tools {
-		pinned, err := pinnedVersions(filepath.Join(repo, "tools", tool.name))
-		testkit.Must(t, err)
+		pinned := testkit.Value(pinnedVersions(filepath.Join(repo, "tools", tool.name)))(t)
 		if _, err := tool.ldflags(pinned); err != nil {
 			t.Error(err)
 		}
@@ -57,12 +55,9 @@ func TestPinnedVersions(t *testing.T) {
 // TestSharedVersions checks that what both the product and the components require has one version: otherwise it, and
 // all that imports it, is compiled twice.
 func TestSharedVersions(t *testing.T) {
-	repo, err := FindRepository()
-	testkit.Must(t, err)
-	product, err := pinnedVersions(repo)
-	testkit.Must(t, err)
-	components, err := pinnedVersions(filepath.Join(repo, "tools", "components"))
-	testkit.Must(t, err)
+	repo := testkit.Value(FindRepository())(t)
+	product := testkit.Value(pinnedVersions(repo))(t)
+	components := testkit.Value(pinnedVersions(filepath.Join(repo, "tools", "components")))(t)
 	shared := 0
 	for module, version := range components {
 		switch product[module] {
@@ -131,8 +126,7 @@ func TestInstalledProgram(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := Lock(t.Context(), path, func() { t.Error("waits for a free lock") })
-	testkit.Must(t, err)
+	unlock := testkit.Value(Lock(t.Context(), path, func() { t.Error("waits for a free lock") }))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	waited := false
@@ -140,7 +134,6 @@ func TestLock(t *testing.T) {
 		t.Errorf("a lock that is held: error %v, waited %v", err, waited)
 	}
 	unlock()
-	again, err := Lock(t.Context(), path, func() {})
-	testkit.Must(t, err)
+	again := testkit.Value(Lock(t.Context(), path, func() {}))(t)
 	again()
 }

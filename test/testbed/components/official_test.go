@@ -223,9 +223,7 @@ func archive(t *testing.T, files ...string) []byte {
 	entries := tar.NewWriter(packed)
 	for pair := range slices.Chunk(files, 2) {
 		testkit.Must(t, entries.WriteHeader(&tar.Header{Name: pair[0], Mode: 0o644, Size: int64(len(pair[1]))}))
-		if _, err := io.WriteString(entries, pair[1]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(io.WriteString(entries, pair[1]))(t)
 	}
 	testkit.Must(t, entries.Close())
 	testkit.Must(t, packed.Close())
@@ -515,19 +513,16 @@ func TestStalledHost(t *testing.T) {
 // the line is short where nothing answers.
 func TestOfficialPins(t *testing.T) {
 	t.Setenv("CI", "")
-	repo, err := FindRepository()
-	testkit.Must(t, err)
+	repo := testkit.Value(FindRepository())(t)
 	b := &Builder{}
 	var plans []*plan
 	for _, tool := range tools {
-		p, err := b.plan(t.Context(), repo, t.TempDir(), tool, func(p program) bool { return !p.onDemand })
-		testkit.Must(t, err)
+		p := testkit.Value(b.plan(t.Context(), repo, t.TempDir(), tool, func(p program) bool { return !p.onDemand }))(t)
 		plans = append(plans, p)
 	}
 	version := regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
 	for _, arch := range []string{"amd64", "arm64"} {
-		pins, err := readPins(repo, arch)
-		testkit.Must(t, err)
+		pins := testkit.Value(readPins(repo, arch))(t)
 		by := map[string]string{} // pins by program
 		for _, p := range pins {
 			host, ask, err := p.question()

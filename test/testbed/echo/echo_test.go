@@ -15,18 +15,15 @@ import (
 )
 
 func TestServe(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, listener, Answer{Pod: "p", Namespace: "n", Node: "k"}, 0) }()
 
 	base := "http://" + listener.Addr().String()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/some/path?headers", nil)
-	testkit.Must(t, err)
+	request := testkit.Value(http.NewRequestWithContext(ctx, http.MethodGet, base+"/some/path?headers", nil))(t)
 	request.Header.Set("X-Mark", "m")
-	response, err := http.DefaultClient.Do(request)
-	testkit.Must(t, err)
+	response := testkit.Value(http.DefaultClient.Do(request))(t)
 	defer response.Body.Close()
 	var got Answer
 	testkit.Must(t, json.NewDecoder(response.Body).Decode(&got))
@@ -34,8 +31,7 @@ func TestServe(t *testing.T) {
 		!strings.HasPrefix(got.Client, "127.0.0.1:") || got.Headers.Get("X-Mark") != "m" {
 		t.Errorf("answer: %+v", got)
 	}
-	health, err := http.Get(base + "/healthz")
-	testkit.Must(t, err)
+	health := testkit.Value(http.Get(base + "/healthz"))(t)
 	_ = health.Body.Close()
 	if health.StatusCode != http.StatusOK {
 		t.Errorf("healthz: %s", health.Status)

@@ -12,10 +12,8 @@ import (
 
 // TestHello checks both protocols, a client that sends first, and that nothing is left afterwards.
 func TestHello(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
-	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	packets := testkit.Value(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- hello(ctx, listener, packets, "pod ip 10.1.0.1") }()
@@ -23,9 +21,7 @@ func TestHello(t *testing.T) {
 		conn, err := net.Dial(address.Network(), address.String())
 		testkit.Must(t, err)
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := conn.Write([]byte("hi\n")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(conn.Write([]byte("hi\n")))(t)
 		var got []byte
 		if address.Network() == "tcp" {
 			got, err = io.ReadAll(conn)

@@ -25,10 +25,8 @@ func TestSocat(t *testing.T) {
 			t.Errorf("%s: %q, %v", text, got, err)
 		}
 	}
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	testkit.Must(t, err)
-	packets, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp4", "127.0.0.1:0"))(t)
+	packets := testkit.Value(net.ListenPacket("udp4", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	answer := printed(t.Context(), "echo pod ip")
@@ -49,13 +47,10 @@ func TestSocat(t *testing.T) {
 
 func ask(t *testing.T, network, address string) string {
 	t.Helper()
-	conn, err := net.Dial(network, address)
-	testkit.Must(t, err)
+	conn := testkit.Value(net.Dial(network, address))(t)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
-	if _, err := conn.Write([]byte("hi\n")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(conn.Write([]byte("hi\n")))(t)
 	if udp, ok := conn.(*net.UDPConn); ok {
 		got := make([]byte, 100)
 		n, _ := udp.Read(got)

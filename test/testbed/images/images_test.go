@@ -18,8 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestTagOfCoreDNS checks that the tag of the CoreDNS image is the release that is built.
 func TestTagOfCoreDNS(t *testing.T) {
-	built, err := os.ReadFile("../../../tools/components/go.mod")
-	testkit.Must(t, err)
+	built := testkit.Value(os.ReadFile("../../../tools/components/go.mod"))(t)
 	_, tag, _ := strings.Cut(CoreDNS, ":")
 	if !strings.Contains(string(built), "github.com/coredns/coredns v"+tag+"\n") {
 		t.Errorf("%s is not what tools/components/go.mod says", CoreDNS)
@@ -65,8 +64,7 @@ func TestPrune(t *testing.T) {
 
 func names(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	testkit.Must(t, err)
+	entries := testkit.Value(os.ReadDir(dir))(t)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

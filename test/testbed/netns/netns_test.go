@@ -29,8 +29,7 @@ func needRoot(t *testing.T) {
 func create(t *testing.T, suffix string) *Namespace {
 	t.Helper()
 	needRoot(t)
-	n, err := Create(fmt.Sprintf("netns-test-%d-%s", os.Getpid(), suffix))
-	testkit.Must(t, err)
+	n := testkit.Value(Create(fmt.Sprintf("netns-test-%d-%s", os.Getpid(), suffix)))(t)
 	t.Cleanup(func() {
 		if err := n.Delete(); err != nil {
 			t.Error(err)
@@ -58,11 +57,9 @@ func TestCreateOpenDelete(t *testing.T) {
 	if err != nil || !slices.Equal(names, []string{n.Name()}) {
 		t.Errorf("List = %v, %v", names, err)
 	}
-	handle, err := n.Netlink()
-	testkit.Must(t, err)
+	handle := testkit.Value(n.Netlink())(t)
 	defer handle.Close()
-	links, err := handle.LinkList()
-	testkit.Must(t, err)
+	links := testkit.Value(handle.LinkList())(t)
 	for _, l := range links {
 		if l.Attrs().Name == "lo" && l.Attrs().Flags&net.FlagUp == 0 {
 			t.Error("lo is down")
@@ -107,8 +104,7 @@ func TestDoRestoresThreads(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	tasks, err := os.ReadDir("/proc/self/task")
-	testkit.Must(t, err)
+	tasks := testkit.Value(os.ReadDir("/proc/self/task"))(t)
 	for _, task := range tasks {
 		var st unix.Stat_t
 		if unix.Stat("/proc/self/task/"+task.Name()+"/ns/net", &st) == nil && st.Ino != outside {
@@ -125,18 +121,15 @@ func TestDialAndListen(t *testing.T) {
 	n := create(t, "net")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	listener, err := n.Listen(ctx, "tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(n.Listen(ctx, "tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
-	conn, err := n.DialContext(ctx, "tcp", listener.Addr().String())
-	testkit.Must(t, err)
+	conn := testkit.Value(n.DialContext(ctx, "tcp", listener.Addr().String()))(t)
 	_ = conn.Close()
 	if conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Second); err == nil {
 		_ = conn.Close()
 		t.Error("the listener is reachable from outside the namespace")
 	}
-	packets, err := n.ListenPacket(ctx, "udp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	packets := testkit.Value(n.ListenPacket(ctx, "udp", "127.0.0.1:0"))(t)
 	_ = packets.Close()
 	if _, err := n.DialContext(ctx, "tcp", "localhost:1"); err == nil {
 		t.Error("a name was resolved")

@@ -43,8 +43,7 @@ func inMounts(t *testing.T) bool {
 // mountsAt counts the mounts at a path.
 func mountsAt(t *testing.T, path string) (n int) {
 	t.Helper()
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	testkit.Must(t, err)
+	data := testkit.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for line := range strings.Lines(string(data)) {
 		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == path {
 			n++
@@ -64,9 +63,7 @@ func ip(t *testing.T, args ...string) {
 
 func made(t *testing.T, name string) *Namespace {
 	t.Helper()
-	n, err := Create(name)
-	testkit.Must(t, err)
-	return n
+	return testkit.Value(Create(name))(t)
 }
 
 // `ip netns add` of somebody else, while there are namespaces, mounts nothing over them; those of both end with a

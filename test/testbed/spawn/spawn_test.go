@@ -52,8 +52,7 @@ func shell(t *testing.T, script string) Spec {
 
 func start(t *testing.T, spec Spec) *Process {
 	t.Helper()
-	p, err := Start(spec)
-	testkit.Must(t, err)
+	p := testkit.Value(Start(spec))(t)
 	t.Cleanup(func() {
 		if err := p.Stop(0); err != nil {
 			t.Error(err)
@@ -66,8 +65,7 @@ func start(t *testing.T, spec Spec) *Process {
 func output(t *testing.T, spec Spec) string {
 	t.Helper()
 	state := start(t, spec).Wait()
-	text, err := os.ReadFile(spec.Output)
-	testkit.Must(t, err)
+	text := testkit.Value(os.ReadFile(spec.Output))(t)
 	if state.Code != 0 {
 		t.Errorf("exit code %d, output:\n%s", state.Code, text)
 	}
@@ -76,8 +74,7 @@ func output(t *testing.T, spec Spec) string {
 
 func machineMounts(t *testing.T) string {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	testkit.Must(t, err)
+	mounts := testkit.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	return string(mounts)
 }
 
@@ -149,8 +146,7 @@ changed
 func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	needRoot(t)
-	n, err := netns.Create(fmt.Sprintf("spawn-test-%d-%s", os.Getpid(), filepath.Base(t.Name())))
-	testkit.Must(t, err)
+	n := testkit.Value(netns.Create(fmt.Sprintf("spawn-test-%d-%s", os.Getpid(), filepath.Base(t.Name()))))(t)
 	t.Cleanup(func() {
 		if err := n.Delete(); err != nil {
 			t.Error(err)
@@ -167,8 +163,7 @@ func TestNetworkNamespace(t *testing.T) {
 	}
 	// The thread that started the process is in its old namespace again.
 	spec.Netns, spec.Output = nil, filepath.Join(t.TempDir(), "output")
-	here, err := os.Readlink("/proc/self/ns/net")
-	testkit.Must(t, err)
+	here := testkit.Value(os.Readlink("/proc/self/ns/net"))(t)
 	spec.Args = []string{"readlink", "/proc/self/ns/net"}
 	if got := strings.TrimSpace(output(t, spec)); got != here {
 		t.Errorf("a process of this namespace, %s, is in %s", here, got)
@@ -298,11 +293,10 @@ func TestJoin(t *testing.T) {
 func TestInit(t *testing.T) {
 	p, ns := initial(t)
 	out := filepath.Join(t.TempDir(), "output")
-	daemon, err := StartIn(p.PID(), Spec{
+	daemon := testkit.Value(StartIn(p.PID(), Spec{
 		Name: "daemon", Env: []string{"PATH=" + defaultPath}, Output: out, Args: []string{"sh", "-c",
 			`mount -t tmpfs below-init /tmp; (sh -c 'setsid sleep 0.1 & echo $!' ); echo ready; sleep 300`},
-	})
-	testkit.Must(t, err)
+	}))(t)
 	until(t, "the daemon", says(out, "ready"))
 	var mounts bytes.Buffer
 	testkit.Must(t, Join(t.Context(), p.PID(), JoinSpec{Args: []string{"cat", "/proc/mounts"}, Stdout: &mounts}))
@@ -310,8 +304,7 @@ func TestInit(t *testing.T) {
 		t.Errorf("the mount shows inside: %v, and outside: %v", strings.Contains(mounts.String(), "below-init"),
 			strings.Contains(machineMounts(t), "below-init"))
 	}
-	text, err := os.ReadFile(out)
-	testkit.Must(t, err)
+	text := testkit.Value(os.ReadFile(out))(t)
 	orphan, _, _ := strings.Cut(string(text), "\n")
 	until(t, "the end of process "+orphan, func() bool {
 		return Join(t.Context(), p.PID(), JoinSpec{Args: []string{"test", "!", "-e", "/proc/" + orphan}}) == nil
@@ -334,20 +327,16 @@ const ownerEnv = "SPAWN_TEST_OWNER"
 // killed.
 func TestProcessesEndWithTheirOwner(t *testing.T) {
 	if dir := os.Getenv(ownerEnv); dir != "" {
-		first, err := Start(Spec{Name: "init", Root: dir, Mounts: machine, Init: true})
-		testkit.Must(t, err)
-		inside, err := StartIn(first.PID(), Spec{Name: "inside", Args: []string{"sleep", "300"}})
-		testkit.Must(t, err)
-		alone, err := Start(Spec{Name: "alone", Root: dir, Mounts: machine, Args: []string{"sleep", "300"}})
-		testkit.Must(t, err)
+		first := testkit.Value(Start(Spec{Name: "init", Root: dir, Mounts: machine, Init: true}))(t)
+		inside := testkit.Value(StartIn(first.PID(), Spec{Name: "inside", Args: []string{"sleep", "300"}}))(t)
+		alone := testkit.Value(Start(Spec{Name: "alone", Root: dir, Mounts: machine, Args: []string{"sleep", "300"}}))(t)
 		fmt.Println("pids", first.PID(), inside.PID(), alone.PID())
 		select {}
 	}
 	needRoot(t)
 	owner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestProcessesEndWithTheirOwner$")
 	owner.Env = append(os.Environ(), ownerEnv+"="+t.TempDir())
-	out, err := owner.StdoutPipe()
-	testkit.Must(t, err)
+	out := testkit.Value(owner.StdoutPipe())(t)
 	testkit.Must(t, owner.Start())
 	t.Cleanup(func() { _ = owner.Process.Kill() })
 	line, err := bufio.NewReader(out).ReadString('\n')
@@ -358,8 +347,7 @@ func TestProcessesEndWithTheirOwner(t *testing.T) {
 	testkit.Must(t, owner.Process.Kill())
 	_ = owner.Wait() // killed
 	for _, word := range words[1:] {
-		pid, err := strconv.Atoi(word)
-		testkit.Must(t, err)
+		pid := testkit.Value(strconv.Atoi(word))(t)
 		until(t, "the end of process "+word, func() bool {
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			return err != nil || strings.Contains(string(status), "State:\tZ")
@@ -372,8 +360,7 @@ func BenchmarkStart(b *testing.B) {
 	testkit.NeedsRoot(b, "it makes namespaces")
 	root := b.TempDir()
 	for b.Loop() {
-		p, err := Start(Spec{Args: []string{"true"}, Root: root, Mounts: machine})
-		testkit.Must(b, err)
+		p := testkit.Value(Start(Spec{Args: []string{"true"}, Root: root, Mounts: machine}))(b)
 		p.Wait()
 	}
 }

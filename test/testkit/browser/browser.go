@@ -72,17 +72,11 @@ func Open(t *testing.T, launch Launch, url string) *Page {
 	cmd, start, err := launch(ctx, Program, "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
 		"--disable-background-networking", "--disable-component-update", "--no-proxy-server",
 		"--user-data-dir="+t.TempDir(), "--remote-debugging-pipe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	theirs, ours, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	answers, answering, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cmd.ExtraFiles = []*os.File{theirs, answering} // 3 and 4
 	var said strings.Builder
 	cmd.Stderr = &said
@@ -277,8 +271,7 @@ func (p *Page) Screenshot(width, height int) []byte {
 	defer p.call("Emulation.clearDeviceMetricsOverride", nil, nil)
 	var out struct{ Data string }
 	p.call("Page.captureScreenshot", map[string]any{"format": "png"}, &out)
-	data := testkit.Value(base64.StdEncoding.DecodeString(out.Data))(p.t)
-	return data
+	return testkit.Value(base64.StdEncoding.DecodeString(out.Data))(p.t)
 }
 
 // Complaints returns the errors of the script, and the violations of the page's policy, so far.

@@ -171,8 +171,7 @@ func Patch[T any](t *testing.T, client interface {
 	Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error)
 }, name, patch string, of ...string) {
 	t.Helper()
-	_, err := client.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, of...)
-	must(t, err)
+	testkit.Value(client.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, of...))(t)
 }
 
 // Durations differ between two runs.
@@ -217,11 +216,10 @@ func Linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Int
 	}
 	remotes = map[string]dynamic.ResourceInterface{}
 	for _, name := range []string{"c1", "c2"} {
-		cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{
+		cfg := testkit.Value(clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{
 			ExplicitPath: kubeconfig,
 		}, &clientcmd.ConfigOverrides{CurrentContext: name}).
-			ClientConfig()
-		must(t, err)
+			ClientConfig())(t)
 		kubetest.InstallRemoteClusters(t, cfg)
 		remotes[name] = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
 		node := kubetest.Create(t, admins[name].CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
@@ -246,8 +244,7 @@ func TwoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.
 		cfg := kubetest.Start(t)
 		admins[name] = kubernetes.NewForConfigOrDie(cfg)
 		kubetest.Namespace(t, admins[name], "semaphore")
-		one, err := clientcmd.LoadFromFile(kubetest.Kubeconfig(t, cfg))
-		must(t, err)
+		one := testkit.Value(clientcmd.LoadFromFile(kubetest.Kubeconfig(t, cfg)))(t)
 		current := one.Contexts[one.CurrentContext]
 		merged.Clusters[name], merged.AuthInfos[name] = one.Clusters[current.Cluster], one.AuthInfos[current.AuthInfo]
 		current.Cluster, current.AuthInfo = name, name

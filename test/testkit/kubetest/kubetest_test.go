@@ -48,8 +48,7 @@ func readPID(t *testing.T, path string) int {
 	t.Helper()
 	for range 6000 {
 		if b, err := os.ReadFile(path); err == nil {
-			pid := testkit.Value(strconv.Atoi(strings.TrimSpace(string(b))))(t)
-			return pid
+			return testkit.Value(strconv.Atoi(strings.TrimSpace(string(b))))(t)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -19,8 +19,7 @@ func TestMain(m *testing.M) {
 // or taken by an outgoing connection.
 func TestEnter(t *testing.T) {
 	testkit.NeedsRoot(t, "it makes a network namespace")
-	interfaces, err := net.Interfaces()
-	testkit.Must(t, err)
+	interfaces := testkit.Value(net.Interfaces())(t)
 	if len(interfaces) != 1 || interfaces[0].Name != "lo" || interfaces[0].Flags&net.FlagUp == 0 {
 		t.Errorf("interfaces %v, want lo alone, up", interfaces)
 	}

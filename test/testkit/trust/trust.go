@@ -57,9 +57,7 @@ func (d Dir) Files(cluster, part string) config.TLS {
 
 func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	tb.Helper()
-	s, err := identity.NewSource(d.Files(cluster, part))
-	testkit.Must(tb, err)
-	return s
+	return testkit.Value(identity.NewSource(d.Files(cluster, part)))(tb)
 }
 
 // ClientTLS returns the configuration to dial one server, as an agent does, without a client certificate. The roots are
