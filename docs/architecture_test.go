@@ -2,16 +2,12 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const architecture = "docs/architecture.md"
@@ -110,8 +106,7 @@ func isPackage(name string) bool {
 // declared are the functions of a file, and its methods as Type.Method.
 func declared(t *testing.T, file string) (names []string) {
 	t.Helper()
-	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", file), nil, parser.SkipObjectResolution)
-	testkit.Must(t, err)
+	_, parsed := parsed(t, file)
 	for _, d := range parsed.Decls {
 		f, ok := d.(*ast.FuncDecl)
 		if !ok {

@@ -94,9 +94,7 @@ var clock = map[string]compares{
 	"test/redteam/remote_test.go end":                                     {1, givesUp},
 	"test/sim/sim_test.go TestSeeds":                                      {1, endsLoop},
 	"test/testbed/images/containerd_test.go removeGroups":                 {1, givesUp},
-	"test/testbed/images/containerd_test.go startContainerd":              {1, givesUp},
 	"test/testbed/machine/machine_test.go TestMachineIsSwitchedOff":       {1, givesUp},
-	"test/testbed/proxy/proxy_test.go TestPassesAndEnds":                  {1, givesUp},
 }
 
 // Why a comparison holds on a busy machine.

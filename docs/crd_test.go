@@ -21,9 +21,8 @@ var update = flag.Bool("update", false, "write remotecluster.md, to be looked at
 
 // TestDefinitionIsDocumented: docs/remotecluster.md has each field of the definition, which is made from the Go types.
 func TestDefinitionIsDocumented(t *testing.T) {
-	data := testkit.Value(os.ReadFile("../deploy/crds/remoteclusters.yaml"))(t)
 	var crd apiextensionsv1.CustomResourceDefinition
-	testkit.Must(t, yaml.UnmarshalStrict(data, &crd))
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(read(t, "deploy/crds/remoteclusters.yaml")), &crd))
 	if len(crd.Spec.Versions) != 1 {
 		t.Fatalf("%d versions; the page has one", len(crd.Spec.Versions))
 	}
@@ -33,8 +32,7 @@ func TestDefinitionIsDocumented(t *testing.T) {
 		testkit.Must(t, os.WriteFile(file, []byte(got), 0o644))
 		return
 	}
-	want := testkit.Value(os.ReadFile(file))(t)
-	if string(want) != got {
+	if read(t, "docs/"+file) != got {
 		t.Errorf("docs/%s differs from the definition: go test ./docs -run TestDefinitionIsDocumented -update writes it",
 			file)
 	}

@@ -25,7 +25,6 @@ func reported(d finding.Definition) bool {
 // TestEachCodeHasOneMeaning: a code has one level, one side, one command, one alert and one section, wherever it is
 // met.
 func TestEachCodeHasOneMeaning(t *testing.T) {
-	data := testkit.Value(os.ReadFile("../deploy/features/alerts/rules.yaml"))(t)
 	var object struct {
 		Spec struct {
 			Groups []struct {
@@ -33,7 +32,7 @@ func TestEachCodeHasOneMeaning(t *testing.T) {
 			}
 		}
 	}
-	testkit.Must(t, yaml.Unmarshal(data, &object))
+	testkit.Must(t, yaml.Unmarshal([]byte(read(t, "deploy/features/alerts/rules.yaml")), &object))
 	alerts := map[string]string{}
 	for _, r := range object.Spec.Groups[0].Rules {
 		alerts[r.Alert] = r.Expr
@@ -86,8 +85,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 			d.Meaning + " | " + strings.ReplaceAll(string(d.Side), "-", " ") + " | `" + d.Command + "` | `" + d.Alert + "` | " +
 			d.Condition + " |\n")
 	}
-	page := testkit.Value(os.ReadFile("findings.md"))(t)
-	before, after, found := strings.Cut(string(page), "\n## ")
+	before, after, found := strings.Cut(read(t, "docs/findings.md"), "\n## ")
 	if os.Getenv("UPDATE_FINDINGS") != "" {
 		testkit.Must(t, os.WriteFile("findings.md", []byte(before+want.String()), 0o644))
 		return

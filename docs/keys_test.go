@@ -2,10 +2,7 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -34,10 +31,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	for _, k := range composed {
 		where[k] = "internal/naming"
 	}
-	out, err := exec.Command("git", "-C", "..", "ls-files", "agent", "api", "broker", "cmd", "ctl", "deploy", "exporter",
-		"internal").Output()
-	testkit.Must(t, err)
-	for _, file := range strings.Fields(string(out)) {
+	for _, file := range tracked(t, "agent", "api", "broker", "cmd", "ctl", "deploy", "exporter", "internal") {
 		for _, text := range texts(t, file) {
 			for _, k := range key.FindAllString(text, -1) {
 				if name, _, _ := strings.Cut(k, "/"); k != name+"/v1alpha1" && where[k] == "" {
@@ -73,12 +67,10 @@ func texts(t *testing.T, file string) (all []string) {
 	switch {
 	case strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, ".pb.go"):
 	case strings.HasSuffix(file, ".go"):
-		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", file), nil, parser.SkipObjectResolution)
-		testkit.Must(t, err)
+		_, parsed := parsed(t, file)
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
-				text := testkit.Value(strconv.Unquote(literal.Value))(t)
-				all = append(all, text)
+				all = append(all, testkit.Value(strconv.Unquote(literal.Value))(t))
 			}
 			return true
 		})

@@ -2,14 +2,9 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxFunction is how many lines a function has at most, so that it fits a screen. A table, that is a composite literal
@@ -19,18 +14,12 @@ const maxFunction = 70
 // TestFunctionsFitAScreen holds the functions of the product and of its tools. Tests are lists of steps, and may be
 // longer.
 func TestFunctionsFitAScreen(t *testing.T) {
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
-	if err != nil {
-		t.Fatalf("git ls-files: %v", err)
-	}
 	seen := 0
-	for file := range strings.Lines(string(out)) {
-		file = strings.TrimSpace(file)
+	for _, file := range tracked(t, "*.go") {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		fset := token.NewFileSet()
-		parsed := testkit.Value(parser.ParseFile(fset, filepath.Join("..", file), nil, parser.ParseComments))(t)
+		fset, parsed := parsed(t, file)
 		if ast.IsGenerated(parsed) {
 			continue
 		}
@@ -54,9 +43,8 @@ const maxPage, maxPages = 250, 8000
 
 // TestPagesAreShort: a page is read in one go. The reference of semaphorectl is made from the program.
 func TestPagesAreShort(t *testing.T) {
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	all := 0
-	for _, page := range strings.Fields(string(out)) {
+	for _, page := range tracked(t, "*.md") {
 		n := strings.Count(read(t, page), "\n")
 		if all += n; n > maxPage && page != "docs/cli.md" {
 			t.Errorf("%s has %d lines, %d at most: move what is looked up to a page of its own", page, n, maxPage)

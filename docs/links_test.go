@@ -2,10 +2,14 @@
 package docs_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -23,11 +27,8 @@ var (
 // TestLinks: each relative link of each document leads to a file of this repository, and to a heading of it where it
 // names one.
 func TestLinks(t *testing.T) {
-	list := exec.Command("git", "ls-files", "*.md")
-	list.Dir = ".."
-	out := testkit.Value(list.Output())(t)
 	links := 0
-	for _, document := range strings.Fields(string(out)) {
+	for _, document := range tracked(t, "*.md") {
 		for n, line := range lines(t, document) {
 			for _, match := range link.FindAllStringSubmatch(line, -1) {
 				target, section, _ := strings.Cut(match[1], "#")
@@ -52,10 +53,31 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// tracked are the files of the repository that git's patterns match.
+func tracked(t *testing.T, patterns ...string) []string {
+	t.Helper()
+	list := exec.Command("git", append([]string{"-C", "..", "ls-files"}, patterns...)...)
+	return strings.Fields(string(testkit.Value(list.Output())(t)))
+}
+
+// product are the Go files of the product without tests.
+func product(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(tracked(t, "agent/*.go", "broker/*.go", "ctl/*.go", "exporter/*.go", "internal/*.go"),
+		func(file string) bool { return strings.HasSuffix(file, "_test.go") })
+}
+
+// parsed is a Go file of the repository, with its comments.
+func parsed(t *testing.T, file string) (*token.FileSet, *ast.File) {
+	t.Helper()
+	set := token.NewFileSet()
+	return set, testkit.Value(parser.ParseFile(set, file, read(t, file), parser.ParseComments|
+		parser.SkipObjectResolution))(t)
+}
+
 // lines are those of a document outside of code blocks; a line inside one is empty.
 func lines(t *testing.T, document string) []string {
-	data := testkit.Value(os.ReadFile(filepath.Join("..", document)))(t)
-	all, code := strings.Split(string(data), "\n"), false
+	all, code := strings.Split(read(t, document), "\n"), false
 	for i, line := range all {
 		fence := strings.HasPrefix(strings.TrimSpace(line), "```")
 		if fence {
@@ -99,9 +121,8 @@ func sections(t *testing.T, document string) map[string]bool {
 // TestDiagrams: in a Mermaid diagram a semicolon ends a statement, so that GitHub shows an error in place of a picture
 // whose labels have one.
 func TestDiagrams(t *testing.T) {
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	diagrams := 0
-	for _, document := range strings.Fields(string(out)) {
+	for _, document := range tracked(t, "*.md") {
 		inside := false
 		for n, line := range strings.Split(read(t, document), "\n") {
 			fence := strings.TrimSpace(line)

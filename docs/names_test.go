@@ -2,18 +2,12 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
-	"go/token"
 	"maps"
-	"os"
-	"os/exec"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 var (
@@ -35,10 +29,8 @@ func TestNamesOfTests(t *testing.T) {
 	if len(names) < 1000 {
 		t.Fatalf("%d tests were found", len(names))
 	}
-	documents := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "README.md", "CONTRIBUTING.md", "docs/*.md",
-		"test/sim/README.md").Output())(t)
 	named := 0
-	for _, document := range strings.Fields(string(documents)) {
+	for _, document := range tracked(t, "README.md", "CONTRIBUTING.md", "docs/*.md", "test/sim/README.md") {
 		all, inBlock := lines(t, document), false
 		for _, match := range namesOfPackage.FindAllStringSubmatch(strings.Join(all, "\n"), -1) {
 			for _, name := range nameOfTest.FindAllString(match[1], -1) {
@@ -74,8 +66,7 @@ func TestNamesOfTests(t *testing.T) {
 		t.Errorf("documents name %d tests; the search does not work", named)
 	}
 
-	makefile := testkit.Value(os.ReadFile("../Makefile"))(t)
-	for _, name := range nameOfTest.FindAllString(string(makefile), -1) {
+	for _, name := range nameOfTest.FindAllString(read(t, "Makefile"), -1) {
 		if !isNameOfTest(names, name+"…") {
 			t.Errorf("Makefile: no test begins with %s", name)
 		}
@@ -95,9 +86,8 @@ func isNameOfTest(names []string, name string) bool {
 func testsOfTheTree(t *testing.T) map[string][]string {
 	t.Helper()
 	names := map[string][]string{}
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output())(t)
-	for _, file := range strings.Fields(string(out)) {
-		parsed := testkit.Value(parser.ParseFile(token.NewFileSet(), "../"+file, nil, parser.SkipObjectResolution))(t)
+	for _, file := range tracked(t, "*_test.go") {
+		_, parsed := parsed(t, file)
 		for _, decl := range parsed.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && nameOfTest.FindString(f.Name.Name) == f.Name.Name {
 				names[f.Name.Name] = append(names[f.Name.Name], path.Dir(file))

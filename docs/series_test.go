@@ -2,18 +2,11 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // ended says how the series by cluster of a file end when the cluster is removed.
@@ -39,24 +32,17 @@ var (
 // TestSeriesHaveAnEnd: each metric with a label cluster has code that deletes the series of a cluster that is removed.
 func TestSeriesHaveAnEnd(t *testing.T) {
 	found := map[string]bool{}
-	for _, dir := range []string{"agent", "broker", "ctl", "exporter", "internal"} {
-		testkit.Must(t, filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			text, err := os.ReadFile(path)
-			if err != nil || !slices.ContainsFunc(vectors.FindAllStringSubmatch(string(text), -1), func(found []string) bool {
-				return strings.Contains(found[1], `"cluster"`)
-			}) {
-				return err
-			}
-			name := filepath.ToSlash(strings.TrimPrefix(path, ".."+string(filepath.Separator)))
-			found[name] = true
-			for _, metric := range endless(t, path, string(text)) {
-				t.Errorf("%s: no function that deletes series names %s, which has series by cluster", name, metric)
-			}
-			return nil
-		}))
+	for _, name := range product(t) {
+		text := read(t, name)
+		if !slices.ContainsFunc(vectors.FindAllStringSubmatch(text, -1), func(found []string) bool {
+			return strings.Contains(found[1], `"cluster"`)
+		}) {
+			continue
+		}
+		found[name] = true
+		for _, metric := range endless(t, name, text) {
+			t.Errorf("%s: no function that deletes series names %s, which has series by cluster", name, metric)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		if ended[name] == "" {
@@ -73,7 +59,7 @@ func TestSeriesHaveAnEnd(t *testing.T) {
 // endless returns the fields with a metric by cluster that no function of their file names that deletes series. A
 // metric made by a function of the file counts as one by cluster.
 func endless(t *testing.T, path, text string) (names []string) {
-	file := testkit.Value(parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution))(t)
+	_, file := parsed(t, path)
 	of := func(n ast.Node) string { return text[n.Pos()-1 : n.End()-1] }
 	deleting := map[string]bool{} // what functions that delete series name
 	ast.Inspect(file, func(n ast.Node) bool {

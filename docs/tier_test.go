@@ -2,22 +2,14 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestOnlyInTestAll: the table of docs/faults.md names each test that only make test-all runs, and no other.
 func TestOnlyInTestAll(t *testing.T) {
-	data := testkit.Value(os.ReadFile("faults.md"))(t)
-	_, section, found := strings.Cut(string(data), "\n## Only in `make test-all`\n")
+	_, section, found := strings.Cut(read(t, "docs/faults.md"), "\n## Only in `make test-all`\n")
 	if !found {
 		t.Fatal("faults.md has no section on what only make test-all runs")
 	}
@@ -44,33 +36,24 @@ func TestOnlyInTestAll(t *testing.T) {
 // onlyAll returns the tests that call tier.OnlyAll, with their files.
 func onlyAll(t *testing.T) map[string]string {
 	tests := map[string]string{}
-	testkit.Must(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			return err
-		}
+	for _, path := range tracked(t, "*_test.go") {
+		_, file := parsed(t, path)
 		for _, decl := range file.Decls {
 			function, ok := decl.(*ast.FuncDecl)
 			if !ok {
 				continue
 			}
 			ast.Inspect(function, func(n ast.Node) bool {
-				if call, ok := n.(*ast.SelectorExpr); ok && call.Sel.Name == "OnlyAll" {
-					if pkg, ok := call.X.(*ast.Ident); ok && pkg.Name == "tier" {
-						if !strings.HasPrefix(function.Name.Name, "Test") {
-							t.Errorf("%s: %s calls tier.OnlyAll; a test calls it itself, so that it can be listed", path,
-								function.Name.Name)
-						}
-						tests[function.Name.Name] = path
+				if call, ok := n.(*ast.SelectorExpr); ok && exprText(call) == "tier.OnlyAll" {
+					if !strings.HasPrefix(function.Name.Name, "Test") {
+						t.Errorf("%s: %s calls tier.OnlyAll; a test calls it itself, so that it can be listed", path,
+							function.Name.Name)
 					}
+					tests[function.Name.Name] = path
 				}
 				return true
 			})
 		}
-		return nil
-	}))
+	}
 	return tests
 }

@@ -1,7 +1,6 @@
 package docs_test
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -160,23 +159,15 @@ func quotes(t *testing.T, page, source string) (quoted int) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	data := testkit.Value(os.ReadFile(filepath.Join("..", file)))(t)
-	return string(data)
+	return string(testkit.Value(os.ReadFile(filepath.Join("..", file)))(t))
 }
 
 // sources are the files of the product, as one text in which a message that is written as several strings is one.
 func sources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	for _, dir := range []string{"agent", "broker", "ctl", "exporter", "internal"} {
-		testkit.Must(t, filepath.WalkDir(filepath.Join("..", dir), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			data, err := os.ReadFile(path)
-			all.Write(data)
-			return err
-		}))
+	for _, file := range product(t) {
+		all.WriteString(read(t, file))
 	}
 	return regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(all.String(), "")
 }

@@ -2,11 +2,8 @@ package docs_test
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"maps"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,8 +11,6 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxLine is how many characters a line of a document has at most. Tables, code blocks, images, and lines of one word
@@ -86,9 +81,8 @@ func notRewritten(document string) bool {
 // TestWords holds the documents to plain words and short lines.
 func TestWords(t *testing.T) {
 	words := phrasesOf(banned)
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.md").Output())(t)
 	documents := 0
-	for _, document := range strings.Fields(string(out)) {
+	for _, document := range tracked(t, "*.md") {
 		if notRewritten(document) {
 			continue
 		}
@@ -169,13 +163,9 @@ func sentencesOf(all []string) string {
 // their comments to the length of a line: a line of one word, such as a link, may be longer.
 func TestWordsOfDefinitions(t *testing.T) {
 	words := phrasesOf(banned)
-	out, err := exec.Command("git", "-C", "..", "ls-files", "*.proto", "*.yaml", "*.yml", "*.tpl", "*.json", "*.svg",
-		"Makefile").Output()
-	testkit.Must(t, err)
-	files := 0
+	files := tracked(t, "*.proto", "*.yaml", "*.yml", "*.tpl", "*.json", "*.svg", "Makefile")
 	comment := regexp.MustCompile(`^\s*(#|//) `)
-	for _, file := range strings.Fields(string(out)) {
-		files++
+	for _, file := range files {
 		all := lines(t, file)
 		var comments []string
 		for n, line := range all {
@@ -197,8 +187,8 @@ func TestWordsOfDefinitions(t *testing.T) {
 			t.Errorf("%s:%d: %q; better: %s", file, 1+strings.Count(text[:at[0]], "\n"), phrase, betterOf(banned, phrase))
 		}
 	}
-	if files < 100 {
-		t.Errorf("%d files were found", files)
+	if len(files) < 100 {
+		t.Errorf("%d files were found", len(files))
 	}
 }
 
@@ -217,16 +207,13 @@ func TestWordsOfCode(t *testing.T) {
 		delete(phrases, one)
 	}
 	words := phrasesOf(phrases)
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "*.go").Output())(t)
 	files := 0
-	for _, file := range strings.Fields(string(out)) {
+	for _, file := range tracked(t, "*.go") {
 		if strings.HasSuffix(file, ".pb.go") {
 			continue
 		}
 		files++
-		set := token.NewFileSet()
-		source := testkit.Value(os.ReadFile("../" + file))(t)
-		parsed := testkit.Value(parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution))(t)
+		set, parsed := parsed(t, file)
 		exempt := map[int]bool{}
 		check := func(at token.Pos, text string) {
 			if _, ok := phrases[text]; ok || slices.Contains(allowedInCode, text) { // it is the list itself
@@ -257,7 +244,7 @@ func TestWordsOfCode(t *testing.T) {
 			}
 			return true
 		})
-		for n, line := range strings.Split(string(source), "\n") {
+		for n, line := range strings.Split(read(t, file), "\n") {
 			if utf8.RuneCountInString(line) > maxLine && !exempt[n+1] {
 				t.Errorf("%s:%d: %d characters, and a line has %d at most", file, n+1, utf8.RuneCountInString(line), maxLine)
 			}

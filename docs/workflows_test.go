@@ -16,7 +16,7 @@ import (
 // TestWorkflows: what GitHub runs is pinned by commit, has least rights, fails where a command of a pipe fails, has no
 // expression in its scripts, and names targets of the Makefile that exist.
 func TestWorkflows(t *testing.T) {
-	makefile := testkit.Value(os.ReadFile("../Makefile"))(t)
+	makefile := read(t, "Makefile")
 	files, err := filepath.Glob("../.github/workflows/*.yaml")
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d workflows, %v", len(files), err)
@@ -62,7 +62,7 @@ func TestWorkflows(t *testing.T) {
 					t.Errorf("%s: job %s has an expression in a script: %s", file, name, step.Run)
 				}
 				for _, found := range target.FindAllStringSubmatch(step.Run, -1) {
-					if !strings.Contains(string(makefile), "\n"+found[1]+":") {
+					if !strings.Contains(makefile, "\n"+found[1]+":") {
 						t.Errorf("%s: there is no target %s", file, found[1])
 					}
 				}
@@ -77,9 +77,8 @@ func TestQuickstart(t *testing.T) {
 	if out, err := exec.Command("bash", "-n", name).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	script := string(testkit.Value(os.ReadFile(name))(t))
-	readme := string(testkit.Value(os.ReadFile("../README.md"))(t))
-	_, section, _ := strings.Cut(readme, "## Connect two clusters of your own")
+	script := read(t, "tools/quickstart.sh")
+	_, section, _ := strings.Cut(read(t, "README.md"), "## Connect two clusters of your own")
 	section, _, _ = strings.Cut(section, "\n## ")
 	commands := regexp.MustCompile(`(?m)^semaphorectl .*$`).FindAllString(section, -1)
 	if len(commands) != 4 {
