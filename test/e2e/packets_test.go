@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -35,9 +36,7 @@ const late = 10 * time.Second
 // podOf returns a pod of namespace shop.
 func podOf(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 	t.Helper()
-	p, err := c.Pod(ctx, "shop", name)
-	must(t, err)
-	return p
+	return testkit.Value(c.Pod(ctx, "shop", name))(t)
 }
 
 // inside runs f in a network namespace.
@@ -54,11 +53,7 @@ func udpEcho(t *testing.T, pod *testbed.Pod) {
 
 func udpEchoIn(t testing.TB, ns *netns.Namespace) {
 	t.Helper()
-	var server net.PacketConn
-	inside(t, ns, func() (err error) {
-		server, err = net.ListenPacket("udp", fmt.Sprintf(":%d", udpPort))
-		return err
-	})
+	server := testkit.Value(ns.ListenPacket(t.Context(), "udp", fmt.Sprintf(":%d", udpPort)))(t)
 	done := make(chan struct{})
 	t.Cleanup(func() { server.Close(); <-done })
 	go func() {
@@ -78,11 +73,8 @@ func udpEchoIn(t testing.TB, ns *netns.Namespace) {
 
 // exchange sends one datagram of a size and waits for its answer.
 func exchange(from *netns.Namespace, to netip.AddrPort, size int) error {
-	var conn net.Conn
-	if err := from.Do(func() (err error) {
-		conn, err = net.Dial("udp", to.String())
-		return err
-	}); err != nil {
+	conn, err := from.DialContext(context.Background(), "udp", to.String())
+	if err != nil {
 		return err
 	}
 	defer conn.Close()
@@ -154,11 +146,7 @@ func (p *pings) mayBeMore() bool {
 
 func startPings(t *testing.T, from, to *testbed.Pod) *pings {
 	t.Helper()
-	var conn net.Conn
-	inside(t, from.Netns, func() (err error) {
-		conn, err = net.Dial("udp", addrPort(to).String())
-		return err
-	})
+	conn := testkit.Value(from.Netns.DialContext(t.Context(), "udp", addrPort(to).String()))(t)
 	p := &pings{
 		name:    fmt.Sprintf("%s/%s to %s", from.Node.Name, from.Name, to.Name),
 		missing: map[uint64]time.Time{},
@@ -317,8 +305,7 @@ type wire struct {
 
 func (s *Scenario) listen(t *testing.T) *wire {
 	t.Helper()
-	c, err := capture.Start(s.tb.Fabric(), "")
-	must(t, err)
+	c := testkit.Value(capture.Start(s.tb.Fabric(), ""))(t)
 	t.Cleanup(func() { _, _ = c.Stop() })
 	return &wire{s, c}
 }
@@ -327,8 +314,7 @@ func (s *Scenario) listen(t *testing.T) *wire {
 // nodes.
 func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	t.Helper()
-	frames, err := payloads(w.c)
-	must(t, err)
+	frames := testkit.Value(payloads(w.c))(t)
 	encrypted, _ = w.s.sort(frames)
 	for _, f := range frames {
 		source, destination, protocol, ok := addressesOf(f)

@@ -223,13 +223,28 @@ func (n *Namespace) DoHere(f func() error) error {
 	return f()
 }
 
-// Netlink opens a netlink handle in the namespace. The caller closes it.
-func (n *Namespace) Netlink() (*netlink.Handle, error) {
-	var handle *netlink.Handle
-	err := n.Do(func() (err error) {
-		handle, err = netlink.NewHandle()
+// open returns what f opens inside the namespace.
+func open[T any](n *Namespace, f func() (T, error)) (opened T, err error) {
+	err = n.Do(func() (err error) {
+		opened, err = f()
 		return err
 	})
+	return opened, err
+}
+
+// openAt is open for a literal IP (or none) and a port: the machine's resolver would resolve a name outside the
+// namespace.
+func openAt[T any](ctx context.Context, n *Namespace, network, address string,
+	f func(ctx context.Context, network, address string) (T, error)) (none T, err error) {
+	if err := checkAddress(network, address); err != nil {
+		return none, err
+	}
+	return open(n, func() (T, error) { return f(ctx, network, address) })
+}
+
+// Netlink opens a netlink handle in the namespace. The caller closes it.
+func (n *Namespace) Netlink() (*netlink.Handle, error) {
+	handle, err := open(n, func() (*netlink.Handle, error) { return netlink.NewHandle() })
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in network namespace %s: %w", n.name, err)
 	}
@@ -237,43 +252,19 @@ func (n *Namespace) Netlink() (*netlink.Handle, error) {
 }
 
 // DialContext connects from inside the namespace. It fits rest.Config.Dial and http.Transport.DialContext. The address
-// must be a literal IP and port: the machine's resolver would resolve a name outside the namespace.
+// must be a literal IP and port.
 func (n *Namespace) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	if err := checkAddress(network, address); err != nil {
-		return nil, err
-	}
-	var conn net.Conn
-	err := n.Do(func() (err error) {
-		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
+	return openAt(ctx, n, network, address, (&net.Dialer{}).DialContext)
 }
 
 // Listen listens for stream connections inside the namespace. The address must be a literal IP (or empty) and a port.
 func (n *Namespace) Listen(ctx context.Context, network, address string) (net.Listener, error) {
-	if err := checkAddress(network, address); err != nil {
-		return nil, err
-	}
-	var listener net.Listener
-	err := n.Do(func() (err error) {
-		listener, err = (&net.ListenConfig{}).Listen(ctx, network, address)
-		return err
-	})
-	return listener, err
+	return openAt(ctx, n, network, address, (&net.ListenConfig{}).Listen)
 }
 
 // ListenPacket listens for datagrams inside the namespace. The address must be a literal IP (or empty) and a port.
 func (n *Namespace) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
-	if err := checkAddress(network, address); err != nil {
-		return nil, err
-	}
-	var conn net.PacketConn
-	err := n.Do(func() (err error) {
-		conn, err = (&net.ListenConfig{}).ListenPacket(ctx, network, address)
-		return err
-	})
-	return conn, err
+	return openAt(ctx, n, network, address, (&net.ListenConfig{}).ListenPacket)
 }
 
 // Processes returns the PIDs of the processes in the namespace, in the machine's PID namespace and in ascending order.
