@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -277,43 +275,13 @@ func (v *victim) eventuallyWithin(most time.Duration, what string, f func() erro
 }
 
 func (v *victim) get(path string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
-	response, err := client.Get("http://" + v.http + path)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", response.Status, body)
-	}
-	return string(body), err
+	return testkit.Get(v.t.Context(), "http://"+v.http+path)
 }
 
 // metric returns the sum of a metric over the series that have all given labels, such as `cluster="c2"`.
 func (v *victim) metric(name string, labels ...string) float64 {
 	v.t.Helper()
-	text := testkit.Value(v.get("/metrics"))(v.t)
-	return sumOf(v.t, text, name, labels...)
-}
-
-func sumOf(t *testing.T, text, name string, labels ...string) float64 {
-	t.Helper()
-	sum := 0.0
-	for line := range strings.Lines(text) {
-		of, _, _ := strings.Cut(line, "{")
-		of, _, _ = strings.Cut(of, " ")
-		if of != name || slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(line, l) }) {
-			continue
-		}
-		fields := strings.Fields(line)
-		value, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			t.Fatalf("metric %q: %v", line, err)
-		}
-		sum += value
-	}
-	return sum
+	return testkit.Scraped(v.t, testkit.Value(v.get("/metrics"))(v.t), name, labels...)
 }
 
 // resident returns the program's resident memory in bytes: now, and the peak since the last forgetPeak.

@@ -214,7 +214,7 @@ func failAdmissions(v *victim) {
 	t := v.t
 	reviews := func() (n float64) {
 		text := testkit.Value(v.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
-		return sumOf(t, string(text), "apiserver_request_total", `resource="tokenreviews"`)
+		return testkit.Scraped(t, string(text), "apiserver_request_total", `resource="tokenreviews"`)
 	}
 	before, began := reviews(), time.Now()
 	var group sync.WaitGroup

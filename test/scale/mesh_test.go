@@ -199,12 +199,13 @@ func (h *hub) present(what string, services, sets int) {
 	h.b.Helper()
 	testkit.Eventually(h.b, 30*time.Minute, what, func() error {
 		time.Sleep(200 * time.Millisecond) // a scrape of a hundred remotes costs the broker something
-		scrape, err := get("http://" + h.broker.http + "/metrics")
+		scrape, err := h.broker.scrape()
 		if err != nil {
 			return err
 		}
 		for kind, want := range map[string]int{"service": services, "endpointslice": services, "globalnetworkset": sets} {
-			if n := sum(scrape, "semaphore_broker_objects_present", fmt.Sprintf("kind=%q", kind)); int(n) != want {
+			n := testkit.Scraped(h.b, scrape, "semaphore_broker_objects_present", fmt.Sprintf("kind=%q", kind))
+			if int(n) != want {
 				return fmt.Errorf("%v %ss are present, want %d", n, kind, want)
 			}
 		}
@@ -215,11 +216,12 @@ func (h *hub) present(what string, services, sets int) {
 // complete returns the number of kinds of which the broker has a complete snapshot, and of remotes that are connected;
 // 0 while it starts.
 func (h *hub) complete() (kinds float64) {
-	scrape, err := get("http://" + h.broker.http + "/metrics")
+	scrape, err := h.broker.scrape()
 	if err != nil {
 		return 0
 	}
-	return sum(scrape, "semaphore_broker_snapshot_complete", "") + sum(scrape, "semaphore_broker_connected", "")
+	return testkit.Scraped(h.b, scrape, "semaphore_broker_snapshot_complete") +
+		testkit.Scraped(h.b, scrape, "semaphore_broker_connected")
 }
 
 // written returns the writes of mirrors and sets of the broker's process.
@@ -259,7 +261,7 @@ func (m *mesh) measure(endpoints int) (s state) {
 	s.restart = time.Since(began)
 	s.late = m.changes(1, endpoints)[0] // what a restart writes is written before
 	if s.writes = m.written("") - 1; s.writes > 0 {
-		scrape := testkit.Value(get("http://" + m.broker.http + "/metrics"))(m.b)
+		scrape := testkit.Value(m.broker.scrape())(m.b)
 		for line := range strings.Lines(scrape) {
 			if strings.HasPrefix(line, "semaphore_broker_writes_total{") {
 				m.b.Log(line)

@@ -3,8 +3,6 @@ package scale
 import (
 	"crypto/sha256"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -32,12 +30,12 @@ type usage struct {
 
 // usage reads what the process uses, after a collection of garbage.
 func (p *program) usage() (u usage, err error) {
-	profile, err := get("http://" + p.profiles + "/debug/pprof/heap?gc=1&debug=1")
+	profile, err := testkit.Get(p.b.Context(), "http://"+p.profiles+"/debug/pprof/heap?gc=1&debug=1")
 	if err != nil {
 		return u, err
 	}
 	u.heap = field(profile, "# HeapAlloc =") / (1 << 20)
-	metrics, err := get("http://" + p.http + "/metrics")
+	metrics, err := p.scrape()
 	if err != nil {
 		return u, err
 	}
@@ -76,39 +74,15 @@ func (p *program) cpu() (time.Duration, error) {
 	return time.Duration(user+system) * 10 * time.Millisecond, err
 }
 
+// scrape returns the metrics of the process.
+func (p *program) scrape() (string, error) {
+	return testkit.Get(p.b.Context(), "http://"+p.http+"/metrics")
+}
+
 // metric returns the sum of the series of a metric that have a text in common.
 func (p *program) metric(name, with string) float64 {
 	p.b.Helper()
-	text := testkit.Value(get("http://" + p.http + "/metrics"))(p.b)
-	return sum(text, name, with)
-}
-
-// sum returns the sum of the series of a metric in a scrape that have a text in common.
-func sum(scrape, name, with string) (sum float64) {
-	for line := range strings.Lines(scrape) {
-		of, _, _ := strings.Cut(line, "{")
-		of, _, _ = strings.Cut(of, " ")
-		if of == name && strings.Contains(line, with) {
-			fields := strings.Fields(line)
-			v, _ := strconv.ParseFloat(fields[len(fields)-1], 64)
-			sum += v
-		}
-	}
-	return sum
-}
-
-func get(url string) (string, error) {
-	client := http.Client{Timeout: time.Minute}
-	response, err := client.Get(url)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", url, response.Status)
-	}
-	return string(text), err
+	return testkit.Scraped(p.b, testkit.Value(p.scrape())(p.b), name, with)
 }
 
 // field returns the number after a name at the beginning of a line, 0 if there is none.

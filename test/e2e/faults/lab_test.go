@@ -6,14 +6,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -209,19 +206,7 @@ func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, er
 
 // ready returns nil if the program reports that it is ready.
 func (d *daemon) ready(ctx context.Context) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", d.name, response.Status, text)
-	}
+	_, err := testkit.Get(ctx, "http://"+d.http+"/readyz")
 	return err
 }
 
@@ -254,27 +239,8 @@ func (d *daemon) connected(cluster string) {
 // metric returns the sum of a metric over the series that have all given labels, such as `cluster="a"`.
 func (d *daemon) metric(name string, labels ...string) float64 {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
-	defer cancel()
-	request := testkit.Value(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil))(d.t)
-	response := testkit.Value(http.DefaultClient.Do(request))(d.t)
-	defer response.Body.Close()
-	data := testkit.Value(io.ReadAll(response.Body))(d.t)
-	sum := 0.0
-	for line := range strings.Lines(string(data)) {
-		of, _, _ := strings.Cut(line, "{")
-		of, _, _ = strings.Cut(of, " ")
-		if of != name || slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(line, l) }) {
-			continue
-		}
-		fields := strings.Fields(line)
-		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			d.t.Fatalf("metric %q: %v", line, err)
-		}
-		sum += v
-	}
-	return sum
+	text := testkit.Value(testkit.Get(d.t.Context(), "http://"+d.http+"/metrics"))(d.t)
+	return testkit.Scraped(d.t, text, name, labels...)
 }
 
 // offer creates a Service of a cluster, with one endpoint in its subnet.
