@@ -146,19 +146,14 @@ func newAgentNode(t *testing.T) *agentNode {
 		n.run("ip", strings.Fields(line)...)
 	}
 	for _, name := range []string{"keys", "pki", "bundles"} {
-		n.must(os.MkdirAll(n.path(name), 0o755))
+		testkit.Must(n.t, os.MkdirAll(n.path(name), 0o755))
 	}
-	n.must(os.WriteFile(n.path("token"), []byte("a token"), 0o600))
+	testkit.Must(n.t, os.WriteFile(n.path("token"), []byte("a token"), 0o600))
 	return n
 }
 
 func (n *agentNode) path(elements ...string) string {
 	return filepath.Join(append([]string{n.dir}, elements...)...)
-}
-
-func (n *agentNode) must(err error) {
-	n.t.Helper()
-	testkit.Must(n.t, err)
 }
 
 func (n *agentNode) run(name string, args ...string) string {
@@ -176,54 +171,49 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 // deploy/example/c1, the exporter's copy of the RemoteCluster c2, and the certificates of c1.
 func (n *agentNode) configure(encryption string) {
 	n.t.Helper()
-	n.must(identity.Init(n.path("pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	testkit.Must(n.t, identity.Init(n.path("pki"), "c1", identity.Validity{Authority: time.Hour, Certificate: time.Hour},
+		time.Now()))
 	_, bundle, err := identity.Bundle(n.path("pki"))
-	n.must(err)
-	n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
-	shipped, err := os.ReadFile("../../deploy/agent/config.yaml")
-	n.must(err)
+	testkit.Must(n.t, err)
+	testkit.Must(n.t, os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
+	shipped := testkit.Value(os.ReadFile("../../deploy/agent/config.yaml"))(n.t)
 	cfg := map[string]any{}
-	n.must(yaml.UnmarshalStrict(shipped, &cfg))
+	testkit.Must(n.t, yaml.UnmarshalStrict(shipped, &cfg))
 	cfg["cluster"] = "c1"
 	cfg["broker"] = map[string]any{"address": peeringAddress, "bundleFile": n.path("bundles", "c1.pem"),
 		"tokenFile": n.path("token")}
 	cfg["wgKeyPath"], cfg["subnetsFile"], cfg["backend"] = n.path("keys"), n.path("broker.yaml"), "userspace"
 	cfg["listen"] = map[string]any{"http": "127.0.0.1:7773", "debugSocket": n.path("agent.sock")}
-	text, err := yaml.Marshal(cfg)
-	n.must(err)
-	n.must(os.WriteFile(n.path("config.yaml"), text, 0o644))
-	example, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
-	n.must(err)
-	n.must(os.WriteFile(n.path("broker.yaml"), example, 0o644))
+	text := testkit.Value(yaml.Marshal(cfg))(n.t)
+	testkit.Must(n.t, os.WriteFile(n.path("config.yaml"), text, 0o644))
+	example := testkit.Value(os.ReadFile("../../deploy/example/c1/broker.yaml"))(n.t)
+	testkit.Must(n.t, os.WriteFile(n.path("broker.yaml"), example, 0o644))
 	n.bounds(remoteOf("c2", "10.2.0.0/16", encryption))
 }
 
 // bounds writes the file with the remotes by which the agent bounds its broker.
 func (n *agentNode) bounds(all ...map[string]any) {
 	n.t.Helper()
-	text, err := yaml.Marshal(map[string]any{"remotes": all})
-	n.must(err)
-	n.must(os.WriteFile(n.path(bounds.RemotesFile), text, 0o644))
+	text := testkit.Value(yaml.Marshal(map[string]any{"remotes": all}))(n.t)
+	testkit.Must(n.t, os.WriteFile(n.path(bounds.RemotesFile), text, 0o644))
 }
 
 // start runs the agent. The returned function ends it like a crash.
 func (n *agentNode) start() (kill func()) {
 	n.t.Helper()
 	agent, err := testkit.Start(n.t, "the agent", n.log, exec.Command(n.program, "--config", n.path("config.yaml")))
-	n.must(err)
+	testkit.Must(n.t, err)
 	return func() { agent.Kill(n.t) }
 }
 
 // serve runs the compromised broker.
 func (n *agentNode) serve() *takenOver {
 	n.t.Helper()
-	source, err := identity.NewSource(config.TLS{
+	source := testkit.Value(identity.NewSource(config.TLS{
 		CertFile: n.path("pki", "broker", "tls.crt"), KeyFile: n.path("pki", "broker", "tls.key"),
 		BundleDir: n.path("bundles"),
-	})
-	n.must(err)
-	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", peeringAddress)
-	n.must(err)
+	}))(n.t)
+	listener := testkit.Value((&net.ListenConfig{}).Listen(context.Background(), "tcp", peeringAddress))(n.t)
 	b := &takenOver{changed: make(chan struct{})}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(source.ServerOnlyTLS())))
 	semaphorev1.RegisterPeeringServiceServer(server, b)
@@ -235,8 +225,7 @@ func (n *agentNode) serve() *takenOver {
 // clear sends packets to pods of c2 for a second and returns how many the router has seen.
 func (n *agentNode) clear() int {
 	n.t.Helper()
-	wire, err := capture.Start(n.wire, "eth0")
-	n.must(err)
+	wire := testkit.Value(capture.Start(n.wire, "eth0"))(n.t)
 	for range 50 {
 		for _, to := range []string{"10.2.1.1", "10.2.200.7"} {
 			if c, err := net.Dial("udp", to+":9"); err == nil {
@@ -246,8 +235,7 @@ func (n *agentNode) clear() int {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	packets, err := wire.Stop()
-	n.must(err)
+	packets := testkit.Value(wire.Stop())(n.t)
 	seen, pods := 0, netip.MustParsePrefix("10.2.0.0/16")
 	for _, p := range packets {
 		if len(p.Data) >= 34 && binary.BigEndian.Uint16(p.Data[12:]) == unix.ETH_P_IP &&

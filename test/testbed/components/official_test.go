@@ -100,32 +100,27 @@ func newHosts(t *testing.T) *hosts {
 func (h *hosts) push() {
 	h.t.Helper()
 	layer := func(data []byte) v1.Layer {
-		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		layer := testkit.Value(tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 			return io.NopCloser(bytes.NewReader(data)), nil
-		})
-		h.must(err)
+		}))(h.t)
 		return layer
 	}
 	index := v1.ImageIndex(empty.Index)
 	for _, arch := range []string{runtime.GOARCH, "other"} {
 		program := layer(archive(h.t, "usr/local/bin/alpha", "official alpha for "+arch))
-		image, err := mutate.AppendLayers(empty.Image, program, layer(archive(h.t, "etc/passwd", "x")))
-		h.must(err)
+		image := testkit.Value(mutate.AppendLayers(empty.Image, program, layer(archive(h.t, "etc/passwd", "x"))))(h.t)
 		if arch == runtime.GOARCH {
-			digest, err := program.Digest()
-			h.must(err)
+			digest := testkit.Value(program.Digest())(h.t)
 			h.layer = digest.String()
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image,
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
 	}
-	ref, err := name.ParseReference(h.address + "/one/alpha:v1.2.3")
-	h.must(err)
+	ref := testkit.Value(name.ParseReference(h.address + "/one/alpha:v1.2.3"))(h.t)
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	defer transport.CloseIdleConnections()
-	h.must(remote.WriteIndex(ref, index, remote.WithTransport(transport)))
-	digest, err := index.Digest()
-	h.must(err)
+	testkit.Must(h.t, remote.WriteIndex(ref, index, remote.WithTransport(transport)))
+	digest := testkit.Value(index.Digest())(h.t)
 	h.image = "/one/alpha@" + digest.String()
 }
 
@@ -160,8 +155,7 @@ func (h *hosts) obtain() (*plan, error) {
 func (h *hosts) check(p *plan, official ...string) {
 	h.t.Helper()
 	for _, m := range testTool.programs {
-		data, err := os.ReadFile(p.found[m.name])
-		h.must(err)
+		data := testkit.Value(os.ReadFile(p.found[m.name]))(h.t)
 		content, want := string(data), "official "+filepath.Base(m.name)
 		switch is := slices.Contains(official, m.name); {
 		case !isProgram(p.found[m.name]):
@@ -179,8 +173,7 @@ func (h *hosts) check(p *plan, official ...string) {
 // directories returns the names in the cache without the versions and digests.
 func (h *hosts) directories() []string {
 	h.t.Helper()
-	entries, err := os.ReadDir(h.cache)
-	h.must(err)
+	entries := testkit.Value(os.ReadDir(h.cache))(h.t)
 	var names []string
 	for _, e := range entries {
 		names = append(names, regexp.MustCompile(`-(v[0-9]|[0-9a-f]{16}).*`).ReplaceAllString(e.Name(), ""))
@@ -206,13 +199,8 @@ func (h *hosts) said(parts ...string) {
 func (h *hosts) write(file, content string) {
 	h.t.Helper()
 	to := filepath.Join(h.repo, file)
-	h.must(os.MkdirAll(filepath.Dir(to), 0o755))
-	h.must(os.WriteFile(to, []byte(content), 0o644))
-}
-
-func (h *hosts) must(err error) {
-	h.t.Helper()
-	testkit.Must(h.t, err)
+	testkit.Must(h.t, os.MkdirAll(filepath.Dir(to), 0o755))
+	testkit.Must(h.t, os.WriteFile(to, []byte(content), 0o644))
 }
 
 // archive makes a .tar.gz of pairs of names and contents.
@@ -236,8 +224,7 @@ var allOfTestTool = []string{"alpha", "beta", "cni/gamma", "delta"}
 // that nothing is asked when they are in the cache.
 func TestOfficial(t *testing.T) {
 	h := newHosts(t)
-	p, err := h.obtain()
-	h.must(err)
+	p := testkit.Value(h.obtain())(h.t)
 	h.check(p, allOfTestTool...)
 	h.said("taking official programs from "+h.address, pinFile, "--source")
 	if data, err := os.ReadFile(p.found["alpha"]); string(data) != "official alpha for "+runtime.GOARCH {
@@ -252,8 +239,7 @@ func TestOfficial(t *testing.T) {
 	}
 
 	asked := h.asked.Load()
-	p, err = h.obtain()
-	h.must(err)
+	p = testkit.Value(h.obtain())(h.t)
 	h.check(p, allOfTestTool...)
 	if now := h.asked.Load(); now != asked || h.progress.Len() > 0 {
 		t.Errorf("with all in the cache %d requests, and: %s", now-asked, &h.progress)
@@ -264,13 +250,13 @@ func TestOfficial(t *testing.T) {
 func TestOfficialArchitecture(t *testing.T) {
 	h := newHosts(t)
 	pins, err := readPins(h.repo, "other") // only an image is pinned for it
-	h.must(err)
+	testkit.Must(h.t, err)
 	if len(pins) != 1 {
 		t.Fatalf("%d pins, want that of alpha", len(pins))
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	defer transport.CloseIdleConnections()
-	h.must(h.builder.fetchAll(t.Context(), &http.Client{Transport: transport}, h.cache, "other", pins))
+	testkit.Must(h.t, h.builder.fetchAll(t.Context(), &http.Client{Transport: transport}, h.cache, "other", pins))
 	data, err := os.ReadFile(filepath.Join(pins[0].dir(h.cache, "other"), "alpha"))
 	if string(data) != "official alpha for other" {
 		t.Errorf("alpha is %q (%v)", data, err)
@@ -349,8 +335,7 @@ func TestOfficialRefused(t *testing.T) {
 			}
 
 			h.fault.Store(nil)
-			p, err := h.obtain()
-			h.must(err)
+			p := testkit.Value(h.obtain())(h.t)
 			h.check(p, allOfTestTool...)
 		})
 	}
@@ -397,8 +382,7 @@ func TestBuiltFromSource(t *testing.T) {
 			h := newHosts(t)
 			before := h.asked.Load()
 			c.set(h)
-			p, err := h.obtain()
-			h.must(err)
+			p := testkit.Value(h.obtain())(h.t)
 			h.check(p, c.official...)
 			h.said(c.said...)
 			if asked := h.asked.Load() > before; asked != c.requests {
@@ -408,8 +392,7 @@ func TestBuiltFromSource(t *testing.T) {
 			h.builder.Source = false
 			h.fault.Store(nil)
 			h.pin(h.address)
-			p, err = h.obtain()
-			h.must(err)
+			p = testkit.Value(h.obtain())(h.t)
 			if c.official == nil {
 				h.check(p)
 			}
@@ -432,17 +415,14 @@ func TestPinned(t *testing.T) {
 // of one release are not mixed with built ones.
 func TestSourceAfterOfficial(t *testing.T) {
 	h := newHosts(t)
-	_, err := h.obtain()
-	h.must(err)
+	testkit.Value(h.obtain())(h.t)
 	h.builder.Source = true
-	p, err := h.obtain()
-	h.must(err)
+	p := testkit.Value(h.obtain())(h.t)
 	h.check(p)
 
 	h.builder.Source = false
-	h.must(os.Remove(filepath.Join(p.dir, "beta"))) // as if a build had been interrupted
-	p, err = h.obtain()
-	h.must(err)
+	testkit.Must(h.t, os.Remove(filepath.Join(p.dir, "beta"))) // as if a build had been interrupted
+	p = testkit.Value(h.obtain())(h.t)
 	h.check(p, "beta", "cni/gamma")
 }
 
