@@ -18,6 +18,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 const deploy = "../../deploy"
@@ -44,10 +46,7 @@ func (o objects) add(t *testing.T, text string) {
 
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	c, err := loader.Load(deploy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(loader.Load(deploy))(t)
 	return c
 }
 
@@ -58,9 +57,7 @@ func template(t *testing.T, namespace, values string, served ...string) (objects
 	capabilities.APIVersions = append(capabilities.APIVersions, served...)
 	c := load(t)
 	var given map[string]any
-	if err := yaml.UnmarshalStrict([]byte(values), &given); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(values), &given))
 	release := chartutil.ReleaseOptions{Name: "semaphore", Namespace: namespace, Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(c, given, release, capabilities)
 	if err != nil {
@@ -91,28 +88,17 @@ func kustomize(t *testing.T, text string, files map[string]string) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, err := filepath.Abs(deploy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	here := testkit.Value(filepath.Abs(deploy))(t)
 	if here, err = filepath.EvalSymlinks(here); err != nil {
 		t.Fatal(err)
 	}
-	rel, err := filepath.Rel(dir, here)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rel := testkit.Value(filepath.Rel(dir, here))(t)
 	files = maps.Clone(files)
 	files["kustomization.yaml"] = strings.ReplaceAll(text, "DEPLOY", rel)
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 	}
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := testkit.Value(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir))(t)
 	out := objects{}
 	for _, r := range built.Resources() {
 		out.add(t, r.MustYaml())
@@ -269,13 +255,10 @@ patches:
 	t.Run("an exporter for another cluster", func(t *testing.T) {
 		config := "localBroker: {cluster: c1, address: '192.0.2.1:30843'}\n" +
 			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}\n"
-		helm, err := template(t, "semaphore-c2", "cluster: c2\nforeignExporter: true\ncreateNamespace: true\n"+
+		helm := testkit.Value(template(t, "semaphore-c2", "cluster: c2\nforeignExporter: true\ncreateNamespace: true\n"+
 			"features: {encryption: false}\nimage: {tag: v1.2.3}\nexporter: {config: {"+
 			"localBroker: {cluster: c1, address: '192.0.2.1:30843'}, "+
-			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}}}\n")
-		if err != nil {
-			t.Fatal(err)
-		}
+			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}}}\n"))(t)
 		compare(t, helm, kustomize(t, "namespace: semaphore-c2\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n"+
 			"images: [{name: ghcr.io/kube-semaphore/semaphore, newTag: v1.2.3}]\nconfigMapGenerator:\n"+
 			"  - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}\n",
@@ -284,27 +267,17 @@ patches:
 	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			var values map[string]any
-			if err := yaml.Unmarshal([]byte("cluster: c1\n"+c.values), &values); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, yaml.Unmarshal([]byte("cluster: c1\n"+c.values), &values))
 			for part, text := range map[string]string{"exporter": exporter, "broker": broker} {
 				var config map[string]any
-				if err := yaml.Unmarshal([]byte(text), &config); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, yaml.Unmarshal([]byte(text), &config))
 				if values[part] == nil {
 					values[part] = map[string]any{}
 				}
 				values[part].(map[string]any)["config"] = config
 			}
-			text, err := yaml.Marshal(values)
-			if err != nil {
-				t.Fatal(err)
-			}
-			helm, err := template(t, "semaphore", string(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := testkit.Value(yaml.Marshal(values))(t)
+			helm := testkit.Value(template(t, "semaphore", string(text)))(t)
 			files := map[string]string{"exporter.yaml": exporter, "broker.yaml": broker, "subnets.yaml": broker}
 			switch name {
 			case "policy alone":
@@ -338,10 +311,7 @@ func TestAuto(t *testing.T) {
 		{configured + "components: {mcs: true, monitors: true}\n", "", "broker exporter monitor rights subnets"},
 		{strings.Replace(configured, "{config: {", "{config: {mcs: {enabled: false}, ", 1), mcs, "broker rights subnets"},
 	} {
-		all, err := template(t, "semaphore", x.values, strings.Fields(x.served)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := testkit.Value(template(t, "semaphore", x.values, strings.Fields(x.served)...))(t)
 		var got []string
 		if all["ClusterRole <nil>/semaphore-broker-mcs"] != nil {
 			got = append(got, "rights")
@@ -363,27 +333,16 @@ func TestAuto(t *testing.T) {
 
 // A RemoteCluster of the values is the object that an overlay has in a file of its own.
 func TestRemoteClusters(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(deploy, "example/c1/remotes/c2.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(filepath.Join(deploy, "example/c1/remotes/c2.yaml")))(t)
 	const bundle = "    -----BEGIN CERTIFICATE-----\n    AA==\n    -----END CERTIFICATE-----\n"
 	var example map[string]any
-	if err := yaml.UnmarshalStrict(append(text, bundle...), &example); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict(append(text, bundle...), &example))
 	values := map[string]any{"cluster": "c1", "remoteClusters": map[string]any{"c2": example["spec"]}}
 	helm := func() (objects, error) {
-		text, err := yaml.Marshal(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(yaml.Marshal(values))(t)
 		return template(t, "semaphore", string(text))
 	}
-	all, err := helm()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(helm())(t)
 	if d := cmp.Diff(example, all["RemoteCluster <nil>/c2"]); d != "" {
 		t.Errorf("the example (-) and the chart (+):\n%s", d)
 	}
@@ -402,10 +361,7 @@ func TestRemoteClusters(t *testing.T) {
 func TestNamespace(t *testing.T) {
 	for values, want := range map[string]int{"cluster: c1\n": 3, "cluster: c1\nfeatures: {encryption: false}\n": 3,
 		"cluster: c1\ncomponents: {ownNames: true}\n": 4} {
-		all, err := template(t, "federation", values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := testkit.Value(template(t, "federation", values))(t)
 		parameters := 0
 		for key, o := range all {
 			if strings.Contains(key, "semaphore/semaphore") {
@@ -465,10 +421,7 @@ func TestContents(t *testing.T) {
 
 // docs/helm.md has every value.
 func TestValuesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/helm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("../../docs/helm.md"))(t)
 	var walk func(path string, values map[string]any)
 	walk = func(path string, values map[string]any) {
 		for name, value := range values {

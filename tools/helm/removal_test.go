@@ -85,9 +85,7 @@ func (r *release) stop() {
 
 func given(t *testing.T, text string) (v map[string]any) {
 	t.Helper()
-	if err := yaml.UnmarshalStrict([]byte(text), &v); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(text), &v))
 	return v
 }
 
@@ -105,9 +103,7 @@ func newRelease(t *testing.T, program string) *release {
 		c.Wrap(r.watched)
 		return c
 	}
-	if err := r.helm.Init(flags, namespace, "", t.Logf); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.helm.Init(flags, namespace, "", t.Logf))
 	return r
 }
 
@@ -116,9 +112,7 @@ func (r *release) install() {
 	r.t.Helper()
 	install := action.NewInstall(r.helm)
 	install.ReleaseName, install.Namespace, install.CreateNamespace = "semaphore", "semaphore", true
-	if _, err := install.Run(load(r.t), given(r.t, values+remotes)); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Value(install.Run(load(r.t), given(r.t, values+remotes)))(r.t)
 	r.start()
 	testkit.Eventually(r.t, 3*time.Minute, "the broker writes a pool", func() error {
 		if left := r.left(); !left[pool] {
@@ -131,11 +125,8 @@ func (r *release) install() {
 // start starts the broker with the configuration of the release.
 func (r *release) start() {
 	r.t.Helper()
-	held, err := kubernetes.NewForConfigOrDie(r.cfg).CoreV1().ConfigMaps("semaphore").Get(r.t.Context(),
-		"semaphore-broker", metav1.GetOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	held := testkit.Value(kubernetes.NewForConfigOrDie(r.cfg).CoreV1().ConfigMaps("semaphore").Get(r.t.Context(),
+		"semaphore-broker", metav1.GetOptions{}))(r.t)
 	keys := trust.New(r.t, "c1")
 	config := given(r.t, held.Data["config.yaml"])
 	config["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(r.t, r.cfg)}
@@ -144,35 +135,22 @@ func (r *release) start() {
 		"keyFile": string(keys) + "/c1/broker/tls.key", "bundleDir": keys.Bundles()}
 	config["listen"] = map[string]any{"federation": loopback.Address(r.t), "peering": loopback.Address(r.t),
 		"http": loopback.Address(r.t), "debugSocket": string(keys) + "/broker.sock"}
-	data, err := yaml.Marshal(config)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	data := testkit.Value(yaml.Marshal(config))(r.t)
 	file := filepath.Join(r.t.TempDir(), "broker.yaml")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, os.WriteFile(file, data, 0o600))
 	r.broker = exec.Command(r.program, "--config", file)
 	r.broker.Stdout, r.broker.Stderr = os.Stderr, os.Stderr
-	if err := r.broker.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, r.broker.Start())
 	r.t.Cleanup(r.stop)
 }
 
 // objects returns all of the cluster, as KIND NAMESPACE/NAME, without what the apiserver renews and reports itself.
 func (r *release) objects() map[string]bool {
 	r.t.Helper()
-	served, err := discovery.NewDiscoveryClientForConfigOrDie(r.cfg).ServerPreferredResources()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	served := testkit.Value(discovery.NewDiscoveryClientForConfigOrDie(r.cfg).ServerPreferredResources())(r.t)
 	client, out := dynamic.NewForConfigOrDie(r.cfg), map[string]bool{}
 	for _, list := range served {
-		of, err := schema.ParseGroupVersion(list.GroupVersion)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		of := testkit.Value(schema.ParseGroupVersion(list.GroupVersion))(r.t)
 		for _, one := range list.APIResources {
 			if !slices.Contains(one.Verbs, "list") || slices.Contains([]string{"Event", "APIService", "IPAddress",
 				"ComponentStatus"}, one.Kind) {
@@ -203,9 +181,7 @@ func (r *release) left() map[string]bool {
 
 func (r *release) uninstall() {
 	r.t.Helper()
-	if _, err := action.NewUninstall(r.helm).Run("semaphore"); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Value(action.NewUninstall(r.helm).Run("semaphore"))(r.t)
 }
 
 // TestRemoval runs the steps of docs/helm.md#remove-the-chart against an apiserver, with a broker: nothing is left. If
@@ -250,9 +226,7 @@ func (r *release) remove() {
 	with := r.left()
 	upgrade := action.NewUpgrade(r.helm)
 	upgrade.Namespace = "semaphore"
-	if _, err := upgrade.Run("semaphore", load(r.t), given(r.t, values)); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Value(upgrade.Run("semaphore", load(r.t), given(r.t, values)))(r.t)
 	testkit.Eventually(r.t, 3*time.Minute, "the broker removes what it has of the remote", func() error {
 		if r.left()[pool] {
 			return errors.New("the pool is still there")
@@ -271,9 +245,7 @@ func (r *release) remove() {
 	for of, name := range map[schema.GroupVersionResource]string{
 		corev1.SchemeGroupVersion.WithResource("namespaces"): "semaphore", definitions: "remoteclusters.semaphore.uw.io",
 	} {
-		if err := client.Resource(of).Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			r.t.Fatal(err)
-		}
+		testkit.Must(r.t, client.Resource(of).Delete(r.t.Context(), name, metav1.DeleteOptions{}))
 	}
 	testkit.Eventually(r.t, 3*time.Minute, "nothing is left", func() error {
 		left := r.left()
