@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -18,6 +19,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // Bounds of the ratio of an import's time, and of many concurrent ones, to that of the direct writes: the broker's
@@ -37,25 +40,17 @@ type mcsCluster struct {
 func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
 	c := &mcsCluster{cluster: newCluster(b, namespaces[0])}
 	for _, name := range namespaces[1:] {
-		_, err := c.CoreV1().Namespaces().Create(b.Context(),
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		must(b, err)
+		kubetest.Namespace(b, c, name)
 	}
-	_, err := definitions.Apply(b.Context(), dynamic.NewForConfigOrDie(c.rest))
-	must(b, err)
-	client, err := mcs.New(c.rest, "bench")
-	must(b, err)
+	testkit.Value(definitions.Apply(b.Context(), dynamic.NewForConfigOrDie(c.rest)))(b)
+	client := testkit.Value(mcs.New(c.rest, "bench"))(b)
 	c.exports, c.imports = client.Exports(), client.Imports()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(b, time.Minute, "the API is served", func() error {
 		_, errImports := c.imports.Follow("", nil).ListWithContext(b.Context(), metav1.ListOptions{})
 		_, errExports := c.exports.Follow("", nil).ListWithContext(b.Context(), metav1.ListOptions{})
-		if errImports == nil && errExports == nil {
-			return c
-		}
-		if time.Now().After(deadline) {
-			b.Fatal(errImports, errExports)
-		}
-	}
+		return errors.Join(errImports, errExports)
+	})
+	return c
 }
 
 // offer creates Services with one slice each, without ServiceExports.
@@ -171,8 +166,7 @@ func BenchmarkExport(b *testing.B) {
 	c1, c2 := newMCS(b, warm+exports, 10, config.AllImportSlices)
 	o := c1.observeImports()
 	for i := range warm {
-		_, err := c2.export(i)
-		must(b, err)
+		testkit.Value(c2.export(i))(b)
 	}
 	o.await(b, warm)
 	var through, direct []time.Duration
@@ -182,8 +176,7 @@ func BenchmarkExport(b *testing.B) {
 	for b.Loop() {
 		through, direct = nil, nil
 		for i := range exports {
-			answered, err := c2.export(warm + i)
-			must(b, err)
+			answered := testkit.Value(c2.export(warm + i))(b)
 			o.await(b, warm+2*i+1)
 			through = append(through, o.at[fmt.Sprint("web-", warm+i)].Sub(answered))
 			from := time.Now()
@@ -264,8 +257,7 @@ func BenchmarkExportsAtOnce(b *testing.B) {
 
 				before = costs(b, c1)
 				for i := range changes {
-					_, err := c2.change(shop, i, endpoints, 1)
-					must(b, err)
+					testkit.Value(c2.change(shop, i, endpoints, 1))(b)
 					written("the change", func(o *observer) bool { return len(o.versions[i]) > 1 })
 				}
 				changed := costs(b, c1).since(before)
@@ -334,8 +326,7 @@ func (c cost) since(before cost) cost {
 // stored is the size of all EndpointSlices of a cluster, as the apiserver stores them.
 func (c *mcsCluster) stored() (bytes float64) {
 	c.b.Helper()
-	all, err := c.DiscoveryV1().EndpointSlices("").List(c.b.Context(), metav1.ListOptions{})
-	must(c.b, err)
+	all := testkit.Value(c.DiscoveryV1().EndpointSlices("").List(c.b.Context(), metav1.ListOptions{}))(c.b)
 	for i := range all.Items {
 		bytes += float64(all.Items[i].Size())
 	}

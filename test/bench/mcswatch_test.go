@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // maxHeldOfUnexported bounds the heap for an endpoint that nobody exports, in bytes.
@@ -66,10 +67,10 @@ func BenchmarkServicesRead(b *testing.B) {
 					if i == 0 {
 						n = 0
 					}
-					_, err := c.change(shop, n, endpoints, version)
-					must(b, err)
+					testkit.Value(c.change(shop, n, endpoints, version))(b)
 				}
-				soon(b, "the last change", func() bool { return journal.Head() > head })
+				testkit.Eventually(b, 2*time.Minute, "the last change",
+					testkit.True(func() bool { return journal.Head() > head }))
 				changed := costs(b, c).since(before)
 
 				figure.WithoutTime(b)
@@ -95,10 +96,8 @@ func BenchmarkServicesRead(b *testing.B) {
 // read starts the watches of an exporter, and returns its journal once that has the exported Services and their slices.
 func (c *mcsCluster) read(b *testing.B, multiCluster bool, exported int) *catalog.Journal {
 	b.Helper()
-	mirror, err := labels.Parse(mirrorLabel + "=true")
-	must(b, err)
-	none, err := labels.Parse("example.org/none=true")
-	must(b, err)
+	mirror := testkit.Value(labels.Parse(mirrorLabel + "=true"))(b)
+	none := testkit.Value(labels.Parse("example.org/none=true"))(b)
 	if multiCluster {
 		mirror = none
 	}
@@ -111,19 +110,9 @@ func (c *mcsCluster) read(b *testing.B, multiCluster bool, exported int) *catalo
 	w, err := publish.NewWatcher(c.Interface, kube.NewBlockAffinities(c.rest), all, prometheus.NewRegistry(), o)
 	must(b, err)
 	run(b, w.Run)
-	soon(b, "the first snapshot", func() bool {
+	testkit.Eventually(b, 2*time.Minute, "the first snapshot", testkit.True(func() bool {
 		entries, _ := all.Journal().Snapshot()
 		return w.Synced() == nil && len(entries) == 2*exported
-	})
+	}))
 	return all.Journal()
-}
-
-// soon waits until a state is reached.
-func soon(b *testing.B, what string, is func() bool) {
-	b.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.Fatalf("%s: not within two minutes", what)
-		}
-	}
 }

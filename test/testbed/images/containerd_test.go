@@ -62,17 +62,11 @@ func startContainerd(t *testing.T, paths components.Paths, root string) *contain
 			t.Error(err)
 		}
 	})
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
+	testkit.Eventually(t, 2*time.Minute, "containerd answers", func() error {
 		_, err := c.ctr(t.Context(), "version")
-		if err == nil {
-			return c
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("containerd does not answer: %v", err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return err
+	})
+	return c
 }
 
 // removeGroups removes the cgroups of containers. They stay busy for a moment after their processes were killed.
@@ -207,15 +201,12 @@ func TestContainerd(t *testing.T) {
 	testkit.Must(t, (&Builder{Progress: t.Output()}).Ensure(t.Context(), root, paths, programs))
 	c := startContainerd(t, paths, root)
 	published := releaseArchive(t, programs)
-	if _, err := c.ctr(t.Context(), "images", "import", published); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(c.ctr(t.Context(), "images", "import", published))(t)
 	if out, err := c.run(image.Reference+":v0.1.0", "published", "/usr/local/bin/semaphorectl", "--version"); err != nil ||
 		!strings.HasPrefix(out, "semaphorectl version ") {
 		t.Errorf("the image as it is published: %q, %v", out, err)
 	}
-	listed, err := c.ctr(t.Context(), "images", "list", "--quiet")
-	testkit.Must(t, err)
+	listed := testkit.Value(c.ctr(t.Context(), "images", "list", "--quiet"))(t)
 	for _, reference := range append([]string{Pause, CoreDNS, Testbed, Semaphore}, ofSuite...) {
 		if !slices.Contains(strings.Fields(listed), reference) {
 			t.Errorf("containerd has no image %s:\n%s", reference, listed)
@@ -272,9 +263,7 @@ func TestContainerd(t *testing.T) {
 		{"run", "--detach", "--fifo-dir", filepath.Dir(c.socket), "--cgroup", c.group + "/pause", Pause, "pause"},
 		{"tasks", "kill", "--signal", "SIGTERM", "pause"},
 	} {
-		if _, err := c.ctr(ctx, args...); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(c.ctr(ctx, args...))(t)
 	}
 	for tasks := ""; !strings.Contains(tasks, "STOPPED"); {
 		if tasks, err = c.ctr(ctx, "tasks", "list"); err != nil {
@@ -291,13 +280,10 @@ func TestContainerd(t *testing.T) {
 // SBOMs. The image of the other architecture has no programs here.
 func releaseArchive(t *testing.T, programs map[string]string) string {
 	t.Helper()
-	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})
-	testkit.Must(t, err)
+	own := testkit.Value(image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"}))(t)
 	other, err := image.New(image.Spec{Arch: "riscv64", Layers: [][]image.Entry{{image.File("/file", 0o644, "content")}}})
 	testkit.Must(t, err)
 	dir := t.TempDir()
-	if _, err := image.WriteRelease(dir, "v0.1.0", own, image.Platform{Image: other, SBOM: own.SBOM}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(image.WriteRelease(dir, "v0.1.0", own, image.Platform{Image: other, SBOM: own.SBOM}))(t)
 	return filepath.Join(dir, "semaphore-v0.1.0.tar")
 }

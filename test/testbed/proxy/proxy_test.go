@@ -22,8 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // start runs a proxy in front of a server that echoes lines.
 func start(t *testing.T) *Proxy {
 	t.Helper()
-	behind, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	behind := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -38,8 +37,7 @@ func start(t *testing.T) *Proxy {
 			}()
 		}
 	}()
-	front, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	front := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	p := New(front, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", behind.Addr().String())
 	})
@@ -59,8 +57,7 @@ func start(t *testing.T) *Proxy {
 
 func dial(t *testing.T, p *Proxy) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", p.Address().String())
-	testkit.Must(t, err)
+	c := testkit.Value(net.Dial("tcp", p.Address().String()))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -84,16 +81,9 @@ func say(c net.Conn, line string, within time.Duration) (time.Duration, error) {
 func TestPassesAndEnds(t *testing.T) {
 	p := start(t)
 	c := dial(t, p)
-	if _, err := say(c, "hello", time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(say(c, "hello", time.Minute))(t)
 	// The proxy counts after it has written, so the answer may arrive first.
-	for deadline := time.Now().Add(time.Minute); p.Passed() < 6 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
-	if n := p.Passed(); n != 6 {
-		t.Errorf("%d bytes passed, want 6", n)
-	}
+	testkit.Eventually(t, time.Minute, "6 bytes passed", testkit.True(func() bool { return p.Passed() == 6 }))
 	testkit.Must(t, c.(*net.TCPConn).CloseWrite())
 	if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 		t.Errorf("after the end: %q, %v", b, err)
@@ -119,9 +109,7 @@ func TestRate(t *testing.T) {
 func TestStall(t *testing.T) {
 	p := start(t)
 	old := dial(t, p)
-	if _, err := say(old, "hello", time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(say(old, "hello", time.Minute))(t)
 	p.Set(Conditions{Stall: true})
 	for name, c := range map[string]net.Conn{"that existed": old, "that came": dial(t, p)} {
 		if _, err := say(c, name, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -138,9 +126,7 @@ func TestStall(t *testing.T) {
 func TestOrphan(t *testing.T) {
 	p := start(t)
 	c := dial(t, p)
-	if _, err := say(c, "hello", time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(say(c, "hello", time.Minute))(t)
 	p.Orphan()
 	for range 3 {
 		if _, err := say(c, "anyone?", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -155,9 +141,7 @@ func TestOrphan(t *testing.T) {
 func TestResetAndRefuse(t *testing.T) {
 	p := start(t)
 	c := dial(t, p)
-	if _, err := say(c, "hello", time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(say(c, "hello", time.Minute))(t)
 	p.Set(Conditions{Refuse: true})
 	p.Reset()
 	if _, err := say(c, "hello", time.Minute); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
