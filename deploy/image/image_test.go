@@ -288,9 +288,7 @@ func TestWriteRelease(t *testing.T) {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	top := testkit.Value(layout.ImageIndexFromPath(unpacked))(t)
-	if err := validate.Index(top); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, validate.Index(top))
 	manifest := testkit.Value(top.IndexManifest())(t)
 	first := manifest.Manifests[0]
 	if !first.MediaType.IsIndex() ||

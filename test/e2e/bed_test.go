@@ -47,11 +47,7 @@ func clusters(ctx context.Context, t testing.TB, options testbed.Options) *Scena
 	repo := testkit.Value(filepath.Abs("../.."))(t)
 	options.Progress = t.Output()
 	tb := testkit.Value(testbed.Up(ctx, options))(t)
-	t.Cleanup(func() {
-		if err := tb.Down(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, tb.Down()) })
 	s := testkit.Value(New(tb, repo, func(what string) { t.Log(what) }))(t)
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -204,11 +204,7 @@ func newDocumentsBed(ctx context.Context, t *testing.T, more ...string) *documen
 		options.Clusters = append(options.Clusters, testbed.ClusterSpec{Name: name, Nodes: 1})
 	}
 	tb := testkit.Value(testbed.Up(ctx, options))(t)
-	t.Cleanup(func() {
-		if err := tb.Down(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, tb.Down()) })
 	s := testkit.Value(New(tb, repo, func(what string) { t.Log(what) }))(t)
 	t.Cleanup(func() {
 		if t.Failed() {

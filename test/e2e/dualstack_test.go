@@ -112,10 +112,7 @@ func TestDualStack(t *testing.T) {
 	})
 	t.Run("from the nodes themselves", func(t *testing.T) { fromNodes(ctx, t, s, s.c1.Nodes, settle) })
 	t.Run("policies", func(t *testing.T) { policiesOfBothFamilies(ctx, t, s, ours, theirs) })
-	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 20 {
-		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear),
-			clear[:min(3, len(clear))], encrypted)
-	}
+	wire.noneClear(t, 20)
 	t.Run("tunnels over IPv6", func(t *testing.T) { s.overIPv6(ctx, t, ours, theirs) })
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -35,12 +36,8 @@ func TestTwoClusters(t *testing.T) {
 // look logs the status that a user would check, and fails if the tools fail.
 func look(ctx context.Context, t *testing.T, s *Scenario) {
 	var status string
-	if err := until(ctx, settle, func() (err error) { status, err = s.Status(ctx); return err }); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, until(ctx, settle, func() (err error) { status, err = s.Status(ctx); return err }))
 	memory, err := s.Memory(ctx)
-	if err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, err)
 	t.Logf("\n%s\nresident memory\n%s", status, memory)
 }

@@ -293,10 +293,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	}
 	encrypted := b.listen(t)
 	pause(ctx, t, apart)
-	if n, clear := encrypted.stop(t); len(clear) > 0 || n < 100 {
-		t.Errorf("permissive again: %d packets are in the clear, the first %q; %d of WireGuard", len(clear),
-			clear[:min(3, len(clear))], n)
-	}
+	encrypted.noneClear(t, 100)
 	none("permissive again")
 	// One cluster sends clear packets while the other still encrypts.
 	for _, c := range b.tb.Clusters() {
@@ -507,10 +504,7 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	}))
 	t.Logf("the taint was removed %s after the route could be made", time.Since(began).Round(time.Millisecond))
 	b.reachesAgain(ctx, t, n3)
-	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
-			clear[:min(3, len(clear))], encrypted)
-	}
+	wire.noneClear(t, 1)
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
@@ -613,10 +607,7 @@ func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 	pause(ctx, t, apart)
 	b.wantAgent(ctx, t, b.c1, n3.Name, true)
 	b.reachesAgain(ctx, t, n3)
-	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
-			clear[:min(3, len(clear))], encrypted)
-	}
+	wire.noneClear(t, 1)
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
@@ -692,10 +683,7 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 		p.noneLost(t)
 		p.end()
 	}
-	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 100 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
-			clear[:min(3, len(clear))], encrypted)
-	}
+	wire.noneClear(t, 100)
 }
 
 var counters = regexp.MustCompile(`packets \d+ bytes \d+`)

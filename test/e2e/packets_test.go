@@ -330,6 +330,15 @@ func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	return encrypted, inTheClear
 }
 
+// noneClear is stop, and fails the test if a packet is in the clear, or if fewer than least are of WireGuard.
+func (w *wire) noneClear(t *testing.T, least int) {
+	t.Helper()
+	if encrypted, clear := w.stop(t); len(clear) > 0 || encrypted < least {
+		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))],
+			encrypted)
+	}
+}
+
 // owner returns the cluster of an address, and whether it is a pod's address.
 func (s *Scenario) owner(a netip.Addr) (_ *testbed.Cluster, pod bool) {
 	for _, c := range s.tb.Clusters() {

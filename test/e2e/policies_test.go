@@ -116,9 +116,7 @@ spec: {selector: {%s}, ports: [{port: 8080}]}
 			must(t, b.c1.ApplyYAML(ctx, manifests[name]))
 			defer func() {
 				_, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(manifests[name]), "delete", "-f", "-")
-				if err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, err)
 			}()
 			b.isOnlyReached(ctx, t, name)
 		})
@@ -135,9 +133,7 @@ func (b *policyBed) isOnlyReached(ctx context.Context, t *testing.T, name string
 	t.Helper()
 	want := expectedEgress[name]
 	for _, to := range want.stopped {
-		if err := until(ctx, settle, func() error { return isTimeout(to, b.reaches(ctx, to)) }); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, until(ctx, settle, func() error { return isTimeout(to, b.reaches(ctx, to)) }))
 	}
 	for _, to := range want.passes {
 		if err := until(ctx, settle, func() error { return b.reaches(ctx, to) }); err != nil {
@@ -276,9 +272,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 		}
 	}()
 	for _, name := range stopped {
-		if err := until(ctx, settle, func() error { return b.isStopped(ctx, name) }); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, until(ctx, settle, func() error { return b.isStopped(ctx, name) }))
 	}
 	for _, name := range passes {
 		if err := until(ctx, settle, func() error { return b.asks(ctx, name) }); err != nil {
@@ -286,9 +280,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 		}
 	}
 	for _, name := range stopped {
-		if err := b.isStopped(ctx, name); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, b.isStopped(ctx, name))
 	}
 	for _, name := range slices.Concat(passes, stopped) {
 		if name == "front" {

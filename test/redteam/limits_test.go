@@ -283,9 +283,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		size := 0
 		if resource == "endpointslices" {
 			var slice discoveryv1.EndpointSlice
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &slice); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &slice))
 			size = slice.Size()
 		} else if data, err := json.Marshal(u); err != nil {
 			t.Error(err)

@@ -64,9 +64,7 @@ func upWith(t *testing.T, options Options) *Cluster {
 	tb := testkit.Value(Up(ctx, options))(t)
 	t.Cleanup(func() {
 		before := remember(t, tb.ID)
-		if err := tb.Down(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, tb.Down())
 		nothingLeft(t, tb.ID, before)
 	})
 	return tb.Clusters()[0]

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestExitsOfAStartUp runs a component that exits twice before it stays, as calico-node does when another client
@@ -40,12 +41,10 @@ func TestExitsOfAStartUp(t *testing.T) {
 			p.run(ctx)
 			close(ended)
 		}()
-		if err := poll(ctx, 20*time.Second, "the third start", func(context.Context) error {
+		testkit.NoError(t, poll(ctx, 20*time.Second, "the third start", func(context.Context) error {
 			_, err := os.Stat(filepath.Join(dir, "up"))
 			return err
-		}); err != nil {
-			t.Error(err)
-		}
+		}))
 		cancel()
 		<-ended
 		if got := int(reported.Load()); got != test.reported {

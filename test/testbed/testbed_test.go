@@ -152,14 +152,12 @@ func TestSideBySide(t *testing.T) {
 	killed := time.Now()
 	_ = child.Wait() // killed
 	// No process of a testbed outlives its owner.
-	if err := WaitFor(t.Context(), 3*time.Minute, "all processes of "+id+" to end", func(context.Context) error {
+	testkit.NoError(t, WaitFor(t.Context(), 3*time.Minute, "all processes of "+id+" to end", func(context.Context) error {
 		if pids, err := hierarchies(t).Processes(cgroupName(id)); err != nil || len(pids) > 0 {
 			return fmt.Errorf("%v, %w", pids, err)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	t.Logf("%d processes ended within %s", len(before), time.Since(killed).Round(time.Millisecond))
 	swept, err := Sweep()
 	if err != nil || !slices.Contains(swept, id) {

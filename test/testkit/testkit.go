@@ -17,6 +17,14 @@ func Must(tb testing.TB, err error) {
 	}
 }
 
+// NoError fails the test if there is an error, and lets it continue.
+func NoError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Error(err)
+	}
+}
+
 // Value returns the value of a call that must not fail, and ends the test if it did: x := testkit.Value(f())(t).
 func Value[T any](value T, err error) func(testing.TB) T {
 	return func(tb testing.TB) T {

@@ -64,9 +64,7 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 		for _, name := range names {
 			errs = append(errs, withdraw(life, b.c2, name))
 		}
-		if err := errors.Join(errs...); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, errors.Join(errs...))
 		withdrawn = true
 	}
 	g := b.watch(t)
@@ -172,9 +170,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 				errs = append(errs, offer(life, b.c2, name, number))
 			}
 		}
-		if err := errors.Join(errs...); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, errors.Join(errs...))
 	}
 	changed, restored := false, false
 	t.Cleanup(func() {
@@ -301,11 +297,7 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	down := back.Sub(killed)
 	// The exporter watches again: a new object arrives.
 	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && strings.Contains(ch.name, "-after-") })
-	t.Cleanup(func() {
-		if err := withdraw(life, b.c2, "after-restart"); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, withdraw(life, b.c2, "after-restart")) })
 	testkit.Must(t, offer(t.Context(), b.c2, "after-restart", 900))
 	b.converges(t, settle)
 	took := time.Since(back)
@@ -368,9 +360,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for i := 10; i < 16; i++ {
-			if err := offer(life, b.c2, fmt.Sprintf("many-%03d", i), i); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, offer(life, b.c2, fmt.Sprintf("many-%03d", i), i))
 		}
 	})
 	revision := testkit.Value(compact(ctx, b.c2))(t)
@@ -435,9 +425,7 @@ func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, m
 		}
 		done = true
 		for _, r := range rules {
-			if err := iptables(ns, append([]string{"-D"}, r...)...); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, iptables(ns, append([]string{"-D"}, r...)...))
 		}
 	}
 	t.Cleanup(mend)
@@ -513,9 +501,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	restore := func() {
 		if !restored {
 			restored = true
-			if err := setVerbs(life, "create"); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, setVerbs(life, "create"))
 		}
 	}
 	t.Cleanup(restore)

@@ -169,9 +169,7 @@ func (g *guard) finish() string {
 	lasted := time.Since(g.began)
 	g.untouched()
 	busiest, err := g.b.busiest(g.cpu, lasted)
-	if err != nil {
-		g.t.Error(err)
-	}
+	testkit.NoError(g.t, err)
 	g.end()
 	g.running.Wait()
 	sent, lost := g.ping.count()

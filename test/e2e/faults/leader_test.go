@@ -102,11 +102,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	}
 	g.untouched()
 	// The new leader works while the old one is still cut off.
-	t.Cleanup(func() {
-		if err := withdraw(life, b.c2, "while-deposed"); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, withdraw(life, b.c2, "while-deposed")) })
 	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
 	testkit.Must(t, offer(t.Context(), b.c2, "while-deposed", 901))
 	eventually(t, settle, func(ctx context.Context) error {
@@ -152,9 +148,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			goOn := func() {
 				if !running {
 					running = true
-					if err := old.signal(syscall.SIGCONT); err != nil {
-						t.Error(err)
-					}
+					testkit.NoError(t, old.signal(syscall.SIGCONT))
 				}
 			}
 			t.Cleanup(goOn)
@@ -172,11 +166,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			const offered = 5
 			g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
 			mirrored := func(name string, id int) {
-				t.Cleanup(func() {
-					if err := withdraw(life, b.c2, name); err != nil {
-						t.Error(err)
-					}
-				})
+				t.Cleanup(func() { testkit.NoError(t, withdraw(life, b.c2, name)) })
 				testkit.Must(t, offer(t.Context(), b.c2, name, id))
 				eventually(t, settle, func(ctx context.Context) error {
 					_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-"+name, metav1.GetOptions{})

@@ -229,9 +229,7 @@ func (b *bed) drop(t *testing.T, to *testbed.Cluster) (repair func()) {
 	return func() {
 		if !mended {
 			mended = true
-			if err := rule("-D"); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, rule("-D"))
 		}
 	}
 }
@@ -300,10 +298,6 @@ func (b *bed) refill(t *testing.T) {
 			offer(life, b.c2, fmt.Sprintf("many-%03d", i), i))
 	}
 	_, err := b.c2.Kubectl(life, nil, "-n", "shop", "scale", "deployment/server", "--replicas=2")
-	if err := errors.Join(append(errs, err)...); err != nil {
-		t.Error(err)
-	}
-	if err := b.c2.WaitForDeployment(life, "shop", "server", settle); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, errors.Join(append(errs, err)...))
+	testkit.NoError(t, b.c2.WaitForDeployment(life, "shop", "server", settle))
 }

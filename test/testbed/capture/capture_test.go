@@ -22,11 +22,7 @@ func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	testkit.NeedsRoot(t, "it captures packets")
 	ns := testkit.Value(netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid())))(t)
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, ns.Delete()) })
 	return ns
 }
 

@@ -42,21 +42,15 @@ func TestLife(t *testing.T) {
 			}
 			name := fmt.Sprintf("cgrouptest-%d-%s", os.Getpid(), filepath.Base(mount))
 			t.Cleanup(func() {
-				if err := h.Kill(name); err != nil {
-					t.Error(err)
-				}
-				if err := h.Remove(name); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, h.Kill(name))
+				testkit.NoError(t, h.Remove(name))
 			})
 			deep := name + "/node/daemons"
 			testkit.Must(t, h.Create(deep))
 			if err := h.Create(deep); err != nil {
 				t.Errorf("again: %v", err)
 			}
-			if err := h.Weigh(name, 10); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, h.Weigh(name, 10))
 			files := h.Files(deep)
 			if len(files) == 0 {
 				t.Fatal("no files to enter the group by")
@@ -84,15 +78,11 @@ func TestLife(t *testing.T) {
 				t.Errorf("files inside: %v", inside)
 			}
 			go func() { _ = cmd.Wait() }()
-			if err := h.Kill(name); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, h.Kill(name))
 			if pids, err := h.Processes(name); err != nil || len(pids) > 0 {
 				t.Errorf("left: %v, %v", pids, err)
 			}
-			if err := h.Remove(name); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, h.Remove(name))
 			if left, err := filepath.Glob(Mount + "/*/" + name); err != nil || len(left) > 0 {
 				t.Errorf("left: %v, %v", left, err)
 			}

@@ -72,13 +72,9 @@ func TestServeUntilQuiet(t *testing.T) {
 		last := time.Now()
 		for range 2 { // probes do not count
 			time.Sleep(time.Second)
-			if err := get("/healthz"); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, get("/healthz"))
 		}
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 		if quiet := time.Since(last); quiet != 3*time.Second {
 			t.Errorf("it ended %s after the last request, want 3 s", quiet)
 		}

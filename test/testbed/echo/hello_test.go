@@ -37,7 +37,5 @@ func TestHello(t *testing.T) {
 		conn.Close()
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, <-done)
 }

@@ -39,9 +39,7 @@ func TestSocat(t *testing.T) {
 	}
 	cancel()
 	for range 2 {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	}
 }
 

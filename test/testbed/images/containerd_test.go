@@ -58,9 +58,7 @@ func startContainerd(t *testing.T, paths components.Paths, root string) *contain
 			t.Logf("containerd: %s", &log)
 		}
 		c.removeGroups()
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, os.RemoveAll(dir))
 	})
 	testkit.Eventually(t, 2*time.Minute, "containerd answers", func() error {
 		_, err := c.ctr(t.Context(), "version")
@@ -75,9 +73,7 @@ func (c *containerd) removeGroups() {
 	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.group + "/*", "/sys/fs/cgroup/*/" + c.group,
 		"/sys/fs/cgroup/" + c.group + "/*", "/sys/fs/cgroup/" + c.group} {
 		groups, err := filepath.Glob(pattern)
-		if err != nil {
-			c.t.Error(err)
-		}
+		testkit.NoError(c.t, err)
 		for _, group := range groups {
 			if info, err := os.Stat(group); err != nil || !info.IsDir() {
 				continue // a cgroupfs file

@@ -30,11 +30,7 @@ func create(t *testing.T, suffix string) *Namespace {
 	t.Helper()
 	needRoot(t)
 	n := testkit.Value(Create(fmt.Sprintf("netns-test-%d-%s", os.Getpid(), suffix)))(t)
-	t.Cleanup(func() {
-		if err := n.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, n.Delete()) })
 	return n
 }
 
@@ -98,9 +94,7 @@ func TestDoRestoresThreads(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, err)
 		})
 	}
 	wg.Wait()

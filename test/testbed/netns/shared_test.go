@@ -81,9 +81,7 @@ func TestBesideIPNetns(t *testing.T) {
 		}
 	}
 	for _, n := range []*Namespace{first, second} {
-		if err := n.Delete(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, n.Delete())
 	}
 	wantOnly(t, "others")
 	ip(t, "delete", "others")
@@ -112,9 +110,7 @@ func TestStackedMounts(t *testing.T) {
 	testkit.Must(t, unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""))
 	second := made(t, "second")
 	for _, name := range []string{"hidden", second.Name()} {
-		if err := Remove(name); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, Remove(name))
 		if n := mountsAt(t, dir+"/"+name); n != 0 {
 			t.Errorf("%d mounts of %s are left", n, name)
 		}

@@ -46,9 +46,7 @@ func start(t *testing.T) *Proxy {
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 		behind.Close()
 		<-served
 	})

@@ -53,11 +53,7 @@ func shell(t *testing.T, script string) Spec {
 func start(t *testing.T, spec Spec) *Process {
 	t.Helper()
 	p := testkit.Value(Start(spec))(t)
-	t.Cleanup(func() {
-		if err := p.Stop(0); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, p.Stop(0)) })
 	return p
 }
 
@@ -147,11 +143,7 @@ func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
 	needRoot(t)
 	n := testkit.Value(netns.Create(fmt.Sprintf("spawn-test-%d-%s", os.Getpid(), filepath.Base(t.Name()))))(t)
-	t.Cleanup(func() {
-		if err := n.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, n.Delete()) })
 	return n
 }
 

@@ -58,9 +58,7 @@ func TestReuse(t *testing.T) {
 		set := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "one"}}}
 		set.SetGroupVersionKind(CalicoCRD.WithKind("GlobalNetworkSet"))
 		_, err := dynamic.NewForConfigOrDie(cfg).Resource(sets).Create(t.Context(), set, opts)
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, err)
 		shop := metav1.ObjectMeta{Name: "shop"}
 		if _, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: shop}, opts); err != nil {
 			t.Error(err)
@@ -75,9 +73,7 @@ func TestReuse(t *testing.T) {
 			[]byte(`{"metadata":{"labels":{"changed":"true"}}}`), metav1.PatchOptions{}); err != nil {
 			t.Error(err)
 		}
-		if err := client.RbacV1().ClusterRoles().Delete(t.Context(), "view", metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, client.RbacV1().ClusterRoles().Delete(t.Context(), "view", metav1.DeleteOptions{}))
 		if _, err := client.RbacV1().Roles("shop").Create(t.Context(), &rbacv1.Role{ObjectMeta: shop,
 			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}},
 		}, opts); err != nil {
@@ -90,9 +86,7 @@ func TestReuse(t *testing.T) {
 			t.Error(err)
 		}
 		// The namespace stays in this state, because no controller runs.
-		if err := client.CoreV1().Namespaces().Delete(t.Context(), "shop", metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, client.CoreV1().Namespaces().Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	}
 	for range 3 {
 		test("changes", changes)
