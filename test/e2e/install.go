@@ -96,6 +96,8 @@ type remote struct {
 
 // overlay is the data of a cluster's overlay, as a user would write it.
 type overlay struct {
+	*Installation
+
 	Deploy       string // deploy/ of the checkout, relative to the overlay
 	Cluster      string
 	PodSubnets   string
@@ -103,20 +105,9 @@ type overlay struct {
 	NodeSubnet   string
 	Remotes      []remote
 	FederationNP int
-	Global       string
 	Agents       bool
-	Features     string
-	Encryption   string
-	Broker       string
-	Agent        string
-	OwnPools     bool
-	Components   []string
-	MCS          bool
-	ImportSlices string
-	Patches      string
+	Features     string // separated by commas
 	Calico       bool
-	AgentNodes   string
-	Lease        string
 }
 
 // encrypts reports whether agents are installed.
@@ -263,26 +254,16 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		return err
 	}
 	data := overlay{
+		Installation: in,
 		Deploy:       deploy,
 		Cluster:      c.Name,
 		PodSubnets:   subnets(c.PodCIDR, c.PodCIDR6),
 		ServiceCIDRs: subnets(c.ServiceCIDR, c.ServiceCIDR6),
 		NodeSubnet:   subnets(c.NodeSubnet, nodeSubnet6(c)),
 		FederationNP: FederationNodePort,
-		Global:       in.Global,
 		Agents:       in.encrypts(),
 		Features:     strings.Join(in.Features, ", "),
-		Encryption:   in.Encryption,
-		Broker:       in.Broker,
-		Agent:        in.Agent,
-		OwnPools:     in.OwnPools,
-		Components:   in.Components,
-		MCS:          in.MCS,
-		ImportSlices: in.ImportSlices,
-		Patches:      in.Patches,
 		Calico:       !in.NoCalico,
-		AgentNodes:   in.AgentNodes,
-		Lease:        in.Lease,
 	}
 	for i, other := range in.tb.Clusters() {
 		if other == c {
