@@ -138,7 +138,7 @@ func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, 
 	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
 		return nil, fmt.Errorf("%s: no %s leads", c.Name, part)
 	}
-	all, err := pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
+	all, err := Part(ctx, c, part)
 	if err != nil {
 		return nil, err
 	}
@@ -206,6 +206,12 @@ func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, bro
 	})
 }
 
+// Part returns the pods of a part of semaphore.
+func Part(ctx context.Context, c *testbed.Cluster, part string) ([]corev1.Pod, error) {
+	return pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
+}
+
+// pods returns the pods with an address that are not being deleted.
 func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {
 	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {

@@ -266,12 +266,7 @@ func shippedEnvironment(t *testing.T, part string) (env []string) {
 // eventually waits until f returns nil, for conditions without a bound of their own.
 func (v *victim) eventually(what string, f func() error) {
 	v.t.Helper()
-	v.eventuallyWithin(patience, what, f)
-}
-
-func (v *victim) eventuallyWithin(most time.Duration, what string, f func() error) {
-	v.t.Helper()
-	testkit.Eventually(v.t, most, what, f)
+	testkit.Eventually(v.t, patience, what, f)
 }
 
 func (v *victim) get(path string) (string, error) {
@@ -282,6 +277,17 @@ func (v *victim) get(path string) (string, error) {
 func (v *victim) metric(name string, labels ...string) float64 {
 	v.t.Helper()
 	return testkit.Scraped(v.t, testkit.Value(v.get("/metrics"))(v.t), name, labels...)
+}
+
+// counts waits until a metric has a value.
+func (v *victim) counts(want float64, name string, labels ...string) {
+	v.t.Helper()
+	v.eventually(fmt.Sprint(name, labels, " is ", want), func() error {
+		if got := v.metric(name, labels...); got != want {
+			return fmt.Errorf("it is %v", got)
+		}
+		return nil
+	})
 }
 
 // resident returns the program's resident memory in bytes: now, and the peak since the last forgetPeak.

@@ -50,12 +50,7 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	if of("c3") != 10 || of("c2") != 0 {
 		t.Errorf("after a remote has claimed the keys of another: %d peers of c3 of 10, %d of c2", of("c3"), of("c2"))
 	}
-	v.eventually("the thief's problems are counted", func() error {
-		if n := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); n != 10 {
-			return fmt.Errorf("semaphore_broker_peer_problems of the thief is %v", n)
-		}
-		return nil
-	})
+	v.counts(10, "semaphore_broker_peer_problems", `cluster="c2"`) // the thief
 	// A kubelet can change annotations and addresses of its own Node.
 	annotations := map[string]string{}
 	for i, n := range nodes {
@@ -72,12 +67,7 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	status := testkit.Value(json.Marshal(map[string]any{"status": map[string]any{"addresses": addresses}}))(t)
 	testkit.Value(v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, status, metav1.PatchOptions{},
 		"status"))(t)
-	v.eventually("the broker has followed the node", func() error {
-		if n := v.metric("semaphore_broker_node_claims", `node="n1"`); n != 20 {
-			return fmt.Errorf("semaphore_broker_node_claims of the kubelet's node is %v", n)
-		}
-		return nil
-	})
+	v.counts(20, "semaphore_broker_node_claims", `node="n1"`)
 	if _, _, peers = v.agent(token, 2); of("c3") != 10 {
 		t.Errorf("after a kubelet has claimed all keys and addresses: %d peers of c3 of 10", of("c3"))
 	}

@@ -290,7 +290,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	failures := func() float64 {
 		return v.metric("semaphore_broker_writes_total", `kind="service"`, `result="foreign"`)
 	}
-	v.eventuallyWithin(10*time.Minute, "all of them have failed", func() error {
+	testkit.Eventually(t, 10*time.Minute, "all of them have failed", func() error {
 		if n := failures(); n < failing {
 			return fmt.Errorf("%v failures", n)
 		}

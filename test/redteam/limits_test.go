@@ -159,7 +159,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="OverLimit"`); n < 144 {
 		t.Errorf("semaphore_broker_refused_total counts %v nodes", n)
 	}
-	v.eventuallyWithin(patience, "all that is desired is written", func() error {
+	v.eventually("all that is desired is written", func() error {
 		kind := `kind="service"`
 		desired, present := v.metric("semaphore_broker_objects_desired", kind), v.metric("semaphore_broker_objects_present",
 			kind)
@@ -214,7 +214,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 		}
 		return all
 	}
-	v.eventuallyWithin(patience, "all endpoints exist", func() error {
+	v.eventually("all endpoints exist", func() error {
 		if got := endpoints(); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}

@@ -217,7 +217,7 @@ func TestPriceOfEachRule(t *testing.T) {
 					}
 					return o
 				})()
-				v.eventuallyWithin(patience, "the Services that have their names are written", func() error {
+				v.eventually("the Services that have their names are written", func() error {
 					if got := written() - before; got < n/2 {
 						return fmt.Errorf("%v of %d", got, n/2)
 					}
@@ -286,7 +286,7 @@ func TestPriceOfEachRule(t *testing.T) {
 				o.Key.Namespace = "kube-system"
 				return o
 			})()
-			v.eventuallyWithin(patience, "the broker denies them", func() error {
+			v.eventually("the broker denies them", func() error {
 				if got := v.metric("semaphore_broker_service_problems", `cluster="c2"`, `reason="NamespaceDenied"`); got != n {
 					return fmt.Errorf("%v of %d", got, n)
 				}
@@ -332,7 +332,7 @@ func (v *victim) importsOfRemotes(s *stream, n int, export func(i int) *semaphor
 	s.acked(uint64(n) + 1)
 	expect := func(clusters ...string) {
 		v.t.Helper()
-		v.eventuallyWithin(patience, fmt.Sprint("imports of ", clusters), func() error {
+		v.eventually(fmt.Sprint("imports of ", clusters), func() error {
 			list, err := client.Imports().Follow("", nil).ListWithContext(v.t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err

@@ -81,12 +81,7 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	greedy := peer("c3", 200, "a", "10.3.0.0/16")
 	tell("c3", append([]*semaphorev1.Object{greedy}, honest...)...)
 	has("after a thief was heard first")
-	v.eventually("the thief's problems are counted", func() error {
-		if got := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); got != n {
-			return fmt.Errorf("semaphore_broker_peer_problems of the thief is %v", got)
-		}
-		return nil
-	})
+	v.counts(n, "semaphore_broker_peer_problems", `cluster="c2"`) // the thief
 
 	// The next broker receives no node of c3, so most peers would be removed.
 	beside := kubetest.WriteBeside(t, v.kube)
@@ -98,10 +93,5 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	tell("c2")
 	tell("c3")
 	has("after a first snapshot without nodes")
-	v.eventually("what is retained is counted", func() error {
-		if got := v.metric("semaphore_broker_retained", `cluster="c3"`, `kind="node"`); got != n {
-			return fmt.Errorf("semaphore_broker_retained of nodes is %v", got)
-		}
-		return nil
-	})
+	v.counts(n, "semaphore_broker_retained", `cluster="c3"`, `kind="node"`)
 }

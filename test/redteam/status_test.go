@@ -71,7 +71,7 @@ func TestStatusStaysSmall(t *testing.T) {
 	testkit.Must(t, err)
 	defer conn.Close()
 	var status *semaphorev1.GetStatusResponse
-	v.eventuallyWithin(patience, "all agents have reported", func() (err error) {
+	v.eventually("all agents have reported", func() (err error) {
 		status, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{},
 			grpc.MaxCallRecvMsgSize(64<<20))
 		n := 0

@@ -260,7 +260,7 @@ func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) er
 	}
 	address := net.JoinHostPort(service.Spec.ClusterIP, "443")
 	for _, name := range parts {
-		replicas, err := part(ctx, c, name)
+		replicas, err := e2e.Part(ctx, c, name)
 		if err != nil {
 			return err
 		}
@@ -344,7 +344,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	before := testkit.Value(metrics(t.Context(), exporter))(t)
 	// Cut off the standby too: otherwise it leads if the apiserver takes longer than the Lease to start.
 	ctx := t.Context()
-	replicas := testkit.Value(part(ctx, b.c2, "exporter"))(t)
+	replicas := testkit.Value(e2e.Part(ctx, b.c2, "exporter"))(t)
 	var cut []*netns.Namespace
 	var mends []func()
 	for _, p := range replicas {

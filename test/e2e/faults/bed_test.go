@@ -18,8 +18,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/e2e"
@@ -206,26 +204,9 @@ func (b *bed) other(c *testbed.Cluster) *testbed.Cluster {
 	return b.c1
 }
 
-// part returns the pods of a part that are not being deleted.
-func part(ctx context.Context, c *testbed.Cluster, name string) ([]corev1.Pod, error) {
-	list, err := c.Client.CoreV1().Pods(e2e.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + name,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("%s: pods of the %s: %w", c.Name, name, err)
-	}
-	var out []corev1.Pod
-	for _, p := range list.Items {
-		if p.DeletionTimestamp == nil && p.Status.PodIP != "" {
-			out = append(out, p)
-		}
-	}
-	return out, nil
-}
-
 // active returns the leading broker or exporter of a cluster, according to its own status.
 func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod, error) {
-	pods, err := part(ctx, c, name)
+	pods, err := e2e.Part(ctx, c, name)
 	if err != nil {
 		return nil, err
 	}

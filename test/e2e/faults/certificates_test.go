@@ -104,7 +104,7 @@ func deposed(ctx context.Context, t *testing.T, clusters ...*testbed.Cluster) bo
 	t.Helper()
 	for _, c := range clusters {
 		for _, name := range []string{"broker", "exporter"} {
-			pods := testkit.Value(part(ctx, c, name))(t)
+			pods := testkit.Value(e2e.Part(ctx, c, name))(t)
 			for _, p := range pods {
 				for _, s := range p.Status.ContainerStatuses {
 					ended := s.LastTerminationState.Terminated
@@ -166,7 +166,7 @@ func (b *bed) inUse(ctx context.Context, pki string) error {
 			if name == "agent" && c != b.c2 {
 				continue // they only need their own cluster's bundle
 			}
-			pods, err := part(ctx, c, name)
+			pods, err := e2e.Part(ctx, c, name)
 			if err != nil {
 				return err
 			}

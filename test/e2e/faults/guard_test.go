@@ -284,7 +284,7 @@ func (b *bed) usage(t *testing.T) map[int]usage {
 	out := map[int]usage{}
 	for _, c := range b.tb.Clusters() {
 		for _, name := range []string{"broker", "exporter", "agent"} {
-			pods := testkit.Value(part(t.Context(), c, name))(t)
+			pods := testkit.Value(e2e.Part(t.Context(), c, name))(t)
 			for _, p := range pods {
 				if running, err := c.Pod(t.Context(), p.Namespace, p.Name); err == nil {
 					pid := running.Container.PID

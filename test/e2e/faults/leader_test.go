@@ -29,7 +29,7 @@ const asleep = leaseDuration + 7*time.Second
 func standbys(t *testing.T, c *testbed.Cluster, name string) {
 	t.Helper()
 	eventually(t, settle, func(ctx context.Context) error {
-		pods, err := part(ctx, c, name)
+		pods, err := e2e.Part(ctx, c, name)
 		if err != nil {
 			return err
 		}
