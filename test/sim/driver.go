@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // As in internal/kube/reconcile: keys that fail are tried again after increasing delays.
@@ -24,22 +23,19 @@ var (
 // driver drives a writes.Machine, as broker/apply.Objects does, with a table in place of informer and client: one step
 // at a time, in an order that the seed chooses. A request takes two steps, so that any event can happen in between.
 type driver[T writes.Object] struct {
+	marked[T]
+
 	b       *broker
 	kind    writes.Kind[T]
-	desired writes.Desired[T]
 	table   *table[T]
 	machine *writes.Machine[T]
 	// prepared checks a write before it is sent: want is nil for a delete, have for a create.
 	prepared func(b *broker, name string, have, want T)
 
 	// at is the informer's position in the table's log; known is its store.
-	at     int
-	known  store[T]
-	synced bool
+	at    int
+	known store[T]
 
-	// queue is sorted: a change marks names in any order.
-	queue   []string
-	later   map[string]time.Time
 	fails   map[string]int
 	flights []flight[T]
 }
@@ -63,10 +59,11 @@ type flight[T writes.Object] struct {
 func newDriver[T writes.Object](b *broker, t *table[T], desired writes.Desired[T], kind writes.Kind[T],
 	prepared func(*broker, string, T, T)) *driver[T] {
 	known := store[T]{}
-	return &driver[T]{
-		b: b, kind: kind, desired: desired, table: t, prepared: prepared, known: known, machine: writes.New(kind, known, nil),
-		later: map[string]time.Time{}, fails: map[string]int{},
-	}
+	l := &driver[T]{b: b, kind: kind, table: t, prepared: prepared, known: known, machine: writes.New(kind, known, nil),
+		fails: map[string]int{}}
+	l.marked = marked[T]{desired: desired, have: known, newest: l.withWrites, busy: l.againInFlight,
+		later: map[string]time.Time{}}
+	return l
 }
 
 // runner is a driver of any type.
@@ -84,57 +81,13 @@ func (l *driver[T]) Mark(name, cluster string, observedAt time.Time) {
 	l.Wake(name)
 }
 
-// Wake implements writes.Loop.
-func (l *driver[T]) Wake(name string) {
-	for i := range l.flights {
-		if l.flights[i].Name == name {
-			l.flights[i].again = true
-			return
-		}
+// againInFlight notes that a name was marked, if a request for it is in flight.
+func (l *driver[T]) againInFlight(name string) bool {
+	i := slices.IndexFunc(l.flights, func(f flight[T]) bool { return f.Name == name })
+	if i >= 0 {
+		l.flights[i].again = true
 	}
-	if i, there := slices.BinarySearch(l.queue, name); !there {
-		l.queue = slices.Insert(l.queue, i, name)
-	}
-}
-
-// WakeOwned implements writes.Loop.
-func (l *driver[T]) WakeOwned(cluster string) {
-	names, _ := l.Owned(cluster)
-	for _, name := range names {
-		l.Wake(name)
-	}
-}
-
-// Observe implements writes.Loop.
-func (l *driver[T]) Observe(cluster string) {
-	names, _ := l.Owned(cluster)
-	for _, name := range names {
-		l.observe(name)
-	}
-}
-
-// WakeAll implements writes.Loop.
-func (l *driver[T]) WakeAll() {
-	for name := range l.known {
-		l.Wake(name)
-	}
-	for _, name := range l.desired.Names() {
-		l.Wake(name)
-	}
-}
-
-// Synced implements writes.Loop.
-func (l *driver[T]) Synced() bool { return l.synced }
-
-// Owned implements writes.Loop.
-func (l *driver[T]) Owned(cluster string) ([]string, bool) {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(l.known)) {
-		if l.known[name].GetLabels()[naming.LabelSourceCluster] == cluster {
-			names = append(names, name)
-		}
-	}
-	return names, l.synced
+	return i >= 0
 }
 
 func (l *driver[T]) after(name string, d time.Duration) {
@@ -142,19 +95,6 @@ func (l *driver[T]) after(name string, d time.Duration) {
 	if was, ok := l.later[name]; !ok || at.Before(was) {
 		l.later[name] = at
 	}
-}
-
-// due wakes what was delayed until now.
-func (l *driver[T]) due(now time.Time) bool {
-	any := false
-	for _, name := range slices.Sorted(maps.Keys(l.later)) {
-		if !now.Before(l.later[name]) {
-			delete(l.later, name)
-			l.Wake(name)
-			any = true
-		}
-	}
-	return any
 }
 
 // inform gives the informer the next event, or the complete state, as after a lost watch.
@@ -194,13 +134,7 @@ func (l *driver[T]) relist() bool {
 		}
 	}
 	if first {
-		l.synced = true
-		if l.desired.Synced != nil {
-			l.desired.Synced()
-		}
-		for _, name := range slices.Sorted(slices.Values(l.desired.Names())) {
-			l.Wake(name)
-		}
+		l.listed()
 	}
 	l.b.tracef("%ss listed: %d", l.table.name, len(now))
 	return true
@@ -219,8 +153,8 @@ func (l *driver[T]) see(name string, o T, gone bool) {
 	l.b.tracef("informer: %s %s version %s gone=%t", l.table.name, name, o.GetResourceVersion(), gone)
 }
 
-// newest returns the object under a name, own writes included.
-func (l *driver[T]) newest(name string) (T, bool) {
+// withWrites returns the object under a name, own writes included.
+func (l *driver[T]) withWrites(name string) (T, bool) {
 	l.expire(name)
 	return l.machine.Newest(l.b.w.now, name)
 }
@@ -234,23 +168,13 @@ func (l *driver[T]) expire(name string) (expired bool) {
 	return expired
 }
 
-func (l *driver[T]) observe(name string) {
-	if l.desired.Observed != nil {
-		o, there := l.newest(name)
-		l.desired.Observed(name, o, there)
-	}
-}
-
 // reconcile takes any queued name, and begins the write that it needs.
 func (l *driver[T]) reconcile() bool {
 	if !l.synced || len(l.queue) == 0 {
 		return false
 	}
 	l.b.doubt()
-	i := l.b.w.rng.IntN(len(l.queue))
-	name := l.queue[i]
-	l.queue = slices.Delete(l.queue, i, i+1)
-
+	name := l.take(l.b.w.rng)
 	urgent := func() bool {
 		have, there := l.newest(name)
 		return l.desired.IsUrgent(l.kind, name, have, there)

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,29 +16,27 @@ import (
 // immediate is a writes.Loop without an apiserver: what an engine desires exists once the name is taken from the queue.
 // It has no pace, no failures and no lag, so that the one thing left is what the engine wants.
 type immediate[T writes.Object] struct {
-	m       *memory
-	kind    writes.ObjectKind
-	desired writes.Desired[T]
+	marked[T]
+
+	m    *memory
+	kind writes.ObjectKind
 	// stored is what the apiserver has after a write of want; have is what it had, if anything.
 	stored func(m *memory, have T, there bool, want T) T
 	// objects outlive the leader.
 	objects map[string]T
-	// queue is sorted: changes mark names in any order.
-	queue  []string
-	later  map[string]time.Time
-	synced bool
 }
 
 // leading is an immediate of any type.
 type leading interface {
 	list()
 	reconcile() bool
-	due(now time.Time)
+	due(now time.Time) bool
 }
 
 func newImmediate[T writes.Object](m *memory, kind writes.ObjectKind, objects map[string]T, desired writes.Desired[T],
 	stored func(m *memory, have T, there bool, want T) T) *immediate[T] {
-	l := &immediate[T]{m: m, kind: kind, desired: desired, stored: stored, objects: objects, later: map[string]time.Time{}}
+	l := &immediate[T]{m: m, kind: kind, stored: stored, objects: objects, marked: marked[T]{desired: desired,
+		have: objects, newest: store[T](objects).Get, later: map[string]time.Time{}}}
 	m.loops = append(m.loops, l)
 	return l
 }
@@ -47,82 +44,13 @@ func newImmediate[T writes.Object](m *memory, kind writes.ObjectKind, objects ma
 // Mark implements writes.Loop.
 func (l *immediate[T]) Mark(name, _ string, _ time.Time) { l.Wake(name) }
 
-// Wake implements writes.Loop.
-func (l *immediate[T]) Wake(name string) {
-	if i, there := slices.BinarySearch(l.queue, name); !there {
-		l.queue = slices.Insert(l.queue, i, name)
-	}
-}
-
-// WakeOwned implements writes.Loop.
-func (l *immediate[T]) WakeOwned(cluster string) {
-	names, _ := l.Owned(cluster)
-	for _, name := range names {
-		l.Wake(name)
-	}
-}
-
-// Observe implements writes.Loop.
-func (l *immediate[T]) Observe(cluster string) {
-	names, _ := l.Owned(cluster)
-	for _, name := range names {
-		l.observe(name)
-	}
-}
-
-// WakeAll implements writes.Loop.
-func (l *immediate[T]) WakeAll() {
-	for name := range l.objects {
-		l.Wake(name)
-	}
-	for _, name := range l.desired.Names() {
-		l.Wake(name)
-	}
-}
-
-// Synced implements writes.Loop.
-func (l *immediate[T]) Synced() bool { return l.synced }
-
-// Owned implements writes.Loop.
-func (l *immediate[T]) Owned(cluster string) (names []string, ok bool) {
-	for _, name := range sortedKeys(l.objects) {
-		if l.objects[name].GetLabels()[naming.LabelSourceCluster] == cluster {
-			names = append(names, name)
-		}
-	}
-	return names, l.synced
-}
-
-func (l *immediate[T]) observe(name string) {
-	if l.desired.Observed != nil {
-		o, there := l.objects[name]
-		l.desired.Observed(name, o, there)
-	}
-}
-
 // list is the first list of what exists.
 func (l *immediate[T]) list() {
 	for _, name := range sortedKeys(l.objects) {
 		l.observe(name)
 		l.Wake(name)
 	}
-	l.synced = true
-	if l.desired.Synced != nil {
-		l.desired.Synced()
-	}
-	for _, name := range l.desired.Names() {
-		l.Wake(name)
-	}
-}
-
-// due wakes what was delayed until now.
-func (l *immediate[T]) due(now time.Time) {
-	for _, name := range sortedKeys(l.later) {
-		if !now.Before(l.later[name]) {
-			delete(l.later, name)
-			l.Wake(name)
-		}
-	}
+	l.listed()
 }
 
 // reconcile writes any queued name; false if there is none.
@@ -130,9 +58,7 @@ func (l *immediate[T]) reconcile() bool {
 	if !l.synced || len(l.queue) == 0 {
 		return false
 	}
-	i := l.m.rng.IntN(len(l.queue))
-	name := l.queue[i]
-	l.queue = slices.Delete(l.queue, i, i+1)
+	name := l.take(l.m.rng)
 	have, there := l.objects[name]
 	owner := ""
 	if there {
