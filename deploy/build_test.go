@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // strict decodes Kubernetes types and rejects unknown fields.
@@ -37,8 +38,7 @@ var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).
 // build runs `kubectl kustomize` and decodes the objects.
 func build(t *testing.T, dir string) []runtime.Object {
 	t.Helper()
-	out, err := kubectl(t, "kustomize", dir)
-	must(t, err)
+	out := testkit.Value(kubectl(t, "kustomize", dir))(t)
 	var objects []runtime.Object
 	for _, doc := range strings.Split(out, "\n---\n") {
 		data, err := yaml.YAMLToJSONStrict([]byte(doc))
@@ -78,7 +78,7 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object, name string)
 func kustomizations(t *testing.T, kind string) []string {
 	t.Helper()
 	var dirs []string
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.Name() != "kustomization.yaml" {
 			return err
 		}
@@ -94,8 +94,7 @@ func kustomizations(t *testing.T, kind string) []string {
 			dirs = append(dirs, filepath.Dir(path))
 		}
 		return nil
-	})
-	must(t, err)
+	}))
 	return dirs
 }
 
@@ -105,13 +104,11 @@ func overlay(t *testing.T, text string) string {
 	// kustomize accepts only relative paths, so the path must have no symlinks.
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
-	here, err := filepath.Abs(".")
-	must(t, err)
+	here := testkit.Value(filepath.Abs("."))(t)
 	if here, err = filepath.EvalSymlinks(here); err != nil {
 		t.Fatal(err)
 	}
-	rel, err := filepath.Rel(dir, here)
-	must(t, err)
+	rel := testkit.Value(filepath.Rel(dir, here))(t)
 	must(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)),
 		0o644))
 	return dir

@@ -21,15 +21,14 @@ import (
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestWhatShipsIsBuiltFromGoMod checks that each program has the versions of modules that the product's go.mod names. A
 // workspace with the testbed's components would raise some of them.
 func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
-	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
-	must(t, err)
-	out, err := exec.Command("go", "mod", "edit", "-json").Output()
-	must(t, err)
+	programs := testkit.Value((&components.Builder{Progress: t.Output()}).Programs(context.Background()))(t)
+	out := testkit.Value(exec.Command("go", "mod", "edit", "-json").Output())(t)
 	var mod struct {
 		Require []struct{ Path, Version string }
 	}
@@ -39,8 +38,7 @@ func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
 		pinned[required.Path] = required.Version
 	}
 	for name, program := range programs {
-		info, err := buildinfo.ReadFile(program)
-		must(t, err)
+		info := testkit.Value(buildinfo.ReadFile(program))(t)
 		if len(info.Deps) < 5 {
 			t.Errorf("%s names %d modules", name, len(info.Deps))
 		}
@@ -56,13 +54,10 @@ func TestWhatShipsIsBuiltFromGoMod(t *testing.T) {
 // TestImageFitsManifests checks that every container of the manifests runs the product's image, and that the image has
 // its command, the mount point of every volume, and a numeric user that is not root.
 func TestImageFitsManifests(t *testing.T) {
-	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
-	must(t, err)
-	made, err := image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test",
-		Uncompressed: true})
-	must(t, err)
-	config, err := made.ConfigFile()
-	must(t, err)
+	programs := testkit.Value((&components.Builder{Progress: t.Output()}).Programs(context.Background()))(t)
+	made := testkit.Value(image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test",
+		Uncompressed: true}))(t)
+	config := testkit.Value(made.ConfigFile())(t)
 	equal(t, "user of the image", config.Config.User, "65532:65532")
 	files := map[string]*tar.Header{}
 	rc := mutate.Extract(made)

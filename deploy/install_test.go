@@ -46,14 +46,11 @@ func TestInstallIsKustomize(t *testing.T) {
 		"other namespace": values(func(v *apply.Values) { v.Namespace = "federation" }),
 	} {
 		t.Run(name, func(t *testing.T) {
-			manifests, err := filepath.Abs(".")
-			must(t, err)
+			manifests := testkit.Value(filepath.Abs("."))(t)
 			dir := filepath.Join(t.TempDir(), "overlay")
 			must(t, os.MkdirAll(dir, 0o755))
-			relative, err := filepath.Rel(dir, manifests)
-			must(t, err)
-			files, err := apply.Overlay(v, relative)
-			must(t, err)
+			relative := testkit.Value(filepath.Rel(dir, manifests))(t)
+			files := testkit.Value(apply.Overlay(v, relative))(t)
 			write := func(files map[string][]byte) {
 				for name, data := range files {
 					must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
@@ -76,10 +73,8 @@ func TestInstallIsKustomize(t *testing.T) {
 				filepath.Join(relative, "cleanup")+"]\n"+namespace), 0o644))
 			same(t, cleanup, func() ([]*unstructured.Unstructured, error) { return apply.BuildCleanup(v) })
 
-			_, err = config.Load[config.Exporter](withName(t, files["exporter.yaml"]))
-			must(t, err)
-			_, err = config.Load[config.Broker](withName(t, files["broker.yaml"]))
-			must(t, err)
+			testkit.Value(config.Load[config.Exporter](withName(t, files["exporter.yaml"])))(t)
+			testkit.Value(config.Load[config.Broker](withName(t, files["broker.yaml"])))(t)
 		})
 	}
 }
@@ -91,18 +86,15 @@ func TestAgentlessIsKustomize(t *testing.T) {
 	f := apply.Foreign{Cluster: "c2", Reader: "c1", Parts: "semaphore", APIURL: "https://api.c2.example:6443",
 		Roots:    true,
 		Features: config.Features{config.Services, config.Policy}, Image: "r.example:5000/semaphore:v1.2.3"}
-	manifests, err := filepath.Abs(".")
-	must(t, err)
+	manifests := testkit.Value(filepath.Abs("."))(t)
 	for name, one := range map[string]struct {
 		overlay func(apply.Foreign, string) (map[string][]byte, error)
 		build   func(apply.Foreign) ([]*unstructured.Unstructured, error)
 	}{"reader": {apply.ReaderOverlay, apply.BuildReader}, "exporter": {apply.ForeignOverlay, apply.BuildForeign}} {
 		dir := filepath.Join(t.TempDir(), name)
 		must(t, os.MkdirAll(dir, 0o755))
-		relative, err := filepath.Rel(dir, manifests)
-		must(t, err)
-		files, err := one.overlay(f, relative)
-		must(t, err)
+		relative := testkit.Value(filepath.Rel(dir, manifests))(t)
+		files := testkit.Value(one.overlay(f, relative))(t)
 		for name, data := range files {
 			must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 		}
@@ -118,15 +110,13 @@ func TestAgentlessIsKustomize(t *testing.T) {
 		})
 		if name == "exporter" {
 			file := filepath.Join(dir, "exporter.yaml")
-			cfg, err := config.Load[config.Exporter](file)
-			must(t, err)
+			cfg := testkit.Value(config.Load[config.Exporter](file))(t)
 			if cfg.Events || cfg.Kube.RemoteCAPath == "" || !cfg.Foreign() {
 				t.Errorf("the exporter's configuration is %+v", cfg)
 			}
 		}
 	}
-	built, err := apply.BuildReader(f)
-	must(t, err)
+	built := testkit.Value(apply.BuildReader(f))(t)
 	for _, o := range built {
 		switch o.GetKind() {
 		case "Namespace", "ServiceAccount", "Secret", "ClusterRoleBinding":
@@ -159,8 +149,7 @@ var must = testkit.Must
 // same compares the output of kubectl for a directory with that of install.
 func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, error)) {
 	t.Helper()
-	text, err := kubectl(t, "kustomize", "--load-restrictor", "LoadRestrictionsNone", dir)
-	must(t, err)
+	text := testkit.Value(kubectl(t, "kustomize", "--load-restrictor", "LoadRestrictionsNone", dir))(t)
 	objects := func(text string) map[string]any {
 		out := map[string]any{}
 		for one := range strings.SplitSeq(text, "\n---\n") {
@@ -175,10 +164,8 @@ func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, 
 		}
 		return out
 	}
-	built, err := build()
-	must(t, err)
-	ours, err := show.YAML(built)
-	must(t, err)
+	built := testkit.Value(build())(t)
+	ours := testkit.Value(show.YAML(built))(t)
 	if diff := cmp.Diff(objects(text), objects(string(ours))); diff != "" {
 		t.Errorf("kubectl kustomize and semaphorectl differ:\n%s", diff)
 	}

@@ -72,9 +72,7 @@ func startServer(t *testing.T) *server {
 // kubectl runs kubectl as the administrator.
 func (s *server) kubectl(t *testing.T, args ...string) {
 	t.Helper()
-	if _, err := kubectl(t, append([]string{"--kubeconfig", s.kubeconfig}, args...)...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(kubectl(t, append([]string{"--kubeconfig", s.kubeconfig}, args...)...))(t)
 }
 
 // client returns a client that impersonates a ServiceAccount, or is the administrator if user is empty.

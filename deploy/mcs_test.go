@@ -8,7 +8,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -17,21 +16,17 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // testImportWrites attacks with a stolen broker token where features/mcs gives it permissions in all namespaces. It can
 // write its ServiceImports and their EndpointSlices, and nothing else (R29).
 func testImportWrites(t *testing.T, s *server) {
-	objects := s.applyImports(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
-	t.Cleanup(func() {
-		s.deleteRBAC(t, objects)
-		s.deletePolicies(t, objects)
-	})
+	s.applyImports(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
 	attempts, _ := importAttempts(t, s, "semaphore")
 	s.settled(t)
-	for _, a := range attempts {
-		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
-	}
+	s.checkAll(t, attempts)
 }
 
 // TestImportWritesElsewhere: the same attacks fail where semaphore is in another namespace, without agents, and what it
@@ -42,16 +37,9 @@ func TestImportWritesElsewhere(t *testing.T) {
 	s := startServer(t)
 	s.applyImports(t, "namespace: "+ns+"\n"+withoutAgents)
 	attempts, stolen := importAttempts(t, s, ns)
-	if _, err := s.client("").CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	kubetest.Namespace(t, s.client(""), "semaphore")
 	mirror := func(ns string, change ...func(*discoveryv1.EndpointSlice)) func() error {
-		return func() error {
-			_, err := stolen.DiscoveryV1().EndpointSlices(ns).Create(t.Context(), mirrorSlice("try", change...), dry)
-			return err
-		}
+		return tries(t, stolen.DiscoveryV1().EndpointSlices(ns), mirrorSlice("try", change...))
 	}
 	attempts = append(attempts,
 		attempt{"a slice of a mirror", mirror(ns), nil},
@@ -59,15 +47,11 @@ func TestImportWritesElsewhere(t *testing.T) {
 			says{"no endpoint in the own cluster's subnets but for its pods"}},
 		attempt{"a slice of a mirror in the namespace of the manifests", mirror("semaphore"),
 			says{"only where it may create Services"}},
-		attempt{"subnets of its own", func() error {
-			_, err := stolen.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-				Name: "semaphore-subnets-2", Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}}, dry)
-			return err
-		}, says{onlyNamed + "semaphore-subnets-2"}})
+		attempt{"subnets of its own", tries(t, stolen.CoreV1().ConfigMaps(ns),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-subnets-2",
+				Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}}), says{onlyNamed + "semaphore-subnets-2"}})
 	s.settled(t)
-	for _, a := range attempts {
-		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
-	}
+	s.checkAll(t, attempts)
 	_, err := stolen.CoreV1().ConfigMaps(ns).Update(t.Context(),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-subnets"}}, metav1.UpdateOptions{})
 	if !apierrors.IsForbidden(err) {
@@ -80,16 +64,16 @@ func TestImportWritesElsewhere(t *testing.T) {
 }
 
 // applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
-func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
+func (s *server) applyImports(t *testing.T, text string) {
 	t.Helper()
-	if _, err := definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(s.admin)); err != nil {
-		t.Fatal(err)
-	}
-	dir := overlay(t, text)
-	objects := build(t, dir)
-	s.kubectl(t, "apply", "-k", dir)
-	s.warn(t, objects)
-	return objects
+	testkit.Value(definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(s.admin)))(t)
+	s.applied(t, text)
+}
+
+// besideEcho makes a slice one beside the ServiceImport echo.
+func besideEcho(s *discoveryv1.EndpointSlice) {
+	delete(s.Labels, discoveryv1.LabelServiceName)
+	s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService] = "echo", ""
 }
 
 // importAttempts returns what a stolen broker token tries in a namespace, and the client with the token.
@@ -106,9 +90,7 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 	cfg := s.tokenConfig(t, brokers, "semaphore-broker")
 	stolen := kubernetes.NewForConfigOrDie(cfg)
 	importsOf := func(cfg *rest.Config) mcs.Resource[*mcsv1beta1.ServiceImport] {
-		client, err := mcs.New(cfg, "test")
-		must(t, err)
-		return client.Imports()
+		return testkit.Value(mcs.New(cfg, "test"))(t).Imports()
 	}
 	imports, adminImports := importsOf(cfg), importsOf(s.admin)
 	serviceImport := func(ns, name string, change ...func(*mcsv1beta1.ServiceImport)) *mcsv1beta1.ServiceImport {
@@ -140,28 +122,16 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 		}
 	}
 	slice := func(ns string, change ...func(*discoveryv1.EndpointSlice)) func() error {
-		return func() error {
-			all := append([]func(*discoveryv1.EndpointSlice){func(s *discoveryv1.EndpointSlice) {
-				delete(s.Labels, discoveryv1.LabelServiceName)
-				s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService] = "echo", ""
-			}}, change...)
-			_, err := stolen.DiscoveryV1().EndpointSlices(ns).Create(ctx, mirrorSlice("try", all...),
-				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			return err
-		}
+		return tries(t, stolen.DiscoveryV1().EndpointSlices(ns),
+			mirrorSlice("try", append([]func(*discoveryv1.EndpointSlice){besideEcho}, change...)...))
 	}
 	inPod, pod := s.podToken(t, brokers, "semaphore-broker", "semaphore-broker-0")
 	// A slice of Kubernetes' controller, where only features/mcs gives the broker rights.
-	if _, err := admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, mirrorSlice("theirs",
+	kubetest.Temporary(t, admin.DiscoveryV1().EndpointSlices("shop"), mirrorSlice("theirs",
 		func(s *discoveryv1.EndpointSlice) {
 			s.Labels = map[string]string{discoveryv1.LabelServiceName: "echo",
 				discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
-		}), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		admin.DiscoveryV1().EndpointSlices("shop").Delete(context.Background(), "theirs", metav1.DeleteOptions{})
-	})
+		}))
 	const headless = "of ServiceImports only that no Service has, with the label service.kubernetes.io/headless"
 	attempts := []attempt{
 		{"a ServiceImport", create("shop"), nil},
@@ -179,7 +149,7 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 			return err
 		}, says{"changes and deletes ServiceImports with the label"}},
 		{"somebody else's import is deleted", func() error {
-			return imports.Delete(ctx, "shop", "theirs", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+			return imports.Delete(ctx, "shop", "theirs", dryDelete)
 		}, says{"changes and deletes ServiceImports with the label"}},
 		{"an annotation that Kubernetes acts on", create("shop", func(i *mcsv1beta1.ServiceImport) {
 			i.Annotations = map[string]string{"service.kubernetes.io/topology-mode": "Auto"}
@@ -196,22 +166,14 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 			return err
 		}, says{"writes ServiceImports with the label", "changes and deletes ServiceImports with the label"}},
 		{"somebody else's slice leads elsewhere", func() error {
-			_, err := stolen.DiscoveryV1().EndpointSlices("shop").Update(ctx, mirrorSlice("theirs",
-				func(s *discoveryv1.EndpointSlice) {
-					delete(s.Labels, discoveryv1.LabelServiceName)
-					s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService] = "echo", ""
-				}), metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			_, err := stolen.DiscoveryV1().EndpointSlices("shop").Update(ctx, mirrorSlice("theirs", besideEcho), dryUpdate)
 			return err
 		}, says{"changes and deletes EndpointSlices with the label"}},
 		{"somebody else's slice is deleted", func() error {
-			return stolen.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "theirs",
-				metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+			return stolen.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "theirs", dryDelete)
 		}, says{"changes and deletes EndpointSlices with the label"}},
-		{"calls of another namespace's Service to the leader", func() error {
-			_, err := inPod.DiscoveryV1().EndpointSlices("shop").Create(ctx, leaderSlice("x-semaphore-broker", pod),
-				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			return err
-		}, says{"only where it may create Services"}},
+		{"calls of another namespace's Service to the leader", tries(t, inPod.DiscoveryV1().EndpointSlices("shop"),
+			leaderSlice("x-semaphore-broker", pod)), says{"only where it may create Services"}},
 		{"a slice in kube-system", slice("kube-system"), says{"no EndpointSlices into the namespaces of the cluster itself"}},
 		{"a slice of a local Service", slice("shop", func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelServiceName] = "echo"

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // dashboard has the checked fields of Grafana's JSON model
@@ -37,8 +39,7 @@ type rule struct {
 
 func rules(t *testing.T) []rule {
 	t.Helper()
-	data, err := os.ReadFile("features/alerts/rules.yaml")
-	must(t, err)
+	data := testkit.Value(os.ReadFile("features/alerts/rules.yaml"))(t)
 	var object struct {
 		Spec struct {
 			Groups []struct{ Rules []rule }
@@ -54,8 +55,7 @@ var metricName = regexp.MustCompile(`\bsemaphore_[a-z_]+`)
 // documented returns the metrics in docs/metrics.md.
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
-	text, err := os.ReadFile("../docs/metrics.md")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("../docs/metrics.md"))(t)
 	names := map[string]bool{"semaphore_build_info": true}
 	for _, found := range regexp.MustCompile("(?m)^\\| `(semaphore_[a-z_]+)` \\|").FindAllStringSubmatch(string(text),
 		-1) {
@@ -80,8 +80,7 @@ func unknown(expr string, known map[string]bool) (names []string) {
 // TestMonitoring checks that the dashboard and the alerts use existing metrics, and that docs/alerts.md has the alerts.
 func TestMonitoring(t *testing.T) {
 	known := documented(t)
-	data, err := os.ReadFile("features/dashboard/semaphore.json")
-	must(t, err)
+	data := testkit.Value(os.ReadFile("features/dashboard/semaphore.json"))(t)
 	var d dashboard
 	must(t, json.Unmarshal(data, &d))
 	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 3 {
@@ -113,8 +112,7 @@ func TestMonitoring(t *testing.T) {
 		}
 	}
 
-	text, err := os.ReadFile("../docs/alerts.md")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("../docs/alerts.md"))(t)
 	var lines []string
 	for _, r := range rules(t) {
 		if names := unknown(r.Expr, known); len(names) > 0 {

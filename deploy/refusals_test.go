@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // refusals records the messages of all policies that refuse a request. The apiserver's error has the message of only
@@ -46,6 +48,13 @@ func (r *refusals) take() []string {
 	return slices.Compact(said)
 }
 
+// Options of requests that change nothing. The apiserver admits or refuses them like others.
+var (
+	dry       = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	dryUpdate = metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
+	dryDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+)
+
 // says are parts of the policies' messages about an attempt, one for each message.
 type says []string
 
@@ -55,6 +64,27 @@ type attempt struct {
 	do   func() error
 	// refused has all reasons for the refusal. If it is empty, the request must pass.
 	refused says
+}
+
+// tries returns the request to create an object, which changes nothing.
+func tries[T any](t *testing.T, client interface {
+	Create(context.Context, T, metav1.CreateOptions) (T, error)
+}, object T) func() error {
+	return func() error { _, err := client.Create(t.Context(), object, dry); return err }
+}
+
+// checkAll makes attempts, and logs how long those with a large object take.
+func (s *server) checkAll(t *testing.T, attempts []attempt) {
+	t.Helper()
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) {
+			started := time.Now()
+			a.check(t, s)
+			if strings.HasSuffix(a.name, "as large as can be") {
+				t.Logf("took %v", time.Since(started))
+			}
+		})
+	}
 }
 
 // check makes the attempt once. It must pass, or be refused for exactly these reasons.
@@ -102,10 +132,7 @@ func (s *server) warn(t *testing.T, objects []runtime.Object) {
 		warns := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: shipped.Name + "-warns"}, Spec: *shipped.Spec.DeepCopy()}
 		warns.Spec.ValidationActions = []admissionregistrationv1.ValidationAction{admissionregistrationv1.Warn}
-		if _, err := client.Create(t.Context(), warns, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { client.Delete(context.Background(), warns.Name, metav1.DeleteOptions{}) })
+		kubetest.Temporary(t, client, warns)
 	}
 }
 
@@ -131,34 +158,18 @@ func (s *server) rightsSettled(t *testing.T) {
 	rule := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get"}}}
 	}
-	role, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}, Rules: rule("everywhere")}, metav1.CreateOptions{})
-	must(t, err)
+	role := kubetest.Temporary(t, rbac.ClusterRoles(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}, Rules: rule("everywhere")})
 	meta := metav1.ObjectMeta{Name: role.Name}
 	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role.Name}}
 	ref := func(kind string) rbacv1.RoleRef {
 		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: role.Name}
 	}
-	create := func(what string, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-	_, err = rbac.ClusterRoleBindings().Create(ctx,
-		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref("ClusterRole"), Subjects: subjects}, metav1.CreateOptions{})
-	create("ClusterRoleBinding", err)
-	_, err = rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: rule("here")}, metav1.CreateOptions{})
-	create("Role", err)
-	_, err = rbac.RoleBindings(ns).Create(ctx,
-		&rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref("Role"), Subjects: subjects}, metav1.CreateOptions{})
-	create("RoleBinding", err)
-	t.Cleanup(func() {
-		rbac.ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-		rbac.ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-		rbac.RoleBindings(ns).Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-		rbac.Roles(ns).Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-	})
+	kubetest.Temporary(t, rbac.ClusterRoleBindings(),
+		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref("ClusterRole"), Subjects: subjects})
+	kubetest.Temporary(t, rbac.Roles(ns), &rbacv1.Role{ObjectMeta: meta, Rules: rule("here")})
+	kubetest.Temporary(t, rbac.RoleBindings(ns),
+		&rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref("Role"), Subjects: subjects})
 	for _, resource := range []string{"everywhere", "here"} {
 		eventually(t, "rights are in force", func() error {
 			review, err := s.client("").AuthorizationV1().SubjectAccessReviews().Create(ctx,
@@ -177,14 +188,10 @@ func (s *server) rightsSettled(t *testing.T) {
 func (s *server) policiesSettled(t *testing.T) {
 	t.Helper()
 	const ns = "kube-system"
-	ctx, admission := t.Context(), s.client("").AdmissionregistrationV1()
-	configMaps := s.client("").CoreV1().ConfigMaps(ns)
-	param, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}},
-		metav1.CreateOptions{})
-	must(t, err)
+	admission, configMaps := s.client("").AdmissionregistrationV1(), s.client("").CoreV1().ConfigMaps(ns)
+	param := kubetest.Temporary(t, configMaps, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}})
 	meta := metav1.ObjectMeta{Name: param.Name}
-	policies, bindings := admission.ValidatingAdmissionPolicies(), admission.ValidatingAdmissionPolicyBindings()
-	_, err = policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
+	kubetest.Temporary(t, admission.ValidatingAdmissionPolicies(), &admissionregistrationv1.ValidatingAdmissionPolicy{
 		ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
 			ParamKind: &admissionregistrationv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"},
 			MatchConstraints: &admissionregistrationv1.MatchResources{
@@ -197,25 +204,18 @@ func (s *server) policiesSettled(t *testing.T) {
 			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "settled",
 				Expression: "object.metadata.name == '" + param.Name + "-try'"}},
 			Validations: []admissionregistrationv1.Validation{{Expression: "false", Message: "settled"}},
-		}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = bindings.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: param.Name,
-			ParamRef: &admissionregistrationv1.ParamRef{Name: param.Name, Namespace: ns,
-				ParameterNotFoundAction: ptr.To(admissionregistrationv1.AllowAction)},
-			ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
-		}}, metav1.CreateOptions{})
-	must(t, err)
-	t.Cleanup(func() {
-		bindings.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
-		policies.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
-		configMaps.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
-	})
+		}})
+	kubetest.Temporary(t, admission.ValidatingAdmissionPolicyBindings(),
+		&admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+			ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+				PolicyName: param.Name,
+				ParamRef: &admissionregistrationv1.ParamRef{Name: param.Name, Namespace: ns,
+					ParameterNotFoundAction: ptr.To(admissionregistrationv1.AllowAction)},
+				ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			}})
+	try := tries(t, configMaps, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: param.Name + "-try"}})
 	eventually(t, "policies are in force", func() error {
-		_, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: param.Name + "-try"}},
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil || !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), "settled") {
+		if err := try(); err == nil || !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), "settled") {
 			return fmt.Errorf("the last one is not: %v", err)
 		}
 		return nil

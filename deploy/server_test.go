@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -55,11 +57,10 @@ func TestOnServer(t *testing.T) {
 func rights(t *testing.T, s *server, account, namespace string) []string {
 	t.Helper()
 	of := func(user string) map[string]bool {
-		review, err := s.client(user).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
+		review := testkit.Value(s.client(user).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
 			&authorizationv1.SelfSubjectRulesReview{
 				Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
-			}, metav1.CreateOptions{})
-		must(t, err)
+			}, metav1.CreateOptions{}))(t)
 		if review.Status.Incomplete {
 			t.Logf("rules of %s in %s: %s", user, namespace, review.Status.EvaluationError)
 		}
@@ -225,7 +226,6 @@ func testRightsByFeature(t *testing.T, s *server) {
 			}
 			objects := build(t, overlay(t, text))
 			s.createRBAC(t, objects)
-			t.Cleanup(func() { s.deleteRBAC(t, objects) })
 			for _, part := range []string{"exporter", "broker", "agent"} {
 				w := parts[part]
 				if part != "agent" {
@@ -267,11 +267,8 @@ func testRightsByFeature(t *testing.T, s *server) {
 // testReader checks that a reader in another cluster may read what its features need, and nothing else in any
 // namespace.
 func testReader(t *testing.T, s *server) {
-	dir := overlay(t, "resources: [DEPLOY/reader]\ncomponents: [DEPLOY/reader/services, DEPLOY/reader/policy]\n"+
+	s.applied(t, "resources: [DEPLOY/reader]\ncomponents: [DEPLOY/reader/services, DEPLOY/reader/policy]\n"+
 		"nameSuffix: -c1\n")
-	s.kubectl(t, "apply", "-k", dir)
-	objects := build(t, dir)
-	t.Cleanup(func() { s.deleteRBAC(t, objects) })
 	want := []string{"endpointslices.discovery.k8s.io: " + reads, "namespaces: get only [kube-system]", "pods: " + reads,
 		"services: " + reads}
 	for _, namespace := range []string{"kube-system", "semaphore-reader"} {
@@ -289,17 +286,8 @@ func testReader(t *testing.T, s *server) {
 // A stolen token of it makes no other Lease, in whose place it could keep the own parts from leading.
 func testForeignExporter(t *testing.T, s *server) {
 	const ns = "semaphore-c2"
-	foreign := overlay(t, "namespace: "+ns+"\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n")
-	own := overlay(t, "resources: [DEPLOY/example/c1]\n")
-	for _, dir := range []string{own, foreign} {
-		s.kubectl(t, "apply", "-k", dir)
-		objects := build(t, dir)
-		t.Cleanup(func() {
-			s.deleteRBAC(t, objects)
-			s.deletePolicies(t, objects)
-		})
-		s.warn(t, objects)
-	}
+	s.applied(t, "resources: [DEPLOY/example/c1]\n")
+	s.applied(t, "namespace: "+ns+"\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n")
 	for namespace, want := range map[string][]string{
 		ns: {"leases.coordination.k8s.io: create",
 			"leases.coordination.k8s.io: get update only [semaphore-exporter-leader]"},
@@ -315,24 +303,19 @@ func testForeignExporter(t *testing.T, s *server) {
 	}
 	stolen, _ := s.token(t, ns, "semaphore-exporter")
 	lease := func(name string) func() error {
-		return func() error {
-			_, err := stolen.CoordinationV1().Leases(ns).Create(t.Context(),
-				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}},
-				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			return err
-		}
+		return tries(t, stolen.CoordinationV1().Leases(ns),
+			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	s.settled(t)
-	for _, a := range []attempt{
+	s.checkAll(t, []attempt{
 		{"its Lease", lease("semaphore-exporter-leader"), nil},
 		{"another Lease", lease("semaphore-broker-leader"),
 			says{"may make only the leases that it may update, not semaphore-broker-leader"}},
-	} {
-		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
-	}
+	})
 }
 
-// createRBAC creates the permissions among objects, and their namespace: kubectl needs seconds for all else.
+// createRBAC creates the permissions among objects until the test ends, and their namespace: kubectl needs seconds for
+// all else.
 func (s *server) createRBAC(t *testing.T, objects []runtime.Object) {
 	t.Helper()
 	client := s.client("")
@@ -344,37 +327,52 @@ func (s *server) createRBAC(t *testing.T, objects []runtime.Object) {
 				must(t, err)
 			}
 		case *rbacv1.ClusterRole:
-			kubetest.Create(t, client.RbacV1().ClusterRoles(), o)
+			kubetest.Temporary(t, client.RbacV1().ClusterRoles(), o)
 		case *rbacv1.ClusterRoleBinding:
-			kubetest.Create(t, client.RbacV1().ClusterRoleBindings(), o)
+			kubetest.Temporary(t, client.RbacV1().ClusterRoleBindings(), o)
 		case *rbacv1.Role:
-			kubetest.Create(t, client.RbacV1().Roles(o.Namespace), o)
+			kubetest.Temporary(t, client.RbacV1().Roles(o.Namespace), o)
 		case *rbacv1.RoleBinding:
-			kubetest.Create(t, client.RbacV1().RoleBindings(o.Namespace), o)
+			kubetest.Temporary(t, client.RbacV1().RoleBindings(o.Namespace), o)
 		}
 	}
 }
 
-// deleteRBAC deletes the roles and bindings of an overlay. Other objects stay, because no controller would complete the
-// deletion of a namespace here.
-func (s *server) deleteRBAC(t *testing.T, objects []runtime.Object) {
-	client := s.client("").RbacV1()
-	for _, o := range objects {
-		var err error
-		switch o := o.(type) {
-		case *rbacv1.ClusterRole:
-			err = client.ClusterRoles().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
-		case *rbacv1.ClusterRoleBinding:
-			err = client.ClusterRoleBindings().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
-		case *rbacv1.Role:
-			err = client.Roles(o.Namespace).Delete(context.Background(), o.Name, metav1.DeleteOptions{})
-		case *rbacv1.RoleBinding:
-			err = client.RoleBindings(o.Namespace).Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+// applied applies an overlay, makes its policies warn too, and returns its objects. Its permissions and policies are
+// deleted when the test ends, so that the next overlay is tested alone. Other objects stay, because no controller would
+// complete the deletion of a namespace here.
+func (s *server) applied(t *testing.T, text string) []runtime.Object {
+	t.Helper()
+	dir := overlay(t, text)
+	objects := build(t, dir)
+	s.kubectl(t, "apply", "-k", dir)
+	t.Cleanup(func() {
+		rbac, policies := s.client("").RbacV1(), s.client("").AdmissionregistrationV1()
+		for _, o := range objects {
+			var client interface {
+				Delete(context.Context, string, metav1.DeleteOptions) error
+			}
+			switch o := o.(type) {
+			case *rbacv1.ClusterRole:
+				client = rbac.ClusterRoles()
+			case *rbacv1.ClusterRoleBinding:
+				client = rbac.ClusterRoleBindings()
+			case *rbacv1.Role:
+				client = rbac.Roles(o.Namespace)
+			case *rbacv1.RoleBinding:
+				client = rbac.RoleBindings(o.Namespace)
+			case *admissionregistrationv1.ValidatingAdmissionPolicy:
+				client = policies.ValidatingAdmissionPolicies()
+			case *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
+				client = policies.ValidatingAdmissionPolicyBindings()
+			default:
+				continue
+			}
+			testkit.NoError(t, client.Delete(context.Background(), o.(metav1.Object).GetName(), metav1.DeleteOptions{}))
 		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
+	})
+	s.warn(t, objects)
+	return objects
 }
 
 // testExample checks that the apiserver accepts the example and admits its pods, and that each part has the permissions
@@ -436,11 +434,10 @@ func testExample(t *testing.T, s *server) {
 		resource, group, _ := strings.Cut(r.resource, ".")
 		attributes.Group = group
 		attributes.Resource, attributes.Subresource, _ = strings.Cut(resource, "/")
-		answer, err := client.SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+		answer := testkit.Value(client.SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{User: r.account, Groups: groups(r.account),
 				ResourceAttributes: attributes},
-		}, metav1.CreateOptions{})
-		must(t, err)
+		}, metav1.CreateOptions{}))(t)
 		if answer.Status.Allowed != r.allowed {
 			t.Errorf("%s: %s %s in %q: allowed %t, want %t (%s)", r.account, r.verb, r.resource, r.namespace,
 				answer.Status.Allowed, r.allowed, answer.Status.Reason)
@@ -469,8 +466,7 @@ func tried(t *testing.T, s *server, dir string) map[string]error {
 		find[*corev1.ServiceAccount](t, objects, template.Spec.ServiceAccountName)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "trial-", Labels: template.Labels},
 			Spec: template.Spec}
-		_, answers[name] = s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod,
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, answers[name] = s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod, dry)
 	}
 	return answers
 }
@@ -496,7 +492,7 @@ func testNodeWrites(t *testing.T, s *server) {
 	s.kubectl(t, "apply", "-k", "example/c1")
 	admin := s.client("")
 	const ours = "c2.wireguard.semaphore.uw.io/pubKey"
-	_, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+	kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        "n1",
 			Labels:      map[string]string{"kubernetes.io/hostname": "n1"},
@@ -504,8 +500,7 @@ func testNodeWrites(t *testing.T, s *server) {
 			Finalizers:  []string{"example.org/finalizer"},
 		},
 		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	// Grant more than its roles do, to show that the policy does not depend on them.
 	users := []string{account("semaphore-broker"), account("semaphore-cleanup"),
 		"system:serviceaccount:elsewhere:semaphore-broker", account("other")}
@@ -617,8 +612,7 @@ func testNodeWrites(t *testing.T, s *server) {
 			t.Errorf("%q is confined too: %v", user, err)
 		}
 	}
-	node, err := admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-	must(t, err)
+	node := kubetest.Get(t, admin.CoreV1().Nodes(), "n1")
 	want := map[string]string{"example.org/foreign": "kept", ours: "again", "a-b-3.wireguard.semaphore.uw.io/pubKey": "x"}
 	if !maps.Equal(node.Annotations, want) {
 		t.Errorf("annotations at the end: %v, want %v", node.Annotations, want)
@@ -640,11 +634,7 @@ func testNodeTaint(t *testing.T, s *server) {
 		PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}, ProviderID: "p",
 		Taints: []corev1.Taint{foreign, ours, other, oursToo},
 	}
-	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"},
-		Spec: before}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { admin.CoreV1().Nodes().Delete(context.Background(), "n2", metav1.DeleteOptions{}) })
+	kubetest.Temporary(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: before})
 	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"},
 		Verbs: []string{"get", "update", "patch"}},
 		account("semaphore-broker"), account("semaphore-cleanup"), "system:serviceaccount:elsewhere:semaphore-broker")
@@ -693,8 +683,7 @@ func testNodeTaint(t *testing.T, s *server) {
 		})
 	}
 	stands := func() corev1.NodeSpec {
-		n, err := admin.CoreV1().Nodes().Get(t.Context(), "n2", metav1.GetOptions{})
-		must(t, err)
+		n := kubetest.Get(t, admin.CoreV1().Nodes(), "n2")
 		for i := range n.Spec.Taints {
 			n.Spec.Taints[i].TimeAdded = nil
 		}
@@ -720,8 +709,7 @@ func testNodeTaint(t *testing.T, s *server) {
 // TestPolicyNamesNodeSpec checks that the policy lists all fields of a Node's spec except the taints. A field of a
 // later API must be added.
 func TestPolicyNamesNodeSpec(t *testing.T) {
-	text, err := os.ReadFile("broker/node-writes.yaml")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("broker/node-writes.yaml"))(t)
 	spec := reflect.TypeFor[corev1.NodeSpec]()
 	for i := range spec.NumField() {
 		name, _, _ := strings.Cut(spec.Field(i).Tag.Get("json"), ",")
@@ -744,10 +732,9 @@ func many(n int) map[string]any {
 // bind gives users a cluster-wide permission until the test ends.
 func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, users ...string) {
 	t.Helper()
-	role, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+	role := kubetest.Temporary(t, client.RbacV1().ClusterRoles(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Rules: []rbacv1.PolicyRule{rule},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	})
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
@@ -755,13 +742,7 @@ func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, use
 	for _, u := range users {
 		binding.Subjects = append(binding.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: u})
 	}
-	if _, err := client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		client.RbacV1().ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-		client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
-	})
+	kubetest.Temporary(t, client.RbacV1().ClusterRoleBindings(), binding)
 }
 
 // testOtherNamespaces checks that both namespaces can be changed as in docs/install.md: that of the parts and that of

@@ -19,8 +19,17 @@ func Create[T any](tb testing.TB, client interface {
 	Create(context.Context, T, metav1.CreateOptions) (T, error)
 }, object T) T {
 	tb.Helper()
-	created, err := client.Create(tb.Context(), object, metav1.CreateOptions{})
-	testkit.Must(tb, err)
+	return testkit.Value(client.Create(tb.Context(), object, metav1.CreateOptions{}))(tb)
+}
+
+// Temporary is Create for an object that is deleted when the test ends.
+func Temporary[T metav1.Object](tb testing.TB, client interface {
+	Create(context.Context, T, metav1.CreateOptions) (T, error)
+	Delete(context.Context, string, metav1.DeleteOptions) error
+}, object T) T {
+	tb.Helper()
+	created := Create(tb, client, object)
+	tb.Cleanup(func() { client.Delete(context.Background(), created.GetName(), metav1.DeleteOptions{}) })
 	return created
 }
 
@@ -29,9 +38,7 @@ func Get[T any](tb testing.TB, client interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {
 	tb.Helper()
-	object, err := client.Get(tb.Context(), name, metav1.GetOptions{})
-	testkit.Must(tb, err)
-	return object
+	return testkit.Value(client.Get(tb.Context(), name, metav1.GetOptions{}))(tb)
 }
 
 // Update updates an object.
@@ -39,9 +46,7 @@ func Update[T any](tb testing.TB, client interface {
 	Update(context.Context, T, metav1.UpdateOptions) (T, error)
 }, object T) T {
 	tb.Helper()
-	updated, err := client.Update(tb.Context(), object, metav1.UpdateOptions{})
-	testkit.Must(tb, err)
-	return updated
+	return testkit.Value(client.Update(tb.Context(), object, metav1.UpdateOptions{}))(tb)
 }
 
 // UpdateStatus updates the status of an object.
@@ -49,9 +54,7 @@ func UpdateStatus[T any](tb testing.TB, client interface {
 	UpdateStatus(context.Context, T, metav1.UpdateOptions) (T, error)
 }, object T) T {
 	tb.Helper()
-	updated, err := client.UpdateStatus(tb.Context(), object, metav1.UpdateOptions{})
-	testkit.Must(tb, err)
-	return updated
+	return testkit.Value(client.UpdateStatus(tb.Context(), object, metav1.UpdateOptions{}))(tb)
 }
 
 func Namespace(tb testing.TB, client kubernetes.Interface, name string) {
@@ -75,25 +78,19 @@ func AllowReading(tb testing.TB, client kubernetes.Interface, user, group string
 }
 
 // CreateObject is Create for an object without a Go type. GetObject and UpdateObject are like Get and Update.
-func CreateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstructured.Unstructured) (
-	created *unstructured.Unstructured) {
+func CreateObject(tb testing.TB, client dynamic.ResourceInterface,
+	object *unstructured.Unstructured) *unstructured.Unstructured {
 	tb.Helper()
-	created, err := client.Create(tb.Context(), object, metav1.CreateOptions{})
-	testkit.Must(tb, err)
-	return created
+	return testkit.Value(client.Create(tb.Context(), object, metav1.CreateOptions{}))(tb)
 }
 
 func GetObject(tb testing.TB, client dynamic.ResourceInterface, name string) *unstructured.Unstructured {
 	tb.Helper()
-	object, err := client.Get(tb.Context(), name, metav1.GetOptions{})
-	testkit.Must(tb, err)
-	return object
+	return testkit.Value(client.Get(tb.Context(), name, metav1.GetOptions{}))(tb)
 }
 
-func UpdateObject(tb testing.TB, client dynamic.ResourceInterface, object *unstructured.Unstructured) (
-	updated *unstructured.Unstructured) {
+func UpdateObject(tb testing.TB, client dynamic.ResourceInterface,
+	object *unstructured.Unstructured) *unstructured.Unstructured {
 	tb.Helper()
-	updated, err := client.Update(tb.Context(), object, metav1.UpdateOptions{})
-	testkit.Must(tb, err)
-	return updated
+	return testkit.Value(client.Update(tb.Context(), object, metav1.UpdateOptions{}))(tb)
 }
