@@ -10,9 +10,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -141,47 +139,15 @@ func (s *server) warn(t *testing.T, objects []runtime.Object) {
 func (s *server) settled(t *testing.T) {
 	t.Helper()
 	began := time.Now()
-	s.rightsSettled(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	must(t, kubetest.Authorizes(ctx, s.client("")))
 	// The apiserver lists the bindings and then gets the policy of each. In the first round it may find the last policy
 	// although it has not found an earlier one. In the second round it has all policies from before the first.
 	for range 2 {
 		s.policiesSettled(t)
 	}
 	t.Logf("rights and policies are in force after %s", time.Since(began).Round(time.Millisecond))
-}
-
-// rightsSettled creates an object of each RBAC type and waits until they take effect.
-func (s *server) rightsSettled(t *testing.T) {
-	t.Helper()
-	const ns, group = "kube-system", "settled.example.org"
-	ctx, rbac := t.Context(), s.client("").RbacV1()
-	rule := func(resource string) []rbacv1.PolicyRule {
-		return []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get"}}}
-	}
-	role := kubetest.Temporary(t, rbac.ClusterRoles(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}, Rules: rule("everywhere")})
-	meta := metav1.ObjectMeta{Name: role.Name}
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role.Name}}
-	ref := func(kind string) rbacv1.RoleRef {
-		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: role.Name}
-	}
-	kubetest.Temporary(t, rbac.ClusterRoleBindings(),
-		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref("ClusterRole"), Subjects: subjects})
-	kubetest.Temporary(t, rbac.Roles(ns), &rbacv1.Role{ObjectMeta: meta, Rules: rule("here")})
-	kubetest.Temporary(t, rbac.RoleBindings(ns),
-		&rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref("Role"), Subjects: subjects})
-	for _, resource := range []string{"everywhere", "here"} {
-		eventually(t, "rights are in force", func() error {
-			review, err := s.client("").AuthorizationV1().SubjectAccessReviews().Create(ctx,
-				&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: role.Name,
-					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Group: group,
-						Resource: resource}}}, metav1.CreateOptions{})
-			if err == nil && !review.Status.Allowed {
-				err = fmt.Errorf("%s: %+v", resource, review.Status)
-			}
-			return err
-		})
-	}
 }
 
 // policiesSettled creates a policy with a parameter, like those of slices, and waits until it takes effect.

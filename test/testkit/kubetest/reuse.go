@@ -3,6 +3,7 @@ package kubetest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -225,7 +226,7 @@ func (s *server) reset(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.undefined(ctx, client, defined), authorizes(ctx, client, s.store))
+	return errors.Join(s.undefined(ctx, client, defined), Authorizes(ctx, client))
 }
 
 // undefined returns when the apiserver no longer serves the types that were defined, and has no APIService that it had
@@ -273,12 +274,11 @@ func (s *server) undefined(ctx context.Context, client kubernetes.Interface,
 	return nil
 }
 
-// marker names the objects of authorizes.
-const marker = "kubetest"
-
-// authorizes returns when the apiserver's authorizer has seen the last change of all roles and bindings: it grants what
-// a role and a binding of each kind permit that are created now. They are removed then.
-func authorizes(ctx context.Context, client kubernetes.Interface, store *Store) error {
+// Authorizes returns when the apiserver's authorizer has seen the last change of all roles and bindings: it grants what
+// a role and a binding of each kind permit that are created now, under a name that none had before. They are removed
+// then.
+func Authorizes(ctx context.Context, client kubernetes.Interface) error {
+	marker := "kubetest-" + strings.ToLower(rand.Text())
 	meta := metav1.ObjectMeta{Name: marker}
 	rules := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{marker}, Resources: []string{resource}, Verbs: []string{"get"}}}
@@ -312,24 +312,24 @@ func authorizes(ctx context.Context, client kubernetes.Interface, store *Store) 
 			return err
 		}
 	}
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 10*time.Second, true,
-		func(ctx context.Context) (bool, error) {
-			for _, resource := range []string{"everywhere", "here"} {
-				request := &authorizationv1.SubjectAccessReview{}
-				request.Spec.User = marker
-				request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
-					Namespace: "default", Group: marker, Resource: resource, Verb: "get",
-				}
-				review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, request, opts)
-				if err != nil || !review.Status.Allowed {
-					return false, err
-				}
+	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		for _, resource := range []string{"everywhere", "here"} {
+			request := &authorizationv1.SubjectAccessReview{}
+			request.Spec.User = marker
+			request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+				Namespace: "default", Group: marker, Resource: resource, Verb: "get",
 			}
-			return true, nil
-		})
-	return errors.Join(err, store.write(ctx, nil, []string{registry + "clusterroles/" + marker,
-		registry + "clusterrolebindings/" + marker, registry + "roles/default/" + marker,
-		registry + "rolebindings/default/" + marker}))
+			review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, request, opts)
+			if err != nil || !review.Status.Allowed {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	gone := metav1.DeleteOptions{}
+	return errors.Join(err, rbac.ClusterRoleBindings().Delete(ctx, marker, gone),
+		rbac.ClusterRoles().Delete(ctx, marker, gone), rbac.RoleBindings("default").Delete(ctx, marker, gone),
+		rbac.Roles("default").Delete(ctx, marker, gone))
 }
 
 // content returns what etcd stores below a prefix, which ends with a slash, by key.
