@@ -38,7 +38,7 @@ func judgePolicyKeys(k PolicyKeys) []show.Finding {
 	}
 	all := []show.Finding{f}
 	for _, r := range k.Remotes {
-		if !config.SameSubnets(r.Have, r.Want) {
+		if !config.SameList(r.Have, r.Want) {
 			all = append(all, judgeRemoteKey(r))
 		}
 	}

@@ -162,14 +162,10 @@ func (c *Agent) complete(p *problems) {
 		}
 	}
 	c.checkRouting(p)
-	switch c.PeerMetrics {
-	case PeerMetricsAll, PeerMetricsNone:
-	default:
+	if c.PeerMetrics != PeerMetricsAll && c.PeerMetrics != PeerMetricsNone {
 		p.add("peerMetrics", "%q: use all or none", c.PeerMetrics)
 	}
-	switch c.Backend {
-	case "auto", "kernel", "userspace":
-	default:
+	if !slices.Contains([]string{"auto", "kernel", "userspace"}, c.Backend) {
 		p.add("backend", "%q: use auto, kernel or userspace", c.Backend)
 	}
 	if _, err := netip.ParseAddr(c.RouteSource); err != nil && c.RouteSource != "auto" && c.RouteSource != "none" {

@@ -18,16 +18,10 @@ type Brake struct {
 }
 
 func (b *Brake) complete(p *problems, field string) {
-	if b.Percent == 0 {
-		b.Percent = 50
-	}
-	if b.AtLeast == 0 {
-		b.AtLeast = 20
-	}
+	orDefault(&b.Percent, 50)
+	orDefault(&b.AtLeast, 20)
 	b.Hold.check(p, field+".hold")
-	if b.Hold.Duration == 0 {
-		b.Hold.Duration = time.Hour
-	}
+	orDefault(&b.Hold.Duration, time.Hour)
 	if b.Percent < 1 || b.Percent > 100 {
 		p.add(field+".percent", "%d: use 1 to 100 percent; 100 switches the brake off", b.Percent)
 	}

@@ -181,10 +181,6 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 	return nil, false
 }
 
-// agentAudience returns the default audience of the tokens that agents of a cluster present to its broker. Each cluster
-// has its own, so that a token stolen at one broker is useless at another.
-func agentAudience(cluster string) string { return "semaphore-broker." + cluster }
-
 func (c *Broker) setDefaults() {
 	c.LeaderElection = leaderElection("semaphore-broker-leader")
 	c.GlobalServices.setDefaults()
@@ -195,16 +191,15 @@ func (c *Broker) complete(p *problems) {
 	c.AllowedIPs.complete(p, "allowedIPs")
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
-	if c.Encryption == "" {
-		c.Encryption = Strict
-	}
+	orDefault(&c.Encryption, Strict)
 	c.Encryption.check(p, "encryption")
 	completeNodeEndpoints(p, &c.NodeEndpoints)
 	orDefault(&c.MirrorNamespace, "semaphore")
 	completeLabelDomains(p, &c.LabelDomains)
 	orDefault(&c.Agents.Namespace, "semaphore")
 	orDefault(&c.Agents.ServiceAccount, "semaphore-agent")
-	orDefault(&c.Agents.Audience, agentAudience(c.Cluster))
+	// Each cluster has its own, so that a token stolen at one broker is useless at another.
+	orDefault(&c.Agents.Audience, "semaphore-broker."+c.Cluster)
 	orDefault(&c.Listen.Federation, ":8443")
 	orDefault(&c.Listen.Peering, ":8444")
 	orDefault(&c.Listen.HTTP, ":8080")
@@ -380,17 +375,14 @@ func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *rem
 
 // completeDevice fills in and checks the device options of a remote.
 func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remotesSeen) {
-	if r.WireGuard.ListenPort == 0 {
-		r.WireGuard.ListenPort = defaultListenPort
-	}
+	orDefault(&r.WireGuard.ListenPort, defaultListenPort)
 	if other, ok := seen.ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
 		p.add(field+".listenPort", "%d is also that of %s: each remote has a device, and each device a port",
 			r.WireGuard.ListenPort, other)
 	}
 	seen.ports[r.WireGuard.ListenPort] = r.Name
 	if r.WireGuard.ProbePort == nil {
-		port := uint16(defaultProbePort)
-		r.WireGuard.ProbePort = &port
+		r.WireGuard.ProbePort = new(uint16(defaultProbePort))
 	}
 	if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
 		p.add(field+".mtu", "%d: use 1280 to 65455 bytes, or 0 to have it derived", m)

@@ -6,6 +6,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -25,7 +26,6 @@ import (
 	yamlstream "go.yaml.in/yaml/v2"
 	"k8s.io/apimachinery/pkg/util/validation"
 	strictjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/volume"
@@ -64,10 +64,7 @@ func Parse[T any, P interface {
 	*T
 	validator
 }](data []byte) (*T, error) {
-	if err := checkOneDocument(data); err != nil {
-		return nil, err
-	}
-	text, err := yaml.YAMLToJSONStrict(data)
+	text, err := JSON(data)
 	if err != nil {
 		return nil, err
 	}
@@ -166,14 +163,7 @@ const (
 // Features is a set of features. A file that names none means all.
 type Features []Feature
 
-func (fs Features) Has(f Feature) bool {
-	for _, x := range fs {
-		if x == f {
-			return true
-		}
-	}
-	return false
-}
+func (fs Features) Has(f Feature) bool { return slices.Contains(fs, f) }
 
 func (fs *Features) complete(p *problems, field string) {
 	if *fs == nil {
@@ -299,9 +289,7 @@ func (k *Kube) checkRemote(p *problems, field string) {
 
 func (k *Kube) complete(p *problems, field string) {
 	k.checkRemote(p, field)
-	if k.QPS == 0 {
-		k.QPS = 1_000
-	}
+	orDefault(&k.QPS, 1_000)
 	if k.QPS < 0 || k.QPS > maxQPS {
 		p.add(field+".qps", "%v: use a number of requests a second above 0, up to %d", k.QPS, maxQPS)
 	}
@@ -438,8 +426,4 @@ func completeLabelDomains(p *problems, all *[]string) {
 	}
 }
 
-func orDefault(s *string, value string) {
-	if *s == "" {
-		*s = value
-	}
-}
+func orDefault[T comparable](value *T, otherwise T) { *value = cmp.Or(*value, otherwise) }

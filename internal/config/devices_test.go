@@ -21,10 +21,8 @@ remotes:
 - {name: cluster-42807, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 1}}
 - {name: cluster-320514, podSubnets: [10.3.0.0/16], nodeSubnets: [172.17.0.0/16], wireguard: {listenPort: 2}}
 `
-	const want = `remotes[1].name: "cluster-320514" and "cluster-42807" have devices of one name, wg.0c5526e1cb`
-	if _, err := Parse[described]([]byte("cluster: c1\n" + text)); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("the broker's configuration: %v; want %s", err, want)
-	}
+	refuses[described](t, "cluster: c1\n", map[string]string{
+		text: `remotes[1].name: "cluster-320514" and "cluster-42807" have devices of one name, wg.0c5526e1cb`})
 }
 
 // TestDottedNames: names of remotes may have dots and 63 characters. The names that are derived from them differ
@@ -39,8 +37,7 @@ remotes:
 - {name: ` + long + `, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 2}}
 - {name: a.b, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/16], servicePrefix: ab, wireguard: {listenPort: 3}}
 `
-	c, err := Parse[described]([]byte(text))
-	testkit.Must(t, err)
+	c := testkit.Value(Parse[described]([]byte(text)))(t)
 	for i, want := range []string{naming.ClusterLabel("eu-1.example.com"), naming.ClusterLabel(long), "ab"} {
 		if got := c.Remotes[i].ServicePrefix; got != want || strings.Contains(got, ".") || len(got) > 11 {
 			t.Errorf("mirrors of %s begin with %q, want %q", c.Remotes[i].Name, got, want)
@@ -70,8 +67,7 @@ mcs: {enabled: %s}
 `
 	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another",
 		"false": ""} {
-		c, err := Parse[described]([]byte(strings.ReplaceAll(text, "%s", enabled)))
-		testkit.Must(t, err)
+		c := testkit.Value(Parse[described]([]byte(strings.ReplaceAll(text, "%s", enabled))))(t)
 		for _, r := range []Remote{{Name: "mcs"}, {Name: "c2", ServicePrefix: "mcs"}, {Name: "c2", ServicePrefix: "mcs-eu"}} {
 			r.PodSubnets, r.NodeSubnets = []string{"10.2.0.0/16"}, []string{"172.16.0.0/16"}
 			_, wrong := c.WithRemotes([]Remote{r})

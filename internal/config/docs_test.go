@@ -15,9 +15,7 @@ import (
 
 // TestDocumentationIsComplete: docs/configuration.md has every key of every file with its default, and no others.
 func TestDocumentationIsComplete(t *testing.T) {
-	data, err := os.ReadFile("../../docs/configuration.md")
-	testkit.Must(t, err)
-	text := string(data)
+	text := string(testkit.Value(os.ReadFile("../../docs/configuration.md"))(t))
 	// The smallest valid files: their keys are required, all others have a default.
 	checkDocumentation(t, text, "semaphore-exporter", Parse[Exporter],
 		`{cluster: own-cluster}`)
@@ -34,8 +32,7 @@ func TestDocumentationIsComplete(t *testing.T) {
 
 func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byte) (*T, error), smallest string) {
 	t.Run(part, func(t *testing.T) {
-		c, err := parse([]byte(smallest))
-		testkit.Must(t, err)
+		c := testkit.Value(parse([]byte(smallest)))(t)
 		var given any
 		testkit.Must(t, yaml.Unmarshal([]byte(smallest), &given))
 		required := map[string]bool{}

@@ -81,9 +81,7 @@ const (
 )
 
 func (a *AllowedIPs) complete(p *problems, field string) {
-	if *a == "" {
-		*a = AutoAllowedIPs
-	}
+	orDefault(a, AutoAllowedIPs)
 	if !slices.Contains([]AllowedIPs{AutoAllowedIPs, NodePodCIDRs, CalicoBlocks}, *a) {
 		p.add(field, "%q: use auto; nodePodCIDRs; or calicoBlocks, where pods get their IPs from Calico's IPAM", *a)
 	}

@@ -30,8 +30,7 @@ func fuzz[T any, P interface {
 			}
 			return
 		}
-		written, err := yaml.Marshal(c)
-		testkit.Must(t, err)
+		written := testkit.Value(yaml.Marshal(c))(t)
 		again, err := Parse[T, P](written)
 		if err != nil {
 			t.Fatalf("what was read is refused once written out: %v\n%s", err, written)

@@ -87,9 +87,7 @@ func LimitsOf(size Size, remotes int) (l Limits, ok bool) {
 
 // complete fills in absent limits by the size of the remote, whose default is Medium.
 func (l *Limits) complete(p *problems, field string, size Size, remotes int) {
-	if size == "" {
-		size = Medium
-	}
+	orDefault(&size, Medium)
 	standard, ok := LimitsOf(size, remotes)
 	if !ok {
 		p.add(strings.TrimSuffix(field, "limits")+"size", "%q: use small, medium or large", size)

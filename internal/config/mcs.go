@@ -72,11 +72,8 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 	if d := m.Settle.Duration; d < 0 || d > time.Minute {
 		p.add(field+".settle", "%s: use 0s to %s", d, time.Minute)
 	}
-	switch m.EndpointSlices {
-	case "":
-		m.EndpointSlices = AllImportSlices
-	case AllImportSlices, HeadlessImportSlices, NoImportSlices:
-	default:
+	orDefault(&m.EndpointSlices, AllImportSlices)
+	if !slices.Contains([]ImportSlices{AllImportSlices, HeadlessImportSlices, NoImportSlices}, m.EndpointSlices) {
 		p.add(field+".endpointSlices", "%q is not one of all, headless, none", m.EndpointSlices)
 	}
 	if !m.Enabled {
@@ -86,10 +83,7 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 	case !c.Features.Has(Services):
 		p.add(field+".enabled", "needs the feature services: add it to features")
 	case len(c.GlobalServices.PodSubnets) == 0:
-		p.add(
-			field+".enabled",
-			"needs globalServices.podSubnets: an import has the endpoints of this cluster too, which its "+
-				"own exporter publishes here",
-		)
+		p.add(field+".enabled", "needs globalServices.podSubnets: an import has the endpoints of this cluster too, which "+
+			"its own exporter publishes here")
 	}
 }

@@ -75,7 +75,7 @@ func ComparePolicyKeys(c *Broker, value func(key string) (text string, found boo
 		if key == KeyLabelDomains && !needed && !found {
 			continue
 		}
-		if !sameList(have, want) {
+		if !SameList(have, want) {
 			differ = append(differ, fmt.Sprintf("%s is %q and must be %q", key, strings.TrimSpace(have), want))
 		}
 	}
@@ -105,11 +105,8 @@ func PolicyKeysIn(dir string, more ...string) (func(key string) (string, bool), 
 	return func(key string) (string, bool) { text, found := keys[key]; return text, found }, nil
 }
 
-// SameSubnets reports whether two values of a key have the same subnets.
-func SameSubnets(a, b string) bool { return sameList(a, b) }
-
-// sameList reports whether two lists with commas have the same elements; subnets are compared by what they contain.
-func sameList(a, b string) bool { return slices.Equal(elements(a), elements(b)) }
+// SameList reports whether two values of a key have the same elements; subnets are compared by what they contain.
+func SameList(a, b string) bool { return slices.Equal(elements(a), elements(b)) }
 
 func elements(list string) []string {
 	var all []string

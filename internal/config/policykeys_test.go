@@ -25,8 +25,7 @@ func TestPolicyKeys(t *testing.T) {
 		"a comment with one": "localSubnets:\n  - 10.1.0.0/16\n  # not ours: 10.2.0.0/16\n  - 10.101.0.0/16\n" + rest,
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := Parse[Broker]([]byte(text))
-			testkit.Must(t, err)
+			c := testkit.Value(Parse[Broker]([]byte(text)))(t)
 			keys := PolicyKeys(c)
 			if got := keys[KeyLocalSubnets]; got != "10.1.0.0/16,10.101.0.0/16" {
 				t.Errorf("the policies are given %q", got)

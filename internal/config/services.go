@@ -48,9 +48,7 @@ const (
 )
 
 func (s *Slices) complete(p *problems, field string) {
-	if s.MaxEndpoints == 0 {
-		s.MaxEndpoints = defaultSliceEndpoints
-	}
+	orDefault(&s.MaxEndpoints, defaultSliceEndpoints)
 	if s.MaxEndpoints < 1 || s.MaxEndpoints > maxSliceEndpoints {
 		p.add(field+".maxEndpoints", "%d: use 1 to %d endpoints; an apiserver takes no more in one EndpointSlice",
 			s.MaxEndpoints, maxSliceEndpoints)
@@ -230,15 +228,11 @@ func (r *GlobalRule) complete(p *problems, field string) {
 			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
 		}
 	}
-	if r.MinReady == (intstr.IntOrString{}) {
-		r.MinReady = intstr.FromInt32(1)
-	}
+	orDefault(&r.MinReady, intstr.FromInt32(1))
 	if _, _, err := ParseMinReady(r.MinReady.String()); err != nil {
 		p.add(field+".minReady", "%s", err)
 	}
-	if r.WhenGone == "" {
-		r.WhenGone = Demote
-	}
+	orDefault(&r.WhenGone, Demote)
 	if r.WhenGone != Keep && r.WhenGone != Demote && r.WhenGone != Withdraw {
 		p.add(field+".whenGone", "%q: use keep, demote or withdraw", r.WhenGone)
 	}

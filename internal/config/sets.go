@@ -30,15 +30,11 @@ const defaultSetSize = 1_000
 const maxSetSize = 50_000
 
 func (s *Sets) complete(p *problems, field string) {
-	if s.MaxSize == 0 {
-		s.MaxSize = defaultSetSize
-	}
+	orDefault(&s.MaxSize, defaultSetSize)
 	if s.MaxSize < 0 || s.MaxSize > maxSetSize {
 		p.add(field+".maxSize", "%d: use 1 to %d addresses; more do not fit into an object", s.MaxSize, maxSetSize)
 	}
-	if s.ManagedBy == "" {
-		s.ManagedBy = Originals[0]
-	}
+	orDefault(&s.ManagedBy, Originals[0])
 	if !slices.Contains(Originals, s.ManagedBy) {
 		p.add(field+".managedBy", "%q: use %s, by which policies of its users select sets", s.ManagedBy,
 			strings.Join(Originals, " or "))
