@@ -72,7 +72,7 @@ type IPAM struct {
 
 // IPAM reads how Calico's IPAM gives out addresses. Beside an error it has what can be read.
 func (c *Objects) IPAM(ctx context.Context) (out IPAM, err error) {
-	affinities, err := kube.NewBlockAffinities(c.Config).ListWatch().ListWithContextFunc(ctx,
+	affinities, err := kube.NewBlockAffinities(c.Config).Follow(nil).ListWithContextFunc(ctx,
 		metav1.ListOptions{Limit: 1})
 	if errors.Is(err, kube.ErrNoBlocks) {
 		return out, nil

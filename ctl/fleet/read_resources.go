@@ -28,9 +28,8 @@ var (
 
 // MCS returns a type of the Multi-Cluster Services API; v1alpha1 is served where v1beta1 is not.
 func MCS(resource string) []schema.GroupVersionResource {
-	group := schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Resource: resource}
-	return []schema.GroupVersionResource{group.GroupResource().WithVersion("v1beta1"),
-		group.GroupResource().WithVersion("v1alpha1")}
+	return []schema.GroupVersionResource{{Group: "multicluster.x-k8s.io", Version: "v1beta1", Resource: resource},
+		{Group: "multicluster.x-k8s.io", Version: "v1alpha1", Resource: resource}}
 }
 
 // CalicoTypes returns a type of Calico's; a cluster may serve it in either group.
@@ -82,9 +81,7 @@ func (c *Objects) RemoteClusters(ctx context.Context) (out []*v1alpha1.RemoteClu
 	out = []*v1alpha1.RemoteCluster{}
 	for i := range list.Items {
 		data, bad := list.Items[i].MarshalJSON()
-		r, unreadable := kube.ReadObject(v1alpha1.Kind, data, func() *v1alpha1.RemoteCluster {
-			return &v1alpha1.RemoteCluster{}
-		})
+		r, unreadable := kube.ReadObject[*v1alpha1.RemoteCluster](v1alpha1.Kind, data)
 		if bad == nil && unreadable != nil && unreadable.Whole {
 			bad = unreadable
 		}

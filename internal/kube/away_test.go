@@ -30,8 +30,7 @@ func TestRetryWhileAway(t *testing.T) {
 	address := loopback.Address(t)
 	// open opens the path to the apiserver. While it is closed, connections are refused.
 	open := func() (shut func()) {
-		listener, err := net.Listen("tcp", address)
-		testkit.Must(t, err)
+		listener := testkit.Value(net.Listen("tcp", address))(t)
 		network := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
 		})

@@ -102,16 +102,9 @@ func (b *BlockAffinities) Native() bool {
 // connect returns the client for the group that the cluster serves now. moved is true if it is not the same group as
 // before.
 func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, moved bool, err error) {
-	disco, err := NewServed(b.cfg)
+	gv, err := calicoGroup(ctx, b.cfg, "blockaffinities", ErrNoBlocks)
 	if err != nil {
 		return nil, false, err
-	}
-	gv, ok, err := calicoGroup(ctx, disco, "blockaffinities")
-	if err != nil {
-		return nil, false, err
-	}
-	if !ok {
-		return nil, false, ErrNoBlocks
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,13 +118,10 @@ func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, mo
 	return b.client, moved, nil
 }
 
-// ListWatch lists and watches all block affinities. A list with one that cannot be read is an error.
-func (b *BlockAffinities) ListWatch() *cache.ListWatch { return b.Follow(nil) }
-
-// Follow is ListWatch, and reports the affinities that cannot be read to unread.
+// Follow lists and watches all block affinities. It reports those that cannot be read to unread; without it, one such
+// is the error of a list.
 func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
-	separate := Separate[*BlockAffinity]{Kind: "BlockAffinity", Empty: func() *BlockAffinity { return &BlockAffinity{} },
-		List: func() runtime.Object { return &BlockAffinityList{} }, Unread: unread}
+	separate := Separate[*BlockAffinity]{Kind: "BlockAffinity", List: &BlockAffinityList{}, Unread: unread}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			client, moved, err := b.connect(ctx)
@@ -162,8 +152,13 @@ func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
 	}
 }
 
-// calicoGroup returns the group that serves a Calico resource; ok is false if none does.
-func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema.GroupVersion, ok bool, err error) {
+// calicoGroup returns the group that serves a Calico resource. The error is unserved if none does.
+func calicoGroup(ctx context.Context, cfg *rest.Config, resource string, unserved error) (gv schema.GroupVersion,
+	err error) {
+	disco, err := NewServed(cfg)
+	if err != nil {
+		return gv, err
+	}
 	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
 		resources, err := disco.Resources(ctx, gv) // a request of its own has a timeout, too
 		if apierrors.IsNotFound(err) {
@@ -171,15 +166,15 @@ func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema
 		}
 		if err != nil {
 			// An aggregated API that is down must not cause a change of the group.
-			return gv, false, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
+			return gv, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
 		}
 		for _, r := range resources {
 			if r.Name == resource {
-				return gv, true, nil
+				return gv, nil
 			}
 		}
 	}
-	return schema.GroupVersion{}, false, nil
+	return schema.GroupVersion{}, unserved
 }
 
 // StrictAffinity reports whether Calico's IPAM prevents nodes from using IPs of other nodes' blocks. resource is

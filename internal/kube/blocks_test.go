@@ -37,7 +37,7 @@ func TestDeletedOfABlockIsTextOrBool(t *testing.T) {
 func TestBlockAffinities(t *testing.T) {
 	cfg := kubetest.Start(t)
 	b := NewBlockAffinities(cfg)
-	lw := b.ListWatch()
+	lw := b.Follow(nil)
 	ctx := t.Context()
 	if _, err := lw.ListWithContextFunc(ctx, metav1.ListOptions{}); !errors.Is(err, ErrNoBlocks) {
 		t.Errorf("list without Calico: %v", err)
@@ -58,9 +58,7 @@ func TestBlockAffinities(t *testing.T) {
 	}
 	list := func() (string, *BlockAffinityList) {
 		t.Helper()
-		list, err := lw.ListWithContextFunc(ctx, metav1.ListOptions{})
-		testkit.Must(t, err)
-		all := list.(*BlockAffinityList)
+		all := testkit.Value(lw.ListWithContextFunc(ctx, metav1.ListOptions{}))(t).(*BlockAffinityList)
 		var out []string
 		for _, a := range all.Items {
 			out = append(out, fmt.Sprintf("%s %s %s %s %s", a.Name, a.Spec.Node, a.Spec.CIDR, a.Spec.State, a.Spec.Deleted))
@@ -75,8 +73,7 @@ func TestBlockAffinities(t *testing.T) {
 	if got != "a n1 10.1.2.0/26 confirmed false" || !b.Native() {
 		t.Errorf("the CRD has %q, native: %v", got, b.Native())
 	}
-	events, err := lw.WatchFuncWithContext(ctx, metav1.ListOptions{ResourceVersion: all.ResourceVersion})
-	testkit.Must(t, err)
+	events := testkit.Value(lw.WatchFuncWithContext(ctx, metav1.ListOptions{ResourceVersion: all.ResourceVersion}))(t)
 	create(calicoCRD, "b", "true")
 	select {
 	case e := <-events.ResultChan():

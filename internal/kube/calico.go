@@ -63,16 +63,9 @@ func CopyCalicoMetadata(object metav1.Object) bool {
 // Calico discovers which group the cluster serves, and returns a client for it. The error is ErrNoCalico if it serves
 // neither.
 func Calico(cfg *rest.Config) (*CalicoClient, error) {
-	disco, err := NewServed(cfg)
+	gv, err := calicoGroup(context.Background(), cfg, "globalnetworksets", ErrNoCalico)
 	if err != nil {
 		return nil, err
-	}
-	gv, ok, err := calicoGroup(context.Background(), disco, "globalnetworksets")
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		return nil, ErrNoCalico
 	}
 	return CalicoIn(cfg, gv)
 }
@@ -104,36 +97,23 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 }
 
 func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetworkSet] {
-	return CalicoResource[*calicov3.GlobalNetworkSet]{
-		client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
-		empty: func() *calicov3.GlobalNetworkSet { return &calicov3.GlobalNetworkSet{} },
-		list:  func() runtime.Object { return &calicov3.GlobalNetworkSetList{} },
-	}
+	return CalicoResource[*calicov3.GlobalNetworkSet]{client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
+		list: &calicov3.GlobalNetworkSetList{}}
 }
 
 // NetworkSets returns the client for NetworkSets in one namespace; "" lists those of all namespaces.
 func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.NetworkSet] {
-	return CalicoResource[*calicov3.NetworkSet]{
-		client: c, resource: "networksets", kind: "NetworkSet", namespaced: true, namespace: namespace,
-		empty: func() *calicov3.NetworkSet { return &calicov3.NetworkSet{} },
-		list:  func() runtime.Object { return &calicov3.NetworkSetList{} },
-	}
+	return CalicoResource[*calicov3.NetworkSet]{client: c, resource: "networksets", kind: "NetworkSet",
+		list: &calicov3.NetworkSetList{}, namespace: namespace}
 }
 
 func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
-	return CalicoResource[*calicov3.IPPool]{
-		client: c, resource: "ippools", kind: "IPPool",
-		empty: func() *calicov3.IPPool { return &calicov3.IPPool{} },
-		list:  func() runtime.Object { return &calicov3.IPPoolList{} },
-	}
+	return CalicoResource[*calicov3.IPPool]{client: c, resource: "ippools", kind: "IPPool", list: &calicov3.IPPoolList{}}
 }
 
 func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] {
-	return CalicoResource[*calicov3.IPReservation]{
-		client: c, resource: "ipreservations", kind: "IPReservation",
-		empty: func() *calicov3.IPReservation { return &calicov3.IPReservation{} },
-		list:  func() runtime.Object { return &calicov3.IPReservationList{} },
-	}
+	return CalicoResource[*calicov3.IPReservation]{client: c, resource: "ipreservations", kind: "IPReservation",
+		list: &calicov3.IPReservationList{}}
 }
 
 // CalicoObject is a pointer to one of Calico's types.
@@ -143,15 +123,15 @@ type CalicoObject = Object
 type CalicoResource[T CalicoObject] struct {
 	client         *CalicoClient
 	resource, kind string
-	namespaced     bool
-	namespace      string
-	empty          func() T
-	list           func() runtime.Object
+	// list is an empty one.
+	list runtime.Object
+	// namespace is that of the requests; empty for all, and for objects without one.
+	namespace string
 }
 
 // of adds the namespace and the resource to a request.
 func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
-	return request.NamespaceIfScoped(r.namespace, r.namespaced && r.namespace != "").Resource(r.resource)
+	return request.NamespaceIfScoped(r.namespace, r.namespace != "").Resource(r.resource)
 }
 
 // managed adds the field manager to a write.
@@ -193,7 +173,7 @@ func (r CalicoResource[T]) typed(object T) T {
 }
 
 func (r CalicoResource[T]) separate(unread *Unread) Separate[T] {
-	return Separate[T]{Kind: r.kind, Empty: r.empty, List: r.list, Unread: unread}
+	return Separate[T]{Kind: r.kind, List: r.list, Unread: unread}
 }
 
 // ListWatch lists and watches the objects that match a label selector. A list with an object that cannot be read is an
@@ -220,4 +200,4 @@ func (r CalicoResource[T]) Follow(selector string, unread *Unread) cache.ListerW
 }
 
 // Example returns an empty object of the type, for informers.
-func (r CalicoResource[T]) Example() T { return r.empty() }
+func (r CalicoResource[T]) Example() T { return Empty[T]() }

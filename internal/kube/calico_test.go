@@ -87,8 +87,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 }
 
 func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
-	c, err := Calico(cfg)
-	testkit.Must(t, err)
+	c := testkit.Value(Calico(cfg))(t)
 	if c.GroupVersion != want {
 		t.Fatalf("group %s; want %s", c.GroupVersion, want)
 	}
@@ -153,8 +152,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	}
 	name := object.GetName()
 
-	created, err := r.Create(ctx, object)
-	testkit.Must(t, err)
+	created := testkit.Value(r.Create(ctx, object))(t)
 	if diff := cmp.Diff(spec(object), spec(created)); diff != "" {
 		t.Errorf("what was asked for and what was made differ (-want +got):\n%s", diff)
 	}
@@ -181,13 +179,11 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	foreign.SetName("foreign")
 	others(foreign, 0)
 	foreign.SetLabels(nil)
-	foreign, err = r.Create(ctx, foreign)
-	testkit.Must(t, err)
+	foreign = testkit.Value(r.Create(ctx, foreign))(t)
 
 	newest := created.DeepCopyObject().(T)
 	change(newest)
-	updated, err := r.Update(ctx, newest)
-	testkit.Must(t, err)
+	updated := testkit.Value(r.Update(ctx, newest))(t)
 	if diff := cmp.Diff(spec(newest), spec(updated)); diff != "" {
 		t.Errorf("update (-want +got):\n%s", diff)
 	}
@@ -225,8 +221,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	}
 	options := metav1.ListOptions{Limit: 2}
 	for {
-		list, err := cache.ToListerWatcherWithContext(r.ListWatch("")).ListWithContext(ctx, options)
-		testkit.Must(t, err)
+		list := testkit.Value(cache.ToListerWatcherWithContext(r.ListWatch("")).ListWithContext(ctx, options))(t)
 		names = append(names, namesOf(t, list)...)
 		if options.Continue = list.(metav1.ListInterface).GetContinue(); options.Continue == "" {
 			break

@@ -94,19 +94,12 @@ type CalicoIPAM struct {
 
 // NewCalicoIPAM discovers which groups the cluster serves. The error is ErrNoIPAM if it serves none of them.
 func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
-	disco, err := NewServed(cfg)
-	if err != nil {
-		return nil, err
-	}
 	out := &CalicoIPAM{}
 	for resource, client := range map[string]**CalicoClient{"ipamblocks": &out.blocks,
 		"ipreservations": &out.reservations} {
-		gv, ok, err := calicoGroup(context.Background(), disco, resource)
+		gv, err := calicoGroup(context.Background(), cfg, resource, ErrNoIPAM)
 		if err != nil {
 			return nil, err
-		}
-		if !ok {
-			return nil, ErrNoIPAM
 		}
 		if *client, err = CalicoIn(cfg, gv); err != nil {
 			return nil, err
@@ -117,7 +110,7 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
-	return Separate[*IPAMBlock]{Kind: "IPAMBlock", Empty: func() *IPAMBlock { return &IPAMBlock{} }}.ReadOne(
+	return Separate[*IPAMBlock]{Kind: "IPAMBlock"}.ReadOne(
 		c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx))
 }
 

@@ -30,8 +30,7 @@ func TestConfigOutsideACluster(t *testing.T) {
 
 func TestConfigReachesApiserver(t *testing.T) {
 	path := kubetest.Kubeconfig(t, kubetest.Start(t))
-	cfg, err := Config(config.Kube{KubeConfigPath: path, QPS: 7}, "broker")
-	testkit.Must(t, err)
+	cfg := testkit.Value(Config(config.Kube{KubeConfigPath: path, QPS: 7}, "broker"))(t)
 	if cfg.QPS != 7 || cfg.Burst != 14 || !strings.HasPrefix(cfg.UserAgent, "semaphore-broker/") {
 		t.Errorf("QPS %v, burst %d, user agent %q", cfg.QPS, cfg.Burst, cfg.UserAgent)
 	}

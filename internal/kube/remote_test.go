@@ -60,12 +60,10 @@ func TestRemoteAPI(t *testing.T) {
 	testkit.Must(t, err)
 	roots := server.CAData
 	if len(roots) == 0 {
-		roots, err = os.ReadFile(server.CAFile)
-		testkit.Must(t, err)
+		roots = testkit.Value(os.ReadFile(server.CAFile))(t)
 	}
 	block, _ := pem.Decode(roots)
-	root, err := x509.ParseCertificate(block.Bytes)
-	testkit.Must(t, err)
+	root := testkit.Value(x509.ParseCertificate(block.Bytes))(t)
 	sum := sha256.Sum256(root.RawSubjectPublicKeyInfo)
 	hash := "sha256:" + hex.EncodeToString(sum[:])
 
@@ -120,9 +118,7 @@ func TestRemoteAPI(t *testing.T) {
 	testkit.Must(t, os.WriteFile(byFile.RemoteCAPath, roots, 0o600))
 	testkit.Must(t, version())
 
-	cfg, err := Config(c, "exporter")
-	testkit.Must(t, err)
-	client := kubernetes.NewForConfigOrDie(cfg)
+	client := kubernetes.NewForConfigOrDie(testkit.Value(Config(c, "exporter"))(t))
 	review := func() (string, error) {
 		is, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{},
 			metav1.CreateOptions{})

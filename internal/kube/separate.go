@@ -28,6 +28,9 @@ type Object interface {
 	metav1.Object
 }
 
+// Empty returns an empty object.
+func Empty[T Object]() T { return reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T) }
+
 // Unreadable says that an object has a field whose value its Go type cannot hold. The schema of a custom resource
 // permits more than Go reads: the apiserver stores the time "2026-11-26T19:00:00Ztx".
 type Unreadable struct {
@@ -54,17 +57,17 @@ func (u *Unreadable) Error() string {
 
 // ReadObject decodes an object from JSON. Elements of the status that cannot be read are left out, and bad says so; no
 // decision may need them. If anything else cannot be read, bad is Whole, and the object has only its metadata.
-func ReadObject[T Object](kind string, data []byte, empty func() T) (object T, bad *Unreadable) {
-	object = empty()
+func ReadObject[T Object](kind string, data []byte) (object T, bad *Unreadable) {
+	object = Empty[T]()
 	first := decode(data, object)
 	if first == nil {
 		return object, nil
 	}
 	var content map[string]any
 	if err := decode(data, &content); err != nil {
-		return empty(), &Unreadable{Kind: kind, Field: "the object", Err: err, Whole: true}
+		return Empty[T](), &Unreadable{Kind: kind, Field: "the object", Err: err, Whole: true}
 	}
-	object = empty()
+	object = Empty[T]()
 	read := reader{}
 	bad = &Unreadable{Kind: kind}
 	if status, ok := content["status"]; ok {
@@ -80,7 +83,7 @@ func ReadObject[T Object](kind string, data []byte, empty func() T) (object T, b
 		read = reader{}
 		delete(content, "status")
 		read.clean(reflect.TypeOf(object).Elem(), maps.Clone(content), "")
-		object = empty()
+		object = Empty[T]()
 		_ = redecode(map[string]any{"metadata": content["metadata"]}, object)
 		read.note("the object", err) // if no single field is the reason
 	}
@@ -214,6 +217,9 @@ func (u *Unread) Lines() (lines []string) {
 
 // Put records that an object with a key was read; bad is nil if all of it could be.
 func (u *Unread) Put(key string, bad *Unreadable) {
+	if u == nil {
+		return
+	}
 	u.mu.Lock()
 	before := u.bad[key]
 	switch {
@@ -256,9 +262,8 @@ func (u *Unread) earlier(metadata Object) (runtime.Object, bool) {
 // cannot be read costs no other one.
 type Separate[T Object] struct {
 	Kind string
-	// Empty and List make an empty object, and an empty list of them.
-	Empty func() T
-	List  func() runtime.Object
+	// List is an empty list of them; none is needed for ReadOne.
+	List runtime.Object
 	// Unread gets the objects that cannot be read. If it is nil, such an object is the error of a list.
 	Unread *Unread
 }
@@ -272,7 +277,7 @@ func (s Separate[T]) Read(result rest.Result, options metav1.ListOptions) (runti
 	if err != nil {
 		return nil, err
 	}
-	list := s.List()
+	list := s.List.DeepCopyObject()
 	if decode(data, list) == nil {
 		return list, s.allRead(list, options)
 	}
@@ -284,19 +289,16 @@ func (s Separate[T]) Read(result rest.Result, options metav1.ListOptions) (runti
 	if err := decode(data, &parts); err != nil {
 		return nil, fmt.Errorf("list of %s: %w", s.Kind, err)
 	}
-	list = s.List()
+	list = s.List.DeepCopyObject()
 	var objects []runtime.Object
 	there := map[string]bool{}
 	for _, item := range parts.Items {
-		object, bad := ReadObject(s.Kind, item, s.Empty)
+		object, bad := ReadObject[T](s.Kind, item)
 		if bad != nil && s.Unread == nil && bad.Whole {
 			return nil, bad
 		}
-		if s.Unread != nil {
-			key := keyOf(object)
-			there[key] = true
-			s.Unread.Put(key, bad)
-		}
+		there[keyOf(object)] = true
+		s.Unread.Put(keyOf(object), bad)
 		if bad == nil || !bad.Whole {
 			objects = append(objects, object)
 		} else if before, ok := s.Unread.earlier(object); ok {
@@ -340,13 +342,13 @@ func (s Separate[T]) allRead(list runtime.Object, options metav1.ListOptions) er
 // ReadOne decodes the answer to a request for one object. An object that cannot be read wholly is an error.
 func (s Separate[T]) ReadOne(result rest.Result) (object T, err error) {
 	if err := result.Error(); err != nil {
-		return s.Empty(), err
+		return Empty[T](), err
 	}
 	data, err := result.Raw()
 	if err != nil {
-		return s.Empty(), err
+		return Empty[T](), err
 	}
-	object, bad := ReadObject(s.Kind, data, s.Empty)
+	object, bad := ReadObject[T](s.Kind, data)
 	if bad != nil && bad.Whole {
 		return object, bad
 	}
@@ -409,7 +411,7 @@ func (s Separate[T]) event(in watch.Event, initial map[string]bool) (out watch.E
 	if !ok {
 		return in, true
 	}
-	object, bad := ReadObject(s.Kind, raw.Raw, s.Empty)
+	object, bad := ReadObject[T](s.Kind, raw.Raw)
 	out = watch.Event{Type: in.Type, Object: object}
 	if in.Type == watch.Bookmark {
 		if initial != nil && s.Unread != nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
@@ -421,14 +423,10 @@ func (s Separate[T]) event(in watch.Event, initial map[string]bool) (out watch.E
 		initial[keyOf(object)] = true
 	}
 	if in.Type == watch.Deleted {
-		if s.Unread != nil {
-			s.Unread.Put(keyOf(object), nil)
-		}
+		s.Unread.Put(keyOf(object), nil)
 		return out, true
 	}
-	if s.Unread != nil {
-		s.Unread.Put(keyOf(object), bad)
-	}
+	s.Unread.Put(keyOf(object), bad)
 	if bad == nil || !bad.Whole {
 		return out, true
 	}

@@ -75,8 +75,7 @@ func customs() []custom {
 				})
 			},
 			follow: func(t *testing.T, cfg *rest.Config) func(*kube.Unread) cache.ListerWatcher {
-				client, err := kube.CalicoIn(cfg, calico)
-				testkit.Must(t, err)
+				client := testkit.Value(kube.CalicoIn(cfg, calico))(t)
 				return func(u *kube.Unread) cache.ListerWatcher { return follow(client, u) }
 			},
 		}
@@ -89,15 +88,12 @@ func customs() []custom {
 			inStatus: &damage{"conditions", "status.conditions[0].lastTransitionTime", []any{condition}},
 			example:  example,
 			install: func(t *testing.T, cfg *rest.Config) {
-				all, err := definitions.All()
-				testkit.Must(t, err)
-				for _, d := range all {
+				for _, d := range testkit.Value(definitions.All())(t) {
 					define(t, cfg, d, kind, bad.field)
 				}
 			},
 			follow: func(t *testing.T, cfg *rest.Config) func(*kube.Unread) cache.ListerWatcher {
-				client, err := mcs.New(cfg, "test")
-				testkit.Must(t, err)
+				client := testkit.Value(mcs.New(cfg, "test"))(t)
 				testkit.Eventually(t, within, "the API", func() error {
 					_, err := client.Version(t.Context())
 					return err
@@ -193,9 +189,7 @@ func (c custom) read(t *testing.T, cfg *rest.Config) followed {
 				all, _ := f.Objects()
 				out := map[string]any{}
 				for name, o := range all {
-					spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&o.Spec)
-					testkit.Must(t, err)
-					out[name] = spec
+					out[name] = testkit.Value(runtime.DefaultUnstructuredConverter.ToUnstructured(&o.Spec))(t)
 				}
 				return out
 			},
@@ -227,9 +221,7 @@ func (c custom) read(t *testing.T, cfg *rest.Config) followed {
 		specs: func() map[string]any {
 			out := map[string]any{}
 			for name, o := range all() {
-				content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-				testkit.Must(t, err)
-				out[name] = content["spec"]
+				out[name] = testkit.Value(runtime.DefaultUnstructuredConverter.ToUnstructured(o))(t)["spec"]
 			}
 			return out
 		},
@@ -309,8 +301,7 @@ func (c custom) test(t *testing.T, cfg *rest.Config, part string, bad damage) {
 		u := kubetest.GetObject(t, api, name)
 		change(u)
 		if len(subresources) > 0 {
-			_, err := api.UpdateStatus(ctx, u, metav1.UpdateOptions{})
-			testkit.Must(t, err)
+			testkit.Value(api.UpdateStatus(ctx, u, metav1.UpdateOptions{}))(t)
 		} else {
 			kubetest.UpdateObject(t, api, u)
 		}

@@ -119,11 +119,13 @@ type definition struct {
 		} `json:"versions"`
 	} `json:"spec"`
 	Status struct {
-		Conditions []struct {
-			Type   string `json:"type"`
-			Status string `json:"status"`
-		} `json:"conditions"`
+		Conditions []condition `json:"conditions"`
 	} `json:"status"`
+}
+
+type condition struct {
+	Type   string `json:"type"`
+	Status string `json:"status"`
 }
 
 // served returns the versions that a definition serves, or why there are none.
@@ -131,11 +133,7 @@ func (d *definition) served(name string) ([]string, error) {
 	if d.Metadata.DeletionTimestamp != nil {
 		return nil, missing("CustomResourceDefinition %s is being deleted: apply it again", name)
 	}
-	established := false
-	for _, c := range d.Status.Conditions {
-		established = established || c.Type == "Established" && c.Status == "True"
-	}
-	if !established {
+	if !slices.Contains(d.Status.Conditions, condition{"Established", "True"}) {
 		return nil, missing("CustomResourceDefinition %s is not established yet", name)
 	}
 	var served []string
@@ -156,13 +154,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		was := common
-		common = nil
-		for _, v := range was {
-			if slices.Contains(served, v) {
-				common = append(common, v)
-			}
-		}
+		common = slices.DeleteFunc(slices.Clone(common), func(v string) bool { return !slices.Contains(served, v) })
 		if len(common) == 0 {
 			return "", missing("CustomResourceDefinition %s serves %v, and neither v1beta1 nor v1alpha1 with the other "+
 				"definition: apply both of one release of sigs.k8s.io/mcs-api", name, served)
@@ -261,30 +253,23 @@ func unserved(err error) bool {
 type Resource[T kube.Object] struct {
 	client       *Client
 	plural, kind string
-	empty        func() T
-	list         func() runtime.Object
+	list         runtime.Object // an empty one
 }
 
 func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
-	return Resource[*mcsv1beta1.ServiceExport]{
-		client: c, plural: mcsv1beta1.ServiceExportPluralName, kind: mcsv1beta1.ServiceExportKindName,
-		empty: func() *mcsv1beta1.ServiceExport { return &mcsv1beta1.ServiceExport{} },
-		list:  func() runtime.Object { return &mcsv1beta1.ServiceExportList{} },
-	}
+	return Resource[*mcsv1beta1.ServiceExport]{client: c, plural: mcsv1beta1.ServiceExportPluralName,
+		kind: mcsv1beta1.ServiceExportKindName, list: &mcsv1beta1.ServiceExportList{}}
 }
 
 func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
-	return Resource[*mcsv1beta1.ServiceImport]{
-		client: c, plural: mcsv1beta1.ServiceImportPluralName, kind: mcsv1beta1.ServiceImportKindName,
-		empty: func() *mcsv1beta1.ServiceImport { return &mcsv1beta1.ServiceImport{} },
-		list:  func() runtime.Object { return &mcsv1beta1.ServiceImportList{} },
-	}
+	return Resource[*mcsv1beta1.ServiceImport]{client: c, plural: mcsv1beta1.ServiceImportPluralName,
+		kind: mcsv1beta1.ServiceImportKindName, list: &mcsv1beta1.ServiceImportList{}}
 }
 
 // Get reads an object. One of which any part cannot be read is an error: a caller that writes it back would remove that
 // part, which another wrote.
 func (r Resource[T]) Get(ctx context.Context, namespace, name string) (out T, err error) {
-	out = r.empty()
+	out = kube.Empty[T]()
 	err = r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
 		result := client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx)
 		if err := result.Error(); err != nil { // which says more than the one of Raw
@@ -295,7 +280,7 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string) (out T, er
 			return err
 		}
 		var bad *kube.Unreadable
-		if out, bad = kube.ReadObject(r.kind, data, r.empty); bad != nil {
+		if out, bad = kube.ReadObject[T](r.kind, data); bad != nil {
 			return bad
 		}
 		return nil
@@ -304,7 +289,7 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string) (out T, er
 }
 
 func (r Resource[T]) separate(unread *kube.Unread) kube.Separate[T] {
-	return kube.Separate[T]{Kind: r.kind, Empty: r.empty, List: r.list, Unread: unread}
+	return kube.Separate[T]{Kind: r.kind, List: r.list, Unread: unread}
 }
 
 // Create creates an object, without its status. It fails with ErrNotServed without the API.
@@ -330,7 +315,7 @@ func (r Resource[T]) UpdateStatus(ctx context.Context, object T) (T, error) {
 }
 
 func (r Resource[T]) write(ctx context.Context, object T, request func(*rest.RESTClient) *rest.Request) (T, error) {
-	body, out := object.DeepCopyObject().(T), r.empty()
+	body, out := object.DeepCopyObject().(T), kube.Empty[T]()
 	err := r.client.do(ctx, func(client *rest.RESTClient, version string) (err error) {
 		body.GetObjectKind().SetGroupVersionKind(
 			schema.GroupVersionKind{Group: mcsv1beta1.GroupName, Version: version, Kind: r.kind})
@@ -397,4 +382,4 @@ func (r Resource[T]) Follow(selector string, unread *kube.Unread) *cache.ListWat
 }
 
 // Example returns an empty object of the type, for informers.
-func (r Resource[T]) Example() T { return r.empty() }
+func (r Resource[T]) Example() T { return kube.Empty[T]() }

@@ -106,9 +106,7 @@ func newEnvironment(t *testing.T) *environment {
 func (e *environment) define(change func(*apiextensionsv1.CustomResourceDefinition)) {
 	e.t.Helper()
 	all := e.crds.ApiextensionsV1().CustomResourceDefinitions()
-	both, err := definitions.All()
-	testkit.Must(e.t, err)
-	for _, d := range both {
+	for _, d := range testkit.Value(definitions.All())(e.t) {
 		change(d)
 		have, err := all.Get(e.t.Context(), d.Name, metav1.GetOptions{})
 		if err == nil {
@@ -178,8 +176,7 @@ func TestRequests(t *testing.T) {
 		made, err := imports.Create(ctx, serviceImport(fmt.Sprintf("echo-%d", i)))
 		testkit.Must(t, err)
 		made.Status.Clusters = []mcsv1beta1.ClusterStatus{{Cluster: "c1"}}
-		_, err = imports.UpdateStatus(ctx, made)
-		testkit.Must(t, err)
+		testkit.Value(imports.UpdateStatus(ctx, made))(t)
 	}
 	is := func(what string, all, ofDefinition int) {
 		t.Helper()
@@ -208,8 +205,7 @@ func TestRequests(t *testing.T) {
 	}
 	is("deletions", n, 0)
 	for range 2 {
-		_, err := imports.Follow("", nil).ListWithContext(ctx, metav1.ListOptions{})
-		testkit.Must(t, err)
+		testkit.Value(imports.Follow("", nil).ListWithContext(ctx, metav1.ListOptions{}))(t)
 	}
 	is("two lists", 2*(1+4), 2*4)
 	if _, err := imports.Get(ctx, "shop", "none"); !apierrors.IsNotFound(err) {
@@ -238,8 +234,7 @@ func TestRequests(t *testing.T) {
 	if _, err := imports.Update(ctx, made); !apierrors.IsConflict(err) {
 		t.Errorf("an update of an old object: %v", err)
 	}
-	_, err = imports.Get(ctx, "shop", "echo")
-	testkit.Must(t, err)
+	testkit.Value(imports.Get(ctx, "shop", "echo"))(t)
 	is("a conflict, and a read", 2+2, 2)
 }
 
@@ -258,8 +253,7 @@ func TestRememberedVersion(t *testing.T) {
 	}
 	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
 	e.advance(untrusted)
-	made, err := imports.Create(ctx, serviceImport("echo"))
-	testkit.Must(t, err)
+	made := testkit.Value(imports.Create(ctx, serviceImport("echo")))(t)
 
 	// Only v1alpha1, as in the definitions of v0.2.
 	e.define(func(d *apiextensionsv1.CustomResourceDefinition) {
@@ -306,14 +300,12 @@ func TestEndingDefinition(t *testing.T) {
 	imports, ctx := e.client.Imports(), t.Context()
 	kept := serviceImport("kept")
 	kept.Finalizers = []string{"example.org/keep"}
-	_, err := imports.Create(ctx, kept)
-	testkit.Must(t, err)
+	testkit.Value(imports.Create(ctx, kept))(t)
 	crds := e.crds.ApiextensionsV1().CustomResourceDefinitions()
 	for _, name := range names {
 		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
 	}
-	client, err := e.client.in("v1beta1")
-	testkit.Must(t, err)
+	client := testkit.Value(e.client.in("v1beta1"))(t)
 	testkit.Eventually(t, time.Minute, "a create that is refused", func() error {
 		err := client.Post().Namespace("shop").Resource(mcsv1beta1.ServiceImportPluralName).
 			Body(serviceImport("more")).Param("dryRun", metav1.DryRunAll).Do(ctx).Error()

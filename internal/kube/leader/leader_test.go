@@ -188,6 +188,25 @@ func (c *candidate) standsBy(leader *candidate) {
 	})
 }
 
+// pair starts a leader, whose work takes a time to end, and a standby.
+func pair(t *testing.T, lease string, of, other *rest.Config, toEnd time.Duration) (leader, standby *candidate) {
+	t.Helper()
+	leader = start(t, "a", lease, of, toEnd)
+	leader.leads(slack)
+	standby = start(t, "b", lease, other, 0)
+	standby.standsBy(leader)
+	return leader, standby
+}
+
+// takes waits until c leads, which must be after another's work has ended.
+func (c *candidate) takes(ended time.Time) (taken time.Time) {
+	c.t.Helper()
+	if taken = c.leads(duration + look + slack).at; !taken.After(ended) {
+		c.t.Errorf("%s began %s before the work had ended", c.name, ended.Sub(taken))
+	}
+	return taken
+}
+
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	testkit.Eventually(t, 3*time.Minute, what, testkit.True(ok))
@@ -290,8 +309,7 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 // cut returns a path to the apiserver that can be interrupted.
 func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
 	})
@@ -315,10 +333,7 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			t.Parallel()
 			through, network := cut(t, api)
 			const toEnd = 500 * time.Millisecond
-			a := start(t, "a", "cut-"+name, through, toEnd)
-			a.leads(slack)
-			b := start(t, "b", "cut-"+name, api, 0)
-			b.standsBy(a)
+			a, b := pair(t, "cut-"+name, through, api, toEnd)
 			time.Sleep(duration) // it is renewed in this time
 			began := time.Now()
 			network.Set(conditions)
@@ -327,12 +342,9 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			}
 			demanded := receive(t, "the end of a's work is demanded", a.demanded)
 			ended := receive(t, "a's work ends", a.ended)
-			taken := b.leads(duration + look + slack)
-			if !taken.at.After(ended) {
-				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
-			}
+			taken := b.takes(ended)
 			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", demanded.Sub(began), ended.Sub(began),
-				taken.at.Sub(began))
+				taken.Sub(began))
 			if err := receive(t, "a's end", a.result); !errors.Is(err, ErrDeposed) ||
 				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for "+
 					deadline.String()) {
@@ -378,9 +390,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	b.standsBy(a)
 	must(t, client.RbacV1().RoleBindings("default").Delete(ctx, "leader", metav1.DeleteOptions{}))
 	ended := receive(t, "a's work ends", a.ended)
-	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
-		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
-	}
+	b.takes(ended)
 	if err := receive(t, "a's end", a.result); !errors.Is(err, ErrDeposed) ||
 		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
@@ -398,10 +408,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 // while the lease holds.
 func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	through, network := cut(t, api)
-	a := start(t, "a", "endless", through, duration*2)
-	a.leads(slack)
-	b := start(t, "b", "endless", api, 0)
-	b.standsBy(a)
+	a, b := pair(t, "endless", through, api, duration*2)
 	network.Set(proxy.Conditions{Stall: true})
 	err := receive(t, "a's end", a.result)
 	select {
@@ -446,10 +453,7 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 		network.RoundTripper = rt
 		return network
 	})
-	a := start(t, "a", "late", slow, 0)
-	a.leads(slack)
-	b := start(t, "b", "late", api, 0)
-	b.standsBy(a)
+	a, b := pair(t, "late", slow, api, 0)
 	time.Sleep(2 * time.Second)
 	before := network.newest.Load()
 	within(t, "a renews", func() bool { return network.newest.Load() != before })
@@ -462,9 +466,7 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 		t.Logf("a was asked to end %s after it had begun to renew", since)
 	}
 	ended := receive(t, "a's work ends", a.ended)
-	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
-		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
-	}
+	b.takes(ended)
 }
 
 func get(t *testing.T, client kubernetes.Interface, name string) *coordinationv1.Lease {
@@ -510,10 +512,7 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 	}
 	t.Run("deleted", func(t *testing.T) {
 		t.Parallel()
-		a := start(t, "a", "deleted", api, 0)
-		a.leads(slack)
-		b := start(t, "b", "deleted", api, 0)
-		b.standsBy(a)
+		a, b := pair(t, "deleted", api, api, 0)
 		a.stop()
 		if second := b.leads(look + slack); second.term != 2 {
 			t.Errorf("term %d", second.term)
@@ -539,10 +538,7 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 
 // testWorkThatFails: Run returns the error of the work, and the next replica need not wait.
 func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
-	a := start(t, "a", "fails", api, 0)
-	a.leads(slack)
-	b := start(t, "b", "fails", api, 0)
-	b.standsBy(a)
+	a, b := pair(t, "fails", api, api, 0)
 	a.failWith <- errors.New("no room")
 	if err := receive(t, "a's end", a.result); err == nil || err.Error() != "no room" {
 		t.Errorf("a ended with %v", err)
@@ -552,10 +548,7 @@ func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 
 // testStoppedStandby: a standby that is asked to stop returns, and does not change the lease.
 func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interface) {
-	a := start(t, "a", "standby", api, 0)
-	a.leads(slack)
-	b := start(t, "b", "standby", api, 0)
-	b.standsBy(a)
+	a, b := pair(t, "standby", api, api, 0)
 	b.stop()
 	if err := receive(t, "b's end", b.result); !errors.Is(err, context.Canceled) {
 		t.Errorf("b ended with %v", err)
@@ -612,12 +605,10 @@ func TestElectionOff(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	e, err := New(Options{Registry: registry})
-	must(t, err)
+	e := testkit.Value(New(Options{Registry: registry}))(t)
 	check := func(want map[string]float64) {
 		t.Helper()
-		families, err := registry.Gather()
-		must(t, err)
+		families := testkit.Value(registry.Gather())(t)
 		got := map[string]float64{}
 		for _, f := range families {
 			got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()

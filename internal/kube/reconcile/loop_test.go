@@ -676,8 +676,7 @@ func TestMetricsScraped(t *testing.T) {
 
 func scrape(t *testing.T, url string) string {
 	t.Helper()
-	resp, err := http.Get(url)
-	testkit.Must(t, err)
+	resp := testkit.Value(http.Get(url))(t)
 	defer resp.Body.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	body, err := io.ReadAll(resp.Body)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -61,7 +62,7 @@ func decide(have, want metav1.Object) (Action, string) {
 		return Leave, fmt.Sprintf("its label %s is %q, which is no release", crd.ReleaseVersionLabel,
 			have.GetLabels()[crd.ReleaseVersionLabel])
 	}
-	switch order := is.compare(wanted); {
+	switch order := slices.Compare(is[:], wanted[:]); {
 	case order < 0:
 		return Update, fmt.Sprintf("it is of %s, older than %s", is, wanted)
 	case order > 0:
@@ -72,15 +73,6 @@ func decide(have, want metav1.Object) (Action, string) {
 
 // release is the version of a definition: that of the release, and the revision within it.
 type release [4]int
-
-func (r release) compare(o release) int {
-	for i := range r {
-		if c := cmp.Compare(r[i], o[i]); c != 0 {
-			return c
-		}
-	}
-	return 0
-}
 
 // String returns text such as "v0.5.2, revision 0".
 func (r release) String() string {

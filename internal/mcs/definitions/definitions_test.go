@@ -64,8 +64,7 @@ func TestApply(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
-	client, err := mcs.New(cfg, "test")
-	testkit.Must(t, err)
+	client := testkit.Value(mcs.New(cfg, "test"))(t)
 	version := func(want string) {
 		t.Helper()
 		testkit.Eventually(t, 10*time.Second, "the version", func() error {
@@ -81,8 +80,7 @@ func TestApply(t *testing.T) {
 	}
 	version("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
 
-	all, err := All()
-	testkit.Must(t, err)
+	all := testkit.Value(All())(t)
 	for _, d := range all { // before v0.4: only v1alpha1, without a label
 		d.Labels = nil
 		var old []apiextensionsv1.CustomResourceDefinitionVersion
@@ -98,8 +96,7 @@ func TestApply(t *testing.T) {
 	version("v1alpha1")
 	apply := func(want Action) {
 		t.Helper()
-		done, err := Apply(ctx, dynamic.NewForConfigOrDie(cfg))
-		testkit.Must(t, err)
+		done := testkit.Value(Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 		for _, d := range done {
 			if d.Action != want {
 				t.Errorf("%s was %s (%s), not %s", d.Name, d.Action, d.Why, want)

@@ -200,7 +200,7 @@ func object(u *unstructured.Unstructured, definition types.UID,
 		bad := &kube.Unreadable{Kind: v1alpha1.Kind, Name: u.GetName(), Field: "the object", Err: err, Whole: true}
 		return was, bad, had
 	}
-	r, bad := kube.ReadObject(v1alpha1.Kind, data, func() *v1alpha1.RemoteCluster { return &v1alpha1.RemoteCluster{} })
+	r, bad := kube.ReadObject[*v1alpha1.RemoteCluster](v1alpha1.Kind, data)
 	if bad != nil && bad.Whole {
 		was.Definition = definition
 		return was, bad, had
