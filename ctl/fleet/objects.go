@@ -47,11 +47,6 @@ func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *conf
 	for _, r := range list {
 		all[r.Name] = decide.Of(r, "")
 	}
-	d, bundles := decide.Decide(c, nil, all, nil), map[string]string{}
-	for name, o := range d.InEffect {
-		if o.Spec.TrustBundle != "" {
-			bundles[name] = o.Spec.TrustBundle
-		}
-	}
-	return d.Broker, bundles, nil
+	d := decide.Decide(c, nil, all, nil)
+	return d.Broker, d.Bundles(), nil
 }

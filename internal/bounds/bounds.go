@@ -5,6 +5,7 @@
 package bounds
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -152,8 +153,6 @@ type subnetsText struct {
 	err  error
 }
 
-func (t subnetsText) missing() bool { return errors.Is(t.err, fs.ErrNotExist) }
-
 func (t subnetsText) keys() (map[string]json.RawMessage, error) {
 	if t.err != nil {
 		return nil, t.err
@@ -269,7 +268,7 @@ func (r *subnetsReader) read(own, beside subnetsText) {
 	r.local(keys, err == nil)
 	var list []listed
 	unread := false
-	if beside.missing() {
+	if errors.Is(beside.err, fs.ErrNotExist) {
 		// A lost ConfigMap is no operator's order.
 		if out.Unnamed = err == nil && !before.named(); !out.Unnamed {
 			unread = true
@@ -536,10 +535,7 @@ func (r *subnetsReader) block(e listed) {
 	for _, other := range r.out.Remotes {
 		others = append(append(others, other.PodPrefixes...), other.NodePrefixes...)
 	}
-	is := config.Remote{Name: e.Name, Encryption: e.Encryption}
-	if is.Encryption == "" {
-		is.Encryption = r.encryption
-	}
+	is := config.Remote{Name: e.Name, Encryption: cmp.Or(e.Encryption, r.encryption)}
 	pods, _ := config.ParsePrefixes("", e.PodSubnets)
 	for _, p := range pods {
 		if !overlapsAny(p, others) {

@@ -12,8 +12,7 @@ import (
 
 // TestSubnets: what an agent reads from the broker's file as shipped, and of a remote.
 func TestSubnets(t *testing.T) {
-	shipped, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
-	testkit.Must(t, err)
+	shipped := testkit.Value(os.ReadFile("../../deploy/example/c1/broker.yaml"))(t)
 	remotes := "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.16/28], wireguard: " +
 		"{listenPort: 7775}}]\n"
 	read := func(own, beside string) *Subnets {

@@ -33,10 +33,6 @@ type block struct {
 	problem string
 }
 
-func newBlocks() blocks {
-	return blocks{all: map[string]block{}, of: map[string]map[string]bool{}}
-}
-
 func (b blocks) put(name string, its block) {
 	b.drop(name)
 	b.all[name] = its

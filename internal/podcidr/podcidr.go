@@ -7,7 +7,9 @@
 package podcidr
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,7 +69,8 @@ type Node struct {
 // New returns an empty table. from is the source of prefixes; subnets are those of the cluster's pods, any if there are
 // none.
 func New(from config.AllowedIPs, subnets []netip.Prefix) *Table {
-	return &Table{from: from, subnets: subnets, nodes: map[string]*node{}, blocks: newBlocks(), claims: claims{}}
+	return &Table{from: from, subnets: subnets, nodes: map[string]*node{}, claims: claims{},
+		blocks: blocks{all: map[string]block{}, of: map[string]map[string]bool{}}}
 }
 
 // Prefixes returns those of a node, canonical.
@@ -188,10 +191,7 @@ func (t *Table) choose(name string) []string {
 	}
 	// A node without a block: in a cluster that does not use Calico's IPAM, or not on this node; or without pods so
 	// far. In that case its podCIDRs do no harm, because a block precedes them.
-	if unread == "" {
-		unread = it.malformed
-	}
-	return t.claim(name, it.podCIDRs, unread, false)
+	return t.claim(name, it.podCIDRs, cmp.Or(unread, it.malformed), false)
 }
 
 // claim records the claims of a node, and returns the names of the nodes that may lose or gain prefixes, itself among
@@ -226,9 +226,7 @@ func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) [
 	}
 	it.cidrs, it.unread, it.byBlocks = cidrs, unread, byBlocks
 	if used != (t.users > 0) && t.from == config.AutoAllowedIPs { // problems of podCIDRs depend on it
-		for other := range t.nodes {
-			concerned = append(concerned, other)
-		}
+		concerned = slices.AppendSeq(concerned, maps.Keys(t.nodes))
 	}
 	return concerned
 }

@@ -19,7 +19,7 @@ import (
 // field.
 func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, error) {
 	r := config.Remote{
-		Name: name, PodSubnets: texts(spec.PodSubnets), NodeSubnets: texts(spec.NodeSubnets),
+		Name: name, PodSubnets: Texts(spec.PodSubnets), NodeSubnets: Texts(spec.NodeSubnets),
 		ServicePrefix: spec.ServicePrefix,
 		Encryption:    config.Strictness(spec.Encryption), Size: config.Size(spec.Size),
 	}
@@ -29,8 +29,7 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 			ListenPort: uint16(w.ListenPort), MTU: int(w.MTU), AddressFamily: config.Family(w.AddressFamily),
 		}
 		if w.ProbePort != nil {
-			port := uint16(*w.ProbePort)
-			r.WireGuard.ProbePort = &port
+			r.WireGuard.ProbePort = new(uint16(*w.ProbePort))
 		}
 		var err error
 		if r.WireGuard.PersistentKeepalive, err = duration(w.PersistentKeepalive); err != nil {
@@ -54,7 +53,8 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 	return r, errors.Join(errs...)
 }
 
-func texts(subnets []v1alpha1.Subnet) []string {
+// Texts returns subnets as the configuration has them.
+func Texts(subnets []v1alpha1.Subnet) []string {
 	var all []string
 	for _, s := range subnets {
 		all = append(all, string(s))
@@ -108,12 +108,7 @@ func checkBundle(text string) error {
 		return nil
 	}
 	found := 0
-	for rest := []byte(text); ; {
-		block, after := pem.Decode(rest)
-		if block == nil {
-			break
-		}
-		rest = after
+	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
 		if _, err := x509.ParseCertificate(block.Bytes); block.Type != "CERTIFICATE" || err != nil {
 			return fmt.Errorf("spec.trustBundle: PEM block %d is no certificate: use what semaphorectl pki bundle prints",
 				found+1)

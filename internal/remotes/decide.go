@@ -36,6 +36,17 @@ type Decision struct {
 	Verdicts map[string]Verdict
 }
 
+// Bundles returns the root certificates of the objects in effect, PEM, by cluster.
+func (d Decision) Bundles() map[string]string {
+	bundles := map[string]string{}
+	for name, o := range d.InEffect {
+		if o.Spec.TrustBundle != "" {
+			bundles[name] = o.Spec.TrustBundle
+		}
+	}
+	return bundles
+}
+
 // Decide returns which objects are in effect; before are those that were. An object in effect precedes one that is not.
 // Of those that are not, older ones come first. A change that is not accepted therefore affects nothing that works, and
 // of two conflicting objects the newer one loses. ports are the ports that nodes publish for remotes.
@@ -54,7 +65,8 @@ func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16
 	for _, o := range all {
 		if was, ok := before[o.Name]; ok {
 			if sameSpec(was.Spec, o.Spec) {
-				was = o.keepingPort(was.ListenPort)
+				o.ListenPort = cmp.Or(was.ListenPort, o.ListenPort)
+				was = o
 			}
 			d.take(was)
 		}
@@ -80,14 +92,6 @@ func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16
 	}
 	broker, _ := own.WithRemotes(d.remotes(d.inEffect))
 	return Decision{Broker: broker, InEffect: d.inEffect, Verdicts: d.verdicts}
-}
-
-// keepingPort returns the object with its earlier port, if it had one.
-func (o Object) keepingPort(port uint16) Object {
-	if port != 0 {
-		o.ListenPort = port
-	}
-	return o
 }
 
 type decider struct {
@@ -146,9 +150,7 @@ func (d *decider) take(o Object) bool {
 	}
 	others := maps.Clone(d.inEffect)
 	delete(others, o.Name)
-	if had {
-		o = o.keepingPort(was.ListenPort)
-	}
+	o.ListenPort = cmp.Or(was.ListenPort, o.ListenPort)
 	reason, message := d.judge(&o, others)
 	if reason == finding.Accepted {
 		if problem := d.room(o, others); problem != "" {
@@ -174,13 +176,9 @@ func (d *decider) judge(o *Object, others Objects) (reason finding.Code, message
 	if o.Name == d.own.Cluster {
 		return finding.OwnCluster, fmt.Sprintf("metadata.name: %q is this cluster itself: delete the object", o.Name)
 	}
-	if _, err := remoteOf(o.Name, &o.Spec); err != nil {
-		return finding.InvalidSpec, err.Error()
-	}
-	if _, err := ExportRules(&o.Spec); err != nil {
-		return finding.InvalidSpec, err.Error()
-	}
-	if err := checkBundle(o.Spec.TrustBundle); err != nil {
+	_, remoteErr := remoteOf(o.Name, &o.Spec)
+	_, rulesErr := ExportRules(&o.Spec)
+	if err := cmp.Or(remoteErr, rulesErr, checkBundle(o.Spec.TrustBundle)); err != nil {
 		return finding.InvalidSpec, err.Error()
 	}
 	if !imports(o.Spec) {

@@ -21,9 +21,7 @@ import (
 
 func own(t testing.TB, more string) *config.Broker {
 	t.Helper()
-	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n" + more))
-	testkit.Must(t, err)
-	return c
+	return testkit.Value(described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n" + more)))(t)
 }
 
 // at returns an object with an age and a text such as "c2 10.2.0.0/16"; the oldest has the lowest number.

@@ -76,10 +76,8 @@ func FuzzRemoteCluster(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		written, err := json.Marshal(d.InEffect)
-		testkit.Must(t, err)
-		stored, err := ReadObjects(string(written))
-		testkit.Must(t, err)
+		written := testkit.Value(json.Marshal(d.InEffect))(t)
+		stored := testkit.Value(ReadObjects(string(written)))(t)
 		again := Decide(broker, stored, objects, map[string]uint16{names[0]: port})
 		if a := again.Verdicts[names[0]]; a.Reason != v.Reason && v.Reason == finding.Accepted {
 			t.Errorf("accepted, and after a restart %+v", a)

@@ -1,6 +1,7 @@
 package remotes
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -65,22 +66,20 @@ func (m *Migration) Add(name string, data []byte) (kind string, err error) {
 	if err := yaml.Unmarshal(data, &keys); err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
 	}
-	add := m.nothing
+	var add func([]byte) error
 	switch {
 	case keys.LocalCluster != nil || keys.RemoteCluster != nil:
 		kind, add = "semaphore-service-mirror", m.mirror
 	case keys.Local != nil:
 		kind, add = "semaphore-wireguard", m.wireguard
+	default:
+		return "", fmt.Errorf("%s: it is no file of semaphore-wireguard (local, remotes) or semaphore-service-mirror "+
+			"(localCluster, remoteClusters)", name)
 	}
 	if err := add(data); err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
 	}
 	return kind, nil
-}
-
-func (m *Migration) nothing([]byte) error {
-	return fmt.Errorf("it is no file of semaphore-wireguard (local, remotes) or semaphore-service-mirror (localCluster, " +
-		"remoteClusters)")
 }
 
 func (m *Migration) wireguard(data []byte) error {
@@ -100,15 +99,9 @@ func (m *Migration) wireguard(data []byte) error {
 		if r.PodSubnet != "" {
 			spec.PodSubnets = subnets([]string{r.PodSubnet})
 		}
-		none := int32(0) // the original answers no probes
-		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: r.Port, MTU: r.MTU, ProbePort: &none,
-			PersistentKeepalive: originalKeepalive}
-		if r.Port == 0 {
-			spec.WireGuard.ListenPort = originalPort
-		}
-		if r.MTU == 0 {
-			spec.WireGuard.MTU = originalMTU
-		}
+		// The original answers no probes.
+		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: cmp.Or(r.Port, originalPort), MTU: cmp.Or(r.MTU, originalMTU),
+			ProbePort: new(int32(0)), PersistentKeepalive: originalKeepalive}
 		m.wantsNodes[r.Name] = true
 		m.note("%s: wireguard has the port, the MTU and the keepalive of semaphore-wireguard, and no probes: keep them "+
 			"while the other end runs it", r.Name)

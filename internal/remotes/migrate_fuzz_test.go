@@ -32,8 +32,7 @@ func FuzzFiles(f *testing.F) {
 			if config.ClusterName(o.Name) != nil && len(missing) == 0 {
 				t.Errorf("%q is no name of a cluster, and nothing is missing", o.Name)
 			}
-			written, err := json.Marshal(o)
-			testkit.Must(t, err)
+			written := testkit.Value(json.Marshal(o))(t)
 			var again v1alpha1.RemoteCluster
 			if err := json.Unmarshal(written, &again); err != nil || utf8.ValidString(o.Name) && again.Name != o.Name {
 				t.Errorf("%q is %+v, %v", written, again, err)

@@ -15,9 +15,7 @@ func specs(t *testing.T, m *Migration) string {
 	var out strings.Builder
 	objects, _, missing := m.Objects()
 	for _, o := range objects {
-		text, err := yaml.Marshal(map[string]v1alpha1.RemoteClusterSpec{o.Name: o.Spec})
-		testkit.Must(t, err)
-		out.Write(text)
+		out.Write(testkit.Value(yaml.Marshal(map[string]v1alpha1.RemoteClusterSpec{o.Name: o.Spec}))(t))
 	}
 	for _, line := range missing {
 		out.WriteString("missing " + line + "\n")

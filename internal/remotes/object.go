@@ -44,9 +44,6 @@ func Of(r *v1alpha1.RemoteCluster, definition types.UID) Object {
 	return o
 }
 
-// older orders objects by age, and by name where that is the same.
-func older(a, b Object) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name)) }
-
 // sameSpec reports whether two specs mean the same.
 func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
@@ -76,12 +73,9 @@ func ReadObjects(text string) (Objects, error) {
 	return all, errors.Join(wrong...)
 }
 
-// ByAge returns the objects, oldest first.
+// ByAge returns the objects, oldest first, and by name where the age is the same.
 func (o Objects) ByAge() []Object {
-	all := make([]Object, 0, len(o))
-	for _, one := range o {
-		all = append(all, one)
-	}
-	slices.SortFunc(all, older)
-	return all
+	return slices.SortedFunc(maps.Values(o), func(a, b Object) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
 }

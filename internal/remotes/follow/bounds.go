@@ -74,13 +74,8 @@ func boundsOf(d remotes.Decision, objects remotes.Objects, ports config.DevicePo
 		}
 		// ServicePrefix, as prefixes are compared wherever remotes are read.
 		r := config.Remote{Name: o.Name, ServicePrefix: o.Spec.ServicePrefix,
+			PodSubnets: remotes.Texts(o.Spec.PodSubnets), NodeSubnets: remotes.Texts(o.Spec.NodeSubnets),
 			Encryption: config.Strictness(o.Spec.Encryption)}
-		for _, s := range o.Spec.PodSubnets {
-			r.PodSubnets = append(r.PodSubnets, string(s))
-		}
-		for _, s := range o.Spec.NodeSubnets {
-			r.NodeSubnets = append(r.NodeSubnets, string(s))
-		}
 		r.WireGuard.ListenPort = objects[o.Name].ListenPort
 		if w := o.Spec.WireGuard; w != nil && w.ListenPort != 0 {
 			r.WireGuard.ListenPort = uint16(w.ListenPort)

@@ -26,9 +26,7 @@ func inEffect(name string, age int64, port uint16, subnets ...v1alpha1.Subnet) r
 
 func ownBroker(t *testing.T) *config.Broker {
 	t.Helper()
-	c, err := described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]"))
-	testkit.Must(t, err)
-	return c
+	return testkit.Value(described.Broker([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]")))(t)
 }
 
 // TestBoundsOf: agents get each remote in a form that they can use beside the others, whatever its status says.
@@ -135,7 +133,7 @@ func TestStoredIsRestored(t *testing.T) {
 	if save(); read() != want {
 		t.Errorf("after they were changed: %s\nwant %s", read(), want)
 	}
-	for name, reported := range map[string][]string{bounds.RemotesIn: saved.Reports(), "kept": store.Reports()} {
+	for name, reported := range map[string][]string{bounds.RemotesIn: saved.Reports(), "kept": store.config.Reports()} {
 		if len(reported) != 1 || !strings.Contains(reported[0], "ConfigMap "+name) {
 			t.Errorf("reported of %s: %v", name, reported)
 		}

@@ -118,14 +118,8 @@ func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes
 		published = ports(before, objects)
 	}
 	decision := remotes.Decide(own, before, objects, published)
-	bundles := map[string]string{}
-	for name, o := range decision.InEffect {
-		if o.Spec.TrustBundle != "" {
-			bundles[name] = o.Spec.TrustBundle
-		}
-	}
 	roots := ""
-	if err := e.setRoots(bundles); err != nil {
+	if err := e.setRoots(decision.Bundles()); err != nil {
 		roots = err.Error()
 	}
 	e.objects, e.own = objects, own
@@ -157,8 +151,9 @@ func (e *InEffect) Findings() []finding.Finding {
 	roots := e.roots
 	e.mu.Unlock()
 	return slices.Concat(finding.Lines(finding.RemotesUnread, "", e.Problems()),
-		finding.Lines(finding.RemotesUnwritten, "", append(e.store.Problems(), e.Status.Problems()...)),
-		finding.Lines(finding.StoredRestored, "", e.store.Reports()), finding.Line(finding.TrustBundleUnusable, "", roots))
+		finding.Lines(finding.RemotesUnwritten, "", append(e.store.problem.Lines(), e.Status.problem.Lines()...)),
+		finding.Lines(finding.StoredRestored, "", e.store.config.Reports()),
+		finding.Line(finding.TrustBundleUnusable, "", roots))
 }
 
 // RefuseLosses returns an error if a part's configuration takes RemoteClusters out of effect that an earlier process of

@@ -51,9 +51,6 @@ func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger)
 	return &StatusWriter{client: client, manager: manager, problem: kube.NewProblem(log), written: map[types.UID]written{}}
 }
 
-// Problems returns why status is not written, a line.
-func (w *StatusWriter) Problems() []string { return w.problem.Lines() }
-
 // Unreported is the condition Ready of an object before the broker reports it. The CustomResourceDefinition has it as
 // the default of an object without any status.
 func Unreported() metav1.Condition {

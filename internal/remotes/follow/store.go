@@ -76,9 +76,3 @@ func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	s.problem.Set("")
 	return nil
 }
-
-// Problems returns why nothing is stored, a line.
-func (s *Store) Problems() []string { return s.problem.Lines() }
-
-// Reports returns what somebody changed and the store restored, a line.
-func (s *Store) Reports() []string { return s.config.Reports() }
