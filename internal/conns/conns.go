@@ -8,7 +8,6 @@ package conns
 
 import (
 	"container/list"
-	"context"
 	"net"
 	"net/netip"
 	"sync"
@@ -84,7 +83,11 @@ type conn struct {
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
-	c.once.Do(func() { c.table.remove(c) })
+	c.once.Do(func() {
+		c.table.mu.Lock()
+		defer c.table.mu.Unlock()
+		c.table.drop(c)
+	})
 	return c.Conn.Close()
 }
 
@@ -92,7 +95,6 @@ func (t *Table) add(inner net.Conn) net.Conn {
 	c := &conn{Conn: inner, table: t, address: inner.RemoteAddr().String(), key: Source(inner.RemoteAddr())}
 	t.mu.Lock()
 	var victim *conn
-	why := "unproven"
 	if t.all >= t.limits.All || t.unproven >= t.limits.Unproven {
 		if victim = t.oldestOfTheLargest(); victim == nil {
 			t.mu.Unlock()
@@ -106,7 +108,7 @@ func (t *Table) add(inner net.Conn) net.Conn {
 	t.join(c)
 	t.mu.Unlock()
 	if victim != nil {
-		t.closed(why)
+		t.closed("unproven")
 		victim.Close()
 	}
 	return c
@@ -182,12 +184,6 @@ func (t *Table) drop(c *conn) {
 	}
 }
 
-func (t *Table) remove(c *conn) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.drop(c)
-}
-
 // Prove records the owner of the connection from an address. If the owner has as many as it may, its oldest is closed.
 func (t *Table) Prove(from net.Addr, owner string) {
 	t.mu.Lock()
@@ -246,12 +242,6 @@ func (p proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	return secured, info, err
 }
 
-// ClientHandshake implements credentials.TransportCredentials.
-func (p proving) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn,
-	credentials.AuthInfo, error) {
-	return p.TransportCredentials.ClientHandshake(ctx, name, raw)
-}
-
 // Clone implements credentials.TransportCredentials.
 func (p proving) Clone() credentials.TransportCredentials {
 	return proving{p.TransportCredentials.Clone(), p.table, p.owner}
@@ -268,9 +258,6 @@ func Source(addr net.Addr) string {
 	if ip.Is4() {
 		return ip.String()
 	}
-	prefix, err := ip.Prefix(64)
-	if err != nil {
-		return ip.String()
-	}
+	prefix, _ := ip.Prefix(64) // each IPv6 address has one
 	return prefix.String()
 }

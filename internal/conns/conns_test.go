@@ -116,9 +116,7 @@ func TestSource(t *testing.T) {
 		"192.0.2.1:5": "192.0.2.1", "[::ffff:192.0.2.1]:5": "192.0.2.1", "[2001:db8::1]:5": "2001:db8::/64",
 		"[fe80::1%eth0]:5": "fe80::/64",
 	} {
-		addr, err := net.ResolveTCPAddr("tcp", address)
-		testkit.Must(t, err)
-		if got := Source(addr); got != want {
+		if got := Source(testkit.Value(net.ResolveTCPAddr("tcp", address))(t)); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
 	}

@@ -11,13 +11,10 @@ import (
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	for range 2 { // the second finds the socket of the first, which has not removed it
-		listener, err := Listen(path)
-		testkit.Must(t, err)
+		listener := testkit.Value(Listen(path))(t)
 		t.Cleanup(func() { listener.Close() })
 	}
-	info, err := os.Stat(path)
-	testkit.Must(t, err)
-	if mode := info.Mode().Perm(); mode != 0o600 {
+	if mode := testkit.Value(os.Stat(path))(t).Mode().Perm(); mode != 0o600 {
 		t.Errorf("mode %o: others can connect", mode)
 	}
 	precious := filepath.Join(t.TempDir(), "precious")

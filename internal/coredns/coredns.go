@@ -220,7 +220,7 @@ func Compare(corefile string, want []Block) []Fault {
 	var faults []Fault
 	for _, b := range want {
 		lines, ok := served[b.Zone()]
-		if b.ofImports() && answersImports(corefile) {
+		if b.ofImports() && KnowsImportsBy(corefile) {
 			continue
 		}
 		if !ok {
@@ -247,8 +247,8 @@ func Forwards(corefile string) bool {
 	return false
 }
 
-// answersImports reports whether the plugin kubernetes, in any block, resolves clusterset.local from ServiceImports.
-func answersImports(corefile string) bool {
+// KnowsImportsBy reports whether the plugin kubernetes, in any block, resolves clusterset.local from ServiceImports.
+func KnowsImportsBy(corefile string) bool {
 	serves := false
 	for line := range strings.Lines(corefile) {
 		switch fields := tokens(line); {

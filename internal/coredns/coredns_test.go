@@ -42,15 +42,14 @@ func printed(t *testing.T, blocks ...Block) string {
 }
 
 func TestBlocksOfABroker(t *testing.T) {
-	c, err := described.Broker([]byte(`
+	c := testkit.Value(described.Broker([]byte(`
 cluster: c1
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: mirrors
 remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]},
   {name: c3, servicePrefix: three, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12],
    wireguard: {listenPort: 51821}}]
-`))
-	testkit.Must(t, err)
+`)))(t)
 	got := fmt.Sprint(Blocks(c, "cluster.local"))
 	if want := "[{c2 c2 mirrors cluster.local} {c3 three mirrors cluster.local} " +
 		"{global gl mirrors cluster.local}]"; got != want {

@@ -60,9 +60,6 @@ func Text(blocks []Block, knowsImports bool, outside ...string) (text string, le
 	return out.String(), left
 }
 
-// KnowsImportsBy reports whether blocks that semaphore wrote resolve imported Services from ServiceImports.
-func KnowsImportsBy(blocks string) bool { return answersImports(blocks) }
-
 // Import returns the first file pattern, such as custom/*.server, that a Corefile imports outside of server blocks, so
 // that the files contain server blocks. Files that are imported inside of a block are part of that block.
 func Import(corefile string) (pattern string, found bool) {

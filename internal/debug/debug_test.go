@@ -180,8 +180,7 @@ func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (semap
 			return fmt.Errorf("ServeSocket does not return")
 		}
 	})
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() {
 		conn.Close()
 		if err := stop(); err != nil {
@@ -201,8 +200,7 @@ func TestServeSocket(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 
-	s, err := client.GetStatus(ctx, &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
-	testkit.Must(t, err)
+	s := testkit.Value(client.GetStatus(ctx, &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true)))(t)
 	if s.Part != "agent" || s.Cluster != "c1" || s.Node != "n1" || s.SoftwareVersion != program.Version || !s.Ready ||
 		len(s.Problems) != 1 {
 		t.Errorf("status %v", s)
@@ -210,15 +208,13 @@ func TestServeSocket(t *testing.T) {
 	if s.StartedAt.AsTime().After(s.Now.AsTime()) || time.Since(s.Now.AsTime()) > time.Minute {
 		t.Errorf("started %v, now %v", s.StartedAt.AsTime(), s.Now.AsTime())
 	}
-	info, err := os.Stat(path)
-	testkit.Must(t, err)
+	info := testkit.Value(os.Stat(path))(t)
 	if info.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("mode %v; want a socket that only its owner may open", info.Mode())
 	}
 
 	record(r, 0, 3)
-	recent, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
-	testkit.Must(t, err)
+	recent := testkit.Value(client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}))(t)
 	for i := range 3 {
 		expectEvent(t, recent, fmt.Sprint("service shop/", i))
 	}
@@ -241,8 +237,7 @@ func TestServeSocket(t *testing.T) {
 
 func expectEvent(t *testing.T, stream grpc.ServerStreamingClient[semaphorev1.WatchResponse], object string) {
 	t.Helper()
-	m, err := stream.Recv()
-	testkit.Must(t, err)
+	m := testkit.Value(stream.Recv())(t)
 	if m.GetEvent().GetObject() != object {
 		t.Fatalf("%v; want an event of %s", m, object)
 	}
@@ -256,8 +251,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	record(r, 0, 1) // so that the stream is known to exist
-	stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true))
-	testkit.Must(t, err)
+	stream := testkit.Value(client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true)))(t)
 	expectEvent(t, stream, "service shop/0")
 	const all = 50_000 // several times what gRPC's windows hold
 	detail := strings.Repeat("x", 200)
@@ -275,8 +269,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 	}
 	got, lost := 0, 0
 	for got+lost < all {
-		m, err := stream.Recv()
-		testkit.Must(t, err)
+		m := testkit.Value(stream.Recv())(t)
 		if n := m.GetLost(); n > 0 {
 			lost += int(n)
 			continue
@@ -299,8 +292,7 @@ func TestWatchEndsWithReader(t *testing.T) {
 	client, _ := serve(t, filepath.Join(t.TempDir(), "s"), srv)
 	ctx, cancel := context.WithCancel(t.Context())
 	record(r, 0, 1)
-	stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true))
-	testkit.Must(t, err)
+	stream := testkit.Value(client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true)))(t)
 	expectEvent(t, stream, "service shop/0")
 	cancel()
 	select {
@@ -324,8 +316,7 @@ func (e endings) Watch(req *semaphorev1.WatchRequest,
 
 func TestSocketLeftBehind(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	testkit.Must(t, err)
+	old := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	old.SetUnlinkOnClose(false) // as a process that is killed
 	old.Close()
 	client, _ := serve(t, path,

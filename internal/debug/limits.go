@@ -68,15 +68,18 @@ func (l limits) call(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// answer answers a question when it may be.
-func answer[T any](ctx context.Context, l limits, question func() (T, error)) (T, error) {
-	done, err := l.call(ctx)
+// answer answers a question when it may be. lacks is why the part cannot, if call is nil.
+func answer[Q, A any](ctx context.Context, s *server, call func(context.Context, Q) (A, error), q Q,
+	lacks string) (none A, err error) {
+	if call == nil {
+		return none, status.Errorf(codes.Unimplemented, "this %s %s", s.recorder.part, lacks)
+	}
+	done, err := s.limits.call(ctx)
 	if err != nil {
-		var none T
 		return none, err
 	}
 	defer done()
-	return question()
+	return call(ctx, q)
 }
 
 // watch reports whether one more caller may watch; done must be called at the end.

@@ -44,16 +44,14 @@ func TestFlood(t *testing.T) {
 	})
 	path := filepath.Join(t.TempDir(), "s")
 	one, _ := serve(t, path, srv)
-	_, err := one.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
-	testkit.Must(t, err)
+	testkit.Value(one.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true)))(t)
 
 	const callers = 200
 	ctx, cancel := context.WithCancel(t.Context())
 	var flood sync.WaitGroup
 	var watching, watchesRefused, refused atomic.Int64
 	for range callers {
-		conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		testkit.Must(t, err)
+		conn := testkit.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 		t.Cleanup(func() { conn.Close() })
 		client := semaphorev1.NewDebugServiceClient(conn)
 		flood.Go(func() {
@@ -105,8 +103,7 @@ func TestFlood(t *testing.T) {
 	close(held)
 	cancel()
 	flood.Wait()
-	_, err = one.Locate(t.Context(), &semaphorev1.LocateRequest{})
-	testkit.Must(t, err)
+	testkit.Value(one.Locate(t.Context(), &semaphorev1.LocateRequest{}))(t)
 	testkit.Eventually(t, time.Minute, "there is room for a watch again", func() error {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -150,15 +147,13 @@ func TestSilentConnection(t *testing.T) {
 	client, _ := serve(t, path, NewServer(NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
 		return &semaphorev1.GetStatusResponse{}
 	}, Answers{}))
-	_, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
-	testkit.Must(t, err)
-	conn, err := net.Dial("unix", path)
-	testkit.Must(t, err)
+	testkit.Value(client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true)))(t)
+	conn := testkit.Value(net.Dial("unix", path))(t)
 	defer conn.Close()
 	began := time.Now()
 	testkit.Must(t, conn.SetReadDeadline(began.Add(time.Minute)))
 	// The server's own preface comes at once.
-	_, err = io.Copy(io.Discard, conn)
+	_, err := io.Copy(io.Discard, conn)
 	if took := time.Since(began); err != nil || took < 9*time.Second || took > 20*time.Second {
 		t.Errorf("the connection ended after %s: %v", took, err)
 	}

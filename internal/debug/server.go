@@ -170,33 +170,24 @@ func (s *server) ListSets(req *semaphorev1.ListSetsRequest,
 // LookUpPath implements semaphorev1.DebugServiceServer.
 func (s *server) LookUpPath(ctx context.Context,
 	req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error) {
-	if s.answers.Path == nil {
-		return nil, status.Errorf(codes.Unimplemented, "this %s has no devices", s.recorder.part)
-	}
-	return answer(ctx, s.limits, func() (*semaphorev1.LookUpPathResponse, error) {
-		return s.answers.Path(ctx, req)
-	})
+	return answer(ctx, s, s.answers.Path, req, "has no devices")
 }
 
 // ListHolders implements semaphorev1.DebugServiceServer.
 func (s *server) ListHolders(ctx context.Context,
 	req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-	if s.answers.Holders == nil {
-		return nil, status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
+	var holders func(context.Context, *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
+	if of := s.answers.Holders; of != nil {
+		holders = func(_ context.Context, req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+			return of(req)
+		}
 	}
-	return answer(ctx, s.limits, func() (*semaphorev1.ListHoldersResponse, error) {
-		return s.answers.Holders(req)
-	})
+	return answer(ctx, s, holders, req, "has no policy sets")
 }
 
 // Locate implements semaphorev1.DebugServiceServer.
 func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
-	if s.answers.Locate == nil {
-		return nil, status.Errorf(codes.Unimplemented, "this %s keeps no objects", s.recorder.part)
-	}
-	return answer(ctx, s.limits, func() (*semaphorev1.LocateResponse, error) {
-		return s.answers.Locate(ctx, req)
-	})
+	return answer(ctx, s, s.answers.Locate, req, "keeps no objects")
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx

@@ -10,6 +10,7 @@ package finding
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -168,13 +169,7 @@ func Of(area Area) []Code {
 
 // All returns all definitions, sorted by area and code.
 func All() []Definition {
-	all := make([]Definition, 0, len(definitions))
-	for _, d := range definitions {
-		all = append(all, d)
-	}
-	slices.SortFunc(all, func(a, b Definition) int {
-		return cmp.Or(cmp.Compare(a.Area, b.Area),
-			cmp.Compare(a.Code, b.Code))
+	return slices.SortedFunc(maps.Values(definitions), func(a, b Definition) int {
+		return cmp.Or(cmp.Compare(a.Area, b.Area), cmp.Compare(a.Code, b.Code))
 	})
-	return all
 }

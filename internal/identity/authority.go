@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"math/big"
 	"net/url"
@@ -31,7 +30,11 @@ func commonName(text string) pkix.Name {
 	return pkix.Name{CommonName: text[:min(len(text), most)]}
 }
 
-func newAuthority(td spiffeid.TrustDomain, now time.Time, validity time.Duration) (*pair, error) {
+func newAuthority(cluster string, now time.Time, validity time.Duration) (*pair, error) {
+	td, err := spiffeid.TrustDomainFromString(cluster)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
+	}
 	return sign(nil, &x509.Certificate{
 		Subject:               commonName("semaphore " + td.Name()),
 		URIs:                  []*url.URL{td.ID().URL()},
@@ -105,9 +108,7 @@ func authorityOf(cert *x509.Certificate, der []byte, keyName, certName string) (
 			keyName, parsed)
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, fmt.Errorf("key of the authority %s: %w %s", keyName, errNotTheKey, certName)
+		return nil, fmt.Errorf("key of the authority %s: is not the key of %s", keyName, certName)
 	}
 	return &pair{cert, key}, nil
 }
-
-var errNotTheKey = errors.New("is not the key of")

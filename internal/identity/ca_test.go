@@ -63,24 +63,18 @@ func (a *authority) issueFrom(t *testing.T, notBefore, notAfter time.Time, ids .
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, id := range ids {
-		u, err := url.Parse(id)
-		testkit.Must(t, err)
-		template.URIs = append(template.URIs, u)
+		template.URIs = append(template.URIs, testkit.Value(url.Parse(id))(t))
 	}
 	leaf := newKey(t)
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key)
-	testkit.Must(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(leaf)
-	testkit.Must(t, err)
+	der := testkit.Value(x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key))(t)
+	keyDER := testkit.Value(x509.MarshalPKCS8PrivateKey(leaf))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testkit.Must(t, err)
-	return key
+	return testkit.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 // part has the files of one part, in a directory of its own.
@@ -126,9 +120,7 @@ func (p *part) bundle(t *testing.T, cluster string, roots []byte) {
 
 func (p *part) source(t *testing.T) *Source {
 	t.Helper()
-	s, err := NewSource(p.files)
-	testkit.Must(t, err)
-	return s
+	return testkit.Value(NewSource(p.files))(t)
 }
 
 // write replaces a file atomically, as careful writers do.

@@ -21,15 +21,10 @@ func CheckValidity(cert *x509.Certificate, now time.Time) error {
 	switch {
 	case now.Before(cert.NotBefore):
 		return fmt.Errorf("%s is not yet valid, for another %s: it is %s: one of the two clocks is wrong, compare both "+
-			"with a time server",
-			nameOf(cert), cert.NotBefore.Sub(now).Round(time.Second), span)
+			"with a time server", nameOf(cert), cert.NotBefore.Sub(now).Round(time.Second), span)
 	case now.After(cert.NotAfter):
-		return fmt.Errorf(
-			"%s has expired %s ago: it is %s: issue a new one (semaphorectl pki rotate), or set our clock right",
-			nameOf(cert),
-			now.Sub(cert.NotAfter).Round(time.Second),
-			span,
-		)
+		return fmt.Errorf("%s has expired %s ago: it is %s: issue a new one (semaphorectl pki rotate), or set our clock "+
+			"right", nameOf(cert), now.Sub(cert.NotAfter).Round(time.Second), span)
 	}
 	return nil
 }
@@ -51,8 +46,8 @@ func nameOf(cert *x509.Certificate) string {
 
 // explained puts the times of both clocks before an error that a certificate's validity caused.
 func explained(err error, now time.Time) error {
-	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
+	invalid, is := errors.AsType[x509.CertificateInvalidError](err)
+	if is && invalid.Reason == x509.Expired && invalid.Cert != nil {
 		if clocks := CheckValidity(invalid.Cert, now); clocks != nil {
 			return fmt.Errorf("%w (%w)", clocks, err)
 		}
@@ -99,13 +94,10 @@ func claimed(raw [][]byte) string {
 	if len(raw) == 0 {
 		return "nobody"
 	}
-	cert, err := x509.ParseCertificate(raw[0])
-	if err != nil {
-		return "nobody"
+	if cert, err := x509.ParseCertificate(raw[0]); err == nil {
+		if id, err := x509svid.IDFromCert(cert); err == nil {
+			return id.String()
+		}
 	}
-	id, err := x509svid.IDFromCert(cert)
-	if err != nil {
-		return "nobody"
-	}
-	return id.String()
+	return "nobody"
 }

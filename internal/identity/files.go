@@ -65,8 +65,9 @@ func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 	}
 	if err == nil {
 		var svid *x509svid.SVID
-		if svid, err = x509svid.Parse(pair[0], pair[1]); err == nil {
-			err = f.checkOwn(svid.ID)
+		if svid, err = x509svid.Parse(pair[0], pair[1]); err == nil && !f.own.IsZero() && svid.ID != f.own {
+			err = fmt.Errorf("it is that of %s, and this part has to be %s: is another part's Secret mounted, or the "+
+				"configuration's cluster wrong?", svid.ID, f.own)
 		}
 		if err == nil {
 			f.svid, f.pair = svid, pair
@@ -80,14 +81,6 @@ func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 		return f.svid, nil
 	}
 	return nil, fmt.Errorf("certificate %s with key %s: %w", f.paths.CertFile, f.paths.KeyFile, err)
-}
-
-func (f *files) checkOwn(id spiffeid.ID) error {
-	if f.own.IsZero() || id == f.own {
-		return nil
-	}
-	return fmt.Errorf("it is that of %s, and this part has to be %s: is another part's Secret mounted, or the "+
-		"configuration's cluster wrong?", id, f.own)
 }
 
 // GetX509BundleForTrustDomain implements x509bundle.Source.

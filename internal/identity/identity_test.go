@@ -48,8 +48,7 @@ func TestIDs(t *testing.T) {
 // because in TLS 1.3 a refused client learns of the refusal only then.
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -63,8 +62,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 			return echo(tls.Server(conn, server))
 		}()
 	}()
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	testkit.Must(t, err)
+	conn := testkit.Value(net.Dial("tcp", listener.Addr().String()))(t)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	c := tls.Client(conn, client)
@@ -386,9 +384,7 @@ func (s *secret) write(t *testing.T, files map[string][]byte) {
 	old, _ := os.Readlink(filepath.Join(s.dir, "..data"))
 	testkit.Must(t, os.Symlink(version, filepath.Join(s.dir, "..data_tmp")))
 	testkit.Must(t, os.Rename(filepath.Join(s.dir, "..data_tmp"), filepath.Join(s.dir, "..data")))
-	links, err := os.ReadDir(s.dir)
-	testkit.Must(t, err)
-	for _, l := range links {
+	for _, l := range testkit.Value(os.ReadDir(s.dir))(t) {
 		if _, ok := files[l.Name()]; !ok && !strings.HasPrefix(l.Name(), "..") {
 			os.Remove(filepath.Join(s.dir, l.Name()))
 		}
@@ -407,12 +403,11 @@ func TestSecretVolume(t *testing.T) {
 	}
 	certificates.write(t, issue(ca1))
 	bundles.write(t, map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()})
-	source, err := NewSource(config.TLS{
+	source := testkit.Value(NewSource(config.TLS{
 		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
 		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
 		BundleDir: bundles.dir,
-	})
-	testkit.Must(t, err)
+	}))(t)
 	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
 	server, client := broker.source(t).ServerTLS(anyone), source.ClientTLS(Broker("c2"))
 	mustFail(t, "certificate of the old root", server, client, "unknown authority", "remote error: tls:")
@@ -435,12 +430,11 @@ func TestSecretVolumeUnderWay(t *testing.T) {
 	roots := map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()}
 	certificates.write(t, both)
 	bundles.write(t, roots)
-	source, err := NewSource(config.TLS{
+	source := testkit.Value(NewSource(config.TLS{
 		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
 		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
 		BundleDir: bundles.dir,
-	})
-	testkit.Must(t, err)
+	}))(t)
 	agent := bundleFileSource(filepath.Join(bundles.dir, "c2.pem"))
 	c2 := spiffeid.RequireTrustDomainFromString("c2")
 	stop, read := make(chan struct{}), make(chan struct{})
@@ -543,8 +537,7 @@ func (h health) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*hea
 
 func serveHealth(t *testing.T, creds credentials.TransportCredentials, ids chan<- string) (address string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	g := grpc.NewServer(grpc.Creds(creds))
 	healthpb.RegisterHealthServer(g, health{ids: ids})
 	served := make(chan error)

@@ -2,8 +2,6 @@ package identity
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 
@@ -47,7 +45,5 @@ func OfAuthInfo(auth credentials.AuthInfo) (spiffeid.ID, error) {
 	if !ok || len(info.State.PeerCertificates) == 0 {
 		return spiffeid.ID{}, errors.New("no certificate was shown")
 	}
-	return x509svid.IDFromCert(leaf(info.State))
+	return x509svid.IDFromCert(info.State.PeerCertificates[0])
 }
-
-func leaf(state tls.ConnectionState) *x509.Certificate { return state.PeerCertificates[0] }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -34,11 +33,7 @@ func NewAuthority(cluster string, validity time.Duration, now time.Time) (*Autho
 	if err := config.ClusterName(cluster); err != nil {
 		return nil, err
 	}
-	td, err := spiffeid.TrustDomainFromString(cluster)
-	if err != nil {
-		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
-	}
-	p, err := newAuthority(td, now, validity)
+	p, err := newAuthority(cluster, now, validity)
 	if err != nil {
 		return nil, err
 	}
@@ -94,11 +89,8 @@ func (a *Authority) Issue(part string, validity time.Duration, now time.Time) (c
 		return nil, nil, fmt.Errorf("validity of the certificates (%s): must be above 0", validity)
 	}
 	if end := a.pair.cert.NotAfter; now.Add(validity).After(end) {
-		return nil, nil, fmt.Errorf(
-			"the certificates would outlive their authority, which ends at %s: give them %d days at most",
-			end.UTC().Format(time.RFC3339),
-			int(end.Sub(now)/(24*time.Hour)),
-		)
+		return nil, nil, fmt.Errorf("the certificates would outlive their authority, which ends at %s: give them %d days "+
+			"at most", end.UTC().Format(time.RFC3339), int(end.Sub(now)/(24*time.Hour)))
 	}
 	leaf, err := a.pair.issue(IDOf(a.cluster, part), now, validity)
 	if err != nil {

@@ -78,11 +78,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 		}
 		return fmt.Errorf("authority %s: %w", filepath.Join(dir, caKeyFile), err)
 	}
-	td, err := spiffeid.TrustDomainFromString(cluster)
-	if err != nil {
-		return fmt.Errorf("cluster %q: %w", cluster, err)
-	}
-	ca, err := newAuthority(td, now, v.Authority)
+	ca, err := newAuthority(cluster, now, v.Authority)
 	if err != nil {
 		return err
 	}

@@ -30,9 +30,7 @@ var must = testkit.Must
 
 func read(t *testing.T, path ...string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(path...))
-	must(t, err)
-	return data
+	return testkit.Value(os.ReadFile(filepath.Join(path...)))(t)
 }
 
 func initialised(t *testing.T, cluster string) string {
@@ -52,8 +50,7 @@ func TestInit(t *testing.T) {
 	if cluster != "c1" {
 		t.Errorf("the bundle is that of %q", cluster)
 	}
-	bundle, err := x509bundle.Parse(spiffeid.RequireTrustDomainFromString("c1"), roots)
-	must(t, err)
+	bundle := testkit.Value(x509bundle.Parse(spiffeid.RequireTrustDomainFromString("c1"), roots))(t)
 	for _, part := range Parts {
 		svid, err := x509svid.Load(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"))
 		must(t, err)
@@ -83,8 +80,7 @@ func TestInit(t *testing.T) {
 
 	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		must(t, err)
-		info, err := d.Info()
-		must(t, err)
+		info := testkit.Value(d.Info())(t)
 		want := fs.FileMode(0o644)
 		switch {
 		case d.IsDir():
@@ -149,8 +145,7 @@ func TestSecrets(t *testing.T) {
 	out, err := Secrets(c1, "semaphore", map[string][]byte{"c2": careless}, time.Now())
 	if err != nil {
 		// The library may also refuse such a file. In either case the key is not printed.
-		out, err = Secrets(c1, "semaphore", map[string][]byte{"c2": peer}, time.Now())
-		must(t, err)
+		out = testkit.Value(Secrets(c1, "semaphore", map[string][]byte{"c2": peer}, time.Now()))(t)
 	}
 	if strings.Contains(string(out), "BEGIN PRIVATE KEY") {
 		t.Error("a private key is in the open")

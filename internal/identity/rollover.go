@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/volume"
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
 // Stage is the progress of the replacement of an authority. Each step may be taken only when the result of the one
@@ -86,11 +85,7 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 	if _, err := readAuthority(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)); err != nil {
 		return err
 	}
-	td, err := spiffeid.TrustDomainFromString(cluster)
-	if err != nil {
-		return fmt.Errorf("cluster %q: %w", cluster, err)
-	}
-	next, err := newAuthority(td, now, v.Authority)
+	next, err := newAuthority(cluster, now, v.Authority)
 	if err != nil {
 		return err
 	}

@@ -168,8 +168,7 @@ func TestOwnID(t *testing.T) {
 		!strings.Contains(err.Error(), "it is that of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
 		t.Errorf("%v; want the file, what it is and what it should be", err)
 	}
-	s, err := Open(t.Context(), p.files, Exporter("c1"))
-	testkit.Must(t, err)
+	s := testkit.Value(Open(t.Context(), p.files, Exporter("c1")))(t)
 	log := testkit.CaptureLog(t)
 	p.certificate(t, ca, time.Now().Add(time.Hour), "spiffe://c1/broker")
 	svid, err := s.GetX509SVID()

@@ -13,6 +13,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // trusted returns the roots of the bundle in dir, and checks the certificates under them.
@@ -20,8 +22,7 @@ func trusted(t *testing.T, dir string) []*x509.Certificate {
 	t.Helper()
 	cluster, pem, err := Bundle(dir)
 	must(t, err)
-	bundle, err := x509bundle.Parse(spiffeid.RequireTrustDomainFromString(cluster), pem)
-	must(t, err)
+	bundle := testkit.Value(x509bundle.Parse(spiffeid.RequireTrustDomainFromString(cluster), pem))(t)
 	return bundle.X509Authorities()
 }
 
@@ -47,9 +48,7 @@ func private(t *testing.T, dir string) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		must(t, err)
-		info, err := d.Info()
-		must(t, err)
-		switch mode := info.Mode().Perm(); {
+		switch mode := testkit.Value(d.Info())(t).Mode().Perm(); {
 		case path != dir && strings.HasPrefix(d.Name(), "."):
 			t.Errorf("%s is left", path)
 		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600, strings.HasSuffix(path, ".crt") &&
@@ -70,8 +69,7 @@ func TestRotate(t *testing.T) {
 		string(read(t, dir, "exporter", "tls.key")) != string(exporter) {
 		t.Error("want a new key of the broker, and of nobody else")
 	}
-	cert, err := readCertificate(filepath.Join(dir, "broker", "tls.crt"))
-	must(t, err)
+	cert := testkit.Value(readCertificate(filepath.Join(dir, "broker", "tls.crt")))(t)
 	if !cert.NotBefore.Equal(now.Add(-5*time.Minute)) || !cert.NotAfter.Equal(now.Add(30*day)) {
 		t.Errorf("valid from %s to %s", cert.NotBefore, cert.NotAfter)
 	}
@@ -294,8 +292,7 @@ func TestRotateCACutShort(t *testing.T) {
 func TestInventory(t *testing.T) {
 	dir := initialised(t, "c1")
 	list := func() string {
-		items, err := Inventory(dir)
-		must(t, err)
+		items := testkit.Value(Inventory(dir))(t)
 		var files []string
 		for _, i := range items {
 			files = append(files, i.File)

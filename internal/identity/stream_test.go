@@ -39,8 +39,7 @@ func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallS
 
 func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(server)))
 	grpc_testing.RegisterTestServiceServer(g, echoServer{})
 	served := make(chan error, 1)
@@ -57,8 +56,7 @@ func serveEcho(t *testing.T, server *tls.Config) (address string) {
 // dialEcho opens a stream on a connection of its own.
 func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, error) {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(client)))
-	testkit.Must(t, err)
+	conn := testkit.Value(grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(client))))(t)
 	t.Cleanup(func() { conn.Close() })
 	stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(t.Context())
 	if err != nil {
@@ -71,9 +69,7 @@ func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, erro
 // stand opens a stream between two ends that must accept each other.
 func stand(t *testing.T, server, client *tls.Config) *standing {
 	t.Helper()
-	s, err := dialEcho(t, serveEcho(t, server), client)
-	testkit.Must(t, err)
-	return s
+	return testkit.Value(dialEcho(t, serveEcho(t, server), client))(t)
 }
 
 func (s *standing) try() error {

@@ -174,12 +174,8 @@ func (w *workload) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bu
 	w.mu.Unlock()
 	bundle, ok := bundles.Get(td)
 	if !ok || bundle.Empty() {
-		return nil, fmt.Errorf(
-			"cluster %q is not trusted: the Workload API %s gives no root certificates of its trust domain: "+
-				"federate this part's registration entry with it",
-			td.Name(),
-			w.address,
-		)
+		return nil, fmt.Errorf("cluster %q is not trusted: the Workload API %s gives no root certificates of its trust "+
+			"domain: federate this part's registration entry with it", td.Name(), w.address)
 	}
 	return bundle, nil
 }

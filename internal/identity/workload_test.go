@@ -44,8 +44,7 @@ func newAgent(t *testing.T) *agent {
 // serve runs the agent until the test ends or the returned function is called.
 func (a *agent) serve(t *testing.T) (stop func()) {
 	t.Helper()
-	listener, err := net.Listen("unix", a.socket)
-	testkit.Must(t, err)
+	listener := testkit.Value(net.Listen("unix", a.socket))(t)
 	g := grpc.NewServer()
 	workloadpb.RegisterSpiffeWorkloadAPIServer(g, a)
 	served := make(chan error, 1)
@@ -155,12 +154,9 @@ func TestWorkloadAPI(t *testing.T) {
 	hour := time.Now().Add(time.Hour)
 	other := svid(t, ca1, hour, "spiffe://c1/other") // SPIRE may give a workload several
 	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other, svid(t, ca1, hour, "spiffe://c1/exporter"))
-	source, err := spire.open(t, "spiffe://c1/exporter")
-	testkit.Must(t, err)
+	source := testkit.Value(spire.open(t, "spiffe://c1/exporter"))(t)
 	serialNow := func() string {
-		s, err := source.GetX509SVID()
-		testkit.Must(t, err)
-		return s.Certificates[0].SerialNumber.String()
+		return testkit.Value(source.GetX509SVID())(t).Certificates[0].SerialNumber.String()
 	}
 
 	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()})
@@ -214,8 +210,7 @@ func TestWorkloadAPIRoots(t *testing.T) {
 	hour := time.Now().Add(time.Hour)
 	spire := newAgent(t)
 	spire.give(nil, svid(t, ca1, hour, "spiffe://c1/agent"))
-	roots, err := OpenRoots(t.Context(), "", spire.address())
-	testkit.Must(t, err)
+	roots := testkit.Value(OpenRoots(t.Context(), "", spire.address()))(t)
 	defer roots.Close()
 	client := roots.ClientTLS(Broker("c1"))
 	listener := newPart(t, ca1, "spiffe://c1/broker", map[string][]byte{"c1": ca1.pem()})
@@ -298,12 +293,9 @@ func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	spire := &agent{socket: filepath.Join(t.TempDir(), "agent.sock"), changed: make(chan struct{})}
 	stop := spire.serve(t)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
-	source, err := spire.open(t, "spiffe://c1/exporter")
-	testkit.Must(t, err)
+	source := testkit.Value(spire.open(t, "spiffe://c1/exporter"))(t)
 	roots := func() []*x509.Certificate {
-		b, err := source.GetX509BundleForTrustDomain(Exporter("c1").TrustDomain())
-		testkit.Must(t, err)
-		return b.X509Authorities()
+		return testkit.Value(source.GetX509BundleForTrustDomain(Exporter("c1").TrustDomain()))(t).X509Authorities()
 	}
 	stop()
 	if _, err := source.GetX509SVID(); err != nil || len(roots()) != 1 {

@@ -312,8 +312,7 @@ func TestIsClusterName(t *testing.T) {
 		"../../deploy/values.schema.json": `"cluster": \{\s+"type": "string",\s+"pattern": "([^"]+)",\s+` +
 			`"maxLength": 63,`,
 	} {
-		text, err := os.ReadFile(file)
-		testkit.Must(t, err)
+		text := testkit.Value(os.ReadFile(file))(t)
 		found := regexp.MustCompile(find).FindStringSubmatch(strings.Join(strings.Fields(string(text)), " "))
 		if found == nil {
 			t.Fatalf("%s has no rule for names of clusters", file)

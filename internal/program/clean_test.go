@@ -28,8 +28,7 @@ func TestClean(t *testing.T) {
 	} {
 		for _, size := range []int{1, 2, 3, 1 << 10} {
 			file := filepath.Join(t.TempDir(), "out")
-			f, err := os.Create(file)
-			testkit.Must(t, err)
+			f := testkit.Value(os.Create(file))(t)
 			c := NewClean(f)
 			for text := test.text; text != ""; {
 				n := min(size, len(text))
@@ -39,8 +38,7 @@ func TestClean(t *testing.T) {
 				text = text[n:]
 			}
 			testkit.Must(t, c.Close())
-			got, err := os.ReadFile(file)
-			testkit.Must(t, err)
+			got := testkit.Value(os.ReadFile(file))(t)
 			if string(got) != test.want {
 				t.Errorf("%s, in writes of %d bytes: %q, want %q", name, size, got, test.want)
 			}

@@ -55,12 +55,9 @@ func listen(t *testing.T, run func(ctx context.Context, address string) error) s
 
 func get(t *testing.T, url string) (code int, body string) {
 	t.Helper()
-	resp, err := http.Get(url)
-	testkit.Must(t, err)
+	resp := testkit.Value(http.Get(url))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	testkit.Must(t, err)
-	return resp.StatusCode, string(b)
+	return resp.StatusCode, string(testkit.Value(io.ReadAll(resp.Body))(t))
 }
 
 // TestPrivatePages: a client that is not trusted gets only the public metrics, and no reason why a process is not
@@ -82,16 +79,12 @@ func TestPrivatePages(t *testing.T) {
 		}.Serve(ctx, address)
 	})
 	ask := func(path string) string {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
-		testkit.Must(t, err)
+		request := testkit.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil))(t)
 		request.Header.Set("X-Forwarded-For", "127.0.0.1")
 		request.Header.Set("Forwarded", "for=127.0.0.1")
-		resp, err := http.DefaultClient.Do(request)
-		testkit.Must(t, err)
+		resp := testkit.Value(http.DefaultClient.Do(request))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		testkit.Must(t, err)
-		return string(body)
+		return string(testkit.Value(io.ReadAll(resp.Body))(t))
 	}
 	if body := ask("/metrics"); strings.Contains(body, "secret") || !strings.Contains(body, "semaphore_build_info") {
 		t.Errorf("a stranger reads %.200q", body)
@@ -150,8 +143,7 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("%s: %d; want 404", path, code)
 		}
 	}
-	resp, err := http.Post(url+"/healthz", "text/plain", nil)
-	testkit.Must(t, err)
+	resp := testkit.Value(http.Post(url+"/healthz", "text/plain", nil))(t)
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %s", resp.Status)
@@ -261,8 +253,7 @@ func TestLongProfile(t *testing.T) {
 		t.Skip("it takes 12 s")
 	}
 	url := listen(t, serveProfiles)
-	slow, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
-	testkit.Must(t, err)
+	slow := testkit.Value(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
 	defer slow.Close()
 	if _, err := slow.Write([]byte("GET /debug/pprof/ HTTP/1.1\r\n")); err != nil {
 		t.Fatal(err)

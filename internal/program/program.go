@@ -150,8 +150,7 @@ func Main(cmd *cobra.Command) {
 	fmt.Fprintf(problems, "%s: %v\n", cmd.DisplayName(), err)
 	_ = problems.Close()
 	code := 1
-	var exit ExitError
-	if errors.As(err, &exit) {
+	if exit, is := errors.AsType[ExitError](err); is {
 		code = exit.Code
 	}
 	os.Exit(code)

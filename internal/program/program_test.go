@@ -202,8 +202,7 @@ func TestSignals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cmd, stderr := program(t, test.how)
-			pipe, err := cmd.StdoutPipe()
-			testkit.Must(t, err)
+			pipe := testkit.Value(cmd.StdoutPipe())(t)
 			testkit.Must(t, cmd.Start())
 			defer cmd.Process.Kill()
 			lines := bufio.NewScanner(pipe)

@@ -13,6 +13,7 @@ package streams
 
 import (
 	"crypto/rand"
+	"math"
 	"slices"
 	"sort"
 	"sync"
@@ -270,18 +271,7 @@ func (j *Journal[K, V]) Count(revision uint64, limit int, match func(*Entry[K, V
 
 // Pending returns the number of changes after revision.
 func (j *Journal[K, V]) Pending(revision uint64) int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if revision >= j.head {
-		return 0
-	}
-	n := 0
-	for _, s := range j.log[j.find(revision+1):] {
-		if s.entry != nil {
-			n++
-		}
-	}
-	return n
+	return j.Count(revision, math.MaxInt, func(*Entry[K, V]) bool { return true })
 }
 
 // Changed returns a channel that is closed at the first change after revision; immediately if there has been one

@@ -120,8 +120,7 @@ func TestSizeOfAOneof(t *testing.T) {
 		"an optional boolean": {&semaphorev1.Endpoint{Ready: proto.Bool(true)}, perScalar + perOneof},
 		"packed numbers":      {&semaphorev1.Hello{Kinds: make([]semaphorev1.Kind, 100)}, (1 + 100) * perScalar},
 	} {
-		data, err := proto.Marshal(test.m)
-		testkit.Must(t, err)
+		data := testkit.Value(proto.Marshal(test.m))(t)
 		of := test.m.ProtoReflect()
 		if n, err := memoryOf(data, of.Type(), 1<<20); err != nil || n != structure(of.Descriptor())+test.more {
 			t.Errorf("%s: %d, %v; want %d", name, n, err, structure(of.Descriptor())+test.more)

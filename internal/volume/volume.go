@@ -30,11 +30,9 @@ const (
 func Read(paths ...string) ([][]byte, error) {
 	for range maxReplaced {
 		content, err := readOnce(paths)
-		var replaced *replacedError
-		if errors.As(err, &replaced) {
-			continue
+		if _, replaced := errors.AsType[*replacedError](err); !replaced {
+			return content, err
 		}
-		return content, err
 	}
 	return nil, fmt.Errorf("read %q: the volume was replaced %d times meanwhile", paths, maxReplaced)
 }
@@ -57,7 +55,7 @@ func readOnce(paths []string) (content [][]byte, err error) {
 	open := map[string]*version{}
 	defer func() {
 		for _, v := range open {
-			v.close()
+			_ = v.root.Close()
 		}
 	}()
 	for _, path := range paths {
@@ -71,7 +69,9 @@ func readOnce(paths []string) (content [][]byte, err error) {
 				}
 				open[dir] = v
 			}
-			one, err = v.read(name)
+			if one, err = v.root.ReadFile(name); err != nil {
+				err = v.explain(err)
+			}
 		} else {
 			one, err = os.ReadFile(path)
 		}
@@ -115,16 +115,6 @@ func openVersion(dir string) (*version, error) {
 	return v, nil
 }
 
-func (v *version) read(name string) ([]byte, error) {
-	content, err := v.root.ReadFile(name)
-	if err != nil {
-		return nil, v.explain(err)
-	}
-	return content, nil
-}
-
-func (v *version) close() { _ = v.root.Close() }
-
 // explain returns a replacedError if the volume has another version now, and otherwise err, with the path of the
 // volume's file.
 func (v *version) explain(err error) error {
@@ -132,8 +122,7 @@ func (v *version) explain(err error) error {
 		return &replacedError{v.dir}
 	}
 	// A name within the version is not enough.
-	var in *fs.PathError
-	if errors.As(err, &in) {
+	if in, is := errors.AsType[*fs.PathError](err); is {
 		return &fs.PathError{Op: in.Op, Path: filepath.Join(v.dir, filepath.Base(in.Path)), Err: in.Err}
 	}
 	return err

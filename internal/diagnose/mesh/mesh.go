@@ -231,9 +231,7 @@ func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 	for _, s := range f.Parts {
 		c.Name = finding.Clean(s.GetCluster())
 	}
-	if c.Name == "" {
-		c.Name = finding.Clean(f.Context)
-	}
+	c.Name = cmp.Or(c.Name, finding.Clean(f.Context))
 	contexts[c.Name] = append(contexts[c.Name], f)
 	hears := false
 	for _, s := range f.Parts {
@@ -430,8 +428,7 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 		is.First = append(is.First, finding.Clean(line))
 	}
 	if f.GetSince().IsValid() {
-		since := f.GetSince().AsTime()
-		is.Since = &since
+		is.Since = new(f.GetSince().AsTime())
 	}
 	m.Findings = append(m.Findings, is)
 }

@@ -142,9 +142,7 @@ func TestFormats(t *testing.T) {
 			if *update {
 				testkit.Must(t, os.WriteFile(file, []byte(got), 0o644))
 			}
-			want, err := os.ReadFile(file)
-			testkit.Must(t, err)
-			if string(want) != got {
+			if string(testkit.Value(os.ReadFile(file))(t)) != got {
 				t.Errorf("%s differs (-update writes it):\n%s", file, got)
 			}
 		}
