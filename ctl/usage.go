@@ -87,16 +87,15 @@ func ownFlags(cmd *cobra.Command) *pflag.FlagSet {
 }
 
 func optionsCommand(access *fleet.Access) *cobra.Command {
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "options",
 		Short: "list the flags that say which clusters are meant and how to reach them",
 		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := io.WriteString(cmd.OutOrStdout(), options(cmd.Root(), access))
+			return err
+		},
 	}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := io.WriteString(cmd.OutOrStdout(), options(cmd.Root(), access))
-		return err
-	}
-	return cmd
 }
 
 func options(root *cobra.Command, access *fleet.Access) string {

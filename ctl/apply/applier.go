@@ -59,9 +59,6 @@ func (a *Applier) Of(r Ref) dynamic.ResourceInterface {
 	if r.Kind == "SecurityContextConstraints" { // which is its plural already
 		resource.Resource = "securitycontextconstraints"
 	}
-	if r.Namespace == "" {
-		return a.Client.Resource(resource)
-	}
 	return a.Client.Resource(resource).Namespace(r.Namespace)
 }
 

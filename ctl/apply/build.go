@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
@@ -169,7 +169,7 @@ func imports(v Values, into map[string]any) map[string]any {
 }
 
 func brokerConfig(v Values) map[string]any {
-	out := map[string]any{"localSubnets": texts(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets)}
+	out := map[string]any{"localSubnets": localSubnets(v)}
 	if slices.Contains(v.Components, "ippools") {
 		out["manageIPPools"] = true
 	}
@@ -197,9 +197,9 @@ func brokerConfig(v Values) map[string]any {
 
 // policyKeys returns the keys of semaphore-subnets by which admission policies judge what the broker writes.
 func policyKeys(v Values) []string {
-	c := config.Broker{LocalSubnets: texts(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets)}
+	c := config.Broker{LocalSubnets: localSubnets(v)}
 	if v.Features.Has(config.Services) {
-		c.GlobalServices.PodSubnets = texts(v.PodSubnets)
+		c.GlobalServices.PodSubnets = show.Texts(v.PodSubnets)
 	}
 	keys := config.PolicyKeys(&c)
 	if static := config.StaticServiceIPs(v.ServiceSubnets); static != "" {
@@ -212,11 +212,8 @@ func policyKeys(v Values) []string {
 	return all
 }
 
-func texts(lists ...[]netip.Prefix) (all []string) {
-	for _, p := range slices.Concat(lists...) {
-		all = append(all, p.String())
-	}
-	return all
+func localSubnets(v Values) []string {
+	return show.Texts(slices.Concat(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets))
 }
 
 func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
@@ -277,11 +274,7 @@ func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructur
 	}
 	var out []*unstructured.Unstructured
 	for _, r := range built.Resources() {
-		text, err := r.AsYAML()
-		if err != nil {
-			return nil, fmt.Errorf("building the manifests: %w", err)
-		}
-		data, err := yaml.YAMLToJSON(text)
+		data, err := r.MarshalJSON()
 		if err != nil {
 			return nil, fmt.Errorf("building the manifests: %w", err)
 		}

@@ -108,14 +108,11 @@ func (w Wishes) Check() error {
 			return wrong("components", "%q: use %s, or -NAME", c, strings.Join(Components(), ", "))
 		}
 	}
-	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
-		return wrong("components", "%q imports Services: it needs the feature services", MCS)
-	}
-	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, OwnNames) {
-		return wrong("components", "%q has Services lead to other clusters: it needs the feature services", OwnNames)
-	}
-	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, DNS) {
-		return wrong("components", "%q has names of remote Services resolve: it needs the feature services", DNS)
+	for _, c := range []struct{ name, does string }{{MCS, "imports Services"},
+		{OwnNames, "has Services lead to other clusters"}, {DNS, "has names of remote Services resolve"}} {
+		if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, c.name) {
+			return wrong("components", "%q %s: it needs the feature services", c.name, c.does)
+		}
 	}
 	if !slices.Contains([]string{"", ClusterIP, NodePort, LoadBalancer}, w.Expose) {
 		return wrong("expose", "%q: use NodePort, LoadBalancer or ClusterIP", w.Expose)

@@ -210,14 +210,8 @@ func TestRecord(t *testing.T) {
 	for _, o := range objects {
 		r.Objects = append(r.Objects, RefOf(o))
 	}
-	o, err := r.Object()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := ParseRecord(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := testkit.Value(r.Object())(t)
+	got := testkit.Value(ParseRecord(o))(t)
 	if diff := cmp.Diff(r, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}

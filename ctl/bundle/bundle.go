@@ -79,8 +79,7 @@ Exit code 0, 1 when nothing could be collected, 2 when something could not be: e
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%[1]s: %[2]d files of %[3]s\nlook at it before you send it: tar -xzf %[1]s\n",
-				file,
-				len(b.files), show.Number(uint64(len(clusters)), "cluster", "clusters"))
+				file, len(b.files), show.Number(uint64(len(clusters)), "cluster", "clusters"))
 			if len(b.failed) > 0 {
 				return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf(
 					"%s could not be collected, errors.txt in the archive lists all; the first: %s",
@@ -231,13 +230,8 @@ func (b *bundle) write(w io.Writer, hash bool, now time.Time) error {
 	}
 	zipped := gzip.NewWriter(w)
 	archive := tar.NewWriter(zipped)
-	var names []string
-	for name := range b.files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	paths := map[string]bool{}
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(b.files)) {
 		path := pathIn(hide(name), paths)
 		text := hide(removeSecrets(b.files[name]))
 		header := &tar.Header{Name: "semaphore-bundle/" + path, Mode: 0o600, Size: int64(len(text)), ModTime: now}

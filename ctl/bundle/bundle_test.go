@@ -29,6 +29,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // planted are secrets as they may appear in objects and logs.
@@ -133,8 +135,7 @@ func createBundled(t *testing.T, cfg *rest.Config) {
 		"globalnetworkpolicies", "networkpolicies")
 	kubetest.InstallRemoteClusters(t, cfg)
 	client := dynamic.NewForConfigOrDie(cfg)
-	_, err := definitions.Apply(t.Context(), client)
-	must(t, err)
+	testkit.Value(definitions.Apply(t.Context(), client))(t)
 	groups := discovery.NewDiscoveryClientForConfigOrDie(cfg)
 	for text := range strings.SplitSeq(bundledYAML, "\n---\n") {
 		var o unstructured.Unstructured
@@ -176,9 +177,7 @@ func TestHasher(t *testing.T) {
 
 func unpack(t *testing.T, r io.Reader) map[string]string {
 	t.Helper()
-	zipped, err := gzip.NewReader(r)
-	must(t, err)
-	archive := tar.NewReader(zipped)
+	archive := tar.NewReader(testkit.Value(gzip.NewReader(r))(t))
 	out := map[string]string{}
 	for {
 		header, err := archive.Next()
@@ -186,9 +185,7 @@ func unpack(t *testing.T, r io.Reader) map[string]string {
 			return out
 		}
 		must(t, err)
-		data, err := io.ReadAll(archive)
-		must(t, err)
-		out[header.Name] = string(data)
+		out[header.Name] = string(testkit.Value(io.ReadAll(archive))(t))
 	}
 }
 
@@ -237,8 +234,7 @@ func TestBundle(t *testing.T) {
 	s := ctltest.NewSession(t, file, "semaphore-bundle.tar.gz")
 	s.Call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), file)
 	s.Golden("bundle", nil) // the exit code is 2: no part runs
-	info, err := os.Stat(file)
-	must(t, err)
+	info := testkit.Value(os.Stat(file))(t)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("others may read it: %s", info.Mode())
 	}
@@ -276,8 +272,7 @@ func TestBundle(t *testing.T) {
 
 func unpackFile(t *testing.T, file string) map[string]string {
 	t.Helper()
-	in, err := os.Open(file)
-	must(t, err)
+	in := testkit.Value(os.Open(file))(t)
 	defer in.Close()
 	return unpack(t, in)
 }

@@ -4,6 +4,7 @@ package certs
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -249,12 +250,10 @@ func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, 
 				return nil, err
 			}
 			// The broker lets another cluster of the name in by the operator's word; that word stays.
-			switch {
-			case in.Replace && x.before != nil:
-			case x.before != nil:
-				x.Source = x.before.source
-			default:
+			if x.before == nil {
 				x.Source = ""
+			} else if !in.Replace {
+				x.Source = x.before.source
 			}
 			if x.Source != "" {
 				if err := unstructured.SetNestedField(x.Object.Object, x.Source, "spec", "sourceID"); err != nil {
@@ -330,10 +329,7 @@ func (x *Introduction) describe(w io.Writer) error {
 		show.Printable(x.There), show.Printable(x.Name)); err != nil {
 		return err
 	}
-	was := &known{}
-	if x.before != nil {
-		was = x.before
-	}
+	was := cmp.Or(x.before, &known{})
 	errs := []error{say("roots", fingerprints(was.roots), fingerprints(x.Bundle))}
 	if x.Facts != nil {
 		text := func(all []netip.Prefix) string { return preflight.Subnets{Prefixes: all}.String() }

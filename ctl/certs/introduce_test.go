@@ -15,6 +15,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestNobodyNamesItself: a cluster that says that it is another one gets neither its roots nor its RemoteCluster
@@ -156,10 +158,9 @@ func TestAsk(t *testing.T) {
 	proposed := []*Introduction{{Name: "c2"}}
 	for typed, want := range map[string]bool{"y\n": true, "YES\n": true, "\n": false, "n\n": false, "yess\n": false} {
 		keyboard, terminal := pseudoTerminal(t)
-		_, err := keyboard.WriteString(typed)
-		must(t, err)
+		testkit.Value(keyboard.WriteString(typed))(t)
 		said := &strings.Builder{}
-		err = (&Word{In: terminal}).Ask(t.Context(), said, proposed)
+		err := (&Word{In: terminal}).Ask(t.Context(), said, proposed)
 		if (err == nil) != want || said.String() != "Write this? [y/N] " {
 			t.Errorf("typed %q: %v, after %q", typed, err, said)
 		}
@@ -170,8 +171,7 @@ func TestAsk(t *testing.T) {
 	if err := (&Word{In: terminal}).Ask(ctx, &strings.Builder{}, proposed); err == nil {
 		t.Error("an interrupt at the question is a yes")
 	}
-	none, err := os.Open(os.DevNull)
-	must(t, err)
+	none := testkit.Value(os.Open(os.DevNull))(t)
 	defer none.Close()
 	if (&Word{In: none}).Ask(t.Context(), &strings.Builder{}, proposed) == nil {
 		t.Error("no terminal is a yes")
@@ -182,14 +182,11 @@ func TestAsk(t *testing.T) {
 
 func pseudoTerminal(t *testing.T) (keyboard, terminal *os.File) {
 	t.Helper()
-	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	must(t, err)
+	keyboard = testkit.Value(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { keyboard.Close() })
 	must(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
-	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	must(t, err)
-	terminal, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
-	must(t, err)
+	n := testkit.Value(unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN))(t)
+	terminal = testkit.Value(os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { terminal.Close() })
 	return keyboard, terminal
 }

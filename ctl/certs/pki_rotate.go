@@ -111,17 +111,14 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 		return "step 1 is done: the bundle has two roots, the old one signs. Give the bundle to everyone:\n" + bundle +
 			"Then step 2:\n" + step(2)
 	case identity.NextSigns:
-		return "step 2 is done: the new authority signs, the old one is still trusted.\nBring the certificates " +
-			"into the cluster:\n" +
-			fmt.Sprintf(
-				"  in %s: %s\nIt is done when, in its exporter and its broker,\n"+
-					"  semaphorectl check --config /etc/semaphore/config.yaml\nshows them.\n",
-				cluster,
-				applySecrets(dir),
-			) +
-			"Then step 3:\n" + step(
-			3,
-		)
+		return fmt.Sprintf(`step 2 is done: the new authority signs, the old one is still trusted.
+Bring the certificates into the cluster:
+  in %s: %s
+It is done when, in its exporter and its broker,
+  semaphorectl check --config /etc/semaphore/config.yaml
+shows them.
+Then step 3:
+`, cluster, applySecrets(dir)) + step(3)
 	case identity.CutShort:
 		return "step 2 was cut short. Take it again:\n" + step(2)
 	}

@@ -433,7 +433,8 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 			return nil, "", nil, fmt.Errorf("--config %s: %w", file, err)
 		}
 		cluster, own, from, clusters = c.Cluster, identity.Broker(c.Cluster), c.TLS, c.Names()
-		there := openCluster(dns.access, c)
+		objects, err := fleet.OwnCluster(dns.access, c.Kube)
+		there := &brokersCluster{objects, c, err}
 		facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
 		facts.Policies, facts.PolicyKeys = there.gatherPolicies(ctx), there.gatherPolicyKeys(ctx)
 	case fleet.Exporter:

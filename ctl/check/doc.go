@@ -21,8 +21,6 @@ import (
 type Own struct {
 	// CertFile and KeyFile are its files; a Workload API's address in both.
 	CertFile, KeyFile string
-	// Part and Cluster are its owner, as far as known.
-	Part, Cluster string
 	// Want is the ID that it must have; the zero ID for any.
 	Want spiffeid.ID
 	// Certs is the chain, the part's own first, unless CertErr says why there is none.

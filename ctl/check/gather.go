@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 
@@ -50,11 +49,7 @@ func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, c
 
 func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
-	for {
-		var block *pem.Block
-		if block, text = pem.Decode(text); block == nil {
-			break
-		}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			continue
 		}
@@ -117,13 +112,10 @@ func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clust
 		td, err := spiffeid.TrustDomainFromString(cluster)
 		if err != nil {
 			b.Err = err
+		} else if bundle, ok := given.Bundles.Get(td); ok {
+			b.Roots = bundle.X509Authorities()
 		} else {
-			var bundle *x509bundle.Bundle
-			var ok bool
-			if bundle, ok = given.Bundles.Get(td); ok {
-				b.Roots = bundle.X509Authorities()
-			}
-			b.Missing = !ok
+			b.Missing = true
 		}
 		roots = append(roots, b)
 	}

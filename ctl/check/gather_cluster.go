@@ -23,12 +23,6 @@ type brokersCluster struct {
 	err error
 }
 
-// openCluster finds the cluster of a broker, by its own access or the caller's.
-func openCluster(access *fleet.Access, c *config.Broker) *brokersCluster {
-	cluster, err := fleet.OwnCluster(access, c.Kube)
-	return &brokersCluster{cluster, c, err}
-}
-
 // none is set if nothing says how to reach an apiserver.
 func (b *brokersCluster) none() bool { return errors.Is(b.err, rest.ErrNotInCluster) }
 

@@ -91,24 +91,21 @@ var validities = []finding.Validity{finding.Certificate, finding.Root, finding.L
 // judgeClock judges our own clock if certificates are not valid now: many clocks are right although the kernel does not
 // know it.
 func judgeClock(f Facts, found []show.Finding) []show.Finding {
-	for _, other := range found {
-		if !f.ClockKnown || !slices.ContainsFunc(validities, func(v finding.Validity) bool {
-			return other.Code == v.Expired ||
-				other.Code == v.NotYet
-		}) {
-			continue
-		}
-		clock := show.Finding{Code: finding.ClockSynchronised, Subject: "this machine's clock",
-			Evidence: fmt.Sprintf("it says %s, and the kernel considers it synchronised: check the other side's",
-				f.Now.UTC().Format(layout))}
-		if !f.ClockSynced {
-			clock.Code, clock.Side, clock.Fix = finding.ClockNotSynchronised, "here", "timedatectl set-ntp true"
-			clock.Evidence = fmt.Sprintf("it says %s, and the kernel does not consider it synchronised with any time server",
-				f.Now.UTC().Format(layout))
-		}
-		return []show.Finding{clock}
+	if !f.ClockKnown || !slices.ContainsFunc(found, func(other show.Finding) bool {
+		return slices.ContainsFunc(validities, func(v finding.Validity) bool {
+			return other.Code == v.Expired || other.Code == v.NotYet
+		})
+	}) {
+		return nil
 	}
-	return nil
+	now := f.Now.UTC().Format(layout)
+	clock := show.Finding{Code: finding.ClockSynchronised, Subject: "this machine's clock",
+		Evidence: fmt.Sprintf("it says %s, and the kernel considers it synchronised: check the other side's", now)}
+	if !f.ClockSynced {
+		clock.Code, clock.Side, clock.Fix = finding.ClockNotSynchronised, "here", "timedatectl set-ntp true"
+		clock.Evidence = fmt.Sprintf("it says %s, and the kernel does not consider it synchronised with any time server", now)
+	}
+	return []show.Finding{clock}
 }
 
 func judgeBundle(b Bundle, now time.Time) []show.Finding {

@@ -89,7 +89,8 @@ func (c *checker) readObjects(in io.Reader, where string) ([]Config, error) {
 			Data     map[string]string
 		}
 		if err := yaml.Unmarshal(document, &object); err != nil {
-			return nil, fmt.Errorf("object that begins with %q: %w", firstLine(document), err)
+			first, _, _ := strings.Cut(string(bytes.TrimSpace(document)), "\n")
+			return nil, fmt.Errorf("object that begins with %q: %w", first, err)
 		}
 		if object.Kind == v1alpha1.Kind {
 			text, err := yaml.YAMLToJSON(document)
@@ -106,11 +107,6 @@ func (c *checker) readObjects(in io.Reader, where string) ([]Config, error) {
 		all = append(all, c.judgeText(name[1], []byte(text), fmt.Sprintf("ConfigMap %s in %s", object.Metadata.Name,
 			where)))
 	}
-}
-
-func firstLine(text []byte) string {
-	line, _, _ := strings.Cut(string(bytes.TrimSpace(text)), "\n")
-	return line
 }
 
 // judgeText validates the configuration of a part.

@@ -76,13 +76,10 @@ func meshOf(t *testing.T, text string) Mesh {
 	for _, field := range strings.Fields(text) {
 		name, value, _ := strings.Cut(field, "=")
 		var n int
-		_, err := fmt.Sscan(value, &n)
-		testkit.Must(t, err)
+		testkit.Value(fmt.Sscan(value, &n))(t)
 		given[name] = n
 	}
-	m, err := ReadMesh(given)
-	testkit.Must(t, err)
-	return m
+	return testkit.Value(ReadMesh(given))(t)
 }
 
 // TestRead: a name, a number or a mesh that makes no sense is refused with the ones that do.
@@ -176,8 +173,7 @@ func TestSizesOnTheWire(t *testing.T) {
 
 // TestPlanOfDocument: docs/scale.md shows lines that the command prints, in their order; … stands for others.
 func TestPlanOfDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/scale.md")
-	testkit.Must(t, err)
+	text := testkit.Value(os.ReadFile("../../docs/scale.md"))(t)
 	_, section, _ := strings.Cut(string(text), "\n## Plan\n")
 	_, command, _ := strings.Cut(section, "semaphorectl check --plan ")
 	given, rest, _ := strings.Cut(command, "\n")

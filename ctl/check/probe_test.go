@@ -18,6 +18,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // broker starts c2's listener as in the product: it trusts the clusters in bundles, and accepts c1's exporter.
@@ -29,11 +31,10 @@ func broker(t *testing.T, dir string, bundles map[string]string) (address string
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(trust, name+".pem"), bundle, 0o644))
 	}
-	source, err := identity.NewSource(config.TLS{
+	source := testkit.Value(identity.NewSource(config.TLS{
 		CertFile: filepath.Join(dir, "broker", "tls.crt"), KeyFile: filepath.Join(dir, "broker", "tls.key"),
 		BundleDir: trust,
-	})
-	must(t, err)
+	}))(t)
 	return serve(t, source.ServerTLS(func(id spiffeid.ID) error {
 		if id != identity.Exporter("c1") {
 			return fmt.Errorf("%s is nobody we know", id)
@@ -57,9 +58,7 @@ func serve(t *testing.T, c *tls.Config) (address string) {
 
 func listen(t *testing.T) net.Listener {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	return l
+	return testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 }
 
 func raw(t *testing.T, answer func(net.Conn)) (address string) {
@@ -188,9 +187,7 @@ func TestReadOwn(t *testing.T) {
 	if o := look(); !o.KeyOpen {
 		t.Error("a key that everyone may read is not reported")
 	}
-	other, err := os.ReadFile(filepath.Join(dir, "exporter", "tls.key"))
-	must(t, err)
-	must(t, os.WriteFile(key, other, 0o600))
+	must(t, os.WriteFile(key, testkit.Value(os.ReadFile(filepath.Join(dir, "exporter", "tls.key")))(t), 0o600))
 	if o := look(); o.KeyErr == nil || !strings.Contains(o.KeyErr.Error(), "it is not the key of "+cert) {
 		t.Error(o.KeyErr)
 	}

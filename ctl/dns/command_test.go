@@ -31,8 +31,7 @@ import (
 // TestCoreDNS queries a real CoreDNS with the printed blocks, with mirrors in a real apiserver.
 func TestCoreDNS(t *testing.T) {
 	api := kubetest.Start(t)
-	admin, err := kubernetes.NewForConfig(api)
-	must(t, err)
+	admin := testkit.Value(kubernetes.NewForConfig(api))(t)
 	mirrors(t, admin)
 	// For an unknown CoreDNS image, as for releases before 1.12.2, names are rewritten.
 	blocks, _, err := ctltest.Run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
@@ -167,9 +166,8 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) stri
 	t.Helper()
 	program := filepath.Join(os.Getenv("SEMAPHORE_TESTBED_BIN"), "coredns")
 	if os.Getenv("SEMAPHORE_TESTBED_BIN") == "" {
-		paths, err := components.Ensure(t.Context(), os.Stderr)
-		must(t, err) // the apiserver's programs were found, so this one can be built, too
-		program = paths.CoreDNS
+		// The apiserver's programs were found, so this one can be built, too.
+		program = testkit.Value(components.Ensure(t.Context(), os.Stderr))(t).CoreDNS
 	}
 	// The block that a cluster has for its own names, as in the testbed and from kubeadm. In a pod, CoreDNS finds the
 	// apiserver by itself.

@@ -23,6 +23,8 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // coreDNS returns CoreDNS's Deployment as in K3s and AKS, with the optional ConfigMap of additions.
@@ -57,8 +59,7 @@ func TestDNSByImport(t *testing.T) {
 	kubetest.Create(t, admin.AppsV1().Deployments("kube-system"), coreDNS())
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
 	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
-	c, err := access.Cluster()
-	must(t, err)
+	c := testkit.Value(access.Cluster())(t)
 	a := apply.New(c, os.Stderr)
 	wire := func(always bool) string {
 		t.Helper()
@@ -107,12 +108,9 @@ func TestDNSByImport(t *testing.T) {
 
 		// The broker was faster: the text is there, and CoreDNS is restarted for it once.
 		kubetest.CreateRemote(t, cfg, "c4", "{podSubnets: [10.4.0.0/16]}")
-		d, err := Find(ctx, a)
+		text, _, err := testkit.Value(Find(ctx, a))(t).remotes(ctx)
 		must(t, err)
-		text, _, err := d.remotes(ctx)
-		must(t, err)
-		patch, err := json.Marshal(map[string]any{"data": map[string]any{"semaphore.server": text}})
-		must(t, err)
+		patch := testkit.Value(json.Marshal(map[string]any{"data": map[string]any{"semaphore.server": text}}))(t)
 		ctltest.Patch(t, maps, "coredns-custom", string(patch))
 		if said := wire(false); said !=
 			"CoreDNS: restarted to read ConfigMap kube-system/coredns-custom, key semaphore.server" {
@@ -173,8 +171,7 @@ func TestDNSByImport(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	c, err = fleet.NewCluster(c.Context, c.Namespace, c.Config)
-	must(t, err)
+	c = testkit.Value(fleet.NewCluster(c.Context, c.Namespace, c.Config))(t)
 	a = apply.New(c, os.Stderr)
 	faster.Store(true)
 	if said := wire(true); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" || faster.Load() {

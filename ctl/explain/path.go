@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,10 +57,8 @@ func parseEnd(text string) (end, error) {
 		e.port = port
 	}
 	if parts := strings.Split(rest, "/"); len(parts) == 2 || len(parts) == 3 {
-		for _, p := range parts {
-			if p == "" {
-				return e, fmt.Errorf("%q: use [CLUSTER/]NAMESPACE/NAME", text)
-			}
+		if slices.Contains(parts, "") {
+			return e, fmt.Errorf("%q: use [CLUSTER/]NAMESPACE/NAME", text)
 		}
 		if len(parts) == 3 {
 			e.cluster, parts = parts[0], parts[1:]

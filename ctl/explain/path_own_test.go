@@ -63,8 +63,7 @@ func TestOwnName(t *testing.T) {
 		g := &pathGatherer{pathOptions: pathOptions{domain: "cluster.local"}, sides: []*side{here}, source: here,
 			protocol: "TCP", facts: &policy.Facts{Now: time.Now(), NotRead: map[finding.Code][]string{},
 				Source: policy.Pod{Cluster: "c1", IP: netip.MustParseAddr("10.1.0.9")}}}
-		to := testkit.Value(parseEnd(text))(t)
-		if err := g.findTarget(t.Context(), to); err != nil {
+		if err := g.findTarget(t.Context(), testkit.Value(parseEnd(text))(t)); err != nil {
 			if g.facts.Name != nil {
 				t.Errorf("%s: %v", text, err)
 			}

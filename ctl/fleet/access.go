@@ -3,6 +3,7 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -124,12 +125,7 @@ func (a *Access) Names() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for name := range raw.Contexts {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out, nil
+	return slices.Sorted(maps.Keys(raw.Contexts)), nil
 }
 
 func (a *Access) loader(context string) clientcmd.ClientConfig {

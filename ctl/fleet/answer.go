@@ -27,15 +27,14 @@ func (e *SilentError) Unwrap() error { return context.DeadlineExceeded }
 
 // Silent reports whether an error is that an apiserver did not answer.
 func Silent(err error) bool {
-	var silent *SilentError
-	return errors.As(err, &silent)
+	_, is := errors.AsType[*SilentError](err)
+	return is
 }
 
 // Plain returns an error of a request to an apiserver, without the URL if the apiserver did not answer: it did not
 // matter.
 func Plain(err error) error {
-	var silent *SilentError
-	if errors.As(err, &silent) {
+	if silent, is := errors.AsType[*SilentError](err); is {
 		return silent
 	}
 	return err
@@ -53,7 +52,8 @@ func (p prompt) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	late := func() bool { return false }
 	if r.Method == http.MethodGet {
-		late = overdue(p.within, cancel)
+		timer := time.AfterFunc(p.within, cancel)
+		late = func() bool { return !timer.Stop() }
 	}
 	answer, err := p.RoundTripper.RoundTrip(r.WithContext(ctx))
 	isLate := late()
@@ -67,11 +67,4 @@ func (p prompt) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	context.AfterFunc(r.Context(), cancel) // the body is read after this
 	return answer, nil
-}
-
-// overdue calls cancel after a time, unless the function that it returns is called before; that reports which came
-// first.
-func overdue(within time.Duration, cancel func()) (late func() bool) {
-	timer := time.AfterFunc(within, cancel)
-	return func() bool { return !timer.Stop() }
 }

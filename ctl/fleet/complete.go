@@ -63,21 +63,13 @@ func CompleteNodes(t *Target) show.Names {
 			s *semaphorev1.GetStatusResponse) (out []string) {
 			switch {
 			case !given:
-				for _, c := range append(LinkedOf(s), s.GetCluster()) {
-					out = append(out, c+"/")
-				}
+				return around("", append(LinkedOf(s), s.GetCluster()), "/")
 			case cluster == s.GetCluster():
-				for _, node := range NodesOf(s) {
-					out = append(out, cluster+"/"+node)
-				}
-			default:
-				of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name}
-				nodes, _, _ := Accepted(ctx, p, cluster, of)
-				for _, node := range nodes {
-					out = append(out, cluster+"/"+node)
-				}
+				return around(cluster+"/", NodesOf(s), "")
 			}
-			return out
+			of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name}
+			nodes, _, _ := Accepted(ctx, p, cluster, of)
+			return around(cluster+"/", nodes, "")
 		})
 	}
 }
@@ -100,15 +92,11 @@ func CompleteServices(t *Target) show.Names {
 			clusters := []string{cluster}
 			if !given {
 				clusters = LinkedOf(s)
-				for _, c := range clusters {
-					out = append(out, c+":")
-				}
+				out = around("", clusters, ":")
 			}
 			for _, c := range clusters {
 				names, _, _ := Accepted(ctx, p, c, of)
-				for _, name := range names {
-					out = append(out, prefix+name)
-				}
+				out = append(out, around(prefix, names, "")...)
 			}
 			return out
 		})
@@ -212,24 +200,18 @@ var traced = map[string]schema.GroupVersionResource{
 
 // CompleteTraced returns those of the clusters, as objectForms says; kinds and namespaces first.
 func CompleteTraced(access *Access) show.Names {
-	return func(ctx context.Context, typed string) (out []string) {
+	return func(ctx context.Context, typed string) []string {
 		kind, rest, given := strings.Cut(typed, "/")
 		of, known := traced[kind]
 		switch {
 		case !given:
-			for _, name := range slices.Sorted(maps.Keys(traced)) {
-				out = append(out, name+"/")
-			}
+			return around("", slices.Sorted(maps.Keys(traced)), "/")
 		case kind == "node":
-			for _, name := range listed(ctx, access, "", of) {
-				out = append(out, "node/"+name)
-			}
+			return around("node/", listed(ctx, access, "", of), "")
 		case known:
-			for _, name := range inNamespaces(ctx, access, rest, of) {
-				out = append(out, kind+"/"+name)
-			}
+			return around(kind+"/", inNamespaces(ctx, access, rest, of), "")
 		}
-		return out
+		return nil
 	}
 }
 
@@ -245,18 +227,12 @@ func CompleteRemotes(access *Access) show.Names {
 // inNamespaces returns the objects of the namespace that has been typed, and before that the namespaces, as they are
 // fewer.
 func inNamespaces(ctx context.Context, access *Access, typed string,
-	of ...schema.GroupVersionResource) (out []string) {
+	of ...schema.GroupVersionResource) []string {
 	namespace, _, given := strings.Cut(typed, "/")
 	if !given {
-		for _, name := range listed(ctx, access, "", NamespacesGVR) {
-			out = append(out, name+"/")
-		}
-		return out
+		return around("", listed(ctx, access, "", NamespacesGVR), "/")
 	}
-	for _, name := range listed(ctx, access, namespace, of...) {
-		out = append(out, namespace+"/"+name)
-	}
-	return out
+	return around(namespace+"/", listed(ctx, access, namespace, of...), "")
 }
 
 // listed returns the names of objects in all clusters of the flags, as far as these answer.
@@ -284,6 +260,14 @@ func listed(ctx context.Context, access *Access, namespace string,
 		return slices.Concat(names...), errors.Join(failed...)
 	})
 	return once(found)
+}
+
+// around returns names with a text before and after each.
+func around(before string, names []string, after string) (out []string) {
+	for _, name := range names {
+		out = append(out, before+name+after)
+	}
+	return out
 }
 
 // once returns all names of several lists, each once.

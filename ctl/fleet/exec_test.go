@@ -159,8 +159,7 @@ func (k *kubelet) serve(admin kubernetes.Interface) {
 	})
 	_, text, err := net.SplitHostPort(server.Listener.Addr().String())
 	must(k.t, err)
-	port, err := strconv.Atoi(text)
-	must(k.t, err)
+	port := testkit.Value(strconv.Atoi(text))(k.t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
 		Addresses:       []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}},
 		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(port)}},
@@ -352,8 +351,7 @@ func TestThroughTheApiserver(t *testing.T) {
 // the end of one direction ends both.
 func TestStdioIsOneStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "part.sock")
-	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	listener := testkit.Value(net.Listen("unix", socket))(t)
 	defer listener.Close()
 	go func() {
 		conn, err := listener.Accept()
@@ -376,8 +374,7 @@ func TestStdioIsOneStream(t *testing.T) {
 		sent[i] = byte(i * 7)
 	}
 	go inWriter.Write(sent)
-	got, err := io.ReadAll(outReader)
-	must(t, err)
+	got := testkit.Value(io.ReadAll(outReader))(t)
 	must(t, <-done)
 	if greeting := "semaphore-stdio 1\n"; string(got[:len(greeting)]) != greeting ||
 		!slices.Equal(got[len(greeting):], sent) {

@@ -18,6 +18,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports. It closes
@@ -85,10 +87,8 @@ func TestForward(t *testing.T) {
 	forward := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/portforward"},
 		Verbs: []string{"create", "get"}}
 	try := func(kubeconfig string, port uint16) (body string, err error) {
-		c, err := (&fleet.Access{Kubeconfig: kubeconfig, Namespace: "semaphore"}).Cluster()
-		must(t, err)
-		pods, err := c.Pods(t.Context(), fleet.Broker, "")
-		must(t, err)
+		c := testkit.Value((&fleet.Access{Kubeconfig: kubeconfig, Namespace: "semaphore"}).Cluster())(t)
+		pods := testkit.Value(c.Pods(t.Context(), fleet.Broker, ""))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		var said bytes.Buffer
@@ -107,16 +107,13 @@ func TestForward(t *testing.T) {
 		return body, errors.Join(err, failed)
 	}
 	allowed := operator(t, admin, cfg, "allowed", append([]rbacv1.PolicyRule{forward}, rights...))
-	body, err := try(allowed, 8085)
-	must(t, err)
+	body := testkit.Value(try(allowed, 8085))(t)
 	if !strings.HasPrefix(body, "asked as 127.0.0.1:") {
 		t.Errorf("%q", body)
 	}
 	// A failure after the port is open ends the command with that error.
-	c, err := (&fleet.Access{Kubeconfig: allowed, Namespace: "semaphore"}).Cluster()
-	must(t, err)
-	pods, err := c.Pods(t.Context(), fleet.Broker, "")
-	must(t, err)
+	c := testkit.Value((&fleet.Access{Kubeconfig: allowed, Namespace: "semaphore"}).Cluster())(t)
+	pods := testkit.Value(c.Pods(t.Context(), fleet.Broker, ""))(t)
 	ended, noBrowser := make(chan error, 1), errors.New("no browser")
 	go func() {
 		ended <- c.Forward(t.Context(), pods[0], 8085, io.Discard, func(uint16) error { return noBrowser })

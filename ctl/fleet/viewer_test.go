@@ -56,9 +56,7 @@ func TestViewer(t *testing.T) {
 	as := func(user string) *fleet.Cluster {
 		cfg := rest.CopyConfig(cfg)
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: user}
-		c, err := fleet.NewCluster(user, "semaphore", cfg)
-		must(t, err)
-		return c
+		return testkit.Value(fleet.NewCluster(user, "semaphore", cfg))(t)
 	}
 	execs := func(c *fleet.Cluster, container string, command ...string) error {
 		k.were()
@@ -166,9 +164,7 @@ func TestViewer(t *testing.T) {
 	// The socket takes no order from anybody.
 	target := fleet.Target{Parts: []string{"broker"},
 		Access: &fleet.Access{Kubeconfig: kubeconfig, Namespace: "semaphore"}}
-	parts, err := target.Dial(t.Context())
-	must(t, err)
-	for _, p := range parts {
+	for _, p := range testkit.Value(target.Dial(t.Context()))(t) {
 		_, err := p.Control().Drain(t.Context(), &semaphorev1.DrainRequest{})
 		if err == nil || !strings.Contains(err.Error(), "unknown service") {
 			t.Errorf("an order over the transport of readers: %v", err)
@@ -180,8 +176,7 @@ func TestViewer(t *testing.T) {
 // applyViewer creates the objects of the manifest.
 func applyViewer(t *testing.T, cfg *rest.Config) {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/broker/viewer.yaml")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("../../deploy/broker/viewer.yaml"))(t)
 	client := dynamic.NewForConfigOrDie(cfg)
 	for _, one := range strings.Split(string(text), "\n---\n") {
 		o := &unstructured.Unstructured{}

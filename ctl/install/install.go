@@ -2,6 +2,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,11 +125,7 @@ var flagOf = map[string]string{"name": "cluster", "podSubnets": "pod-subnets", "
 func (i *installer) check() error {
 	var field *apply.FieldError
 	if err := i.wishes.Check(); errors.As(err, &field) {
-		flag := field.Field
-		if other, ok := flagOf[flag]; ok {
-			flag = other
-		}
-		return fmt.Errorf("--%s: %w", flag, field.Err)
+		return fmt.Errorf("--%s: %w", cmp.Or(flagOf[field.Field], field.Field), field.Err)
 	}
 	if i.wishes.Name != "" && len(i.access.Contexts) > 1 {
 		return errors.New("--cluster: give one --context with it; clusters have different names")
@@ -216,15 +213,6 @@ func printBlockers(w io.Writer, findings []show.Finding) error {
 	return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%w: %w", apply.ErrStandsInTheWay, err)}
 }
 
-// withDNS returns wishes with the component by which the broker keeps CoreDNS's blocks current, if --dns wires them and
-// there will be names of remote Services.
-func (i *installer) withDNS(w apply.Wishes) apply.Wishes {
-	if i.dns && (w.Features == nil || w.Features.Has(config.Services)) && !slices.Contains(w.Components, apply.DNS) {
-		w.Components = append(slices.Clone(w.Components), apply.DNS)
-	}
-	return w
-}
-
 // decide reads the cluster's state, and makes the objects to apply.
 func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflight.Cluster,
 	progress io.Writer) (*installation, []show.Finding, error) {
@@ -255,10 +243,11 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 			"semaphore is installed as %q, not as %q: other clusters, certificates and objects have that name", has,
 			i.wishes.Name)
 	}
-	if one.wishes.Name == "" {
-		one.wishes.Name = has
+	one.wishes.Name = cmp.Or(one.wishes.Name, has)
+	if w := &one.wishes; i.dns && (w.Features == nil || w.Features.Has(config.Services)) &&
+		!slices.Contains(w.Components, apply.DNS) { // there will be names of remote Services
+		w.Components = append(slices.Clone(w.Components), apply.DNS)
 	}
-	one.wishes = i.withDNS(one.wishes)
 	if err := one.occupied(ctx, refuse); err != nil {
 		return nil, nil, err
 	}
@@ -386,11 +375,7 @@ func (i *installation) plan(t io.Writer) {
 			fmt.Fprintf(t, "  without\t%s (%s)\n", r.Component, r.Why)
 		}
 	}
-	image := v.Image
-	if image == "" {
-		image = "of the manifests, " + apply.Repository + ":main"
-	}
-	fmt.Fprintf(t, "  image\t%s\n", image)
+	fmt.Fprintf(t, "  image\t%s\n", cmp.Or(v.Image, "of the manifests, "+apply.Repository+":main"))
 	reached := "Service of type " + v.Expose
 	if v.NodePort != 0 {
 		reached += fmt.Sprintf(", port %d", v.NodePort)
@@ -415,8 +400,7 @@ func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 	done, err := definitions.Apply(ctx, i.Client)
 	for _, d := range done {
 		if _, err := fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
-			d.Name,
-			d.Action, show.Printable(d.Why)); err != nil {
+			d.Name, d.Action, show.Printable(d.Why)); err != nil {
 			return err
 		}
 	}

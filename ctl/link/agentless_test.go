@@ -120,12 +120,11 @@ func TestAgentless(t *testing.T) {
 	text := configOf(t, here, "semaphore-c2", "semaphore-exporter")
 	text = strings.ReplaceAll(text, "semaphore-broker-federation.semaphore.svc:8443", address)
 	text = strings.ReplaceAll(text, "/etc/semaphore/reader", filepath.Join(dir, "reader"))
-	cfg, err := config.Parse[config.Exporter](fmt.Appendf(nil, `%s
+	cfg := testkit.Value(config.Parse[config.Exporter](fmt.Appendf(nil, `%s
 leaderElection: {enabled: false}
 tls: {certFile: %[2]s/exporter-tls/tls.crt, keyFile: %[2]s/exporter-tls/tls.key, bundleDir: %[2]s/exporter-bundles}
 listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
-`, text, dir, loopback.Address(t)))
-	must(t, err)
+`, text, dir, loopback.Address(t))))(t)
 	if cfg.Cluster != "c2" || cfg.Features.Has(config.Encryption) || cfg.Events {
 		t.Errorf("the exporter's configuration is\n%s", text)
 	}
@@ -224,8 +223,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 
 	// The token is revoked. The next call creates another one, and the exporter continues.
 	must(t, there.CoreV1().Secrets("semaphore-reader").Delete(t.Context(), "semaphore-reader-c1", metav1.DeleteOptions{}))
-	old, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
-	must(t, err)
+	old := testkit.Value(os.ReadFile(filepath.Join(dir, "reader", "token")))(t)
 	testkit.Eventually(t, 3*time.Minute, "the token is revoked", func() error {
 		byToken := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(old),
 			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
@@ -236,9 +234,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	})
 	ctl(0, link)
 	mount()
-	fresh, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
-	must(t, err)
-	if string(fresh) == string(old) {
+	if string(testkit.Value(os.ReadFile(filepath.Join(dir, "reader", "token")))(t)) == string(old) {
 		t.Fatal("the token is the one that was revoked")
 	}
 	offer("later", "10.2.0.11")
@@ -313,10 +309,8 @@ func TestAgentlessEnds(t *testing.T) {
 			s, p := may("services"), may("pods")
 			return s == services && p == pods, fmt.Sprintf("services %t, pods %t", s, p)
 		}))
-		roles, err := there.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		bindings, err := there.RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
-		must(t, err)
+		roles := testkit.Value(there.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{}))(t)
+		bindings := testkit.Value(there.RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{}))(t)
 		var names []string
 		for _, r := range roles.Items {
 			names = append(names, r.Name)
@@ -402,9 +396,7 @@ func kubectlDir(t *testing.T) string {
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		return filepath.Dir(path)
 	}
-	paths, err := components.Ensure(t.Context(), os.Stderr)
-	must(t, err)
-	return filepath.Dir(paths.Kubectl)
+	return filepath.Dir(testkit.Value(components.Ensure(t.Context(), os.Stderr))(t).Kubectl)
 }
 
 // renamed returns a kubeconfig whose cluster and user have names of their own, so that it can be merged with another
@@ -428,13 +420,12 @@ func startBroker(t *testing.T, admin kubernetes.Interface, c1 *rest.Config, dir,
 	t.Helper()
 	mounted(t, admin, filepath.Join(dir, "broker-tls"), "Secret", "semaphore", "semaphore-broker-tls")
 	mounted(t, admin, filepath.Join(dir, "broker-bundles"), "ConfigMap", "semaphore", "semaphore-bundles")
-	cfg, err := config.Parse[config.Broker](fmt.Appendf(nil, `%s
+	cfg := testkit.Value(config.Parse[config.Broker](fmt.Appendf(nil, `%s
 leaderElection: {enabled: false, namespace: semaphore}
 kube: {kubeConfigPath: %[2]q}
 tls: {certFile: %[3]s/broker-tls/tls.crt, keyFile: %[3]s/broker-tls/tls.key, bundleDir: %[3]s/broker-bundles}
 listen: {federation: %[4]q, peering: %[5]q, http: %[6]q, debugSocket: %[3]s/broker.sock, services: []}
 `, configOf(t, admin, "semaphore", "semaphore-broker"), kubetest.Kubeconfig(t, c1), dir, address, loopback.Address(t),
-		loopback.Address(t)))
-	must(t, err)
+		loopback.Address(t))))(t)
 	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, cfg) })
 }

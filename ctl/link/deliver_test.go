@@ -18,6 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestLacks: the bounds of agents are as desired if each remote has its pod subnets, in any order, and one that is gone
@@ -100,8 +102,7 @@ func TestDeliver(t *testing.T) {
 	kubetest.Namespace(t, admin, "semaphore")
 	pods, maps := admin.CoreV1().Pods("semaphore"), admin.CoreV1().ConfigMaps("semaphore")
 	var said bytes.Buffer
-	c, err := fleet.NewCluster("c1", "semaphore", cfg)
-	must(t, err)
+	c := testkit.Value(fleet.NewCluster("c1", "semaphore", cfg))(t)
 	wants := map[*apply.Applier]desired{
 		apply.New(c, &said): {"c2": {netip.MustParsePrefix("10.2.0.0/16")}}}
 	kubetest.Create(t, admin.CoreV1().ServiceAccounts("semaphore"),
@@ -128,8 +129,7 @@ func TestDeliver(t *testing.T) {
 		t.Errorf("before the exporter has written: refreshed %q, says %s", refreshed("agent-1"), said.String())
 	}
 
-	watch, err := pods.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=agent-1"})
-	must(t, err)
+	watch := testkit.Value(pods.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=agent-1"}))(t)
 	defer watch.Stop()
 	var wrote time.Time
 	writing := time.AfterFunc(time.Second, func() {
@@ -152,8 +152,7 @@ func TestDeliver(t *testing.T) {
 			at = append(at, a)
 		}
 	}
-	first, err := time.Parse(time.RFC3339Nano, at[0])
-	must(t, err)
+	first := testkit.Value(time.Parse(time.RFC3339Nano, at[0]))(t)
 	if first.Before(wrote) || at[0] == at[1] || refreshed("agent-2") != at[1] || refreshed("broker-1") < at[1] ||
 		refreshed("exporter-1") != "" {
 		t.Errorf("written at %s, refreshed at %q; agent-2 at %q, the broker at %q, the exporter at %q; says %s", wrote, at,

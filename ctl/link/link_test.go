@@ -23,6 +23,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // completesObjects checks that the shell completes objects of the clusters of all contexts, kind by kind and namespace
@@ -87,9 +89,7 @@ func TestLink(t *testing.T) {
 	kubeconfig, admins, remotes, ctl := ctltest.Linkable(t)
 	list := func(cluster string) []unstructured.Unstructured {
 		t.Helper()
-		l, err := remotes[cluster].List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		return l.Items
+		return testkit.Value(remotes[cluster].List(t.Context(), metav1.ListOptions{}))(t).Items
 	}
 	subnets := subnetKeys(t, admins)
 	ctl(0, "pki init --context c1 --cluster c1")
@@ -223,8 +223,7 @@ func TestLinkOfDottedNames(t *testing.T) {
 	ctl(0, "unlink "+names["c2"]+" --force --context c1 --yes")
 	ctl(0, "unlink "+names["c1"]+" --force --context c2 --yes")
 	for context := range names {
-		all, err := remotes[context].List(t.Context(), metav1.ListOptions{})
-		must(t, err)
+		all := testkit.Value(remotes[context].List(t.Context(), metav1.ListOptions{}))(t)
 		if len(all.Items) > 0 {
 			t.Errorf("%s has %v", context, all.Items)
 		}

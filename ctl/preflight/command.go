@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,7 +61,7 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 		if err := show.PrintValue(w, map[string]any{"clusters": all, "findings": findings}, output); err != nil {
 			return err
 		}
-		return verdictOf(findings)
+		return show.Report(io.Discard, findings, "table") // for the exit code
 	}
 	for _, c := range clusters {
 		if err := Describe(w, c); err != nil {
@@ -76,9 +77,7 @@ func Describe(w io.Writer, c *Cluster) error {
 
 func (c *Cluster) describe(t io.Writer) {
 	line := func(what, value, from string) {
-		if value == "" {
-			value = "not found"
-		}
+		value = cmp.Or(value, "not found")
 		if from != "" {
 			value += " (" + from + ")"
 		}
@@ -128,9 +127,4 @@ func nodesOf(c *Cluster) string {
 	slices.Sort(kernels)
 	kernels = slices.Compact(kernels)
 	return fmt.Sprintf("%d, Linux %s", len(c.Nodes), strings.Join(kernels, ", "))
-}
-
-// verdictOf returns the exit code's error for findings.
-func verdictOf(findings []show.Finding) error {
-	return show.Report(io.Discard, findings, "table")
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestPreflight surveys a real apiserver with Calico's types, and writes nothing to it.
@@ -87,13 +89,9 @@ func TestPreflight(t *testing.T) {
 // countObjects counts the objects that could have been written.
 func countObjects(t *testing.T, admin kubernetes.Interface) int {
 	t.Helper()
-	namespaces, err := admin.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	services, err := admin.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	configMaps, err := admin.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	secrets, err := admin.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	namespaces := testkit.Value(admin.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}))(t)
+	services := testkit.Value(admin.CoreV1().Services("").List(t.Context(), metav1.ListOptions{}))(t)
+	configMaps := testkit.Value(admin.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{}))(t)
+	secrets := testkit.Value(admin.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{}))(t)
 	return len(namespaces.Items) + len(services.Items) + len(configMaps.Items) + len(secrets.Items)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -100,7 +101,7 @@ func (in *pinning) add(code finding.Code, subject, fix, evidence string, args ..
 // confirm asks for the operator's word about subnets.
 func (in *pinning) confirm(b *bounds, subnets []netip.Prefix, evidence string, args ...any) {
 	in.add(finding.BoundsUnconfirmed, b.what+" of "+in.Says.Name, fmt.Sprintf("name those that are right: --%s %s=%s",
-		b.flag, in.There, joinedBy(subnets)), evidence, args...)
+		b.flag, in.There, strings.Join(show.Texts(subnets), "+")), evidence, args...)
 }
 
 // Pin returns the bounds to write, and what forbids to write them without the operator's word.
@@ -139,7 +140,7 @@ func (in *pinning) pin(b *bounds) []netip.Prefix {
 		for _, p := range b.says {
 			if !Within(p, b.had) {
 				in.confirm(b, append(slices.Clone(b.had), p), "%s says that it has %s too, outside of what it may have: %s",
-					in.There, p, joinedBy(b.had))
+					in.There, p, strings.Join(show.Texts(b.had), "+"))
 			}
 		}
 		return b.had
@@ -170,16 +171,4 @@ func overlapping(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	return of[i], true
-}
-
-// joinedBy returns networks as flags take them.
-func joinedBy(all []netip.Prefix) string {
-	var out string
-	for i, p := range all {
-		if i > 0 {
-			out += "+"
-		}
-		out += p.String()
-	}
-	return out
 }

@@ -27,11 +27,7 @@ type Subnets struct {
 
 // String returns a text such as "10.1.0.0/16 fd00:1::/48".
 func (s Subnets) String() string {
-	var out []string
-	for _, p := range s.Prefixes {
-		out = append(out, p.String())
-	}
-	return strings.Join(out, " ")
+	return strings.Join(show.Texts(s.Prefixes), " ")
 }
 
 // Node is a node of a cluster, as its object describes it.
@@ -303,14 +299,12 @@ func JudgePair(a, b *Cluster) []show.Finding {
 	if a.Name() == b.Name() {
 		add(finding.ClusterNameTaken, "names", "name one of them otherwise", "both would be %q", a.Name())
 	}
-	kinds := func(c *Cluster) []struct {
+	type kind struct {
 		what string
 		of   []netip.Prefix
-	} {
-		return []struct {
-			what string
-			of   []netip.Prefix
-		}{{"pods", c.Pods.Prefixes}, {"Services", c.Services.Prefixes}, {"nodes", c.IPs.Prefixes}}
+	}
+	kinds := func(c *Cluster) []kind {
+		return []kind{{"pods", c.Pods.Prefixes}, {"Services", c.Services.Prefixes}, {"nodes", c.IPs.Prefixes}}
 	}
 	apart := true
 	for _, x := range kinds(a) {

@@ -345,9 +345,7 @@ func (s *surveyor) readProxy(ctx context.Context) {
 	var config struct{ Mode string }
 	switch {
 	case err == nil && data != nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
-		if s.out.KubeProxy = config.Mode; config.Mode == "" {
-			s.out.KubeProxy = "iptables"
-		}
+		s.out.KubeProxy = cmp.Or(config.Mode, "iptables")
 	case slices.Contains(s.daemons, "kube-proxy"):
 		s.out.KubeProxy = "there, mode not known"
 	default:

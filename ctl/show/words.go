@@ -53,6 +53,14 @@ func Number(n uint64, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
+// Texts returns the texts of values, such as subnets.
+func Texts[T fmt.Stringer](values []T) (all []string) {
+	for _, v := range values {
+		all = append(all, v.String())
+	}
+	return all
+}
+
 func Ago(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "never"

@@ -93,15 +93,14 @@ func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *s
 }
 
 func holder(by string, h *semaphorev1.Holder) held {
-	out := held{By: by, Cluster: h.GetCluster(), Namespace: h.GetNamespace(), Pod: h.GetPod(), UID: h.GetUid(),
-		Set: h.GetSet()}
-	for of, at := range map[**time.Time]*timestamppb.Timestamp{&out.From: h.GetFrom(), &out.Until: h.GetUntil()} {
-		if at != nil {
-			t := at.AsTime()
-			*of = &t
+	of := func(at *timestamppb.Timestamp) *time.Time {
+		if at == nil {
+			return nil
 		}
+		return new(at.AsTime())
 	}
-	return out
+	return held{By: by, Cluster: h.GetCluster(), Namespace: h.GetNamespace(), Pod: h.GetPod(), UID: h.GetUid(),
+		Set: h.GetSet(), From: of(h.GetFrom()), Until: of(h.GetUntil())}
 }
 
 func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output string) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -168,7 +169,7 @@ func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output st
 				all[i] = facts
 				mu.Unlock()
 				answered()
-				pause(ctx, every)
+				_ = kube.Sleep(ctx, every)
 			}
 		})
 	}
@@ -180,7 +181,7 @@ func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output st
 	})
 	<-early.Done()
 	last := ""
-	for ; ctx.Err() == nil; pause(ctx, every) {
+	for ; ctx.Err() == nil; _ = kube.Sleep(ctx, every) {
 		mu.Lock()
 		m := mesh.Join(slices.Clone(all))
 		mu.Unlock()
@@ -202,14 +203,6 @@ func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output st
 	return nil
 }
 
-// pause waits for a time, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // printMesh prints the mesh as a table, as a document, or as a picture.
 func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 	if slices.Contains(pictures, output) {
@@ -227,10 +220,8 @@ func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 		colour = show.Red
 	}
 	for i, line := range show.Wrap(m.Verdict, "  ", most) {
-		if i == 0 {
-			line = show.Paint(w, colour, show.Printable(line))
-		} else {
-			line = show.Printable(line)
+		if line = show.Printable(line); i == 0 {
+			line = show.Paint(w, colour, line)
 		}
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

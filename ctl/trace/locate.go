@@ -78,18 +78,15 @@ func locate(ctx context.Context, parts []*fleet.Part, o object) ([]location, err
 
 func placeOf(s *semaphorev1.GetStatusResponse, p *semaphorev1.Place) location {
 	out := location{Hop: p.GetHop(), Part: s.GetPart(), At: s.GetCluster(), Cluster: p.GetCluster(),
-		Object: p.GetObject(),
-		State:  semaphorev1.PlaceStateName(p.GetState()), Detail: p.GetDetail()}
+		Object: p.GetObject(), State: semaphorev1.PlaceStateName(p.GetState()), Detail: p.GetDetail()}
 	if s.GetNode() != "" {
 		out.At += "/" + s.GetNode()
 	}
 	if p.GetObservedAt().IsValid() {
-		at := p.GetObservedAt().AsTime()
-		out.ObservedAt = &at
+		out.ObservedAt = new(p.GetObservedAt().AsTime())
 	}
 	if p.GetConfirmedAt().IsValid() {
-		at := p.GetConfirmedAt().AsTime()
-		out.ConfirmedAt = &at
+		out.ConfirmedAt = new(p.GetConfirmedAt().AsTime())
 	}
 	return out
 }

@@ -37,11 +37,8 @@ func parseObject(text string) (object, error) {
 	case parts[0] != "node" && len(parts) == 3:
 		return object{kind: parts[0], namespace: parts[1], name: parts[2]}, nil
 	}
-	return object{}, fmt.Errorf(
-		"%q: use service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD or "+
-			"node/NAME, as the object is called in its own cluster",
-		text,
-	)
+	return object{}, fmt.Errorf("%q: use service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD "+
+		"or node/NAME, as the object is called in its own cluster", text)
 }
 
 func (o object) String() string {
@@ -164,11 +161,9 @@ func hops(events []*semaphorev1.Event) []hop {
 	var out []hop
 	for _, e := range last {
 		h := hop{Part: e.GetPart(), Cluster: e.GetCluster(), Node: e.GetNode(), Object: e.GetObject(),
-			Action: e.GetAction(),
-			Detail: e.GetDetail(), Time: e.GetTime().AsTime()}
+			Action: e.GetAction(), Detail: e.GetDetail(), Time: e.GetTime().AsTime()}
 		if e.GetObservedAt() != nil {
-			after := e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Seconds()
-			h.After = &after
+			h.After = new(e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Seconds())
 		}
 		out = append(out, h)
 	}

@@ -121,19 +121,17 @@ kube: {kubeConfigPath: %q}
 tls: {certFile: %[2]s/%[3]s/tls.crt, keyFile: %[2]s/%[3]s/tls.key, bundleDir: %[2]s/bundles}
 `, kubeconfig, dir, part)
 	}
-	ofBroker, err := described.Broker(fmt.Appendf(nil, `%s
+	ofBroker := testkit.Value(described.Broker(fmt.Appendf(nil, `%s
 cluster: c1
 localSubnets: [10.1.0.0/16]
 remotes: [{name: c2, podSubnets: [10.2.0.0/16]}]
 listen: {federation: %q, http: %q, debugSocket: %s/broker.sock, services: []}
-`, common("c1/broker"), address, loopback.Address(t), dir))
-	must(t, err)
-	ofExporter, err := config.Parse[config.Exporter](fmt.Appendf(nil, `%s
+`, common("c1/broker"), address, loopback.Address(t), dir)))(t)
+	ofExporter := testkit.Value(config.Parse[config.Exporter](fmt.Appendf(nil, `%s
 cluster: c2
 localBroker: {cluster: c1, address: %q}
 listen: {http: %q, debugSocket: %s/exporter.sock}
-`, common("c2/exporter"), address, loopback.Address(t), dir))
-	must(t, err)
+`, common("c2/exporter"), address, loopback.Address(t), dir)))(t)
 	file := kubetest.Described(t, api, ofBroker)
 	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, file) })
 	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, ofExporter) })

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,9 +94,7 @@ func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error
 }
 
 func (c *verified) create(ctx context.Context, namespace, image string) error {
-	if image == "" {
-		image = c.image
-	}
+	image = cmp.Or(image, c.image)
 	objects := []any{verifyNamespace(namespace)}
 	for _, name := range []string{verifyServer, verifyClient, verifyStranger} {
 		objects = append(objects, verifyPod(namespace, name, image, c.exporterConfig.Domains()))
@@ -241,10 +240,7 @@ func (c *verified) device(ctx context.Context, node, of string) (*semaphorev1.De
 
 // mirrors returns the broker's Services for a namespace of other clusters.
 func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, error) {
-	where := c.brokerConfig.MirrorNamespace
-	if where == "" {
-		where = fleet.DefaultNamespace
-	}
+	where := cmp.Or(c.brokerConfig.MirrorNamespace, fleet.DefaultNamespace)
 	all, err := c.Objects.Services(ctx, where, naming.LabelManagedBy+"="+naming.ManagedByBroker)
 	if err != nil {
 		return nil, err

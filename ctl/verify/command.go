@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -66,8 +65,3 @@ func (p *progress) say(format string, args ...any) {
 
 // removeWithin bounds the removal, however the checks ended.
 const removeWithin = 90 * time.Second
-
-// removalContext returns a context for the removal, which continues after the command was interrupted.
-func removalContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
-}

@@ -37,8 +37,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	clients := kubernetes.NewForConfigOrDie(admin)
 	cfg, warned := rest.CopyConfig(admin), &warnings{}
 	cfg.Impersonate, cfg.WarningHandler = rest.ImpersonationConfig{UserName: "verifier"}, warned
-	own, err := openForTest(t, cfg)
-	must(t, err)
+	own := testkit.Value(openForTest(t, cfg))(t)
 
 	const namespace = "sem-verify-test"
 	if err := own.create(t.Context(), namespace, "x"); err == nil || !strings.Contains(err.Error(),
@@ -61,8 +60,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	})
 	must(t, own.create(t.Context(), namespace, "registry.example/semaphore:v1"))
 
-	pods, err := clients.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	pods := testkit.Value(clients.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	if len(pods.Items) != 3 {
 		t.Fatalf("%d pods", len(pods.Items))
 	}
@@ -72,8 +70,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 			t.Errorf("pod %s has labels %v, image %s", p.Name, p.Labels, p.Spec.Containers[0].Image)
 		}
 	}
-	services, err := clients.CoreV1().Services(namespace).List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	services := testkit.Value(clients.CoreV1().Services(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	if len(services.Items) != 2 {
 		t.Errorf("%d Services", len(services.Items))
 	}
@@ -140,8 +137,7 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 // verifyRole returns the role in docs/install.md.
 func verifyRole(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/install.md")
-	must(t, err)
+	text := testkit.Value(os.ReadFile("../../docs/install.md"))(t)
 	_, after, found := strings.Cut(string(text), "## Check the traffic\n")
 	_, role, hasRole := strings.Cut(after, "```yaml\n")
 	role, _, _ = strings.Cut(role, "```\n")

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestAsk: a server reports who asked, payloads arrive completely, and each failure has a reason.
@@ -43,10 +45,7 @@ func TestAsk(t *testing.T) {
 	}
 
 	// This server accepts connections and never answers.
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mute := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer mute.Close()
 	for _, test := range []struct {
 		url    string

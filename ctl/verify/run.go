@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,20 +79,13 @@ func (v *verifier) run(ctx context.Context) (*Report, error) {
 	}
 	var clusters []Cluster
 	for _, c := range v.clusters {
-		one := Cluster{Context: c.Context, Name: c.name, Image: v.imageOf(c)}
+		one := Cluster{Context: c.Context, Name: c.name, Image: cmp.Or(v.image, c.image)}
 		for _, name := range []string{verifyClient, verifyStranger, verifyServer} {
 			one.Pods = append(one.Pods, c.pods[name])
 		}
 		clusters = append(clusters, one)
 	}
 	return NewReport(v.namespace, clusters, append(checks, removed...), time.Since(v.progress.began).Seconds()), nil
-}
-
-func (v *verifier) imageOf(c *verified) string {
-	if v.image != "" {
-		return v.image
-	}
-	return c.image
 }
 
 func (v *verifier) open(ctx context.Context) error {
@@ -265,12 +259,7 @@ func sharedIP(client, server Pod) (netip.Addr, bool) {
 
 // ask makes a pod ask, with the command's limits if the question has none.
 func (v *verifier) ask(ctx context.Context, c *verified, pod string, q Question) (Outcome, error) {
-	if q.Attempt == 0 {
-		q.Attempt = attempt
-	}
-	if q.Within == 0 {
-		q.Within = v.timeout
-	}
+	q.Attempt, q.Within = cmp.Or(q.Attempt, attempt), cmp.Or(q.Within, v.timeout)
 	return c.ask(ctx, v.namespace, pod, q)
 }
 
@@ -502,7 +491,7 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c Check) (Check, err
 
 // remove removes what was created, in all clusters concurrently, and reports what remains in each.
 func (v *verifier) remove(ctx context.Context) []Check {
-	ctx, cancel := removalContext(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin) // also after an interruption
 	defer cancel()
 	out := make([]Check, len(v.clusters))
 	failed := make([]error, len(v.clusters))

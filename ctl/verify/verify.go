@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -150,17 +151,10 @@ func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
 	if err != nil || parseErr != nil || !slices.Contains(client.IPs, from.Unmap()) {
 		return c.failed(finding.SourceRewritten, fmt.Sprintf("an IPPool of %s with the pods of %s, disabled, "+
 			"natOutgoing: false (manageIPPools), or the like of the CNI", c.From, c.To),
-			"%s: it saw the address %s, not the pod's %s: something on the way applies SNAT", path, seen, join(client.IPs))
+			"%s: it saw the address %s, not the pod's %s: something on the way applies SNAT", path, seen,
+			strings.Join(show.Texts(client.IPs), ", "))
 	}
 	return c.passed("%s, which saw %s: %s", path, seen, millis(o.Seconds))
-}
-
-func join(all []netip.Addr) string {
-	var out []string
-	for _, ip := range all {
-		out = append(out, ip.String())
-	}
-	return strings.Join(out, ", ")
 }
 
 func millis(seconds float64) string { return fmt.Sprintf("%.0f ms", seconds*1000) }

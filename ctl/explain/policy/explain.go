@@ -226,8 +226,7 @@ func (e *explainer) tiers() []tier {
 	}
 	out = append(out, tier{tierDefault, &defaultOrder, calicov3.Deny})
 	slices.SortFunc(out, func(a, b tier) int {
-		return cmp.Or(compareOrder(a.order, b.order),
-			strings.Compare(a.name, b.name))
+		return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name))
 	})
 	return out
 }

@@ -695,13 +695,10 @@ func (j *judge) set() Link {
 	case j.sameCluster():
 		return l.none("both pods are in %s", j.Source.Cluster)
 	}
-	if s := j.Sets; s != nil {
-		switch {
-		case len(s.Names) > 0:
-			l = l.add("%s is in %s, confirmed %s", j.Source.IP, strings.Join(s.Names, ", "), j.ago(s.LastHeard))
-		default:
-			l = l.add("%s is in no set of the broker", j.Source.IP)
-		}
+	if s := j.Sets; s != nil && len(s.Names) > 0 {
+		l = l.add("%s is in %s, confirmed %s", j.Source.IP, strings.Join(s.Names, ", "), j.ago(s.LastHeard))
+	} else if s != nil {
+		l = l.add("%s is in no set of the broker", j.Source.IP)
 	}
 	needs := func(r *Result) bool { return r != nil && r.Verdict != Allowed && r.NeedsSet }
 	switch {

@@ -97,12 +97,15 @@ func (e *explainer) selecting() []policy {
 	return out
 }
 
-// about says whether a policy is about the packet's direction.
-func (e *explainer) about(types []calicov3.PolicyType, egress, ingressRules []calicov3.Rule) bool {
-	if !e.packet.Egress {
-		return ingress(types, egress, ingressRules)
+// about says whether a policy is about the packet's direction, with Calico's defaults for a policy without types.
+func (e *explainer) about(types []calicov3.PolicyType, egress, ingress []calicov3.Rule) bool {
+	switch {
+	case e.packet.Egress:
+		return slices.Contains(types, calicov3.PolicyTypeEgress) || len(types) == 0 && len(egress) > 0
+	case len(types) > 0:
+		return slices.Contains(types, calicov3.PolicyTypeIngress)
 	}
-	return slices.Contains(types, calicov3.PolicyTypeEgress) || len(types) == 0 && len(egress) > 0
+	return len(egress) == 0 || len(ingress) > 0
 }
 
 func (e *explainer) rules(ingress, egress []calicov3.Rule) []calicov3.Rule {
@@ -142,14 +145,6 @@ func turn(rules []calicov3.Rule) {
 		rules[i].Source, rules[i].Destination = calicov3.EntityRule{}, rules[i].Source
 		rules[i].Destination.Ports = ports
 	}
-}
-
-// ingress reports whether a policy applies to ingress, with Calico's default for a policy without types.
-func ingress(types []calicov3.PolicyType, egress, ingress []calicov3.Rule) bool {
-	if len(types) > 0 {
-		return slices.Contains(types, calicov3.PolicyTypeIngress)
-	}
-	return len(egress) == 0 || len(ingress) > 0
 }
 
 func tierOf(name string) string { return cmp.Or(name, tierDefault) }
