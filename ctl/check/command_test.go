@@ -28,30 +28,21 @@ func TestCheck(t *testing.T) {
 		t.Errorf("two clusters that are linked as documented: exit code %d\n%+v", code, f)
 	}
 	exporter := func(cert string) string {
-		path := at("exporter.yaml")
-		must(t, os.WriteFile(path,
-			[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
-				"localBroker: {cluster: c2, address: %q}\ntls: {certFile: "+
-				"%s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
-				address, at(cert), at(cert), at("bundles"))), 0o644))
-		return path
+		return wrote(t, at("exporter.yaml"), "cluster: c1\nkube: {kubeConfigPath: /k}\n"+
+			"localBroker: {cluster: c2, address: %q}\n"+
+			"tls: {certFile: %[2]s/tls.crt, keyFile: %[2]s/tls.key, bundleDir: %s}\n", address, at(cert), at("bundles"))
 	}
 	if f, code := ctltest.Found(t, "--config", exporter("c1/exporter")); code != 0 ||
 		f["ConnectionAgreed"].Level != finding.OK ||
 		f["ListenerCertificateValid"].Subject != "spiffe://c2/broker at "+address {
 		t.Errorf("an exporter's configuration: exit code %d\n%+v", code, f)
 	}
-	broker := at("broker.yaml")
-	must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\ntls: "+
-		"{certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
-		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
+	broker := brokerFile(t, dir, "")
 	if f, code := ctltest.Found(t, "--config", broker); f["CertificateValid"].Subject != "spiffe://c1/broker" ||
 		f["BundleMissing"].Code != "" {
 		t.Errorf("a broker's configuration: exit code %d\n%+v", code, f)
 	}
-	agent := at("agent.yaml")
-	must(t, os.WriteFile(agent,
-		[]byte(fmt.Sprintf("cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))), 0o644))
+	agent := wrote(t, at("agent.yaml"), "cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))
 	if f, code := ctltest.Found(t, "--config", agent); code != 2 || f["CertificateNotShown"].Level != finding.Warning ||
 		f["ListenerCertificateValid"].Level != finding.OK {
 		t.Errorf("an agent's, with the address of the listener for exporters: exit code %d\n%+v", code, f)
@@ -61,8 +52,7 @@ func TestCheck(t *testing.T) {
 		f["RefusedByListener"].Side != "c2" {
 		t.Errorf("another part's certificate: exit code %d\n%+v", code, f)
 	}
-	wrong := at("wrong.yaml")
-	must(t, os.WriteFile(wrong, []byte("cluster: C1\nlocalBroker: {cluster: c2, address: x}\n"), 0o644))
+	wrong := wrote(t, at("wrong.yaml"), "cluster: C1\nlocalBroker: {cluster: c2, address: x}\n")
 	if f, code := ctltest.Found(t, "--config", wrong); code != 2 || f["ConfigInvalid"].Level != finding.Error {
 		t.Errorf("a configuration that is wrong: exit code %d\n%+v", code, f)
 	}
@@ -91,6 +81,20 @@ func TestCheck(t *testing.T) {
 		!strings.Contains(out, "to do (here): in c2: semaphorectl pki bundle") {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
+}
+
+// wrote writes a file, and returns its path.
+func wrote(t *testing.T, path, format string, args ...any) string {
+	t.Helper()
+	must(t, os.WriteFile(path, fmt.Appendf(nil, format, args...), 0o644))
+	return path
+}
+
+// brokerFile writes the configuration of c1's broker, with the certificates of a directory, and returns its path.
+func brokerFile(t *testing.T, dir, more string) string {
+	t.Helper()
+	return wrote(t, filepath.Join(dir, "broker.yaml"), "cluster: c1\nlocalSubnets: [10.1.0.0/16]\ntls: {certFile: "+
+		"%[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}\n%s", dir, more)
 }
 
 func TestCheckUsedWrongly(t *testing.T) {
@@ -129,24 +133,19 @@ func TestCheckWorkloadAPI(t *testing.T) {
 	spire := spireAgent{dir: filepath.Join(dir, "c1"), part: "exporter", federated: filepath.Join(dir, "c2")}
 	socket := spire.serve(t)
 	path := filepath.Join(dir, "exporter.yaml")
-	must(t, os.WriteFile(path,
-		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
-			"localBroker: {cluster: c2, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
-			socket)), 0o644))
+	wrote(t, path, "cluster: c1\nkube: {kubeConfigPath: /k}\nlocalBroker: {cluster: c2, address: %q}\n"+
+		"tls: {workloadAPI: 'unix://%s'}\n", address, socket)
 	if f, code := ctltest.Found(t, "--config", path); code != 0 || f["ConnectionAgreed"].Level != finding.OK ||
 		f["CertificateValid"].Subject != "spiffe://c1/exporter" {
 		t.Errorf("exit code %d\n%+v", code, f)
 	}
-	must(t, os.WriteFile(path,
-		[]byte(fmt.Sprintf("cluster: c1\nkube: {kubeConfigPath: /k}\n"+
-			"localBroker: {cluster: c3, address: %q}\ntls: {workloadAPI: 'unix://%s'}\n", address,
-			socket)), 0o644))
+	wrote(t, path, "cluster: c1\nkube: {kubeConfigPath: /k}\nlocalBroker: {cluster: c3, address: %q}\n"+
+		"tls: {workloadAPI: 'unix://%s'}\n", address, socket)
 	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["BundleMissing"].Level != finding.Error ||
 		f["ListenerNameWrong"].Level != finding.Error {
 		t.Errorf("a cluster that is not federated: exit code %d\n%+v", code, f)
 	}
-	must(t, os.WriteFile(path,
-		[]byte(fmt.Sprintf("cluster: c1\nbroker: {address: %q, workloadAPI: 'unix://%s.not'}\n", address, socket)), 0o644))
+	wrote(t, path, "cluster: c1\nbroker: {address: %q, workloadAPI: 'unix://%s.not'}\n", address, socket)
 	if f, code := ctltest.Found(t, "--config", path); code != 2 || f["CertificateUnreadable"].Level != finding.Error {
 		t.Errorf("no agent of SPIRE: exit code %d\n%+v", code, f)
 	}

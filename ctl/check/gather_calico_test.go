@@ -1,9 +1,6 @@
 package check
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"testing"
 
@@ -29,16 +26,12 @@ func TestCheckCalico(t *testing.T) {
 func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	api := kubetest.Start(t)
 	dir := ctltest.Linked(t)
-	at := func(path string) string { return filepath.Join(dir, path) }
-	must(t, os.WriteFile(at("broker.yaml"), []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\n"+
-		"tls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
-		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
 	kubetest.InstallRemoteClusters(t, api)
 	kubetest.CreateRemote(t, api, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	look := func() (map[string]show.Finding, int) {
 		t.Helper()
-		return ctltest.Found(t, "--config", at("broker.yaml"), "--coredns", "none", "--kubeconfig", kubetest.Kubeconfig(t,
-			api))
+		return ctltest.Found(t, "--config", brokerFile(t, dir, ""), "--coredns", "none", "--kubeconfig",
+			kubetest.Kubeconfig(t, api))
 	}
 	if f, code := look(); code != 0 || f["PoolsHarmless"].Code != "" {
 		t.Errorf("without Calico: exit code %d, %+v", code, f)

@@ -1,9 +1,6 @@
 package check
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,17 +20,10 @@ func TestCheckCoreDNS(t *testing.T) {
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	dir := ctltest.Linked(t)
-	at := func(path string) string { return filepath.Join(dir, path) }
-	broker := at("broker.yaml")
-	write := func(more string) {
-		t.Helper()
-		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: "+
-			"[10.1.0.0/16]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
-			at("c1/broker"), at("c1/broker"), at("bundles"), more)), 0o644))
-	}
 	kubetest.InstallRemoteClusters(t, api)
 	kubetest.CreateRemote(t, api, "c2", "{servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")
+	const mirrors = "mirrorNamespace: mirrors\n"
+	broker := brokerFile(t, dir, mirrors+"kube: {kubeConfigPath: "+kubetest.Kubeconfig(t, api)+"}\n")
 
 	if f, code := ctltest.Found(t, "--config", broker); code != 2 || f["CoreDNSUnreadable"].Level != finding.Warning ||
 		!strings.Contains(f["CoreDNSUnreadable"].Evidence, `configmaps "coredns" not found`) {
@@ -130,7 +120,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	kubetest.Update(t, admin.CoreV1().ConfigMaps("kube-system"), config)
 
 	// The check is skipped on a machine that is not a pod, unless a kubeconfig is given, and without services.
-	write("")
+	brokerFile(t, dir, mirrors)
 	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["CoreDNSNotRead"].Level != finding.NotChecked {
 		t.Errorf("nowhere: exit code %d\n%+v", code, f)
 	}
@@ -138,7 +128,7 @@ func TestCheckCoreDNS(t *testing.T) {
 		f["CoreDNSUnreadable"].Code == "" {
 		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
 	}
-	write("features: [encryption, policy]\n")
+	brokerFile(t, dir, mirrors+"features: [encryption, policy]\n")
 	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["CoreDNSNotRead"].Code != "" {
 		t.Errorf("without services: exit code %d\n%+v", code, f)
 	}

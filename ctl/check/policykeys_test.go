@@ -81,11 +81,8 @@ func TestCheckRemotePodSubnets(t *testing.T) {
 		Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}, Data: keys})
 	look := func(ownNames bool) (show.Finding, int) {
 		t.Helper()
-		file := filepath.Join(dir, "broker.yaml")
-		must(t, os.WriteFile(file, fmt.Appendf(nil, "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nfeatures: [services]\n"+
-			"globalServices: {podSubnets: [10.1.0.0/16], ownNames: %t}\n"+
-			"tls: {certFile: %[2]s/tls.crt, keyFile: %[2]s/tls.key, bundleDir: %[3]s}\n", ownNames,
-			filepath.Join(dir, "c1/broker"), filepath.Join(dir, "bundles")), 0o644))
+		file := brokerFile(t, dir, fmt.Sprintf("features: [services]\n"+
+			"globalServices: {podSubnets: [10.1.0.0/16], ownNames: %t}\n", ownNames))
 		f, code := ctltest.Found(t, "--config", file, "--coredns", "none", "--kubeconfig", kubetest.Kubeconfig(t, api))
 		if f["PolicyKeysAgree"].Level != finding.OK {
 			t.Errorf("the other keys: %+v", f)

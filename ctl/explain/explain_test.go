@@ -26,27 +26,20 @@ func TestExplain(t *testing.T) {
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworkpolicies", "networkpolicies", "globalnetworksets",
 		"networksets")
 	client := kubernetes.NewForConfigOrDie(cfg)
-	ctx := t.Context()
-	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+	kubetest.Create(t, client.CoreV1().ServiceAccounts("default"),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	kubetest.Create(t, client.CoreV1().Pods("default"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Labels: map[string]string{"app": "db"}},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "db", Image: "db",
 			Ports: []corev1.ContainerPort{{Name: "sql", ContainerPort: 5432}}}}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	apply := func(resource, manifest string) {
 		t.Helper()
 		var o unstructured.Unstructured
 		must(t, yaml.Unmarshal([]byte(manifest), &o.Object))
 		r := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org",
 			Version: "v1", Resource: resource})
-		if _, err := r.Namespace(o.GetNamespace()).Create(ctx, &o, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		kubetest.CreateObject(t, r.Namespace(o.GetNamespace()), &o)
 	}
 	apply("globalnetworksets", `
 apiVersion: crd.projectcalico.org/v1
@@ -61,14 +54,17 @@ spec: {nets: [10.2.0.5/32]}`)
 		}
 		return []*semaphorev1.PolicySet{ctltest.WebSet()}, nil
 	})
-	explain := func(args ...string) (string, int) {
+	explain := func(what string, want int, from string, port ...string) string {
 		t.Helper()
-		out, code, err := ctltest.Run(t, append([]string{"explain", "--socket", socket, "--kubeconfig", kubeconfig},
-			args...)...)
+		out, code, err := ctltest.Run(t, append([]string{"explain", "--socket", socket, "--kubeconfig", kubeconfig,
+			"--from", from, "--to", "default/db"}, port...)...)
 		if code == 1 {
-			t.Fatalf("%v: %v", args, err)
+			t.Fatalf("%s: %v", what, err)
 		}
-		return out, code
+		if code != want {
+			t.Errorf("%s: exit code %d", what, code)
+		}
+		return out
 	}
 	says := func(out string, wants ...string) {
 		t.Helper()
@@ -78,10 +74,7 @@ spec: {nets: [10.2.0.5/32]}`)
 			}
 		}
 	}
-	out, code := explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "5432")
-	if code != 0 {
-		t.Errorf("without a policy: exit code %d", code)
-	}
+	out := explain("without a policy", 0, "c2/shop/web-1", "--port", "5432")
 	says(out, "c2/shop/web-1 → default/db of c1, TCP port 5432", "c2/shop/web-1 is in set c2/shop/web, last update ",
 		"from 10.2.0.5: ALLOWED. No policy selects the pod", "in GlobalNetworkSet c2-shop-web")
 
@@ -95,10 +88,7 @@ spec:
   ingress:
   - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"},
     destination: {ports: [sql, "6000:6010"]}}`)
-	out, code = explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "5432")
-	if code != show.ExitWrong {
-		t.Errorf("with a policy that forgets global(): exit code %d", code)
-	}
+	out = explain("with a policy that forgets global()", show.ExitWrong, "c2/shop/web-1", "--port", "5432")
 	says(out, "from 10.2.0.5: DENIED", "policies that select default/db",
 		"NetworkPolicy default/default.db of Calico says nothing: rule 1: it selects",
 		"missing: NetworkPolicy default/default.db of Calico, ingress rule 1: add `namespaceSelector: global()`")
@@ -114,35 +104,21 @@ spec:
   ingress:
   - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"},
     destination: {ports: [sql, "6000:6010"]}}`)
-	out, code = explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "6003")
-	if code != 0 {
-		t.Errorf("with a policy that allows: exit code %d", code)
-	}
-	says(
-		out,
-		"from 10.2.0.5: ALLOWED. GlobalNetworkPolicy default.open allows it: ingress rule 1, by GlobalNetworkSet c2-shop-web",
-	)
-	if out, code = explain("--from", "c2/shop/web-1", "--to", "default/db"); code != show.ExitWrong {
-		t.Errorf("for any port: exit code %d", code)
-	}
+	out = explain("with a policy that allows", 0, "c2/shop/web-1", "--port", "6003")
+	says(out, "from 10.2.0.5: ALLOWED. GlobalNetworkPolicy default.open allows it: ingress rule 1, by GlobalNetworkSet "+
+		"c2-shop-web")
+	out = explain("for any port", show.ExitWrong, "c2/shop/web-1")
 	says(out, "from 10.2.0.5: DEPENDS", "the port: sql, 6000:6010")
 
-	out, code = explain("--from", "10.9.9.9", "--to", "default/db", "--port", "5432")
-	if code != show.ExitWrong {
-		t.Errorf("for a stranger: exit code %d", code)
-	}
+	out = explain("for a stranger", show.ExitWrong, "10.9.9.9", "--port", "5432")
 	says(out, "no pod of a set has 10.9.9.9", "from 10.9.9.9: DENIED",
 		"missing: 10.9.9.9 is in no network set of this cluster")
-	out, code = explain("--from", "c2/shop/gone", "--to", "default/db", "--port", "5432")
-	if code != show.ExitWrong {
-		t.Errorf("for a pod that nobody knows: exit code %d", code)
-	}
+	out = explain("for a pod that nobody knows", show.ExitWrong, "c2/shop/gone", "--port", "5432")
 	says(out, "c2 exports no such pod")
-	out, _ = explain("--from", "c9/shop/gone", "--to", "default/db", "--port", "5432")
+	out = explain("for a pod of an unknown cluster", show.ExitWrong, "c9/shop/gone", "--port", "5432")
 	says(out, `the broker of c1 has no remote "c9"`)
 	if _, code, err := ctltest.Run(t, "explain", "--socket", socket, "--kubeconfig", kubeconfig, "--from", "10.2.0.5",
-		"--to",
-		"default/nobody"); code != 1 || !strings.Contains(err.Error(), "default/nobody") {
+		"--to", "default/nobody"); code != 1 || !strings.Contains(err.Error(), "default/nobody") {
 		t.Errorf("to a pod that is not there: %d, %v", code, err)
 	}
 
@@ -154,16 +130,14 @@ spec:
 	file := filepath.Join(t.TempDir(), "sets.json")
 	must(t, os.WriteFile(file, []byte(doc), 0o600))
 	out, code, err = ctltest.Run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1",
-		"--to",
-		"default/db", "--port", "5432")
+		"--to", "default/db", "--port", "5432")
 	if code != 0 || err != nil {
 		t.Errorf("with a file: %d, %v", code, err)
 	}
 	says(out, "c2/shop/web-1 is in set c2/shop/web", "ALLOWED")
 	must(t, os.WriteFile(file, []byte("{}"), 0o600))
 	if _, code, err := ctltest.Run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1",
-		"--to",
-		"default/db"); code != 1 || !strings.Contains(err.Error(), "no cluster in it") {
+		"--to", "default/db"); code != 1 || !strings.Contains(err.Error(), "no cluster in it") {
 		t.Errorf("with a file of something else: %d, %v", code, err)
 	}
 }

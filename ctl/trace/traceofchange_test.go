@@ -76,13 +76,10 @@ func TestTraceOfAChange(t *testing.T) {
 	// The output of trace, once the broker has recorded its write, which it does after the apiserver's answer.
 	var trace []hop
 	testkit.Eventually(t, time.Minute, "trace has the change", func() error {
-		out, code, err := ctltest.Run(t, append([]string{"trace", "endpointslice/shop/echo-1", "-o", "json"},
-			sockets...)...)
-		if code != 0 {
-			return fmt.Errorf("code %d: %w\n%s", code, err, out)
-		}
 		var answer struct{ Hops []hop }
-		must(t, json.Unmarshal([]byte(out), &answer))
+		if _, err := traced(t, "endpointslice/shop/echo-1", sockets, &answer); err != nil {
+			return err
+		}
 		trace = answer.Hops
 		if len(trace) != 2 || trace[1].Time.Before(trace[0].Time) { // what was received is the state before, still
 			return fmt.Errorf("the hops are %+v", trace)
@@ -91,13 +88,11 @@ func TestTraceOfAChange(t *testing.T) {
 	})
 	checkPlaces(t, sockets)
 	testkit.Eventually(t, time.Minute, "and the write", func() error {
-		out, code, err := ctltest.Run(t, append([]string{"trace", "service/shop/echo", "-o", "json"},
-			sockets...)...)
-		if code != 0 {
-			return fmt.Errorf("code %d: %w\n%s", code, err, out)
-		}
 		var answer struct{ Hops []hop }
-		must(t, json.Unmarshal([]byte(out), &answer))
+		out, err := traced(t, "service/shop/echo", sockets, &answer)
+		if err != nil {
+			return err
+		}
 		for _, h := range answer.Hops {
 			if h.Action == "update" && !h.Time.Before(trace[1].Time) &&
 				strings.HasPrefix(h.Object, "endpointslice c2-shop-73736d-echo-") {
@@ -106,6 +101,16 @@ func TestTraceOfAChange(t *testing.T) {
 		}
 		return fmt.Errorf("the hops are\n%s", out)
 	})
+}
+
+// traced reads trace's answer for an object.
+func traced(t *testing.T, object string, sockets []string, answer any) (out string, err error) {
+	t.Helper()
+	out, code, err := ctltest.Run(t, append([]string{"trace", object, "-o", "json"}, sockets...)...)
+	if code != 0 {
+		return "", fmt.Errorf("code %d: %w\n%s", code, err, out)
+	}
+	return out, json.Unmarshal([]byte(out), answer)
 }
 
 // startBoth runs c1's broker and c2's exporter, and returns semaphorectl's flags for both.
@@ -145,13 +150,11 @@ func checkPlaces(t *testing.T, sockets []string) {
 	want := []string{"source " + object + " done", "export " + object + " done", "stream " + object + " done",
 		"accept " + object + " done", "plan " + mirror + " done", "write " + mirror + " done"}
 	testkit.Eventually(t, time.Minute, "trace has each hop", func() error {
-		out, code, err := ctltest.Run(t, append([]string{"trace", "service/shop/echo", "-o", "json"},
-			sockets...)...)
-		if code != 0 {
-			return fmt.Errorf("code %d: %w\n%s", code, err, out)
-		}
 		var answer struct{ Places []location }
-		must(t, json.Unmarshal([]byte(out), &answer))
+		out, err := traced(t, "service/shop/echo", sockets, &answer)
+		if err != nil {
+			return err
+		}
 		var got []string
 		for _, p := range answer.Places {
 			if strings.HasPrefix(p.Object, "service ") {
