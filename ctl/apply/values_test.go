@@ -202,10 +202,7 @@ func TestWishes(t *testing.T) {
 // TestRecord: the record of an installation is read as it was written.
 func TestRecord(t *testing.T) {
 	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, DefaultNamespace, "")
-	objects, err := Build(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := testkit.Value(Build(v))(t)
 	r := &Record{Wishes: Wishes{Name: "c1", NodeSubnets: prefixes("192.0.2.0/24")}, Values: v, Version: "v1"}
 	for _, o := range objects {
 		r.Objects = append(r.Objects, RefOf(o))
@@ -218,9 +215,7 @@ func TestRecord(t *testing.T) {
 	if left := r.Without(r.Objects[1:]); len(left) != 1 || left[0] != r.Objects[0] {
 		t.Errorf("%v", left)
 	}
-	if err := unstructured.SetNestedField(o.Object, "nonsense", "data", "objects"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unstructured.SetNestedField(o.Object, "nonsense", "data", "objects"))
 	if _, err := ParseRecord(o); err == nil || !strings.Contains(err.Error(), "names no object") {
 		t.Errorf("%v", err)
 	}
@@ -296,10 +291,7 @@ func TestPoliciesFindSubnets(t *testing.T) {
 		for _, namespace := range []string{DefaultNamespace, "federation"} {
 			v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, namespace, "")
 			v.Features, v.Components = features, []string{MCS}
-			objects, err := Build(v)
-			if err != nil {
-				t.Fatal(err)
-			}
+			objects := testkit.Value(Build(v))(t)
 			subnets, bindings := 0, 0
 			for _, o := range objects {
 				text, _, _ := unstructured.NestedString(o.Object, "data", "broker.yaml")
@@ -315,8 +307,7 @@ func TestPoliciesFindSubnets(t *testing.T) {
 			}
 			if subnets != 1 || bindings != 3 {
 				t.Errorf("%v in %s: %d ConfigMaps with subnets, and %d policies that look for one", features, namespace,
-					subnets,
-					bindings)
+					subnets, bindings)
 			}
 		}
 	}

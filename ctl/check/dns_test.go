@@ -62,9 +62,7 @@ func TestBlockLeftOut(t *testing.T) {
 		ClusterDomain: "cluster.local"}
 	want := []coredns.Block{local, coredns.Global("semaphore", "cluster.local")}
 	var corefile strings.Builder
-	if err := coredns.Print(&corefile, want); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, coredns.Print(&corefile, want))
 	found := judgeDNS(DNS{Where: "here", Corefile: corefile.String(), Want: want, Print: "print"})
 	complete(t, found[:1])
 	const why = "there can be no block for cluster.local: it would answer names of cluster.local"

@@ -194,8 +194,7 @@ func TestJudgeDialled(t *testing.T) {
 		"silence": {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:TLSSilent", "c2"},
 		"cut":     {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:TLSCut", "c2"},
 		"TLS 1.1": {func(d *Dialled) {
-			d.HandshakeErr = errors.New("remote error: tls: protocol version " +
-				"not supported")
+			d.HandshakeErr = errors.New("remote error: tls: protocol version not supported")
 		}, roots, now, "ERROR:TLSOld", "c2"},
 		"TLS 1.2": {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:TLSOld", "c2"},
 		"another alert": {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: internal error") },

@@ -32,9 +32,7 @@ func TestClockOfAnAPIServer(t *testing.T) {
 			}))
 			defer server.Close()
 			s := &surveyor{Objects: &fleet.Objects{Config: &rest.Config{Host: server.URL}}, out: &Cluster{Context: "c1"}}
-			if err := s.versionAndClock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.versionAndClock(t.Context()))
 			got := "not known, " + strings.Join(s.out.Unread, ", ")
 			if s.out.Clock != nil {
 				got = s.out.Clock.Round(time.Minute).String()

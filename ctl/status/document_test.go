@@ -43,9 +43,7 @@ func TestNoEscapeSequencesReachATerminal(t *testing.T) {
 	for name, print := range outputs {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
-			if err := print(&b); err != nil {
-				t.Fatal(err)
-			}
+			must(t, print(&b))
 			for _, r := range b.String() {
 				if !unicode.IsPrint(r) && r != '\n' {
 					t.Errorf("%q has %U", b.String(), r)

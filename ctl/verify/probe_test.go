@@ -13,10 +13,7 @@ import (
 
 // TestAsk: a server reports who asked, payloads arrive completely, and each failure has a reason.
 func TestAsk(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- Serve(ctx, listener, "server", "n7") }()

@@ -155,9 +155,7 @@ func TestPrint(t *testing.T) {
 	}, 12.34)
 	for _, output := range []string{"table", "json", "yaml"} {
 		var out bytes.Buffer
-		if err := r.Print(&out, output); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Print(&out, output))
 		ctltest.Compare(t, filepath.Join("testdata", "report."+output), out.String())
 		if strings.ContainsAny(out.String(), "\x1b\u009b") {
 			t.Errorf("%s commands a terminal", output)

@@ -484,9 +484,7 @@ func TestPeerIDAndStandingStream(t *testing.T) {
 	defer conn.Close()
 	call := func() {
 		t.Helper()
-		if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		if got := <-ids; got != "spiffe://c1/exporter" {
 			t.Errorf("peer %s", got)
 		}

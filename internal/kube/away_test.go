@@ -57,11 +57,9 @@ func TestRetryWhileAway(t *testing.T) {
 			lw = RetryWhileAway(lw, func(context.Context, string, int, error) { failures.Add(1) })
 		}
 		informer := cache.NewSharedIndexInformer(lw, &corev1.ConfigMap{}, 0, nil)
-		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		testkit.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: func(o any) { seen <- o.(*corev1.ConfigMap).Name },
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		go func() {
 			informer.RunWithContext(ctx)
 			done <- nil

@@ -215,9 +215,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 		o := object.DeepCopyObject().(T)
 		o.SetName(n)
 		others(o, 1+i)
-		if _, err := r.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(r.Create(ctx, o))(t)
 	}
 	options := metav1.ListOptions{Limit: 2}
 	for {

@@ -255,9 +255,7 @@ func TestLongProfile(t *testing.T) {
 	url := listen(t, serveProfiles)
 	slow := testkit.Value(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
 	defer slow.Close()
-	if _, err := slow.Write([]byte("GET /debug/pprof/ HTTP/1.1\r\n")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(slow.Write([]byte("GET /debug/pprof/ HTTP/1.1\r\n")))(t)
 	began := time.Now()
 	if code, body := get(t, url+"/debug/pprof/trace?seconds=12"); code != 200 || len(body) == 0 {
 		t.Errorf("%d, %d bytes", code, len(body))

@@ -49,9 +49,7 @@ missing c2: spec.trustBundle: its root certificates (--bundles)`},
 		t.Run(name, func(t *testing.T) {
 			m := NewMigration()
 			for _, file := range test.files {
-				if _, err := m.Add("file", []byte(file)); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(m.Add("file", []byte(file)))(t)
 			}
 			if test.policy != "" {
 				testkit.Must(t, m.AddPolicyFlags(test.policy))
