@@ -24,8 +24,7 @@ func Command(access *fleet.Access) *cobra.Command {
 			"trust it",
 	}
 	cmd.AddCommand(pkiInitCommand(access), pkiBundleCommand(access), pkiExchangeCommand(access), pkiSecretsCommand(),
-		pkiShowCommand(),
-		pkiRotateCommand(access), pkiRotateCACommand())
+		pkiShowCommand(), pkiRotateCommand(access), pkiRotateCACommand())
 	return cmd
 }
 

@@ -102,8 +102,7 @@ func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, no
 	}
 	if a.Cluster() != name {
 		return made, fmt.Errorf("%s: Secret %s/%s is the authority of %q, not of %q", p.Cluster.Context,
-			p.Cluster.Namespace,
-			identity.AuthoritySecret, a.Cluster(), name)
+			p.Cluster.Namespace, identity.AuthoritySecret, a.Cluster(), name)
 	}
 	for _, part := range identity.Parts {
 		have, err := p.Secret(ctx, identity.SecretName(part))
@@ -247,8 +246,7 @@ func (p *Store) rotate(ctx context.Context, w io.Writer, parts []string, validit
 	}
 	if a == nil {
 		return fmt.Errorf("%s: no Secret %s/%s: the authority is elsewhere; use --dir", p.Cluster.Context,
-			p.Cluster.Namespace,
-			identity.AuthoritySecret)
+			p.Cluster.Namespace, identity.AuthoritySecret)
 	}
 	if len(parts) == 0 {
 		parts = identity.Parts

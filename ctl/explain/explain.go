@@ -260,8 +260,7 @@ func describeSource(say func(string, ...any), from end, sets *fleet.BrokerSets) 
 	for _, s := range sets.Sets {
 		for _, p := range podsOf(s, from) {
 			say("%s/%s/%s is in set %s, last update %s ago: %s", s.GetCluster(), s.GetNamespace(), p.GetName(),
-				show.SetName(s),
-				show.SetAge(sets.Now, s.GetLastHeard()), show.SetState(s))
+				show.SetName(s), show.SetAge(sets.Now, s.GetLastHeard()), show.SetState(s))
 			for _, text := range p.GetIps() {
 				if ip, err := netip.ParseAddr(text); err == nil && !slices.Contains(ips, ip) {
 					ips = append(ips, ip)

@@ -108,8 +108,7 @@ func printSets(w io.Writer, found *fleet.BrokerSets, output string, pods bool) e
 	}
 	if len(found.Sets) == 0 {
 		_, err := fmt.Fprintf(w, "no such set: a pod of a remote is in one while it has a label\n%s/name and its cluster "+
-			"exports "+
-			"it; semaphorectl status shows the remotes\n", naming.DefaultLabelDomain)
+			"exports it; semaphorectl status shows the remotes\n", naming.DefaultLabelDomain)
 		return err
 	}
 	var wrong []string

@@ -70,8 +70,7 @@ func Parse[T any, P interface {
 	}
 	if tool := originalOf(text); tool != "" {
 		return nil, fmt.Errorf("this is a configuration file of %s: run semaphorectl migrate FILE, which makes "+
-			"RemoteClusters of it; "+
-			"docs/migrating.md has the rest", tool)
+			"RemoteClusters of it; docs/migrating.md has the rest", tool)
 	}
 	c := new(T)
 	if c, ok := any(c).(withDefaults); ok {

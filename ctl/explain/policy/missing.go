@@ -52,8 +52,7 @@ func (e *explainer) missing(policies []policy) []string {
 		end = "destination"
 	}
 	return []string{fmt.Sprintf("an "+e.direction()+" rule with action Allow and "+end+".selector %q (in a policy of "+
-		"one namespace "+
-		"with namespaceSelector: global() for a GlobalNetworkSet)", e.suggestion())}
+		"one namespace with namespaceSelector: global() for a GlobalNetworkSet)", e.suggestion())}
 }
 
 // suggestion returns a selector for the first set that contains the source, by its labels.
