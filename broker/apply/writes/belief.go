@@ -108,8 +108,8 @@ func (b *Belief[T]) Forget(name string) {
 	delete(b.written, name)
 }
 
-// Informed records what the informer reports: an object, or its deletion.
-func (b *Belief[T]) Informed(name string, object T, gone bool) {
+// Informed records what the informer reports: an object, or its deletion. It returns whether that is the own deletion.
+func (b *Belief[T]) Informed(name string, object T, gone bool) (ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w, ok := b.written[name]
@@ -121,7 +121,9 @@ func (b *Belief[T]) Informed(name string, object T, gone bool) {
 		!w.deleted && gone && same,
 		!w.deleted && !gone && !older(object, w.object):
 		delete(b.written, name)
+		return w.deleted && gone && same
 	}
+	return false
 }
 
 // older compares resource versions, which are revisions of etcd. Versions that cannot be compared count as not older:

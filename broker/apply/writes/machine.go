@@ -110,14 +110,28 @@ func (m *Machine[T]) Changed(now time.Time, name string, change Change) {
 func (m *Machine[T]) Informed(name string, object T, gone bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.belief.Informed(name, object, gone)
+	ours := m.belief.Informed(name, object, gone)
 	m.listed(name, object)
 	if gone {
 		m.lost[name] = object
+		if a, asked := m.asked[name]; ours || asked && a.uid == object.GetUID() {
+			m.removed(name, object)
+		}
 		delete(m.leaving, name)
 		delete(m.asked, name)
 	}
 	m.agreed(name)
+}
+
+// removed forgets an object that the broker has deleted. Nothing else may: while a remote is not complete, it is unknown
+// whether its name is desired, and a remote may be away for as long as the broker runs.
+func (m *Machine[T]) removed(name string, object T) {
+	if lost, ok := m.lost[name]; ok && lost.GetUID() == object.GetUID() {
+		delete(m.lost, name)
+	}
+	if _, changes := m.changes[name]; !changes {
+		delete(m.sources, name)
+	}
 }
 
 // Listed records an object of the first list.

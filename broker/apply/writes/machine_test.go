@@ -189,6 +189,38 @@ func TestUndesiredObjectsWaitForTheirRemote(t *testing.T) {
 	}
 }
 
+// TestNothingStaysOfADeletedObject: also while it is unknown whether its name is desired, as it is for as long as any
+// remote is away; names come and go, and a broker runs for months.
+func TestNothingStaysOfADeletedObject(t *testing.T) {
+	unknown := Answer[*corev1.Service]{Verdict: Unknown}
+	for name, finalizers := range map[string][]string{"": nil, ", with a finalizer": {"example.org/keep"}} {
+		for order, watchFirst := range map[string]bool{"the response comes first": false, "the watch is faster": true} {
+			object := ours("echo", "7")
+			object.UID, object.Finalizers = "u", finalizers
+			store := stored{"echo": object}
+			m := New(Kind[*corev1.Service]{Name: Service}, store, nil)
+			m.Informed("echo", object, false)
+			step := m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Verdict: Absent})
+			if step.Write == nil || step.Write.Request != SendDelete {
+				t.Fatalf("%+v, want a deletion", step)
+			}
+			gone := func() { delete(store, "echo"); m.Informed("echo", object, true) }
+			if watchFirst {
+				gone()
+				m.Settle(paceStart, step.Write, nil, nil)
+			} else {
+				m.Settle(paceStart, step.Write, nil, nil)
+				gone()
+			}
+			m.Decide(paceStart, m.Begin(paceStart, "echo"), unknown)
+			if kept := len(m.lost) + len(m.changes) + len(m.sources) + len(m.conflicts) + len(m.failing) + len(m.unanswered) +
+				len(m.due) + len(m.leaving) + len(m.asked); kept > 0 {
+				t.Errorf("%s%s: %d entries stay", order, name, kept)
+			}
+		}
+	}
+}
+
 // TestRecreate: an object that another writer deleted is created from what it was, and charged to no remote; one that
 // the broker deleted itself, or that was never there, is created as it is desired.
 func TestRecreate(t *testing.T) {

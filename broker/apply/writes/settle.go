@@ -168,7 +168,11 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 		switch {
 		case err == nil && len(w.Object.GetFinalizers()) > 0:
 			m.mu.Lock()
-			m.asked[w.Name] = asked{w.Object.GetUID(), now}
+			if lost, gone := m.lost[w.Name]; gone && lost.GetUID() == w.Object.GetUID() { // the watch was faster
+				m.removed(w.Name, w.Object)
+			} else {
+				m.asked[w.Name] = asked{w.Object.GetUID(), now}
+			}
 			m.mu.Unlock()
 			return m.end(now, w, nil) // the informer reports when it is gone
 		case err == nil || apierrors.IsNotFound(err):
@@ -245,6 +249,7 @@ func (m *Machine[T]) believe(now time.Time, w *Write[T], object T) Step[T] {
 func (m *Machine[T]) deleted(now time.Time, w *Write[T]) Step[T] {
 	m.mu.Lock()
 	m.belief.Deleted(now, w.Name, w.Object)
+	m.removed(w.Name, w.Object) // the watch may have been faster
 	m.contests.forget(w.Name)
 	m.mu.Unlock()
 	if w.Op == Replace {
