@@ -158,8 +158,7 @@ func (s *soak) churnServices(ctx context.Context) error {
 }
 
 // churnPods makes ten pods a second, a hundred of which are a set with a name of its own, and deletes the oldest. So
-// the broker's memory of who had an address, which has room for 32,768 changes, is full before the second quarter of two
-// hours.
+// the broker's memory of who had an address, with room for 32,768 changes, is full before the second quarter of 2 h.
 func (s *soak) churnPods(ctx context.Context) error {
 	pods := s.c2.CoreV1().Pods(shop)
 	return every(ctx, time.Second/10, func(i int) error {
