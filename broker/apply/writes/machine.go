@@ -123,8 +123,8 @@ func (m *Machine[T]) Informed(name string, object T, gone bool) {
 	m.agreed(name)
 }
 
-// removed forgets an object that the broker has deleted. Nothing else may: while a remote is not complete, it is unknown
-// whether its name is desired, and a remote may be away for as long as the broker runs.
+// removed forgets an object that the broker has deleted. Nothing else may do so: while a remote is not complete, it is
+// unknown whether its name is desired, and a remote may be away for as long as the broker runs.
 func (m *Machine[T]) removed(name string, object T) {
 	if lost, ok := m.lost[name]; ok && lost.GetUID() == object.GetUID() {
 		delete(m.lost, name)
