@@ -336,6 +336,12 @@ func TestGoneRemote(t *testing.T) {
 		t.Error("no metric")
 	}
 
+	// The Service names it for the next leader, which writes what this one has not.
+	eventually(t, "the Service names it", func() (bool, string) {
+		services := testkit.Value(w.admin.CoreV1().Services("").List(t.Context(),
+			metav1.ListOptions{FieldSelector: "metadata.name=gl-shop-73736d-echo"}))(t).Items
+		return len(services) == 1 && services[0].Annotations[naming.AnnotationGoneClusters] == "c2", fmt.Sprint(services)
+	})
 	before := w.written()
 	c3.Cancel()
 	stop()
