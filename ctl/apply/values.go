@@ -54,17 +54,20 @@ type Wishes struct {
 	NodePort int    `json:"nodePort,omitempty"`
 }
 
-// Over returns the wishes w, with empty fields taken from before. Components that w does not mention stay.
+// Over returns the wishes w, with empty fields taken from before. Components that w does not mention stay, unless it has
+// an empty list.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
 	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
 	if w.Features == nil {
 		w.Features = before.Features
 	}
-	w.Components = append(slices.DeleteFunc(slices.Clone(before.Components), func(c string) bool {
-		name := strings.TrimPrefix(c, "-")
-		return slices.Contains(w.Components, name) || slices.Contains(w.Components, "-"+name)
-	}), w.Components...)
+	if w.Components == nil || len(w.Components) > 0 {
+		w.Components = append(slices.DeleteFunc(slices.Clone(before.Components), func(c string) bool {
+			name := strings.TrimPrefix(c, "-")
+			return slices.Contains(w.Components, name) || slices.Contains(w.Components, "-"+name)
+		}), w.Components...)
+	}
 	for _, s := range []struct{ here, before *[]netip.Prefix }{{&w.PodSubnets, &before.PodSubnets},
 		{&w.ServiceSubnets, &before.ServiceSubnets}, {&w.NodeSubnets, &before.NodeSubnets}} {
 		if *s.here == nil {

@@ -192,6 +192,9 @@ func TestWishes(t *testing.T) {
 		t.Error(diff)
 	}
 	before.Components = []string{"gke", "mcs", "-monitors"}
+	if none := (Wishes{Components: []string{}}).Over(before); len(none.Components) != 0 {
+		t.Errorf("an empty list leaves %v", none.Components)
+	}
 	changed := Wishes{Image: "x:2", Components: []string{"-mcs", "monitors", "dns"}}.Over(before)
 	if got := strings.Join(changed.Components, " "); changed.Image != "x:2" || got != "gke -mcs monitors dns" ||
 		changed.Name != "c1" {

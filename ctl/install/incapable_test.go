@@ -12,7 +12,7 @@ import (
 )
 
 // TestLacksWireGuard: of all that an agent reports, only what a component fixes ends the wait for it, and the command
-// keeps the components that were wanted.
+// fixes it.
 func TestLacksWireGuard(t *testing.T) {
 	of := func(codes ...finding.Code) *semaphorev1.GetStatusResponse {
 		s := &semaphorev1.GetStatusResponse{}

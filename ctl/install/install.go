@@ -80,7 +80,7 @@ a problem prevents it.`,
 		"of encryption, services and policy (default: all, without Calico all but policy)")
 	f.StringSliceVar(&i.wishes.Components, "components", nil,
 		"directories of deploy/features beyond those that the cluster is found to need or can have, such as own-names; "+
-			"those of earlier runs stay; -NAME leaves one out, such as -mcs")
+			"those of earlier runs stay, unless the list is empty; -NAME leaves one out, such as -mcs")
 	f.StringVar(&i.wishes.Image, "image", "", "`REPOSITORY:TAG` or REPOSITORY@DIGEST (default: that of this release)")
 	f.Var((*prefixesFlag)(&i.wishes.PodSubnets), "pod-subnets", "subnets of the pods (default: as found)")
 	f.Var((*prefixesFlag)(&i.wishes.ServiceSubnets), "service-subnets", "subnets of the Services (default: as found)")
