@@ -54,8 +54,8 @@ type Wishes struct {
 	NodePort int    `json:"nodePort,omitempty"`
 }
 
-// Over returns the wishes w, with empty fields taken from before. Components that w does not mention stay, unless it has
-// an empty list.
+// Over returns the wishes w, with empty fields taken from before. Components that w does not mention stay, unless its
+// list is empty and not nil.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
 	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
