@@ -164,13 +164,7 @@ func (i *Store[T]) All() []T {
 	if store == nil {
 		return nil
 	}
-	var all []T
-	for _, object := range (*store).List() {
-		if object, ok := object.(T); ok {
-			all = append(all, object)
-		}
-	}
-	return all
+	return onlyOf[T]((*store).List())
 }
 
 // In returns the objects that an index of the informer has under a value; ok is false without informer or index.
@@ -180,12 +174,17 @@ func (i *Store[T]) In(index, value string) (found []T, ok bool) {
 		return nil, false
 	}
 	objects, err := (*store).ByIndex(index, value)
+	return onlyOf[T](objects), err == nil
+}
+
+// onlyOf returns the objects of a type, and leaves out others.
+func onlyOf[T any](objects []any) (all []T) {
 	for _, object := range objects {
 		if object, ok := object.(T); ok {
-			found = append(found, object)
+			all = append(all, object)
 		}
 	}
-	return found, err == nil
+	return all
 }
 
 // Keys returns the keys of the objects.

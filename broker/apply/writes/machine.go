@@ -126,12 +126,18 @@ func (m *Machine[T]) Informed(name string, object T, gone bool) {
 // removed forgets an object that the broker has deleted. Nothing else may do so: while a remote is not complete, it is
 // unknown whether its name is desired, and a remote may be away for as long as the broker runs.
 func (m *Machine[T]) removed(name string, object T) {
-	if lost, ok := m.lost[name]; ok && lost.GetUID() == object.GetUID() {
+	if m.isLost(name, object) {
 		delete(m.lost, name)
 	}
 	if _, changes := m.changes[name]; !changes {
 		delete(m.sources, name)
 	}
+}
+
+// isLost reports whether the watch has reported the deletion of this very object.
+func (m *Machine[T]) isLost(name string, object T) bool {
+	lost, ok := m.lost[name]
+	return ok && lost.GetUID() == object.GetUID()
 }
 
 // Listed records an object of the first list.

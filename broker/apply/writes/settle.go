@@ -168,7 +168,7 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 		switch {
 		case err == nil && len(w.Object.GetFinalizers()) > 0:
 			m.mu.Lock()
-			if lost, gone := m.lost[w.Name]; gone && lost.GetUID() == w.Object.GetUID() { // the watch was faster
+			if m.isLost(w.Name, w.Object) { // the watch was faster
 				m.removed(w.Name, w.Object)
 			} else {
 				m.asked[w.Name] = asked{w.Object.GetUID(), now}
@@ -213,9 +213,9 @@ func (m *Machine[T]) resolveExisting(now time.Time, w *Write[T], have T) Step[T]
 		return w.next(SendAdopt, w.Want)
 	}
 	m.mu.Lock()
-	lost, isLost := m.lost[w.Name]
+	isLost := m.isLost(w.Name, have)
 	m.mu.Unlock()
-	if !isLost || lost.GetUID() != have.GetUID() {
+	if !isLost {
 		return m.end(now, w, NotOurs{Kind: m.kind.Name, Name: w.Name, Hint: fmt.Sprintf(
 			"semaphore created it, and somebody removed its label %s: set %s=%s again, or delete it",
 			naming.LabelManagedBy, naming.LabelManagedBy, naming.ManagedByBroker)})
