@@ -89,7 +89,7 @@ func TestCodesAreDocumented(t *testing.T) {
 
 	// check --pre has codes of its own, and shares others.
 	preflight := []string{string(finding.AffinityNotStrict), string(finding.PoolMissing), string(finding.SubnetsOverlap),
-		string(finding.ClusterNameTaken)}
+		string(finding.ClusterNameTaken), string(finding.BothUnreachable)}
 	for _, code := range finding.Of(finding.Preflights) {
 		preflight = append(preflight, string(code))
 	}

@@ -12,11 +12,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Refreshed is the annotation by which kubelets look at a pod at once.
-const Refreshed = naming.Domain + "refreshed"
+const Refreshed = "semaphore.uw.io/refreshed"
 
 // refreshAgain is the time after which Refresh changes pods again: a kubelet may see the change of its pod before that
 // of a ConfigMap, and would then look for the latter at its syncFrequency only.

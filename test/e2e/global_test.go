@@ -203,7 +203,7 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	if got := l.by(); !slices.Equal(got, []string{"near"}) || len(l.failures()) > 0 {
 		t.Errorf("with another broker %v answered; %s", got, l)
 	}
-	if list := ctl("drain", "list"); !strings.Contains(list, "c2") || !strings.Contains(list, "e2e") {
+	if list := ctl("get", "drains"); !strings.Contains(list, "c2") || !strings.Contains(list, "e2e") {
 		t.Errorf("the list of drains:\n%s", list)
 	}
 	ctl("undrain", "cluster", "c2")
