@@ -7,6 +7,7 @@
 package figure
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -80,4 +81,18 @@ func BetterQuartile(unit string, turns []float64) float64 {
 		return all[len(all)/4]
 	}
 	return all[len(all)*3/4]
+}
+
+// Mean returns the mean of turns, and its standard error. It is for figures that differ from turn to turn by
+// themselves, not because of other load.
+func Mean(turns []float64) (mean, standardError float64) {
+	n := float64(len(turns))
+	for _, x := range turns {
+		mean += x / n
+	}
+	squares := 0.0
+	for _, x := range turns {
+		squares += (x - mean) * (x - mean)
+	}
+	return mean, math.Sqrt(squares / (n - 1) / n)
 }
