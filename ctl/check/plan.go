@@ -149,10 +149,11 @@ func (p *Plan) parts() {
 	stream := remotes * (changes*m.change() + heartbeat.Value/5)
 	// Nodes are once for each remote in the exporter, because they have a key for each.
 	own := held + float64(m.Nodes)*(remotes-1)
+	written := perObject.Value*held + (perMirror.Value-2*perObject.Value)*float64(m.Services)
 	p.Parts = []Part{
 		{"exporter", 1, standby.Value + perObject.Value*own, remotes * changes * perSend.Value, 0, stream},
 		{"exporter, waiting", 1, standby.Value, 0, 0, 0},
-		{"broker", 1, standby.Value + perObject.Value*held*remotes, remotes * changes * perWrite.Value, stream, 0},
+		{"broker", 1, standby.Value + written*remotes, remotes * changes * perWrite.Value, stream, 0},
 		{"broker, waiting", 1, standby.Value, 0, 0, 0},
 		{"agent", m.Nodes, agentBase.Value + perPeer.Value*peers, idlePeer.Value * peers, 0, 0},
 	}

@@ -36,11 +36,12 @@ func TestOf(t *testing.T) {
 		"clusters=21 changes=50":          nil,
 		"clusters=22 changes=50":          {"kube.qps 1050"},
 		"clusters=2 nodes=1 changes=4001": {"spec.size large", "spec.limits.changesPerSecond 4001", "kube.qps 4001"},
-		"clusters=100 nodes=50 services=200 endpoints=20000 members=1000": {"memory of the broker GOMEMLIMIT 4228MiB",
+		"clusters=100 nodes=50 services=200 endpoints=20000 members=1000": {"memory of the broker GOMEMLIMIT 4537MiB",
 			"service range /17"},
 		"clusters=2 services=1 endpoints=1 ports=101": {"spec.size large", "spec.limits.portsPerService 101"},
 		"clusters=600 nodes=1 services=2000 endpoints=2000 changes=0 ports=1": {"!remotes with encryption 599,",
-			"!service range /11", "spec.size large", "wireguard.portRange 7775-8373", "memory of the broker GOMEMLIMIT 7101MiB"},
+			"!service range /11", "spec.size large", "wireguard.portRange 7775-8373",
+			"memory of the broker GOMEMLIMIT 25820MiB"},
 	} {
 		t.Run(given, func(t *testing.T) {
 			p := PlanOf(meshOf(t, given))
@@ -116,6 +117,7 @@ func TestCostsGrow(t *testing.T) {
 	}{
 		{"broker", "nodes=11", func(p Part) float64 { return p.Memory }, 10 * perObject.Value},
 		{"exporter", "nodes=11", func(p Part) float64 { return p.Memory }, 10 * perObject.Value},
+		{"broker", "services=11", func(p Part) float64 { return p.Memory }, 10 * perMirror.Value},
 		{"exporter", "members=11", func(p Part) float64 { return p.Memory }, perObject.Value},
 		{"agent", "nodes=11", func(p Part) float64 { return p.Memory }, 10 * perPeer.Value},
 		{"agent", "nodes=11", func(p Part) float64 { return p.Cores }, 10 * idlePeer.Value},

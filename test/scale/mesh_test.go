@@ -38,9 +38,9 @@ func variable(b *testing.B, name string, otherwise int) int {
 	return testkit.Value(strconv.Atoi(text))(b)
 }
 
-// idle is how long an idle broker is measured, and silence how long all remotes are away: longer than the broker takes
-// to regard one as stale.
-const idle, silence = 20 * time.Second, 40 * time.Second
+// idle is how long an idle broker is measured, after it has returned the memory of the first sync, and silence how long
+// all remotes are away: longer than the broker takes to regard one as stale.
+const returned, idle, silence = time.Minute, 20 * time.Second, 40 * time.Second
 
 // mesh is a hub whose remote c2 is a real exporter with an apiserver of its own.
 type mesh struct {
@@ -246,6 +246,7 @@ type state struct {
 // measure measures the broker with the remotes that there are.
 func (m *mesh) measure(endpoints int) (s state) {
 	m.b.Helper()
+	time.Sleep(returned)
 	s.usage = testkit.Value(m.broker.usage())(m.b)
 	before := testkit.Value(m.broker.cpu())(m.b)
 	time.Sleep(idle)
@@ -347,11 +348,12 @@ func BenchmarkMesh(b *testing.B) {
 func (m *mesh) report(one, many state, players int, of content) {
 	m.b.Helper()
 	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	objects := float64(players * (of.nodes + 2*of.services + of.members + of.endpoints))
+	// A Service with its slice takes as much as ten endpoints.
+	objects := float64(players * (of.nodes + 10*of.services + of.members + of.endpoints))
 	figure.Report(m.b, "heap-MiB", many.heap).Floor(one.heap)
-	figure.Report(m.b, "heap-B/object-or-endpoint", (many.heap-one.heap)*(1<<20)/objects).AtMost(1280)
+	figure.Report(m.b, "heap-B/object-or-endpoint", (many.heap-one.heap)*(1<<20)/objects).AtMost(1024)
 	figure.Report(m.b, "resident-MiB", many.resident).Floor(one.resident)
-	figure.Report(m.b, "resident-B/object-or-endpoint", (many.resident-one.resident)*(1<<20)/objects).AtMost(2560)
+	figure.Report(m.b, "resident-B/object-or-endpoint", (many.resident-one.resident)*(1<<20)/objects).AtMost(2048)
 	figure.Report(m.b, "series", many.series).Floor(one.series)
 	figure.Report(m.b, "idle-percent", many.idle).Floor(one.idle).AtMost(5)
 	figure.Report(m.b, "change-p50-ms", milliseconds(many.p50)).Floor(milliseconds(one.p50)).AtMostTimesFloor(1.5)
