@@ -17,8 +17,8 @@ import (
 
 // Service returns the desired Service of a name. It takes from its source the ports, the headless flag,
 // publishNotReadyAddresses, session affinity, traffic distribution and the allowed labels, and nothing else by which
-// a remote could reach further (R15). While the authoritative cluster is not complete, s is what exists, with the gone
-// clusters of today, or nil if nothing of it is to change.
+// a remote could reach further (R15). While the authoritative cluster is not complete, s is what exists, with what is
+// known without it, or nil if nothing of it is to change.
 func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	t := p.targets[name]
 	if t == nil || t.of.name == "" {
@@ -26,7 +26,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	}
 	source := t.authoritative()
 	if source == nil {
-		return t.noteGone(), true
+		return t.noteKnown(), true
 	}
 	out := &corev1.Service{ObjectMeta: p.meta(t, t.owner(), t.of), Spec: choice.Spec(source)}
 	p.copyLabels(source, &out.ObjectMeta)
@@ -69,10 +69,20 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	}
 }
 
-// noteGone returns the existing Service with the clusters that are gone now; nil if it names them already. The next
-// broker takes from it who was gone. A cluster that it names stays until it is here: it may have no exports yet, and
-// the next broker believes what the Service says of it.
-func (t *target) noteGone() *corev1.Service {
+// Retained returns an existing global Service that no cluster exports, and that is not deleted yet, with what is known;
+// nil if nothing of it is to change.
+func (p *Plan) Retained(name string) *corev1.Service {
+	if t := p.targets[name]; t != nil && t.of.name == "" {
+		return t.noteKnown()
+	}
+	return nil
+}
+
+// noteKnown returns the existing Service with what is known without the cluster that decides about it: the clusters that
+// are gone now, and where the own name leads; nil if it says so already. The next broker takes these from it. A cluster
+// that it names as gone stays until it is here: it may have no exports yet, and the next broker believes what the
+// Service says of it.
+func (t *target) noteKnown() *corev1.Service {
 	s := t.existing()
 	if s == nil {
 		return nil
@@ -84,11 +94,15 @@ func (t *target) noteGone() *corev1.Service {
 	})
 	was, noted := s.Annotations[naming.AnnotationGoneClusters]
 	now := strings.Join(gone, ",")
-	if !noted || was == now {
+	use, _ := t.ownName()
+	if !noted || was == now && s.Annotations[naming.AnnotationOwnName] == use {
 		return nil
 	}
 	out := s.DeepCopy()
 	out.Annotations[naming.AnnotationGoneClusters] = now
+	if delete(out.Annotations, naming.AnnotationOwnName); use != "" {
+		out.Annotations[naming.AnnotationOwnName] = use
+	}
 	return out
 }
 

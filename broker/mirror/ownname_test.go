@@ -100,6 +100,28 @@ func TestOwnNameFailsOver(t *testing.T) {
 	}
 }
 
+// A broker that starts while its own exporter is silent takes from the Service where the own name leads. So the Service
+// says that as soon as it changes, also while the cluster that decides about the Service is silent, and while no cluster
+// is known to export it.
+func TestOwnNameIsNotedWithoutWhoDecides(t *testing.T) {
+	for _, exported := range []bool{true, false} {
+		c := blank(t, ownNames)
+		c.heard("c1", "c2", "c2-a", "c3")
+		c.apply("c1", offering(asking("all", nil), "10.1.0.1")...)
+		c.apply("c2", offering(global(), "10.2.0.1")...)
+		c.isOwn("it asks", "c2-1: 10.2.0.1")
+		c = c.restartedAwaiting(ownNames)
+		c.isOwn("after a restart", "c2-1: 10.2.0.1")
+		if exported {
+			c.apply("c3", offering(global(), "")...)
+		}
+		c.heard("c1") // which has no such Service any more
+		c.isOwn("the own Service is gone", "")
+		c = c.restartedAwaiting(ownNames)
+		c.isOwn(fmt.Sprintf("after another restart, exported by a cluster that is heard: %t", exported), "")
+	}
+}
+
 // Every case begins with an own endpoint that is not ready, and two other clusters with one each.
 func TestOwnName(t *testing.T) {
 	const both = "c2-1: 10.2.0.1; c3-1: 10.4.0.1"

@@ -593,7 +593,11 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 			if wanted && service == nil {
 				return unknown
 			}
-			return writes.Decide(service, wanted, owner, e.mayDelete)
+			a := writes.Decide(service, wanted, owner, e.mayDelete)
+			if known := e.plan.Retained(name); a.Verdict == writes.Unknown && known != nil {
+				a = writes.Answer[*corev1.Service]{Verdict: writes.Present, Object: known}
+			}
+			return a
 		},
 		Observed: func(name string, service *corev1.Service, there bool) {
 			if !there {

@@ -24,6 +24,7 @@ import (
 // Decides is what a plan says of what may be written.
 type Decides interface {
 	Service(name string) (s *corev1.Service, wanted bool)
+	Retained(name string) *corev1.Service
 	Slice(name string) (s *discoveryv1.EndpointSlice, due time.Time, wanted bool)
 	Begun() bool
 	IsComplete(cluster string) bool
@@ -95,6 +96,10 @@ func (c *Cluster) WriteAll() {
 func (c *Cluster) writeService(name string) Names {
 	want, wanted := c.decides.Service(name)
 	have := c.Services[name]
+	if have != nil && !wanted && !c.mayGo(have.Labels[naming.LabelSourceCluster]) {
+		want = c.decides.Retained(name)
+		wanted = want != nil
+	}
 	if have != nil && want != nil && len(want.Spec.IPFamilies) == 0 {
 		want.Spec.IPFamilies = have.Spec.IPFamilies // an apiserver keeps them
 	}
