@@ -250,8 +250,8 @@ FROM  ?= 1
 
 .PHONY: sim
 sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
-	@echo "== simulation, $(SEEDS) seeds from $(FROM) on"
-	SEEDS=$(SEEDS) FROM=$(FROM) go test -timeout 0 -count 1 -v -run '^TestSeeds$$' ./test/sim
+	@echo "== simulation, and successions without a change: $(SEEDS) seeds of each from $(FROM) on"
+	SEEDS=$(SEEDS) FROM=$(FROM) go test -timeout 0 -count 1 -v -run '^Test(Seeds|ASuccessionWithoutAChangeWritesNothing)$$' ./test/sim
 
 .PHONY: e2e
 e2e: deps components build ## the end-to-end tests alone

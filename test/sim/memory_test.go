@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"testing"
@@ -22,15 +23,9 @@ func TestASuccessionWithoutAChangeWritesNothing(t *testing.T) {
 		}
 		from, n = seed, 1
 	}
-	failures := 0
-	for seed := from; seed < from+n; seed++ {
-		if f := Memory(seed); f != nil {
-			t.Errorf("%v\nagain: SEED=%d go test ./test/sim -run '%s$'", f, seed, t.Name())
-			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {
-				return
-			}
-		}
-	}
+	play(t, from, n, Memory, func(f *Failure, seed uint64) string {
+		return fmt.Sprintf("%v\nagain: SEED=%d go test ./test/sim -run '%s$'", f, seed, t.Name())
+	})
 }
 
 // forgetting are mistakes by which a new leader takes less from what its predecessor wrote. Not here is what a

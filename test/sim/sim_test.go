@@ -56,11 +56,12 @@ func seeds(t *testing.T) (from, n uint64) {
 	return number("FROM", 1), number("SEEDS", n)
 }
 
-// TestSeeds plays many seeds. It continues after a failure to report a few, but not after one of the invariant UNTIL.
-func TestSeeds(t *testing.T) {
+// play plays n seeds on all processors. It continues after a failure to report a few, but not after one of the invariant
+// UNTIL. text is a failure as a person reads it.
+func play(t *testing.T, from, n uint64, one func(seed uint64) *Failure, text func(f *Failure, seed uint64) string) {
+	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a fifth less time
-	from, n := seeds(t)
-	var next, done, steps atomic.Uint64
+	var next, done atomic.Uint64
 	var mu sync.Mutex
 	failures, found := 0, false
 	until := os.Getenv("UNTIL")
@@ -78,14 +79,13 @@ func TestSeeds(t *testing.T) {
 				if i >= n {
 					return
 				}
-				out := Run(from+i, nil)
-				steps.Add(uint64(out.Steps))
+				f := one(from + i)
 				done := done.Add(1)
 				mu.Lock()
-				if out.Failure != nil {
+				if f != nil {
 					failures++
-					found = found || out.Failure.Invariant == until
-					t.Error(report(out.Failure))
+					found = found || f.Invariant == until
+					t.Error(text(f, from+i))
 				}
 				if time.Since(told) > 10*time.Second {
 					told = time.Now()
@@ -96,27 +96,28 @@ func TestSeeds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(),
-		float64(done.Load())/time.Since(start).Seconds())
+	t.Logf("%d seeds from %d on, %.0f a second", done.Load(), from, float64(done.Load())/time.Since(start).Seconds())
+}
+
+// TestSeeds plays many seeds.
+func TestSeeds(t *testing.T) {
+	from, n := seeds(t)
+	play(t, from, n, func(seed uint64) *Failure { return Run(seed, nil).Failure },
+		func(f *Failure, _ uint64) string { return report(f) })
 }
 
 // TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
 func TestSuccession(t *testing.T) {
-	failures, from, n := 0, uint64(0), uint64(500)
+	from, n := uint64(0), uint64(500)
 	if testing.Short() {
 		n = 100
 	}
 	if os.Getenv("SEEDS") != "" {
 		from, n = seeds(t)
 	}
-	for seed := from; seed < from+n; seed++ {
-		if f := Succession(seed); f != nil {
-			t.Errorf("%v\nagain: Succession(%d)", f, seed)
-			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {
-				return
-			}
-		}
-	}
+	play(t, from, n, Succession, func(f *Failure, seed uint64) string {
+		return fmt.Sprintf("%v\nagain: Succession(%d)", f, seed)
+	})
 }
 
 // A seed is one run: what it finds can be looked at again.
