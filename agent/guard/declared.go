@@ -16,7 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remote returns what the subnets file states about a remote. named is false if the file exists and does not name the
+// remote returns the subnets file's statement about a remote. named is false if the file exists and does not name the
 // remote; without a file the broker alone names remotes. It must be called with mu held.
 func (m *Monitor) remote(cluster string) (r *plan.Remote, named bool) {
 	if m.declared == nil {
@@ -46,7 +46,7 @@ func (m *Monitor) readSubnets(before *bounds.Subnets) *bounds.Subnets {
 	return bounds.LoadSubnets(volume.ReadFile, m.cfg.SubnetsFile, m.cfg.Cluster, before)
 }
 
-// Declared returns what is in use of the subnets file, for a later agent; empty if that is not known.
+// Declared returns the part of the subnets file in use, for a later agent; empty if unknown.
 func (m *Monitor) Declared() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -106,6 +106,8 @@ func (m *Monitor) declares() bool {
 	return m.declared != nil
 }
 
+// Within returns the bounds with those of a remote by the subnets file. It fails if that exists and does not name the
+// remote.
 func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,7 +119,8 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 	return bounds, nil
 }
 
-// Blocked returns why no device may be set for a remote that is guarded nevertheless; nil if it may.
+// Blocked returns an error if no device may be set for a remote that is guarded nevertheless, because the subnets file
+// names it in a form that cannot be used.
 func (m *Monitor) Blocked(cluster string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -38,22 +38,22 @@ type Guard struct {
 
 	mu      sync.Mutex
 	remotes remotes
-	// loaded means that remotes includes what an earlier Guard left. Until then removed are remotes that must not be
-	// loaded any more.
+	// loaded means that remotes includes those of an earlier Guard. Until then removed are remotes that must not be loaded
+	// any more.
 	loaded  bool
 	removed map[string]bool
-	// sound means that rules and routes were those of remotes when the last change ended; Watch reports what others
-	// change afterwards, and Restore repairs it.
+	// sound means that rules and routes were those of remotes when the last change ended; Watch reports later changes of
+	// others, and Restore repairs it.
 	sound bool
 }
 
-// New makes a Guard that continues from what an earlier one left on the node. inbound selects whether packets from
+// New makes a Guard that continues from the rules of an earlier one on the node. inbound selects whether packets from
 // remote pods that bypass the device are dropped on entry. Its routes are in table.
 func New(inbound bool, table kernel.RoutingTable) *Guard {
 	return &Guard{inbound: inbound, table: table, read: readRuleset, remotes: remotes{}, removed: map[string]bool{}}
 }
 
-// load reads what an earlier Guard left, once. Without nftables that is nothing. It must be called with mu held.
+// load reads the rules of an earlier Guard, once; none without nftables. It must be called with mu held.
 func (g *Guard) load() error {
 	if g.loaded {
 		return nil
@@ -107,7 +107,8 @@ func (g *Guard) Clusters() []string {
 }
 
 // Set guards a remote cluster, and replaces its earlier guard. It reports whether anything had to be changed on the
-// node. After an error, a route or a rule may be missing until Restore succeeds.
+// node. It fails if the kernel refuses or does not list a route or a rule, which may then be missing until Restore
+// succeeds.
 func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	r.Subnets, r.Nodes = canonical(r.Subnets), canonical(r.Nodes)
 	if len(r.Subnets) == 0 {
@@ -116,14 +117,14 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	return g.apply(cluster, false, func(all remotes) { all[cluster] = r })
 }
 
-// Remove removes the guard of a cluster, for a remote that was removed permanently.
+// Remove removes the guard of a cluster, for a remote that was removed permanently. It fails as Set does.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
 	return g.apply(cluster, false, func(all remotes) { delete(all, cluster) })
 }
 
-// Restore repairs rules and routes that somebody else may have changed. whole means that everything desired is known:
+// Restore repairs rules and routes that another program may have changed. whole means that everything desired is known:
 // then it also deletes unreachable routes that belong to no guarded remote, those of an agent without nftables, which
-// records their clusters.
+// records their clusters. It fails as Set does.
 func (g *Guard) Restore(whole bool) (changed bool, err error) {
 	return g.apply("", whole, func(remotes) {})
 }
@@ -229,8 +230,8 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Compact(slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare))
 }
 
-// Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node
-// restarts or somebody deletes the table.
+// Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node restarts
+// or another program deletes the table. It fails if nftables cannot be read.
 func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	packets, err := readCounters()
 	if err != nil {
@@ -251,7 +252,8 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	return counts, nil
 }
 
-// RemoveAll removes all guards, also those of another agent, and returns what was removed, a line each.
+// RemoveAll removes all guards, also those of another agent, and returns a line for each removed object. It continues
+// after one that cannot be removed, and fails then.
 func RemoveAll() ([]string, error) {
 	var removed []string
 	there, failed := deleteTable()

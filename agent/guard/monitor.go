@@ -52,8 +52,8 @@ type Rules interface {
 	Subnets(cluster string) []netip.Prefix
 }
 
-// Work is what to check on the node: the guard of all remotes, routes, settings, and whether another program changed
-// the guard.
+// Work are the checks to make on the node: the guard of all remotes, routes, settings, and whether another program
+// changed the guard.
 type Work struct{ Remotes, Routes, Settings, Guard bool }
 
 func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
@@ -92,7 +92,7 @@ type Monitor struct {
 	// remotes are those to guard whether or not their nodes are known, by cluster: those of the subnets file; without
 	// it those that the last broker named, or those of the state file.
 	remotes map[string]*semaphorev1.GuardedRemote
-	// declared is what the subnets file states about the own cluster and the remotes, nil without one: the bounds of the
+	// declared are the subnets file's statements about the own cluster and the remotes, nil without one: the bounds of the
 	// broker do not come from the broker.
 	declared *bounds.Subnets
 	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
@@ -104,7 +104,7 @@ type Monitor struct {
 }
 
 // problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
-// retained what is guarded of each remote and not in the subnets file.
+// retained the guarded subnets of each remote that are not in the subnets file.
 type problems struct {
 	guard, source, check, wireguard string
 	settings                        []string
@@ -158,7 +158,7 @@ func (m *Monitor) Changed(e kernel.Event) (heal []string, any bool) {
 	return heal, len(heal) > 0 || guard || e.Settings
 }
 
-// Take returns what is due, and keeps the rest. In a full check everything is due.
+// Take returns the due checks, and keeps the rest. In a full check everything is due.
 func (m *Monitor) Take(now time.Time, full bool) Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,7 +225,7 @@ func (m *Monitor) SetNetwork(podCIDRs, reserved, calls []string) bool {
 			free = append(free, addr)
 		}
 	}
-	// A broker that does not know them must not change what is set.
+	// A broker that does not know them must not change the guard that is set.
 	if len(own) == 0 || slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
 		return differs
 	}
@@ -247,7 +247,8 @@ func (m *Monitor) Called() []string {
 	return m.calls
 }
 
-// Bounds returns what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
+// Bounds returns the bounds of routes to remotes, and the sources of routes, as of now: the node's addresses can
+// change. It fails if these cannot be listed, and then returns the bounds without them.
 func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
 	addresses, err := m.nodeAddresses()
 	m.mu.Lock()

@@ -75,7 +75,8 @@ type ruleset struct {
 }
 
 // Watch calls changed when something of the table was deleted or replaced, such as by "nft flush ruleset", or when
-// events were lost, until ctx ends. Changes of this process are included. changed must not block.
+// events were lost, until ctx ends. Changes of this process are included. changed must not block. It returns ctx's
+// error, or fails if the kernel sends no events.
 func Watch(ctx context.Context, changed func()) error {
 	return kernel.FollowTable(ctx, tableName, changed)
 }
@@ -244,7 +245,7 @@ func (s *ruleset) stale(w wanted) (chains []*nftables.Chain) {
 }
 
 // write makes of the existing table the wanted one. Every packet of a remote that remains meets either the old rules or
-// the new ones, and its counters continue. A table in which somebody else made what the change fails at is replaced.
+// the new ones, and its counters continue. A table in which another program's objects make the change fail is replaced.
 func write(w wanted, existing ruleset) error {
 	conn, err := open()
 	if err != nil {
@@ -319,7 +320,7 @@ func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
 	return nil
 }
 
-// prepare adds what is missing and has no effect yet: counters, chains to which maps will lead, and maps.
+// prepare adds missing objects that have no effect yet: counters, chains to which maps will lead, and maps.
 func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
 	s.addCounters(conn, w)
 	for _, name := range slices.Sorted(maps.Keys(w.chains)) {

@@ -123,7 +123,8 @@ func (m *Monitor) GuardRemotes() {
 }
 
 // InterfaceIsOurs reports whether no other program has an interface with the name of the device to a cluster, except
-// semaphore-wireguard, which encrypts the packets itself.
+// semaphore-wireguard, which encrypts the packets itself. It fails, and assumes so, if the kernel does not list
+// interfaces.
 func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 	links, err := m.kernel.Links()
 	if err != nil {
@@ -138,8 +139,8 @@ func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 	return err == nil && (d == nil || plan.OwnerOf(cluster, d) != plan.Foreign), nil
 }
 
-// Guarded returns what is guarded, of remotes with a desired device and of others, for a later agent and for a boot. It
-// omits what this node's bounds refused, because a boot does not know the bounds.
+// Guarded returns the guards of remotes with a desired device and of others, for a later agent and for a boot. It omits
+// prefixes that this node's bounds refused, because a boot does not know the bounds.
 func (m *Monitor) Guarded() []*semaphorev1.GuardedRemote {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,7 +176,7 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *kernel.Device) []netip
 
 // Protect sets the guard of a remote before its device exists, and whether or not that succeeds: no packet of the
 // remote leaves in the clear, or it is counted if the remote is permissive. The guard omits prefixes that no remote can
-// have, which would cut the node off. It includes what the subnets file states, whatever the broker desires. closed
+// have, which would cut the node off. It includes the subnets file's prefixes, whatever the broker desires. closed
 // means that an interface with the device's name belongs to another program. A guard that fails does not prevent the
 // device, which protects more. The cluster's name must have passed plan.Cluster.
 func (m *Monitor) Protect(cluster string, want *semaphorev1.Device, bounds plan.Bounds, closed bool) error {
@@ -248,7 +249,7 @@ func (m *Monitor) Removed(cluster string) {
 	m.unprotect(cluster)
 }
 
-// Forget discards what an earlier agent guarded for a cluster whose device was removed.
+// Forget discards an earlier agent's guard of a cluster whose device was removed.
 func (m *Monitor) Forget(cluster string) { delete(m.earlier, cluster) }
 
 func (m *Monitor) unprotect(cluster string) {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
-// dump returns what the table has of a kind: the attributes of each.
+// dump returns the attributes of each of the table's objects of a kind.
 func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: byte(table.Family), Version: nl.NFNETLINK_V0})

@@ -16,7 +16,7 @@ import (
 // Where remotes are RemoteClusters, the exporter writes the subnets file's part of them. So the file alone ends no
 // guard, and neither does the broker alone: a subnet that this node guards is retained until neither names it.
 
-// restoreRetained loads what an earlier agent guarded from its state file, or from the rules if the file has no list of
+// restoreRetained loads an earlier agent's guard from its state file, or from the rules if the file has no list of
 // guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone.
 func (m *Monitor) restoreRetained(c *stream.StateFile) {
 	m.listed = map[string]*semaphorev1.GuardedRemote{}
@@ -24,7 +24,7 @@ func (m *Monitor) restoreRetained(c *stream.StateFile) {
 		for _, r := range c.Guarded() {
 			m.listed[r.GetCluster()] = r
 		}
-		for _, r := range c.Guard { // a file without a list does not have what the bounds refused either
+		for _, r := range c.Guard { // a file without a list does not have refused prefixes either
 			m.earlier[r.GetCluster()] = append(m.earlier[r.GetCluster()], parsed(r.GetPodSubnets())...)
 		}
 		if len(c.Guard) > 0 {
@@ -40,7 +40,7 @@ func (m *Monitor) restoreRetained(c *stream.StateFile) {
 }
 
 // retained returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that
-// the broker desires, and all guarded ones while the broker has not sent what it desires. The broker adds none.
+// the broker desires, and all guarded ones while the broker has not sent its desired state. The broker adds none.
 func (m *Monitor) retained(cluster string) []netip.Prefix {
 	guarded, listens := m.guard.Subnets(cluster), m.session.Listens()
 	device := m.session.Device(cluster)
@@ -179,7 +179,7 @@ func (m *Monitor) Spoken() {
 	m.work.Remotes = m.work.Remotes || len(m.problems.retained) > 0
 }
 
-// Retained returns the clusters of which more is guarded than the subnets file names.
+// Retained returns the clusters with more guarded subnets than the subnets file names.
 func (m *Monitor) Retained() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

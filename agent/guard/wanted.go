@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ledSeparator is between the names of a base chain and of what its map leads to, in the name of a chain.
+// ledSeparator is between the names of a base chain and of its map's target, in the name of a chain.
 const ledSeparator = "-"
 
 // entry is a rule as the kernel has it.
@@ -26,7 +26,7 @@ type entry struct {
 	exprs   []expr.Any
 }
 
-// wanted is what the table is to have: the rules of each chain, the elements of each map, counters.
+// wanted is the desired content of the table: the rules of each chain, the elements of each map, counters.
 type wanted struct {
 	chains   map[string][]entry
 	elements map[string]elements
@@ -63,7 +63,7 @@ func (m verdictMap) rule() entry {
 		SourceRegister: 1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: m.name()})}
 }
 
-// wanted returns what the table is to have for remotes.
+// wanted returns the desired content of the table for remotes.
 func (all remotes) wanted(inbound bool) wanted {
 	w := wanted{chains: map[string][]entry{}, elements: map[string]elements{}, counters: all.counters()}
 	for _, m := range verdictMaps {
@@ -162,7 +162,7 @@ func elementsOf(all []nftables.SetElement) elements {
 	return to
 }
 
-// change returns what to remove and to add, to have other elements.
+// change returns the elements to remove and to add.
 func (is elements) change(to elements) (remove, add []nftables.SetElement) {
 	for _, key := range slices.Sorted(maps.Keys(is)) {
 		if _, stays := to[key]; !stays {

@@ -24,7 +24,8 @@ type Address struct {
 	Usable bool
 }
 
-// Addresses returns the addresses of the node's interfaces, without those of serviceInterface.
+// Addresses returns the addresses of the node's interfaces, without those of serviceInterface. It fails if the kernel
+// does not list them.
 func (h *Host) Addresses() ([]Address, error) {
 	names := map[int]string{}
 	var out []Address
@@ -103,6 +104,8 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 // host: neither routes nor MASQUERADE select it as a source, and several devices may have it.
 var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
+// AddAddress adds an address to a device; one that it has is no error. It fails if there is no device, or the kernel
+// refuses.
 func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	err := h.address(name, addr, netlink.AddrAdd)
 	if errors.Is(err, unix.EEXIST) {
@@ -113,7 +116,7 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 
 // DeleteAddress removes an address from a device. With the last IPv4 address the kernel deletes all routes into the
 // device (fib_disable_ip); those that do not need the address are added again immediately. Meanwhile the guard stops
-// what would leave another way.
+// packets that would leave another way. It fails if there is no device, or the kernel refuses.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 	link, err := existingLink(name)
 	if err != nil {

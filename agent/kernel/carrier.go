@@ -73,7 +73,8 @@ func startUserspace(ctx context.Context, wg *wgctrl.Client, name string, mtu int
 
 // ServeUserspace starts devices' processes for an agent in another container. The agent sends HTTP over a unix socket:
 // POST /devices/NAME?mtu=BYTES, answered by 204 once the device answers. It returns when ctx ends, and leaves the
-// processes, which end with their link or the container.
+// processes, which end with their link or the container. It fails if WireGuard's control interface or the socket cannot
+// be opened.
 func ServeUserspace(ctx context.Context, socket string) error {
 	wg, err := wgctrl.New()
 	if err != nil {

@@ -16,7 +16,8 @@ type EgressLink struct {
 }
 
 // EgressLinks finds the links that lead to each address, by the routes and link MTUs that are configured. Path MTUs
-// that the kernel learned from routers do not count. The result has no entry for an address without a route.
+// that the kernel learned from routers do not count. The result has no entry for an address without a route. It fails
+// if it cannot ask the kernel.
 func (*Host) EgressLinks(to []netip.Addr) ([]EgressLink, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

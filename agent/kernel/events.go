@@ -31,7 +31,7 @@ type Event struct {
 
 // Watch calls changed when the kernel reports a change that may concern the agent's devices and routes, which are in
 // the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither may
-// block.
+// block. It returns ctx's error, or fails if the kernel sends no events.
 func Watch(ctx context.Context, table RoutingTable, changed func(Event), missed func()) error {
 	source := EventSource{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,

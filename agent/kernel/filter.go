@@ -19,8 +19,9 @@ const (
 
 // LoosenFilter makes rp_filter of a device accept IPv4 packets whose route back uses another interface, whatever the
 // node's default for new interfaces is. It changes no other interface. The greater of the device's value and that of
-// all interfaces counts. A loose filter still drops such packets on a device without an address (fib_validate_source
-// in the kernel), so it is turned off if possible; WireGuard itself accepts only allowed IPs.
+// all interfaces counts. A loose filter still drops such packets on a device without an address (fib_validate_source in
+// the kernel), so it is turned off if possible; WireGuard itself accepts only allowed IPs. It fails if there is no
+// device, or the kernel refuses.
 func (h *Host) LoosenFilter(name string) error {
 	link, err := existingLink(name)
 	if err != nil {

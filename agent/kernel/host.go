@@ -3,9 +3,9 @@
 //
 // It owns the agent's part of the node's routing: a table of its own, and the rules by which packets are looked up in
 // it before the main one. Routing daemons learn from the main table and write to it; they neither announce nor override
-// the routes of another table. See docs/paths.md#routes. Of the settings of the kernel (sysctl) that decide
-// whether a node forwards packets it only reports what prevents that: they belong to the operator, and to kubelet. The
-// kernel's Documentation/networking/ip-sysctl.rst explains them.
+// the routes of another table. See docs/paths.md#routes. Of the settings of the kernel (sysctl) that decide whether a
+// node forwards packets it only reports obstacles: they belong to the operator, and to kubelet. The kernel's
+// Documentation/networking/ip-sysctl.rst explains them.
 //
 // Lists and events come by netlink, and the kernel filters them: a node can have tens of thousands of routes and
 // addresses that do not concern the agent.
@@ -56,7 +56,7 @@ func WithLauncher(socket string) HostOption { return func(h *Host) { h.launcher 
 
 func WithRoutingTable(t RoutingTable) HostOption { return func(h *Host) { h.table = t } }
 
-// NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard if it has it, else
+// NewHost opens the interfaces to program the node. backend is auto (the kernel's WireGuard if it has it, else
 // wireguard-go), kernel or userspace. It fails if WireGuard's control interface cannot be opened.
 func NewHost(backend string, options ...HostOption) (*Host, error) {
 	client, err := wgctrl.New()
@@ -71,6 +71,7 @@ func NewHost(backend string, options ...HostOption) (*Host, error) {
 	return h, nil
 }
 
+// Close closes WireGuard's control interface, and returns the error of that.
 func (h *Host) Close() error { return h.wg.Load().Close() }
 
 // reopenForKernel opens a new client if the kernel's module was loaded after this Host was made: a client looks for it
@@ -117,7 +118,8 @@ func EndpointOf(p *wgtypes.Peer) netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
-// Device reads a device. It returns nil without an error if it does not exist.
+// Device reads a device; nil, and no error, if it does not exist. It fails if it is no WireGuard device or cannot be
+// read.
 func (h *Host) Device(name string) (*Device, error) {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -250,6 +252,8 @@ func (h *Host) LacksWireGuard() string {
 		err)
 }
 
+// SetLink sets alias, MTU and queue of a device, and brings it up if asked. It fails if there is no device, or for each
+// of them that the kernel refuses, such as a listen port in use.
 func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	link, err := existingLink(name)
 	if err != nil {
@@ -278,8 +282,8 @@ func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	return nil
 }
 
-// Configure changes what cfg names of a device and keeps the rest. It returns EADDRINUSE for a listen port that is in
-// use, and an existing device keeps its port.
+// Configure changes the fields of cfg that are set, and keeps the others. It fails if the device refuses them: with
+// EADDRINUSE for a listen port that is in use, and an existing device keeps its port.
 func (h *Host) Configure(name string, cfg wgtypes.Config) error {
 	var before *wgtypes.Device
 	if cfg.ListenPort != nil && isServed(name) {
@@ -299,7 +303,8 @@ func (h *Host) Configure(name string, cfg wgtypes.Config) error {
 	return fmt.Errorf("configuring WireGuard device %s: %w", name, err)
 }
 
-// Delete deletes a device, with it its peers and routes, and in userspace its process and socket.
+// Delete deletes a device, with it its peers and routes, and in userspace its process and socket. It fails if the
+// kernel refuses; a device that does not exist is no error.
 func (h *Host) Delete(name string) error {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -321,6 +326,7 @@ func (h *Host) Delete(name string) error {
 
 type Link struct{ Name, Alias string }
 
+// Links returns all interfaces. It fails if the kernel does not list them.
 func (*Host) Links() ([]Link, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

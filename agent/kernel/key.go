@@ -35,7 +35,7 @@ type StoredKey struct {
 	// Durable means that the key survives a reboot. A key that does not may be used by the device that has it, but
 	// must not be published.
 	Durable bool
-	// Problem is what is wrong with the file, nil for nothing.
+	// Problem is the fault of the file, nil for none.
 	Problem error
 }
 
@@ -43,7 +43,7 @@ type StoredKey struct {
 // the node by it, else with a new one.
 //
 // An existing file without a valid key is never overwritten. If the device has a key, it remains in use: it is saved,
-// and the old file is kept beside it as DEVICE.key.damaged-TIME, which is a problem until somebody removes it.
+// and the old file is kept beside it as DEVICE.key.damaged-TIME, which is a problem until an operator removes it.
 // Otherwise the file may be the only trace of the key that peers know, and is an error.
 func (k *Keys) Of(device string, existing *Device) (StoredKey, error) {
 	tidied := k.removeUnfinished(device)
@@ -167,8 +167,8 @@ func (k *Keys) make(device string) (StoredKey, error) {
 	return StoredKey{Private: key, Created: time.Now(), Durable: err == nil}, err
 }
 
-// saveLiveKey saves the key of a device; why is what is wrong with its file. A failure is not an error: the device
-// works without its file until the next reboot.
+// saveLiveKey saves the key of a device; why is the fault of its file. A failure is not an error: the device works
+// without its file until the next reboot.
 func (k *Keys) saveLiveKey(device string, live wgtypes.Key, why error) StoredKey {
 	out := StoredKey{Private: live, Created: time.Now()}
 	var first func() error

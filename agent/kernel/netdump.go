@@ -13,7 +13,7 @@ import (
 type dumpRequest struct {
 	// Type of the request (RTM_GET…) and of the messages that answer it.
 	Type, Answer uint16
-	// Header is the fixed part of the request, Attributes what follows it.
+	// Header is the fixed part of the request, Attributes the rest.
 	Header     nl.NetlinkRequestData
 	Attributes []*nl.RtAttr
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EventSource is what to subscribe to: groups of a netlink protocol, see netlink(7).
+// EventSource are groups of a netlink protocol to subscribe to, see netlink(7).
 type EventSource struct {
 	// Name appears in errors and logs.
 	Name     string
@@ -26,8 +26,8 @@ type EventSource struct {
 	Buffer int
 }
 
-// FollowEvents calls received with the kernel's messages until ctx ends, and returns its error. It calls missed when
-// messages were lost. Neither may block.
+// FollowEvents calls received with the kernel's messages until ctx ends, and returns its error, or that of the socket.
+// It calls missed when messages were lost. Neither may block.
 func FollowEvents(
 	ctx context.Context, source EventSource, received func([]syscall.NetlinkMessage), missed func(),
 ) error {

@@ -28,7 +28,7 @@ func CheckNFTables() error {
 }
 
 // FollowTable calls changed when something of a table of nftables was deleted or replaced, or when events were lost,
-// until ctx ends. changed must not block. Without nftables it waits for the end of ctx.
+// until ctx ends. changed must not block. Without nftables it waits for the end of ctx. It fails as FollowEvents does.
 func FollowTable(ctx context.Context, table string, changed func()) error {
 	if CheckNFTables() != nil {
 		<-ctx.Done()

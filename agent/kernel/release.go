@@ -10,8 +10,8 @@ import (
 
 // Release adds routes to the main table that lead to the same places as the agent's routes of a device: without a
 // source, and with the protocol of routes that ip-route(8) adds, which semaphore-wireguard leaves. It replaces a
-// conflicting route, as semaphore-wireguard does. The agent's routes remain for RemoveRouting, so that no packet
-// is dropped. It returns the routes.
+// conflicting route, as semaphore-wireguard does. The agent's routes remain for RemoveRouting, so that no packet is
+// dropped. It returns the routes. It fails at the first that the kernel refuses, and if the device cannot be read.
 func (h *Host) Release(name string) ([]string, error) {
 	existing, err := h.Device(name)
 	if existing == nil || err != nil {
@@ -42,7 +42,8 @@ func (h *Host) Release(name string) ([]string, error) {
 	return released, nil
 }
 
-// Unmark removes the agent's marks from a device: its alias, and the addresses that it was given.
+// Unmark removes the agent's marks from a device: its alias, and the addresses that it was given. It fails if the
+// device cannot be read or changed; one that does not exist is no error.
 func (h *Host) Unmark(name string) error {
 	existing, err := h.Device(name)
 	if existing == nil || err != nil {

@@ -29,7 +29,8 @@ const nextHopObject = 30
 // RouteFilter selects routes; a zero field selects any.
 type RouteFilter struct{ Family, Link, Protocol, Type int }
 
-// Each calls f with each route of the table that the filter selects; of all tables if t has no ID.
+// Each calls f with each route of the table that the filter selects; of all tables if t has no ID. It fails if the
+// kernel does not list them.
 func (t RoutingTable) Each(filter RouteFilter, f func(Route)) error {
 	for _, family := range families {
 		if filter.Family != 0 && filter.Family != family {
@@ -76,7 +77,7 @@ func (t RoutingTable) each(family int, filter RouteFilter, f func(Route)) error 
 	return errors.Join(err, damaged)
 }
 
-// parse parses a message; ok is false for what is not a route, such as a learned path MTU.
+// parse parses a message; ok is false if that is no route, such as a learned path MTU.
 func parse(m []byte) (r Route, ok bool, err error) {
 	if len(m) < unix.SizeofRtMsg {
 		return r, false, errors.New("a message is too short")
@@ -139,7 +140,7 @@ func (r Route) replace() error {
 	return nil
 }
 
-// Delete deletes the route; a route that does not exist is not an error.
+// Delete deletes the route; one that does not exist is no error. It fails if the kernel refuses.
 func (r Route) Delete() error {
 	route := &netlink.Route{
 		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),

@@ -19,7 +19,8 @@ type Foreign struct {
 	Text string
 }
 
-// Foreign returns the routes of the agent's table that are not the agent's and for which wanted returns true.
+// Foreign returns the routes of the agent's table that are not the agent's and for which wanted returns true. It fails
+// if the kernel does not list them.
 func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	var out []Foreign
 	err := h.table.Each(RouteFilter{}, func(r Route) {
@@ -45,7 +46,8 @@ var ErrTaken = errors.New("another program has a route there")
 
 // AddRoute routes prefix into the device, in the agent's table and with the rule that leads there, with the source
 // address for the node's own packets; none if source is the zero Addr. It takes over an existing route that leads
-// there. A route that leads elsewhere belongs to another program: it remains, and causes ErrTaken.
+// there. A route that leads elsewhere belongs to another program: it remains, and causes ErrTaken. It also fails if
+// there is no device, or the kernel refuses route or rule.
 func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	if err := h.route(name, prefix, source, netlink.RouteAdd); errors.Is(err, unix.EEXIST) {
 		elsewhere, found := h.conflictingRoute(name, prefix)
@@ -66,7 +68,8 @@ func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) err
 	return err
 }
 
-// ReplaceRoute is AddRoute in place of any existing route of that metric.
+// ReplaceRoute is AddRoute in place of any existing route of that metric, and without a rule. It fails if there is no
+// device, or the kernel refuses.
 func (h *Host) ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	return h.route(name, prefix, source, netlink.RouteReplace)
 }
@@ -95,6 +98,8 @@ func MetricOf(prefix netip.Prefix) int {
 	return 0
 }
 
+// DeleteRoute deletes a route into a device; one that does not exist is no error. It fails if there is no device, or
+// the kernel refuses.
 func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
 	err := h.route(name, prefix, netip.Addr{}, netlink.RouteDel)
 	if errors.Is(err, unix.ESRCH) {
@@ -127,7 +132,7 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 
 // Strays returns the routes into a device outside the agent's table that replace its routes: those with its protocol
 // number, of an agent with another table, and those of the main table to exactly one of the subnets, as
-// semaphore-wireguard adds.
+// semaphore-wireguard adds. It fails if the kernel does not list them.
 func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -145,10 +150,11 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	return strays, err
 }
 
+// DeleteStray is Route.Delete, and fails as that does.
 func (*Host) DeleteStray(r Route) error { return r.Delete() }
 
 // Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not
-// in it.
+// in it. It fails if the kernel does not list the routes.
 func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {
 	strays, err := h.Strays(name, subnets)
 	if err != nil || len(strays) == 0 {

@@ -32,6 +32,8 @@ const (
 	reverseFilter = "ipv4/conf/all/rp_filter"
 )
 
+// Settings reads the settings on which forwarding for some devices depends, without missing ones. It fails for one that
+// it cannot read or that is no number.
 func (*Host) Settings(networks []RoutedDevice) (Settings, error) {
 	names := []string{forward4, forward6, reverseFilter}
 	for _, n := range networks {
@@ -65,8 +67,8 @@ func (v Settings) strict(device string) bool {
 	return known && max(v[reverseFilter], own) == strictFilter
 }
 
-// SettingProblems returns what prevents packets from passing, and what to set; a sentence each. It ignores unknown
-// settings.
+// SettingProblems returns the settings that prevent packets from passing, and the fix; a sentence each. It ignores
+// unknown settings.
 func SettingProblems(v Settings, networks []RoutedDevice) []string {
 	off := func(name string) bool { value, known := v[name]; return known && value == 0 }
 	has := func(wanted func(netip.Addr) bool) bool {
@@ -104,7 +106,7 @@ func SettingProblems(v Settings, networks []RoutedDevice) []string {
 }
 
 // StrictFilters returns those of the interfaces on which rp_filter drops IPv4 packets unless the route to their source
-// uses the same interface.
+// uses the same interface. It fails as Settings does.
 func (h *Host) StrictFilters(links []string) ([]string, error) {
 	var networks []RoutedDevice
 	for _, l := range links {

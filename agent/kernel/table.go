@@ -66,6 +66,7 @@ func rules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
+// Ruled reports whether a rule of a family leads to the table. It fails if the kernel does not list the rules.
 func (t RoutingTable) Ruled(family int) (bool, error) {
 	all, err := rules(family)
 	for i := range all {
@@ -77,7 +78,8 @@ func (t RoutingTable) Ruled(family int) (bool, error) {
 }
 
 // Rule adds the rule of a family. It then deletes rules of the agent that lead elsewhere, as after a change of the
-// configuration. It reports whether it changed anything.
+// configuration. It reports whether it changed anything. It fails if the kernel does not list the rules, or refuses a
+// change.
 func (t RoutingTable) Rule(family int) (changed bool, err error) {
 	all, err := rules(family)
 	if err != nil {
@@ -115,7 +117,8 @@ func deleteRule(r *netlink.Rule) error {
 	return nil
 }
 
-// DeleteUnusedRules deletes the agent's rules of families without a route of the agent, and returns a line for each.
+// DeleteUnusedRules deletes the agent's rules of families without a route of the agent, and returns a line for each. It
+// fails for all that the kernel does not list or delete, and continues with the rest.
 func DeleteUnusedRules() (gone []string, failed error) {
 	for _, family := range families {
 		used := false
@@ -149,7 +152,8 @@ func deleteRules(family int) (gone []string, failed error) {
 }
 
 // RemoveRouting deletes every route and rule of the agent in every table, and returns a line for each. Rules are
-// deleted first: from then on packets follow the main table, and not a part of the agent's.
+// deleted first: from then on packets follow the main table, and not a part of the agent's. It fails as
+// DeleteUnusedRules does.
 func RemoveRouting() (gone []string, failed error) {
 	for _, family := range families {
 		rules, err := deleteRules(family)

@@ -54,12 +54,12 @@ func createTUN(name string, mtu int) (tun.Device, error) {
 	return tun.CreateTUNFromFile(os.NewFile(uintptr(fd), cloneDevice), mtu)
 }
 
-// noEndpoint ends what wireguard-go says every 5 s of a peer to which pods send before it has called. The agent reports
-// such peers.
+// noEndpoint ends wireguard-go's message, every 5 s, about a peer to which pods send before it has called. The agent
+// reports such peers.
 const noEndpoint = "no known endpoint for peer"
 
 // RunUserspace runs a device of wireguard-go: it creates the TUN interface and the UAPI socket, and returns when the
-// interface is deleted, or deletes it when ctx ends.
+// interface is deleted, or deletes it when ctx ends. It fails if it cannot create them, or the socket breaks.
 func RunUserspace(ctx context.Context, name string, mtu int) error {
 	// The device outlives the agent, to whose standard error it logs: a write to a pipe without a reader must not end
 	// all tunnels.
@@ -113,7 +113,7 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	}
 }
 
-// filterLinkMessages makes the kernel send a TUN device only messages about links, of which it needs its own, with a
+// filterLinkMessages makes the kernel send a TUN device only messages about links, because it needs its own, with a
 // large buffer. wireguard-go subscribes to addresses as well, has room for a few hundred messages, and ends the device
 // when there are more: kube-proxy in its mode ipvs, which gives the node an address for each Service, causes that when
 // it starts. The library does not export the socket.
@@ -143,7 +143,8 @@ func isServed(device string) bool {
 }
 
 // RemoveDeadSocket removes the socket file of a device whose process was killed. It reports whether there was one. A
-// socket that is served remains: its device may be in another network namespace.
+// socket that is served remains: its device may be in another network namespace. It fails if the file cannot be
+// removed.
 func RemoveDeadSocket(device string) (bool, error) {
 	if _, err := os.Lstat(socketPath(device)); errors.Is(err, fs.ErrNotExist) || isServed(device) {
 		return false, nil
@@ -155,7 +156,8 @@ func RemoveDeadSocket(device string) (bool, error) {
 	return err == nil, err
 }
 
-// RemoveDeadSockets is RemoveDeadSocket for the devices that which selects, and returns those that had one.
+// RemoveDeadSockets is RemoveDeadSocket for the devices that which selects, and returns those that had one. It fails if
+// it cannot read the directory, and for each socket that it cannot remove.
 func RemoveDeadSockets(which func(device string) bool) (devices []string, err error) {
 	entries, err := os.ReadDir(socketDir)
 	if errors.Is(err, fs.ErrNotExist) {
