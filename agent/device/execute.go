@@ -28,15 +28,15 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 			return err
 		}
 	}
-	// Before the first handshake: until this node's routes lead into the device, a strict filter would drop what comes
-	// out of it.
+	// Before the first handshake: until this node's routes lead into the device, a strict filter would drop packets out of
+	// it.
 	if permissive {
 		if err := r.kernel.LoosenFilter(done.Name); err != nil {
 			return err
 		}
 	}
 	// The source of a route must be an address of the node, and the removal of an address removes its routes. A filter
-	// that is loose on all interfaces drops what comes out of a device without an address.
+	// that is loose on all interfaces drops packets out of a device without an address.
 	for _, at := range done.AddAddresses {
 		done.fails(r.kernel.AddAddress(done.Name, at))
 	}
@@ -87,7 +87,7 @@ func (r *Reconciler) configure(ctx context.Context, device string, cfg wgtypes.C
 		}
 		cfg = removed
 		if live {
-			_ = waitForPackets(ctx) // if ctx ends, what is left is removed at once
+			_ = waitForPackets(ctx) // if ctx ends, the rest is removed at once
 		}
 	}
 	return r.kernel.Configure(device, cfg)

@@ -33,7 +33,7 @@ func (r *Reconciler) FindOrphans() {
 			found[cluster] = report
 		}
 	}
-	// Somebody deleted the device, and its remote was removed while no agent ran: its guard remains.
+	// Another program deleted the device, and its remote was removed while no agent ran: its guard remains.
 	for _, cluster := range r.Node.UnconfiguredGuards() {
 		if found[cluster] == nil && plan.Cluster(cluster) == nil && r.Session.Device(cluster) == nil {
 			found[cluster] = &semaphorev1.DeviceReport{

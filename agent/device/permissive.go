@@ -90,8 +90,8 @@ func acceptsBeforeRoutes(d *semaphorev1.Device) bool {
 	})
 }
 
-// strictFilters returns what would drop packets that the remote still sends in the clear after this node sends through
-// the tunnel; empty for nothing.
+// strictFilters returns the filters that would drop packets that the remote still sends in the clear after this node
+// sends through the tunnel; empty for nothing.
 func (r *Reconciler) strictFilters(cluster string, want *plan.Desired) string {
 	if !acceptsBeforeRoutes(want.Device) {
 		return "" // the kernel has no such filter for IPv6

@@ -1,10 +1,10 @@
 // Package device sets the WireGuard devices of a node as its broker desires, and keeps them so.
 //
-// The Reconciler owns the state that was applied to each device and what it observed of it: the last report, the
-// routes that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one
-// goroutine and has no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired
-// state, its bounds, its key and its MTU from session, guard, the Rotator and paths. Out: calls of the Kernel,
-// events, the schedule, and views on the status.Board. Package plan, which is pure, decides what to change.
+// The Reconciler owns the applied state of each device and its observations of it: the last report, the routes that it
+// added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one goroutine and has no lock.
+// In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired state, its bounds, its key and
+// its MTU from session, guard, the Rotator and paths. Out: calls of the Kernel, events, the schedule, and views on the
+// status.Board. Package plan, which is pure, decides what to change.
 package device
 
 import (
@@ -75,7 +75,7 @@ type device struct {
 	cluster, name string
 	// report is nil until the agent has set the device, or tried to.
 	report *semaphorev1.DeviceReport
-	// applied is what was last applied completely, except for lacking, and peers the same for changes of single peers;
+	// applied is the state last applied completely, except for lacking, and peers the same for changes of single peers;
 	// nil if the device must be read first.
 	applied *plan.Desired
 	peers   *plan.AppliedPeers
@@ -83,10 +83,10 @@ type device struct {
 	// applied.
 	lacking []netip.Prefix
 	wrong   []string
-	// refused counts the routes and settings that bounds refuse, and conflicts are what on this node blocks routes.
+	// refused counts the routes and settings that bounds refuse, and conflicts are this node's obstacles to routes.
 	refused   int
 	conflicts []string
-	// problem is what differs from the desired state. contested means that it includes another program that keeps
+	// problem is the difference from the desired state. contested means that it includes another program that keeps
 	// changing the device.
 	problem   string
 	findings  []finding.Finding
@@ -140,7 +140,7 @@ func (r *Reconciler) publish(d *device) {
 	r.Board.PutDevice(d.cluster, view)
 }
 
-// Set reads a device and changes what differs from the desired state. It removes a device that is not desired.
+// Set reads a device and changes it to the desired state. It removes a device that is not desired.
 func (r *Reconciler) Set(ctx context.Context, cluster string) { r.set(ctx, cluster, nil) }
 
 // set is Set with a device that matchesApplied has just read; nil to read it.
@@ -266,8 +266,8 @@ func (r *Reconciler) plan(
 	return steps, nil
 }
 
-// adopt records that a device of semaphore-wireguard was adopted; err is what could not be changed of it. The device
-// has the agent's marks from then on, so this is reported once for each device.
+// adopt records that a device of semaphore-wireguard was adopted; err names the changes that failed. The device has the
+// agent's marks from then on, so this is reported once for each device.
 func (r *Reconciler) adopt(d *device, err error) {
 	detail := "from " + config.SemaphoreWireGuard
 	if err != nil {

@@ -70,7 +70,7 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 	switch {
 	case err != nil:
 	case want.Restored:
-		d.applied = nil // only what was missing was added
+		d.applied = nil // only missing parts were added
 	default:
 		d.applied, d.peers = want, done.Applied
 		d.candidates.Keep(func(key wgtypes.Key) bool {
@@ -133,7 +133,7 @@ func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool
 	r.metrics.requeues.WithLabelValues(d.cluster, d.name).Inc()
 }
 
-// recordConflicts reports what on this node blocks a remote's subnets, when it begins and when it ends.
+// recordConflicts reports when addresses or routes of this node begin and end to block a remote's subnets.
 func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
 	for _, c := range conflicts {
 		if !slices.Contains(d.conflicts, c) {
@@ -159,7 +159,7 @@ func wrongOf(done outcome, err error) []string {
 	return slices.Concat(lines, done.Refused, done.Conflicts)
 }
 
-// describeReport copies what was read of a device into its report. The port of a device that is not up yet was chosen
+// describeReport copies the read state of a device into its report. The port of a device that is not up yet was chosen
 // by the kernel, and is not reported.
 func describeReport(r *semaphorev1.DeviceReport, d *kernel.Device) {
 	// A copy: a part of d would keep all of it, with its peers, as long as the report exists.

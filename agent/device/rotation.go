@@ -25,7 +25,7 @@ const (
 type Schedule map[string]*turn
 
 type turn struct {
-	// asked is when somebody wants a new key; zero for never. forced ignores what prevents a rotation.
+	// asked is when a new key is wanted before its time; zero for never. forced ignores all obstacles to a rotation.
 	asked  time.Time
 	forced bool
 	// aged is zero for a key of any age.

@@ -111,7 +111,8 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Dev
 	return key.Private, nil
 }
 
-// Read returns the private key in the file of a device. The error is fs.ErrNotExist if there is none.
+// Read returns the private key in the file of a device. It fails with fs.ErrNotExist if there is none, and if it is not
+// valid.
 func (r *Rotator) Read(device string) (wgtypes.Key, error) { return kernel.ReadKey(r.dir, device) }
 
 // Track creates the counter of a device that has a key.
@@ -125,6 +126,8 @@ func (r *Rotator) Stored(cluster string) (kernel.StoredKey, bool) {
 	return key, ok
 }
 
+// Problem returns an error while the key of a cluster needs attention: a problem of its file, a failed rotation, or a
+// key that is due and waits.
 func (r *Rotator) Problem(cluster string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +142,7 @@ func (r *Rotator) Problem(cluster string) error {
 	return err
 }
 
-// Forget discards what is known of the key of a removed device. Its file remains.
+// Forget discards the key of a removed device. Its file remains.
 func (r *Rotator) Forget(cluster string) {
 	r.mu.Lock()
 	delete(r.keys, cluster)

@@ -10,8 +10,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Bounds limit what a broker may request, as the agent's own last defense. The agent refuses what is outside, prefix
-// by prefix and peer by peer, and applies the rest.
+// Bounds limit a broker's requests, as the agent's own last defense. The agent refuses those outside, prefix by prefix
+// and peer by peer, and applies the rest.
 type Bounds struct {
 	// Allowed contain everything that may be routed or sent from; without any, everything that is not forbidden.
 	Allowed []netip.Prefix
@@ -146,7 +146,7 @@ func (b Bounds) endpoint(at netip.AddrPort) error {
 	return nil
 }
 
-// host is an address that no other node has: what it is, and of which interface.
+// host is an address that no other node has, with its kind and interface.
 type host struct{ what, on string }
 
 // hostsOf returns the addresses by which a node reaches itself, or all hosts on a link.
@@ -176,7 +176,7 @@ func broadcast(subnet netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(last)
 }
 
-// conflictOf describes the address of this node with which a prefix conflicts, and what to do; empty for none.
+// conflictOf describes the address of this node with which a prefix conflicts, and the fix; empty for none.
 func (b Bounds) conflictOf(prefix netip.Prefix) string {
 	allowed := Inside(prefix, b.Allowed)
 	for _, own := range b.Own {
@@ -223,7 +223,7 @@ const (
 	maxMTU = 65535
 )
 
-// device returns what is invalid in a device. configured is its port in the node's own configuration, 0 for none.
+// device returns the invalid parts of a device. configured is its port in the node's own configuration, 0 for none.
 func device(d *semaphorev1.Device, configured int) (mtu, port error) {
 	if m := d.GetMtu(); m != 0 && (m < minMTU || m > maxMTU) {
 		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, minMTU, maxMTU)

@@ -12,10 +12,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// A node may have several endpoints, its candidates, of which a device has one at a time. WireGuard begins a handshake
-// with it every 5 s while it has something to send and no session, and moves by itself to where an authentic packet
-// came from. Candidates adds what it does not do: try another endpoint when one does not answer, and a better one
-// again.
+// A node may have several endpoints, its candidates; a device has one at a time. WireGuard begins a handshake with it
+// every 5 s while it has something to send and no session, and moves by itself to where an authentic packet came from.
+// Candidates adds the rest: try another endpoint when one does not answer, and a better one again.
 const (
 	// answerTime is how long a candidate has to answer. Then the next packet, or handshake, goes to the next one. A
 	// later answer still counts.
@@ -38,7 +37,7 @@ type Candidates struct {
 	peers map[wgtypes.Key]*trial
 }
 
-// trial is the state of a peer: the endpoint in use, and what shows whether it works.
+// trial is the state of a peer: the endpoint in use, and the signs whether it works.
 type trial struct {
 	all []netip.AddrPort
 	// at is the index of the choice, which is older than the packets after sentThen.
@@ -47,7 +46,7 @@ type trial struct {
 	since    time.Time
 	// triedAt is the first look since the choice that saw that something was sent; zero for none.
 	triedAt time.Time
-	// heard is the last look at which the peer had answered, zero for never; sentHeard is what had been sent by then.
+	// heard is the last look at which the peer had answered, zero for never; sentHeard are the bytes sent by then.
 	heard     time.Time
 	sentHeard int64
 	// handshake, sent and received are as of the last look.
@@ -66,8 +65,8 @@ type trial struct {
 	avoid map[netip.AddrPort]time.Time
 }
 
-// Choose returns the endpoint for a peer with these candidates, of which there is at least one. has is the endpoint
-// that the device has for it, with which it may have a session; invalid for none.
+// Choose returns the endpoint for a peer with these candidates, at least one. has is the endpoint that the device has
+// for it, with which it may have a session; invalid for none.
 func (c *Candidates) Choose(key wgtypes.Key, all []netip.AddrPort, has netip.AddrPort) netip.AddrPort {
 	t := c.peers[key]
 	switch {
@@ -93,7 +92,7 @@ func (c *Candidates) Keep(keep func(wgtypes.Key) bool) {
 	}
 }
 
-// Looked is what a look has found: the peers whose choice is another now, those of which no candidate answers, whose
+// Looked is the result of a look: the peers whose choice is another now, those without a candidate that answers, whose
 // names may have other addresses by now, those that answer at another one than before, and those whose choice the
 // device must get again.
 type Looked struct {

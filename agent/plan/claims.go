@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A route that another one replaced is restored up to maxRetakes times within retakeWindow. After that somebody
+// A route that another one replaced is restored up to maxRetakes times within retakeWindow. After that another program
 // replaces it on purpose: the agent reports it and leaves it.
 const (
 	maxRetakes   = 3

@@ -33,8 +33,8 @@ type AppliedPeers struct {
 	routed []netip.Prefix
 }
 
-// newAppliedPeers records a network of which these subnets are routed. Of this node's addresses it keeps only those
-// that endpoints are compared with.
+// newAppliedPeers records a network with these subnets routed. Of this node's addresses it keeps only those that
+// endpoints are compared with.
 func newAppliedPeers(want *Desired, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
 	p := &AppliedPeers{
 		bounds:    bounds,

@@ -35,7 +35,7 @@ const (
 	enoughPaths = 16
 )
 
-// tunnelOverhead returns what WireGuard adds to a packet in bytes: IP (20 or 40), UDP (8), its header and tag (32).
+// tunnelOverhead returns WireGuard's addition to a packet in bytes: IP (20 or 40), UDP (8), its header and tag (32).
 func tunnelOverhead(endpoint netip.Addr) int {
 	if endpoint.Unmap().Is4() {
 		return 60
@@ -73,9 +73,8 @@ type MTUResult struct {
 	Carries int
 }
 
-// MTU decides the MTU of one device: what the links to the peers can carry, lowered to what the paths to them were
-// measured to carry. It also decides which paths to measure next. In: links, measurements and the time. Package paths
-// measures.
+// MTU decides the MTU of one device: that of the links to the peers, lowered to the measured one of the paths. It also
+// decides which paths to measure next. In: links, measurements and the time. Package paths measures.
 type MTU struct {
 	base int
 	why  string
@@ -185,14 +184,14 @@ func (d *MTU) Measured(now time.Time, t MTUTarget, r MTUResult) {
 	}
 	p.begun, p.at = false, now
 	if !r.Answered && p.done && p.Answered {
-		return // it is measured again soon enough; until then what was found holds
+		return // it is measured again soon enough; until then the earlier result holds
 	}
 	p.done, p.MTUResult = true, r
 }
 
 type MTUVerdict struct {
 	MTU int
-	// Base is what the links carry, and Why names the link.
+	// Base is the MTU of the links, and Why names the link.
 	Base int
 	Why  string
 	// Limit is the peer whose path carries least, if that is less than the links carry; Carries is its result.

@@ -1,9 +1,9 @@
-// Package plan decides what to change on a node: it compares the desired with the existing state, and returns the
-// smallest list of steps. It also decides which device is due, and when the next one is (Scheduler), and the MTU of a
-// device whose configuration names none (MTU). It is pure: no clock, no socket, no call of the kernel.
+// Package plan decides the changes of a node: it compares the desired with the existing state, and returns the smallest
+// list of steps. It also decides which device is due, and when the next one is (Scheduler), and the MTU of a device
+// whose configuration names none (MTU). It is pure: no clock, no socket, no call of the kernel.
 //
 // It is also the agent's own last defense: whatever a broker requests, no step changes an interface that cannot be the
-// agent's, or routes what cannot be a remote pod subnet.
+// agent's, or routes a prefix that cannot be a remote pod subnet.
 package plan
 
 import (
@@ -120,8 +120,8 @@ func notEmpty(cfg wgtypes.Config) *wgtypes.Config {
 	return &cfg
 }
 
-// Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
-// passed Cluster.
+// Network plans one device completely. existing is the node's device, nil for none. The cluster's name must have passed
+// Cluster.
 func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, existing *kernel.Device) Steps {
 	subnets, refused, conflicts := Subnets(want.Device.GetPodSubnets(), bounds)
 	programmed := newAppliedPeers(want, bounds, subnets)
@@ -153,8 +153,8 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 			cfg.Peers = append(cfg.Peers, is.config(every))
 		}
 	}
-	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a
-	// peer. Removing a peer removes only what it still has.
+	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a peer.
+	// Removing a peer removes only the prefixes that it still has.
 	slices.SortFunc(cfg.Peers, func(a, b wgtypes.PeerConfig) int {
 		if a.Remove != b.Remove {
 			if b.Remove {

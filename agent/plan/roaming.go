@@ -13,8 +13,8 @@ import (
 )
 
 // WireGuard sends to the source of a peer's last authentic packet: a peer behind source NAT moves its endpoint without
-// any configuration. Such an endpoint works, perhaps as the only one, so it is left while packets are received from
-// it. An endpoint that somebody wrote looks the same, but nothing is received from there: a packet from elsewhere
+// any configuration. Such an endpoint works, perhaps as the only one, so it is left while packets are received from it.
+// An endpoint that another program wrote looks the same, but nothing is received from there: a packet from elsewhere
 // would move it. It is healed at the next check, and so is one where no node of the remote can be, whether or not
 // packets are received: an attacker with a peer's key could otherwise choose any address that this node sends to.
 const (

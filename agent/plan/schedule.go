@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// FullCheck is the interval at which everything is checked, also what the checks of single devices leave out.
+	// FullCheck is the interval at which everything is checked, also the parts that checks of single devices leave out.
 	FullCheck = 30 * time.Second
 	// HealGap is the minimal time between two checks of a device that another program changes, so that two programs
 	// that change it in turn do not use the processor all the time.
@@ -36,7 +36,7 @@ func checkInterval(devices, peers int) time.Duration {
 	return min(few+time.Duration(max(0, peers-fewPeers))*checkPerPeer, FullCheck)
 }
 
-// Changes are what may differ from what is desired: devices, by cluster, and single peers, by cluster and node.
+// Changes are possible differences from the desired state: devices, by cluster, and single peers, by cluster and node.
 type Changes struct {
 	Networks map[string]bool
 	Peers    map[string]map[string]bool
@@ -65,7 +65,7 @@ func (c Changes) Add(other Changes) {
 
 func (c Changes) Empty() bool { return len(c.Networks) == 0 && len(c.Peers) == 0 }
 
-// Work is what waits: changes, and the devices to heal because of an event of the kernel, which the agent itself may
+// Work is waiting work: changes, and the devices to heal because of an event of the kernel, which the agent itself may
 // have caused.
 type Work struct {
 	Changes
@@ -74,7 +74,7 @@ type Work struct {
 
 func NewWork() Work { return Work{NewChanges(), map[string]bool{}} }
 
-// Round is what is due now, by cluster: devices to set, peers to set on other devices, and further devices to check.
+// Round is the work due now, by cluster: devices to set, peers to set on other devices, and further devices to check.
 type Round struct {
 	Devices []string
 	Peers   map[string]map[string]bool
@@ -83,7 +83,7 @@ type Round struct {
 
 // Scheduler decides which devices of a node are due, and when the next one is. In: the events of a device, with the
 // time. Out: rounds of work. It owns the rules of when a device is checked, healed and tried again, and the queue of
-// what waits for that. The zero value cannot be used. One goroutine uses it.
+// waiting work. The zero value cannot be used. One goroutine uses it.
 type Scheduler struct {
 	devices map[string]*scheduled
 	// deferred waits until its devices may be changed again.
@@ -178,7 +178,7 @@ func (s *Scheduler) Set(cluster string) bool {
 
 func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
 
-// Contest returns the problem that another program keeps changing a device; nil for none.
+// Contest returns an error while another program keeps changing a device; else nil.
 func (s *Scheduler) Contest(cluster string, now time.Time) error {
 	return s.device(cluster).contest.problem(now)
 }
@@ -213,7 +213,7 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	return d.checked.Add(max(every, d.contest.pause(now)))
 }
 
-// Take returns what is due, and keeps the rest. In a full check all these clusters are due, and all failed devices.
+// Take returns the due work, and keeps the rest. In a full check all these clusters are due, and all failed devices.
 func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
 	s.deferred.Add(work.Changes)
 	maps.Copy(s.deferred.Heal, work.Heal)
@@ -288,7 +288,7 @@ func (s *Scheduler) Next(now time.Time) time.Time {
 	return next
 }
 
-// Earlier returns the earlier of two times, of which zero is never.
+// Earlier returns the earlier of two times; zero is never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -35,8 +35,7 @@ type Source struct {
 	Setting string
 	// PodPrefixes are the node's pod CIDRs, none if unknown.
 	PodPrefixes []netip.Prefix
-	// Reserved are addresses among them that the broker keeps free for the node, for a family of which the node has
-	// none.
+	// Reserved are addresses among them that the broker keeps free for the node, for a family in which the node has none.
 	Reserved []netip.Addr
 	// Devices are the names of the agent's devices, whose addresses result from an earlier choice and do not count.
 	Devices []string
