@@ -1,11 +1,11 @@
 // Package agent is the part of semaphore on every node: it sets the node's WireGuard devices, peers, routes and guard
 // as its broker desires.
 //
-// It makes the owners of the agent's state, connects them and runs them. Each states in its package comment what it
-// owns: session, keys, guard, paths, device with schedule, status and events (docs/architecture/agent.md). Owners
-// exchange values and share no locks. The package itself decides only the order of work in a round (loop.go) and which
-// owner receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the
-// token for its broker.
+// It makes the owners of the agent's state, connects them and runs them. The package comment of each names its state:
+// session, keys, guard, paths, device with schedule, status and events (docs/architecture/agent.md). Owners exchange
+// values and share no locks. The package itself decides only the order of work in a round (loop.go) and which owner
+// receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the token
+// for its broker.
 package agent
 
 import (
@@ -32,7 +32,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Run runs the agent until ctx ends. It leaves the node as it is when it returns.
+// Run runs the agent until ctx ends. It leaves the node as it is when it returns. It returns ctx's error, or fails if
+// WireGuard, a listener or the kernel's events cannot be used.
 func Run(ctx context.Context, cfg *config.Agent) error {
 	table := tableOf(cfg)
 	guarding := guard.New(cfg.GuardInbound, table)
@@ -79,7 +80,7 @@ func tableOf(cfg *config.Agent) kernel.RoutingTable {
 	return kernel.RoutingTable{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
 }
 
-// nodeKernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
+// nodeKernel is the agent's access to the node: the node itself, or a scripted one in tests.
 type nodeKernel interface {
 	devices.Kernel
 	guard.Kernel

@@ -24,9 +24,10 @@ type CleanupOptions struct {
 	LeaveDevices bool
 }
 
-// Cleanup removes what agents created on a node, and prints it: devices, routes and rules with semaphore's protocol
+// Cleanup removes and prints the objects of agents on a node: devices, routes and rules with semaphore's protocol
 // number in every table, the guard, the state file and, if asked, the private keys. An object that no longer exists is
-// not an error. Devices and keys of semaphore-wireguard that no agent adopted remain.
+// not an error. It continues after one that it cannot remove, and fails then. Devices and keys of semaphore-wireguard
+// that no agent adopted remain.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: keys cannot be removed while devices remain: these would have no key after a reboot")

@@ -60,8 +60,8 @@ func (c *clock) look(wall time.Time, up time.Duration) (back time.Duration, rene
 	return back, renew
 }
 
-// problem returns what a clock that was set back still prevents. created are the times at which the keys of the node
-// were made: a key that was made since has no history.
+// problem returns the effect that a clock which was set back still has. created are the times at which the keys of the
+// node were made: a key that was made since has no history.
 func (c *clock) problem(now time.Time, created []time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

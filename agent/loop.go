@@ -112,7 +112,7 @@ func (a *agent) loop(ctx context.Context, round func(ctx context.Context, full b
 	}
 }
 
-// round does what is due, in this order: the guard of remotes without a device, devices, the guard again, orphans, the
+// round does the due work, in this order: the guard of remotes without a device, devices, the guard again, orphans, the
 // node, keys, the report. It returns when something is due next; zero for never.
 func (a *agent) round(ctx context.Context, full bool) time.Time {
 	changes, due, node := a.take(full)
@@ -145,7 +145,7 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 	return a.next()
 }
 
-// take takes what is due. It takes the position together with the broker's changes: the position never covers a change
+// take takes the due work. It takes the position together with the broker's changes: the position never covers a change
 // that this round does not have.
 func (a *agent) take(full bool) (stream.Changes, plan.Round, guard.Work) {
 	work := a.queue.take()
@@ -171,7 +171,7 @@ func (a *agent) next() time.Time {
 }
 
 // rotate replaces the keys that are due. Without a broker that receives the report no peer would get the new key, so
-// what is due waits. An operator's order is refused in that case, unless it has force.
+// due keys wait. An operator's order is refused in that case, unless it has force.
 func (a *agent) rotate(ctx context.Context, at stream.Position) {
 	listens := a.session.Attached(at)
 	if listens {
@@ -219,7 +219,7 @@ func (a *agent) replaceKeys(ctx context.Context, order *semaphorev1.RotateKeyReq
 	return keys, nil
 }
 
-// report sends what a round changed, and the position up to which the node is as desired.
+// report sends the changes of a round, and the position up to which the node is as desired.
 func (a *agent) report(at stream.Position) {
 	broken := a.schedule.AnyBroken()
 	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
@@ -264,7 +264,7 @@ func (a *agent) sample(ctx context.Context) error {
 	return g.Wait()
 }
 
-// countEvery is how often what the kernel counted by Service is read, and so how often a report says it.
+// countEvery is the interval at which the kernel's counts by Service are read, and so reported.
 const countEvery = 30 * time.Second
 
 // countTraffic counts traffic by Service until ctx ends. A failure is logged once, until another follows or none.

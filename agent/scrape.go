@@ -83,7 +83,7 @@ func (a *agent) found() []finding.Finding {
 	return finding.Found(s, a.findings()...)
 }
 
-// findings returns what is wrong, except what follows from the fields of the status.
+// findings returns the faults, except those that follow from the fields of the status.
 func (a *agent) findings() []finding.Finding {
 	return append(a.board.Get().Found(a.session.View(time.Now())),
 		slices.Concat(finding.Line(finding.StateFileFailed, "", cmp.Or(a.cache.Problem(), a.unreadState())),
@@ -99,7 +99,7 @@ func (a *agent) unreadState() string {
 	return a.unread
 }
 
-// lookup returns what answers semaphorectl's questions about paths.
+// lookup returns the source of answers to semaphorectl's questions about paths.
 func (a *agent) lookup() *paths.Lookup {
 	return &paths.Lookup{
 		Peers: a.peers, Calls: a.node.Calls,

@@ -14,8 +14,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// start does what precedes the first round, in this order: the guard of all remotes of the subnets file; orphans, which
-// the first report needs; the state c of an earlier agent. Nothing that others wrote ends the agent.
+// start does the work before the first round, in this order: the guard of all remotes of the subnets file; orphans,
+// which the first report needs; the state c of an earlier agent. Nothing that others wrote ends the agent.
 func (a *agent) start(c *stream.StateFile, err error) {
 	a.earlier = c
 	if errors.Is(err, fs.ErrNotExist) {

@@ -61,7 +61,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 }
 
 // judgeRetained checks the guard of remotes that are guarded although the subnets file does not name them: the broker
-// has just sent what it desires. A remote with a device is guarded with it.
+// has just sent its desired state. A remote with a device is guarded with it.
 func (a *agent) judgeRetained() {
 	for _, cluster := range a.node.Retained() {
 		if a.session.Device(cluster) != nil {

@@ -1,8 +1,8 @@
-// Package events reports what happens on the node to clients of the agent's debug socket, and to the log, and bounds
-// the texts of problems for a report.
+// Package events reports events of the node to clients of the agent's debug socket, and to the log, and bounds the
+// texts of problems for a report.
 //
 // It owns the recorder. In: an Event. Out: a record and, if the event has one, a log line. It decides nothing: its
-// callers decide what is worth an event.
+// callers decide which changes are worth an event.
 package events
 
 import (
@@ -21,7 +21,7 @@ type Event struct {
 	Cluster string
 	// Object is the affected object, such as "device wg.c2" or "peer c2/n1".
 	Object string
-	// Action is what happened, one word.
+	// Action is the kind of the event, one word.
 	Action string
 	// Detail is the result, or the reason.
 	Detail string
@@ -50,7 +50,7 @@ func (e Event) Info(message string, args ...any) Event {
 	return e.Log(slog.LevelInfo, message, args...)
 }
 
-// Warn adds a log line for what an operator should look at.
+// Warn adds a log line for an operator's attention.
 func (e Event) Warn(message string, args ...any) Event {
 	return e.Log(slog.LevelWarn, message, args...)
 }

@@ -33,7 +33,7 @@ type probes struct {
 	pick func(n int) int
 }
 
-// probed is when a probe began, and what had been sent to the peer by then.
+// probed is the time at which a probe began, and the bytes sent to the peer by then.
 type probed struct {
 	at   time.Time
 	sent int64

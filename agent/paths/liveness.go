@@ -82,7 +82,7 @@ type SilentPeer struct {
 // public keys; its callers know their nodes. The zero value is ready to use.
 //
 // It relies on the behaviour of WireGuard's timers (whitepaper, section 6), in the kernel and in wireguard-go alike:
-//   - A handshake is begun only when there is something to send, and counts among the bytes sent. While nobody answers
+//   - A handshake is begun only when there is something to send, and counts among the bytes sent. While no peer answers
 //     it is begun again every 5 s, for 90 s.
 //   - A peer that gets data and has none to send sends a keepalive within 10 s. So after something other than a
 //     keepalive was sent, something is received soon, or the path or the peer is gone; a handshake is begun 15 s after

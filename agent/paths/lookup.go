@@ -1,7 +1,7 @@
 package paths
 
-// A Lookup reports what the node does with packets to an address of a remote: the route, the device, the peer,
-// the session with the peer's node, and the size of the packets that the path to it carries.
+// A Lookup reports the way of the node's packets to an address of a remote: the route, the device, the peer, the
+// session with the peer's node, and the size of the packets that the path to it carries.
 //
 // It reads the kernel, probes the path to the peer's node as the Monitor does, and asks kube-proxy of this node for
 // its health. It changes nothing, keeps nothing and judges nothing: ctl/explain judges.
@@ -38,8 +38,8 @@ const proxyWithin = 2 * time.Second
 
 type Lookup struct {
 	Peers *Monitor
-	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem what is wrong with
-	// the device; zero for unknown, and "" for nothing.
+	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem the device's fault;
+	// zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
 	Problem   func(cluster string) string
 	// Calls reports whether nodes of a cluster have no address of this node.
@@ -103,7 +103,7 @@ func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest)
 }
 
 // Locate says how a remote node is programmed on this node: desired, and a peer in the kernel. Other kinds of objects
-// have nothing on a node.
+// have nothing on a node. It never returns an error.
 func (n *Lookup) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	of, out := req.GetObject(), &debug.Places{}
 	if of.GetKind() != semaphorev1.Kind_KIND_NODE {

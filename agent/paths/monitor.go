@@ -1,4 +1,4 @@
-// Package paths monitors the paths to the peers of the node's devices: which peers answer, and what MTU the paths to
+// Package paths monitors the paths to the peers of the node's devices: which peers answer, and the MTU that paths to
 // them carry.
 //
 // The Monitor owns that state under a lock that it never holds during a call to another package. In: samples of
@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// SampleEvery is the interval at which Sample reads the devices. It reads a device only if nobody else has read it
+	// SampleEvery is the interval at which Sample reads the devices. It reads a device only if no other caller has read it
 	// for twice as long.
 	SampleEvery = 5 * time.Second
 	// CloseEvery is how often while the peers are watched closely, and maxClosely the longest time for that without
@@ -52,7 +52,7 @@ type Kernel interface {
 	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
-// Desired is what the broker desires of a device. Its results are nil for a cluster without one, and immutable.
+// Desired is the broker's desired state of a device. Its results are nil for a cluster without one, and immutable.
 type Desired interface {
 	Clusters() []string
 	Network(cluster string) *plan.Desired
@@ -158,7 +158,7 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	return func(key wgtypes.Key) bool { return silent[key] }
 }
 
-// Observe records the peers of a desired device as somebody has just read them.
+// Observe records the peers of a desired device as the caller has just read them.
 func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -354,7 +354,7 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 	return paths, unheard
 }
 
-// fresh reads the device if nobody has for a while, and reports whether its peers are known.
+// fresh reads the device if that was not done for a while, and reports whether its peers are known.
 func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	m.mu.Lock()
 	now, oldest := time.Now(), 2*SampleEvery
@@ -425,7 +425,7 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 }
 
 // AnswerProbes answers the probes of other nodes on a UDP address until ctx ends. If it cannot listen it reports that
-// and tries again: tunnels do not depend on it.
+// and tries again: tunnels do not depend on it. It returns only ctx's error.
 func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 	for {
 		r, err := NewResponder(ctx, address, m.known)

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// wrapping is what WireGuard adds to a packet inside a UDP datagram in bytes: a header of 16 and a tag of 16
+// wrapping is WireGuard's addition to a packet inside a UDP datagram in bytes: a header of 16 and a tag of 16
 // (whitepaper, section 5.4.6).
 const wrapping = 32
 

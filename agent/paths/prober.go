@@ -119,7 +119,7 @@ func onSocket(do func(fd int) error) func(string, string, syscall.RawConn) error
 	}
 }
 
-// explain returns the context's error if that is the cause, and adds what failed.
+// explain returns the context's error if that is the cause, and adds the step that failed.
 func (p *prober) explain(ctx context.Context, err error) error {
 	switch {
 	case err == nil:

@@ -78,7 +78,7 @@ func (m *Monitor) reasonOfMTU(want *semaphorev1.Device, v plan.MTUVerdict) strin
 	return v.Why
 }
 
-// sent is what the last report contained about a device's peers.
+// sent is the content of the last report about a device's peers.
 type sent struct {
 	at     time.Time
 	counts PeerCounts

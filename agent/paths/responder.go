@@ -62,8 +62,8 @@ func (r *Responder) allow(from netip.Addr, now time.Time) bool {
 	return s.limit.AllowN(now, 1) && r.limit.AllowN(now, 1)
 }
 
-// NewResponder opens the responder at an address such as ":7774". It answers nobody before Run; known reports whether
-// an address may ask. It fails if the address is in use.
+// NewResponder opens the responder at an address such as ":7774". It answers while Run runs; known reports whether an
+// address may ask. It fails if the address is in use.
 func NewResponder(ctx context.Context, address string, known func(netip.Addr) bool) (*Responder, error) {
 	// With the destination of each datagram, answers can have it as their source: a node may have several addresses.
 	config := net.ListenConfig{Control: onSocket(func(fd int) error {
@@ -83,7 +83,8 @@ func NewResponder(ctx context.Context, address string, known func(netip.Addr) bo
 
 func (r *Responder) port() uint16 { return uint16(r.conn.LocalAddr().(*net.UDPAddr).Port) }
 
-// Run answers until ctx ends, and closes the responder.
+// Run answers until ctx ends, and closes the responder. It returns ctx's error, or fails if the socket is closed
+// before.
 func (r *Responder) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { r.conn.Close() })()
 	defer r.conn.Close()

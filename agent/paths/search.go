@@ -8,7 +8,7 @@ const fanout = 8
 const maxRounds = 12
 
 // search finds the largest size that arrives, between least and most. It is pure. The first round tries the smallest
-// and the largest, which is enough on a path that carries what its links carry.
+// and the largest, which is enough on a path that carries as much as its links.
 type search struct {
 	// through is the largest size that arrived, below least for none; lost is the smallest size that did not, above
 	// most for none.

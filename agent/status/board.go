@@ -18,9 +18,9 @@ import (
 )
 
 type Device struct {
-	// Report is its part of the report to the broker; nil for a device of which only a failure is known.
+	// Report is its part of the report to the broker; nil if only a failure is known of the device.
 	Report *semaphorev1.DeviceReport
-	// Problem is what differs from the desired state, and Findings are its parts that have a code.
+	// Problem is the difference from the desired state, and Findings are its parts that have a code.
 	Problem  string
 	Findings []finding.Finding
 	// Failure is set while the device could not be set, completely or in part, and is tried again.
@@ -47,7 +47,7 @@ type Clear struct {
 }
 
 type Node struct {
-	// Findings are what is wrong with it.
+	// Findings are its faults.
 	Findings     []finding.Finding
 	ClearPackets uint64
 	// Heard means that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
@@ -98,7 +98,7 @@ type View struct {
 	// Orphans are devices of the agent that the broker does not name, by cluster.
 	Orphans map[string]*semaphorev1.DeviceReport
 	Node    Node
-	// Traffic is what was counted by ClusterIP.
+	// Traffic are the counts by ClusterIP.
 	Traffic []*semaphorev1.ServiceTraffic
 	// Programmed means that everything up to an end mark of a broker was programmed once, and Restored that everything
 	// restored was.

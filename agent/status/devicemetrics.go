@@ -125,7 +125,7 @@ func (s *slab[T]) put(v T) *T {
 // maxLabelText is larger than any label of a peer, and pageSize holds many of them, both in bytes.
 const maxLabelText, pageSize = 64, 64 << 10
 
-// text moves what was appended to scratch to the page, and returns it.
+// text moves the content of scratch to the page, and returns it.
 func (b *familyBuilder) text(appended []byte) *string {
 	b.scratch = appended[:0]
 	if b.page == nil || b.page.Cap()-b.page.Len() < len(appended) {

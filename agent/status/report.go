@@ -71,7 +71,7 @@ func Report(
 
 const maxFindings = 16
 
-// findings returns what is wrong with the node and its devices, except what follows from the fields of a status.
+// findings returns the faults of the node and its devices, except those that follow from the fields of a status.
 func (v View) findings(stream stream.View) []finding.Finding {
 	found := slices.Clone(v.Node.Findings)
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
@@ -105,7 +105,7 @@ func (d Device) failed(cluster string) (found []finding.Finding) {
 	return found
 }
 
-// Found returns the findings of an agent's status, except what follows from its fields.
+// Found returns the findings of an agent's status, except those that follow from its fields.
 func (v View) Found(stream stream.View) []finding.Finding {
 	found := v.findings(stream)
 	if err := Ready(v, stream); err != nil {
@@ -125,7 +125,7 @@ func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.Devic
 	return r
 }
 
-// shorten removes from a report what exceeds a broker's limits: problems, and silent peers beyond the first, which
+// shorten removes from a report the parts above a broker's limits: problems, and silent peers beyond the first, which
 // remain counted. Otherwise a node that reaches no peer would lose its broker too.
 func shorten(r *semaphorev1.AgentReport) {
 	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
@@ -170,7 +170,7 @@ func Ready(v View, stream stream.View) error {
 	return nil
 }
 
-// Remarks returns what a ready agent reports about itself: the age of a desired state that no broker confirms, and
+// Remarks returns a ready agent's reports about itself: the age of a desired state that no broker confirms, and
 // problems of devices.
 func Remarks(v View, stream stream.View, now time.Time) string {
 	var remarks []string
@@ -199,7 +199,7 @@ func Devices(v View, stream stream.View) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Status returns the agent's status for DebugService, except what the kernel has: AddKernel adds that. paths returns
+// Status returns the agent's status for DebugService, without the kernel's state: AddKernel adds that. paths returns
 // the status of the paths of a desired device.
 func Status(v View, stream stream.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.GetStatusResponse {
@@ -241,7 +241,7 @@ func (v View) device(cluster string, stream stream.View, paths func(cluster stri
 	return d
 }
 
-// AddKernel adds what the kernel has to a status. It returns the devices that cannot be read.
+// AddKernel adds the kernel's state to a status. It returns the devices that cannot be read.
 func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*kernel.Device, error),
 ) (found []finding.Finding) {
 	unreadable := func(d *semaphorev1.DeviceStatus, why string) {

@@ -1,11 +1,11 @@
-// Package stream runs the agent's stream to its broker, and owns what came by it.
+// Package stream runs the agent's stream to its broker, and owns the state that it brings.
 //
 // The Stream dials again whenever it ends, and passes messages to a Handler. The end of a stream changes nothing on the
 // node. The Session owns the desired state, its age, and the positions of the stream, under one lock. In: messages of
-// the broker (Receive). Out: what changed, with the position up to which that is complete (Take), the desired state as
+// the broker (Receive). Out: changes, with the position up to which they are complete (Take), the desired state as
 // immutable values, and reports to the broker (Send). The StateWriter keeps the last complete state in a file on the
-// node, so that a node that boots without a broker restores its tunnels; package plan bounds what a restored state may
-// change, as it bounds a broker's.
+// node, so that a node that boots without a broker restores its tunnels; package plan bounds the changes by a restored
+// state, as by a broker's.
 package stream
 
 import (
@@ -54,8 +54,8 @@ func New(cfg *config.Agent, handler Handler) *Stream {
 }
 
 // Send queues a report or an applied revision for the current stream. It replaces a queued message of the same type,
-// and never blocks. The end of the stream discards what is queued: the Handler's Begin returns the complete state for
-// the next one.
+// and never blocks. The end of the stream discards the queue: the Handler's Begin returns the complete state for the
+// next one.
 func (s *Stream) Send(m *semaphorev1.AttachRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,14 +83,15 @@ func (s *Stream) take() *semaphorev1.AttachRequest {
 	return m
 }
 
-// drain discards what an earlier stream did not send.
+// drain discards the unsent reports of an earlier stream.
 func (s *Stream) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report, s.applied = nil, nil
 }
 
-// Run dials, and dials again with a backoff, until ctx ends.
+// Run dials, and dials again with a backoff, until ctx ends. It returns ctx's error, or fails at once if the broker's
+// roots cannot be opened.
 func (s *Stream) Run(ctx context.Context) error {
 	roots, err := identity.OpenRoots(ctx, s.cfg.Broker.BundleFile, s.cfg.Broker.WorkloadAPI)
 	if err != nil {
@@ -173,7 +174,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	return g.Wait()
 }
 
-// Hello returns the first message of a stream: the position to resume from, and the digests of what the agent holds, in
+// Hello returns the first message of a stream: the position to resume from, and the digests of the agent's state, in
 // case the broker does not know the epoch.
 func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{

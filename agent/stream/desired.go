@@ -2,7 +2,7 @@ package stream
 
 // A State holds the state that the broker desires on this node, as its streams send it.
 //
-// It is pure: it takes messages, and returns the desired state and what changed. Like the broker's replica it stages a
+// It is pure: it takes messages, and returns the desired state and its changes. Like the broker's replica it stages a
 // whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. An object that is
 // not sent again is removed only when an end mark names the cluster as complete.
 
@@ -20,7 +20,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Dirty is what may have changed.
+// Dirty are possible changes.
 type Dirty = plan.Changes
 
 // State is the state that the broker desires.
@@ -31,9 +31,9 @@ type State struct {
 	// synced means that a whole state was received at least once.
 	synced   bool
 	networks map[string]*plan.Desired
-	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was received of them since.
-	// Anything else that they have is older, and is removed once they are named. A cluster that was unknown has no
-	// network before: its device may exist from an earlier agent, with all its peers.
+	// awaitingSync are clusters that no end mark of the epoch has named yet, with the objects received of them since.
+	// Anything else that they have is older, and is removed once they are named. A cluster that was unknown has no network
+	// before: its device may exist from an earlier agent, with all its peers.
 	awaitingSync map[string]*staged
 	// named are the clusters that an end mark of the epoch has named.
 	named map[string]bool
@@ -43,7 +43,7 @@ type State struct {
 	// staging is a whole state in progress, and stagingEpoch its epoch; nil if there is none.
 	staging      map[string]*staged
 	stagingEpoch string
-	// received are the clusters of which this stream has sent something.
+	// received are the clusters whose objects this stream has sent.
 	received map[string]bool
 }
 
@@ -70,8 +70,8 @@ func (s *State) Resume() (epoch string, revision uint64) {
 	return s.epoch, s.revision
 }
 
-// Held returns the digests of what is held of each remote, for a broker that cannot resume. The broker's answer is
-// valid on the stream that begins with them.
+// Held returns the digests of each remote's state, for a broker that cannot resume. The broker's answer is valid on the
+// stream that begins with them.
 func (s *State) Held() []*semaphorev1.HeldCluster {
 	var held []*semaphorev1.HeldCluster
 	for _, cluster := range s.Clusters() {
@@ -102,7 +102,8 @@ func (s *State) Begin() {
 	clear(s.received)
 }
 
-// Receive handles one message. An error ends the stream, and the state is as before the message.
+// Receive handles one message. It fails for a message that breaks the protocol, which ends the stream; the state is as
+// before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 	d := plan.NewChanges()
 	switch m := m.GetMessage().(type) {
@@ -206,7 +207,7 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 	return nil
 }
 
-// change is what a message says of a device, or of a peer: nil for a deleted one.
+// change is a message's state of a device, or of a peer: nil for a deleted one.
 type change struct {
 	kind          changeKind
 	cluster, node string
@@ -301,8 +302,8 @@ func setPeer(n *plan.Desired, cluster, node string, peer *semaphorev1.Peer, d Di
 	}
 }
 
-// applySynced applies a staged state, and removes what complete clusters had and did not send again. A cluster that
-// the mark does not name keeps what it has: the broker does not know its desired state yet.
+// applySynced applies a staged state, and removes objects that complete clusters did not send again. A cluster that the
+// mark does not name keeps its objects: the broker does not know its desired state yet.
 func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
 	s.revision, s.synced, s.current = m.GetRevision(), true, true
 	if s.staging != nil {
@@ -326,7 +327,7 @@ func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
 	}
 }
 
-// apply adds what was staged of a cluster to what it has, or replaces that. Restored networks are applied to the node
+// apply adds the staged objects of a cluster to its state, or replaces that. Restored networks are applied to the node
 // only in part, so that a device which the broker has sent must be reconciled.
 func (s *State) apply(cluster string, t *staged, replace bool, d Dirty) {
 	if t.device == nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Restore loads the state that an earlier agent saved, before the first stream begins. No broker can resume it: it
-// sends the desired state again, for which it receives the digests of what is held. Everything restored is dirty.
+// sends the desired state again, for which it receives the digests of the agent's state. Everything restored is dirty.
 func (s *State) Restore(networks map[string]*plan.Desired) Dirty {
 	d := plan.NewChanges()
 	for cluster, n := range networks {

@@ -24,7 +24,7 @@ type Session struct {
 
 	mu    sync.Mutex
 	state *State
-	// changed and observed are what Take returns next.
+	// changed and observed are the next results of Take.
 	changed  Dirty
 	observed Observed
 	// confirmedAt is when a broker last confirmed the desired state of a cluster, for clusters that none confirms now.
@@ -51,7 +51,7 @@ type Position struct {
 	Current bool
 }
 
-// Changes are what may differ from the desired state at the last Take.
+// Changes are possible differences from the desired state at the last Take.
 type Changes struct {
 	Dirty
 	Observed Observed
@@ -93,7 +93,7 @@ func (s *Session) Begin(report *semaphorev1.AgentReport) []*semaphorev1.AttachRe
 }
 
 // Receive handles one message of the broker. changed means that the desired state may have changed, or is confirmed
-// now. An error ends the stream.
+// now. It fails for one that breaks the protocol, which ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err error) {
 	s.mu.Lock()
 	s.heard = time.Now()
@@ -107,7 +107,7 @@ func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err erro
 	}
 	s.observed.changes(m.GetChanges().GetChanges(), dirty)
 	s.changed.Add(dirty)
-	s.record(m) // with the lock, so that what is received is recorded before it is applied
+	s.record(m) // with the lock, so that a message is recorded before it is applied
 	s.mu.Unlock()
 	return !dirty.Empty() || m.GetSynced() != nil, nil
 }
@@ -169,7 +169,7 @@ func (s *Session) Ended(err error) {
 	}
 }
 
-// Take returns what changed since the last call, and the position up to which that is complete.
+// Take returns the changes since the last call, and the position up to which they are complete.
 func (s *Session) Take() Changes {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -203,11 +203,13 @@ func replace(path string, data []byte, modified time.Time) error {
 	_, err = f.Write(data)
 	err = errors.Join(err, os.Chtimes(beside(path), modified, modified))
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(beside(path))) // room for what comes next
+		return errors.Join(err, os.Remove(beside(path))) // room for the next file
 	}
 	return volume.Rename(beside(path), path)
 }
 
+// RemoveState removes the state file, and a partly written one, and returns their names. It fails for a file that it
+// cannot remove; one that does not exist is no error.
 func RemoveState(path string) (removed []string, err error) {
 	for _, file := range []string{path, beside(path)} {
 		switch rm := os.Remove(file); {

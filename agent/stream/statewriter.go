@@ -16,7 +16,7 @@ const (
 	// gather is how long a change waits for further changes.
 	gather = 250 * time.Millisecond
 	// everyWrite is the minimal interval between two writes. Some of thousands of peers change all the time, and the
-	// broker sends again what a crash loses.
+	// broker sends again the changes that a crash loses.
 	everyWrite = 5 * time.Second
 	// everyConfirm is the interval at which the time of confirmation of an unchanged state is updated.
 	everyConfirm = time.Minute
@@ -78,7 +78,7 @@ func (w *StateWriter) Problem() string {
 	return w.problem
 }
 
-// Run writes changes until ctx ends, and then a last time.
+// Run writes changes until ctx ends, and then a last time. It returns only ctx's error.
 func (w *StateWriter) Run(ctx context.Context) error {
 	if data, info, err := read(w.path); err == nil {
 		w.last, w.confirmed = sha256.Sum256(data), info.ModTime()
@@ -132,7 +132,7 @@ func (w *StateWriter) write() {
 			w.failed(nil)
 			return
 		}
-		// Somebody removed the file, or it cannot be changed. A new write shows which.
+		// The file is gone, or it cannot be changed. A new write shows which.
 	}
 	if err := replace(w.path, data, now.Confirmed); err != nil {
 		w.last = [sha256.Size]byte{}

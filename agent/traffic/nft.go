@@ -49,7 +49,7 @@ func (f family) set(what string) *nftables.Set {
 		HasTimeout: true, Timeout: forgetAfter, Size: maxAddresses}
 }
 
-// read returns what the sets have. It makes a table that is not there.
+// read returns the counts in the sets. It makes a table that is not there.
 func read() (sample, error) {
 	if err := kernel.CheckNFTables(); err != nil {
 		return nil, err
@@ -183,7 +183,8 @@ func connStatus(bit uint32, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// Remove deletes the tables, and returns their names. Without nftables there are none.
+// Remove deletes the tables, and returns their names. Without nftables there are none. It fails at the first table that
+// the kernel does not list or delete.
 func Remove() (removed []string, err error) {
 	if kernel.CheckNFTables() != nil {
 		return nil, nil

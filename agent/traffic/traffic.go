@@ -1,4 +1,4 @@
-// Package traffic counts what passes the WireGuard devices of a node by ClusterIP, in nftables tables of its own.
+// Package traffic counts the traffic of a node's WireGuard devices by ClusterIP, in nftables tables of its own.
 package traffic
 
 import (
@@ -18,13 +18,13 @@ const (
 	maxReported = 1000
 )
 
-// sample is what the kernel has counted of each ClusterIP.
+// sample are the kernel's counts for each ClusterIP.
 type sample map[netip.Addr]*counts
 
 type counts struct{ sent, received, connections uint64 }
 
-// Counter counts what passes the WireGuard devices of a node by ClusterIP: bytes to remote endpoints, bytes from
-// them, and connections. Its methods are safe for concurrent use. It knows no Service: the broker does.
+// Counter counts the traffic of a node's WireGuard devices by ClusterIP: bytes to remote endpoints, bytes from them,
+// and connections. Its methods are safe for concurrent use. It knows no Service: the broker does.
 //
 // The kernel counts. A table of nftables for each IP family has a set for each direction, with a counter for each
 // ClusterIP to which the packet's connection was opened, as connection tracking knows it: kube-proxy has translated
@@ -33,7 +33,7 @@ type counts struct{ sent, received, connections uint64 }
 // hour. See docs/metrics.md, "Traffic of Services".
 type Counter struct {
 	mu sync.Mutex
-	// last is what the kernel had when it was last read, and total what was counted since the Counter was made.
+	// last are the kernel's counts when last read, and total those since the Counter was made.
 	last, total sample
 }
 
@@ -42,8 +42,8 @@ func NewCounter() *Counter {
 	return &Counter{last: sample{}, total: sample{}}
 }
 
-// Read takes what the kernel has counted, and has it count if it does not. It returns whether anything is other than
-// before.
+// Read takes the kernel's counts, and has it count if it does not. It returns whether anything is other than before. It
+// fails if nftables cannot be read or changed.
 func (c *Counter) Read() (changed bool, err error) {
 	now, err := read()
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *Counter) Read() (changed bool, err error) {
 	return c.take(now), nil
 }
 
-// take adds what is new in a sample. The kernel forgets an idle ClusterIP, and counts from 0 when it comes again.
+// take adds the new part of a sample. The kernel forgets an idle ClusterIP, and counts from 0 when it comes again.
 func (c *Counter) take(now sample) (changed bool) {
 	for address, is := range now {
 		was, total := c.last[address], c.total[address]
@@ -89,7 +89,7 @@ func grown(was, is uint64) uint64 {
 	return is - was
 }
 
-// Report returns what was counted of the ClusterIPs with the most bytes, by address.
+// Report returns the counts of the ClusterIPs with the most bytes, by address.
 func (c *Counter) Report() []*semaphorev1.ServiceTraffic {
 	c.mu.Lock()
 	defer c.mu.Unlock()
