@@ -24,7 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// ApplyTyped is Apply for an object of one of Kubernetes' types.
+// ApplyTyped is Apply for an object of one of Kubernetes' types. It fails as Apply does.
 func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
 	object, err := fleet.Object(typed)
 	if err == nil {
@@ -36,7 +36,7 @@ func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
 // poll is the interval at which the state that a command waits for is read.
 const poll = time.Second
 
-// Applier writes objects to one cluster, and reports on progress what it waits for.
+// Applier writes objects to one cluster, and reports on progress the reasons why it waits.
 type Applier struct {
 	Client   dynamic.Interface
 	Cluster  *fleet.Cluster
@@ -81,7 +81,8 @@ const (
 	unchanged = "unchanged"
 )
 
-// ServerSideApply writes an object as semaphorectl's field manager; force takes over fields that others own.
+// ServerSideApply writes an object as semaphorectl's field manager; force takes over fields that others own. It fails
+// if the apiserver refuses, or others own a field and force is not set.
 func ServerSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any,
 	force bool) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(object)
@@ -137,6 +138,7 @@ func (a *Applier) RemoveAll(ctx context.Context, refs ...Ref) error {
 	return a.Gone(ctx, refs...)
 }
 
+// Gone waits until objects no longer exist. It fails if one cannot be read, and if ctx ends before.
 func (a *Applier) Gone(ctx context.Context, refs ...Ref) error {
 	for _, r := range refs {
 		if err := a.Until(ctx, r.String()+" to be deleted", func() (string, error) {
@@ -157,8 +159,8 @@ func (a *Applier) Gone(ctx context.Context, refs ...Ref) error {
 	return nil
 }
 
-// Until calls ask until left is empty: left names what it still waits for. It prints left whenever that changes. It
-// returns the first error of ask, and one with the last left if ctx ends before.
+// Until calls ask until left is empty: left is the reason to wait. It prints left whenever that changes. It returns the
+// first error of ask, and one with the last left if ctx ends before.
 func (a *Applier) Until(ctx context.Context, what string, ask func() (left string, err error)) error {
 	said, began := "", time.Now()
 	for {
@@ -255,7 +257,7 @@ func (a *Applier) Record(ctx context.Context) (*Record, error) {
 	return r, nil
 }
 
-// Keep writes the record, which no other program writes.
+// Keep writes the record, which no other program writes. It fails if the apiserver refuses.
 func (a *Applier) Keep(ctx context.Context, r *Record) error {
 	o, err := r.Object()
 	if err != nil {

@@ -57,7 +57,7 @@ type (
 )
 
 // Overlay returns the files of the overlay that a person would write for these values. manifests is the path by which
-// the overlay refers to the manifests, such as ../../deploy.
+// the overlay refers to the manifests, such as ../../deploy. It fails for a value that YAML cannot hold.
 func Overlay(v Values, manifests string) (map[string][]byte, error) {
 	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Components: []string{}}
 	for _, dir := range []string{"crds", "namespace", "exporter", "broker"} {
@@ -195,7 +195,7 @@ func brokerConfig(v Values) map[string]any {
 	return features(v, imports(v, out))
 }
 
-// policyKeys returns the keys of semaphore-subnets by which admission policies judge what the broker writes.
+// policyKeys returns the keys of semaphore-subnets by which admission policies judge the broker's writes.
 func policyKeys(v Values) []string {
 	c := config.Broker{LocalSubnets: localSubnets(v)}
 	if v.Features.Has(config.Services) {
@@ -216,9 +216,10 @@ func localSubnets(v Values) []string {
 	return show.Texts(slices.Concat(v.PodSubnets, v.ServiceSubnets, v.NodeSubnets))
 }
 
+// Build builds the objects of an installation. It fails if kustomize refuses the overlay.
 func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
 
-// BuildCleanup builds the objects that remove an installation: docs/removal.md.
+// BuildCleanup builds the objects that remove an installation: docs/removal.md. It fails as Build does.
 func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) {
 	v.Components = slices.DeleteFunc(slices.Clone(v.Components), func(c string) bool {
 		return c == "monitors" // the cluster may no longer serve their type, and they go with the namespace
@@ -282,7 +283,7 @@ func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructur
 		if err := one.UnmarshalJSON(data); err != nil {
 			return nil, fmt.Errorf("building the manifests: %w", err)
 		}
-		// kustomize sets the overlay's namespace also on kinds that it does not know, some of which are cluster-scoped.
+		// kustomize sets the overlay's namespace also on kinds that it does not know, some of them cluster-scoped.
 		if slices.Contains(clusterScoped, one.GetKind()) {
 			one.SetNamespace("")
 		}

@@ -46,7 +46,8 @@ func (f Foreign) Namespace() string { return naming.ForeignNamespace(f.Cluster) 
 // ReaderName returns the name of the ServiceAccount, and of its Secret, in the cluster that is read.
 func (f Foreign) ReaderName() string { return "semaphore-reader-" + f.Reader }
 
-// ReaderOverlay returns the files of the overlay, as a person would write it, for the cluster that is read.
+// ReaderOverlay returns the files of the overlay, as a person would write it, for the cluster that is read. It fails as
+// Overlay does.
 func ReaderOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization",
 		Resources: []string{path.Join(manifests, "reader")}, NameSuffix: "-" + f.Reader}
@@ -56,7 +57,8 @@ func ReaderOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	return encoded(map[string]any{"kustomization.yaml": k})
 }
 
-// ForeignOverlay returns the files of the overlay, as a person would write it, for the exporter.
+// ForeignOverlay returns the files of the overlay, as a person would write it, for the exporter. It fails as Overlay
+// does.
 func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	kube := map[string]any{"remoteAPIURL": f.APIURL, "remoteSATokenPath": readerMount + "token"}
 	if f.Roots {
@@ -74,7 +76,7 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	return encoded(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }
 
-// BuildReader builds the objects for the cluster that is read.
+// BuildReader builds the objects for the cluster that is read. It fails as Build does.
 func BuildReader(f Foreign) ([]*unstructured.Unstructured, error) {
 	files, err := ReaderOverlay(f, "../deploy")
 	if err != nil {
@@ -83,7 +85,7 @@ func BuildReader(f Foreign) ([]*unstructured.Unstructured, error) {
 	return kustomize(map[string]map[string][]byte{readerDir: files}, readerDir)
 }
 
-// BuildForeign builds the objects of the exporter, for the reader's cluster.
+// BuildForeign builds the objects of the exporter, for the reader's cluster. It fails as Build does.
 func BuildForeign(f Foreign) ([]*unstructured.Unstructured, error) {
 	files, err := ForeignOverlay(f, "../deploy")
 	if err != nil {

@@ -35,7 +35,7 @@ func (r Ref) same(o Ref) bool {
 	return r.GroupKind() == o.GroupKind() && r.Namespace == o.Namespace && r.Name == o.Name
 }
 
-// Record is what a cluster stores of its installation: the wishes, the values derived from them, and the installed
+// Record is a cluster's record of its installation: the wishes, the values derived from them, and the installed
 // objects.
 type Record struct {
 	Wishes  Wishes
@@ -53,6 +53,7 @@ func (r *Record) Without(others []Ref) (out []Ref) {
 	return out
 }
 
+// Object returns the ConfigMap of a record. It fails for a value that YAML cannot hold.
 func (r *Record) Object() (*unstructured.Unstructured, error) {
 	wishes, err := yaml.Marshal(r.Wishes)
 	if err != nil {
@@ -75,6 +76,7 @@ func (r *Record) Object() (*unstructured.Unstructured, error) {
 	}}, nil
 }
 
+// ParseRecord reads a ConfigMap of Record.Object. It fails for one that this cannot have written.
 func ParseRecord(o *unstructured.Unstructured) (*Record, error) {
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {

@@ -23,6 +23,7 @@ const refreshAgain = 2 * time.Second
 
 // Refresh has kubelets update the volumes of the parts' pods now, and not at their syncFrequency, by which a changed
 // ConfigMap takes up to a minute and a half: a kubelet that sees a changed annotation syncs the pod. No part restarts.
+// It fails if pods cannot be listed or annotated, and if ctx ends.
 func (a *Applier) Refresh(ctx context.Context, parts ...string) error {
 	for _, wait := range []time.Duration{0, refreshAgain} {
 		if err := kube.Sleep(ctx, wait); err != nil {

@@ -85,13 +85,14 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
+// Unwrap returns the error without the name of the field.
 func (e *FieldError) Unwrap() error { return e.Err }
 
 func wrong(field, format string, args ...any) error {
 	return &FieldError{field, fmt.Errorf(format, args...)}
 }
 
-// Check returns a FieldError for an invalid wish.
+// Check fails with a FieldError for an invalid wish.
 func (w Wishes) Check() error {
 	if w.Name != "" {
 		if err := config.ClusterName(w.Name); err != nil {
@@ -280,7 +281,7 @@ func needed(c *preflight.Cluster, features config.Features) (out []Reason) {
 		because("gke", "Kubernetes "+c.Version)
 	}
 	if !features.Has(config.Encryption) {
-		return out // what follows is for agents
+		return out // the rest is for agents
 	}
 	if old := c.OldKernels(); len(old) > 0 {
 		because("userspace-wireguard", "without WireGuard in the kernel: "+strings.Join(old, ", "))

@@ -33,7 +33,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
-// Word is what the operator says of clusters, in place of what they say of themselves.
+// Word is the operator's word about clusters, in place of their own.
 type Word struct {
 	// replace are the names that stand for another cluster from now on.
 	replace []string
@@ -50,7 +50,7 @@ func (o *Word) Flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it without asking; a script needs it")
 }
 
-// Bounds adds the flags for what also writes subnets.
+// Bounds adds the flags for verbs that also write subnets.
 func (o *Word) Bounds(cmd *cobra.Command) {
 	cmd.Flags().StringToStringVar(&o.pods, "pod-subnets", nil,
 		"`CONTEXT=CIDR[+CIDR]`: pods of that cluster, in place of what it says itself; may be repeated")
@@ -73,8 +73,7 @@ func subnetsOf(flag string, all map[string]string, context string) (out []netip.
 	return out, nil
 }
 
-// Given replaces what was read from a cluster by what the operator says of it. It fails for a subnet that it cannot
-// parse.
+// Given replaces a cluster's own word by the operator's. It fails for a subnet that it cannot parse.
 func (o *Word) Given(facts *preflight.Cluster) error {
 	for _, one := range []struct {
 		flag string
@@ -92,7 +91,8 @@ func (o *Word) Given(facts *preflight.Cluster) error {
 	return nil
 }
 
-// Ask returns nil if the operator agrees to what is new. Without a terminal nobody can be asked.
+// Ask returns nil if the operator agrees to the changes, or there are none. It fails if the operator does not, without
+// a terminal to ask on, and if ctx ends.
 func (o *Word) Ask(ctx context.Context, prompt io.Writer, all []*Introduction) error {
 	nothing := show.OnlyPlanned("written")
 	if o.yes || !slices.ContainsFunc(all, (*Introduction).differs) {
@@ -124,16 +124,16 @@ func (o *Word) Ask(ctx context.Context, prompt io.Writer, all []*Introduction) e
 // keyPair is the certificate by which a cluster shows who it is, with its key.
 type keyPair struct{ cert, key []byte }
 
-// Introduction is what one cluster gets of another: its roots and, except by pki exchange, its RemoteCluster.
-// introduce is the only function that writes either.
+// Introduction is one cluster's share of another: its roots and, except by pki exchange, its RemoteCluster. introduce
+// is the only function that writes either.
 type Introduction struct {
 	Here *Store
-	// There is a context, and name is what that cluster says is its name.
+	// There is a context, and Name that cluster's word for its name.
 	There, Name string
 	Bundle      []byte
 	// Proof is nil for a cluster in which nothing of semaphore runs.
 	Proof *keyPair
-	// Doubt is why a cluster without proof is not what the name stands for already; nil for no doubt.
+	// Doubt is why a cluster without proof is not the one that has the name already; nil for no doubt.
 	Doubt error
 	// Facts are nil if only roots are written.
 	Facts     *preflight.Cluster
@@ -156,7 +156,7 @@ type known struct {
 	source    string
 }
 
-// remotesOf returns what a cluster has of others, by name: RemoteClusters, and roots without one. It reads no status.
+// remotesOf returns a cluster's remotes, by name: RemoteClusters, and roots without one. It reads no status.
 func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	out := map[string]*known{}
 	bundles, err := p.bundles(ctx)
@@ -201,8 +201,8 @@ func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 	return out, nil
 }
 
-// Judge decides what each cluster gets of others, and returns what prevents that. It reads, and writes nothing. An
-// error is one of reading.
+// Judge decides each cluster's share of others, and returns the obstacles. It reads, and writes nothing. It fails if an
+// object cannot be read.
 func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, error) {
 	var found []show.Finding
 	has := map[*Store]map[string]*known{}
@@ -272,7 +272,8 @@ func subnets(all []netip.Prefix) (out []v1alpha1.Subnet) {
 	return out
 }
 
-// ObjectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it.
+// ObjectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it. It fails
+// only if JSON cannot hold it.
 func ObjectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstructured.Unstructured, error) {
 	remote := &v1alpha1.RemoteCluster{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
@@ -295,7 +296,7 @@ func ObjectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstruct
 	return object, nil
 }
 
-// differs reports whether the cluster has something else than what it gets.
+// differs reports whether the share differs from the one that the cluster has.
 func (x *Introduction) differs() bool {
 	k := x.before
 	if k == nil || x.Bundle != nil && strings.TrimSpace(string(k.roots)) != strings.TrimSpace(string(x.Bundle)) {
@@ -305,7 +306,7 @@ func (x *Introduction) differs() bool {
 		!slices.Equal(k.addresses, x.Addresses) || k.source != x.Source)
 }
 
-// describe prints what a cluster gets of another.
+// describe prints a cluster's share of another.
 func (x *Introduction) describe(w io.Writer) error {
 	say := func(what, was, is string) error {
 		if is == "" {
@@ -349,8 +350,8 @@ func fingerprints(bundle []byte) string {
 	return strings.Join(out, " ")
 }
 
-// Propose prints what clusters get of each other, as far as it is new. It prints whatever prevents that in its place,
-// and fails.
+// Propose prints the new parts of clusters' shares of each other. If there are obstacles it prints these instead, and
+// fails.
 func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) error {
 	found, err := o.Judge(ctx, all)
 	if err != nil {
@@ -369,7 +370,7 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	return nil
 }
 
-// Write writes what was proposed. It tries every write as a dry run first; roots come last. It ends at the first error,
+// Write writes the proposal. It tries every write as a dry run first; roots come last. It ends at the first error,
 // after which a further call writes the rest.
 func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) error) error {
 	for _, dry := range []bool{true, false} {

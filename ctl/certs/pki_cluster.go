@@ -51,7 +51,7 @@ func inCluster(ctx context.Context, access *fleet.Access, do func(context.Contex
 	return do(ctx, Of(cluster))
 }
 
-// Secret returns the data of a Secret; nil if it does not exist.
+// Secret returns the data of a Secret; nil if it does not exist. It fails if that is not known.
 func (p *Store) Secret(ctx context.Context, name string) (map[string][]byte, error) {
 	found, err := fleet.Get[corev1.Secret](ctx, p.Cluster.Objects, fleet.SecretsGVR, p.Cluster.Namespace, name)
 	if found == nil || err != nil {
@@ -86,8 +86,9 @@ func (p *Store) Authority(ctx context.Context) (*identity.Authority, error) {
 	return a, nil
 }
 
-// Ensure creates what the cluster lacks of an authority, certificates and bundle, and prints it. It overwrites nothing,
-// so that it can be called again after an interruption.
+// Ensure creates authority, certificates and bundle where they are missing, and returns their names, also beside an
+// error. It overwrites nothing, so that it can be called again. It fails if the apiserver refuses, or the authority is
+// that of a cluster with another name.
 func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, now time.Time) (made []string,
 	err error) {
 	a, err := p.Authority(ctx)
@@ -189,7 +190,7 @@ type OwnIdentity struct {
 }
 
 // Own returns the name of the cluster and its roots, as its parts have them: its own certificate has the name, wherever
-// its authority is. Its roots must prove that certificate.
+// its authority is. It fails without that certificate or roots, and if these do not prove it.
 func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 	secret := identity.SecretName("semaphorectl")
 	data, err := p.Secret(ctx, secret)

@@ -96,7 +96,7 @@ the next is taken, which only the operator can know; the command prints what to 
 	return cmd
 }
 
-// nextStep is what an operator has to do in a stage, in words.
+// nextStep is an operator's task in a stage, in words.
 func nextStep(stage identity.Stage, cluster, dir string, done bool) string {
 	bundle := fmt.Sprintf(`  in %[1]s: %[2]s
   for the others: semaphorectl pki bundle --dir %[3]s > %[1]s.pem

@@ -16,18 +16,19 @@ import (
 // This file holds the keys of the ConfigMap semaphore-subnets for remotes: admission policies let the broker write
 // endpoints under own names of Services only in the pod subnets that the operator gave the remote, here.
 
-// PinSubnets writes the key for a remote. A cluster without the ConfigMap has no policies that read it.
+// PinSubnets writes the key for a remote. A cluster without the ConfigMap has no policies that read it. It fails if the
+// apiserver refuses.
 func (p *Store) PinSubnets(ctx context.Context, remote string, pods []netip.Prefix, dry bool) error {
 	key, value := config.RemotePodSubnets(remote, pods)
 	return p.setSubnets(ctx, key, &value, dry)
 }
 
-// UnpinSubnets removes the key for a remote.
+// UnpinSubnets removes the key for a remote. It fails as PinSubnets does.
 func (p *Store) UnpinSubnets(ctx context.Context, remote string) error {
 	return p.setSubnets(ctx, config.KeyRemotePodSubnets+remote, nil, false)
 }
 
-// HasSubnets reports whether there is a key for a remote.
+// HasSubnets reports whether there is a key for a remote. It fails if the ConfigMaps cannot be read.
 func (p *Store) HasSubnets(ctx context.Context, remote string) (has bool, err error) {
 	all, err := p.Cluster.Objects.PolicyKeys(ctx, p.Cluster.Namespace)
 	for _, one := range all {

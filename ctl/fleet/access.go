@@ -38,7 +38,8 @@ func (a *Access) Flags(f *pflag.FlagSet) {
 	f.StringVarP(&a.Namespace, "namespace", "n", DefaultNamespace, "namespace of the parts")
 }
 
-// Resolve names the contexts of --all-contexts. It is called before a verb runs.
+// Resolve names the contexts of --all-contexts. It is called before a verb runs. It fails if contexts are named, too,
+// or the kubeconfig has none.
 func (a *Access) Resolve() error {
 	if !a.All {
 		return nil
@@ -73,6 +74,7 @@ type Cluster struct {
 	orders bool
 }
 
+// NewCluster returns the cluster of a client's configuration. It fails if no client can be made of it.
 func NewCluster(context, namespace string, cfg *rest.Config) (*Cluster, error) {
 	objects, err := New(context, cfg)
 	return &Cluster{Context: context, Namespace: namespace, Config: cfg, Objects: objects}, err
@@ -85,7 +87,8 @@ func (c *Cluster) In(namespace string) *Cluster {
 	return &other
 }
 
-// Clusters returns the clusters of the flags, at least one.
+// Clusters returns the clusters of the flags, at least one. It fails for a context that is named twice, or that the
+// kubeconfig does not have.
 func (a *Access) Clusters() ([]*Cluster, error) {
 	contexts := a.Contexts
 	if len(contexts) == 0 {
@@ -119,7 +122,7 @@ func (a *Access) Cluster() (*Cluster, error) {
 	return all[0], nil
 }
 
-// Names returns the contexts of the kubeconfig, for shell completion.
+// Names returns the contexts of the kubeconfig, for shell completion. It fails if that cannot be read.
 func (a *Access) Names() ([]string, error) {
 	raw, err := a.loader("").RawConfig()
 	if err != nil {

@@ -22,7 +22,7 @@ func (e *SilentError) Error() string {
 // Timeout marks a timeout, as in package net.
 func (e *SilentError) Timeout() bool { return true }
 
-// Unwrap makes it one of context's, too.
+// Unwrap makes it an error of package context, too.
 func (e *SilentError) Unwrap() error { return context.DeadlineExceeded }
 
 // Silent reports whether an error is that an apiserver did not answer.

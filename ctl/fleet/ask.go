@@ -48,8 +48,9 @@ func (p *Part) Control() semaphorev1.ControlServiceClient {
 	return semaphorev1.NewControlServiceClient(p.conn)
 }
 
-// Each calls call for each part, closes the connections, and returns how many parts support what is asked: a part does
-// not if call returns the code Unimplemented. Each part has the time of timeout, however long another one took.
+// Each calls call for each part, closes the connections, and returns how many parts support the call: a part does not
+// if call returns the code Unimplemented. It fails with the errors of all others. Each part has the time of timeout,
+// however long another one took.
 func Each(ctx context.Context, timeout time.Duration, parts []*Part,
 	call func(context.Context, *Part) error) (asked int, err error) {
 	var failed []string
@@ -72,8 +73,8 @@ func Each(ctx context.Context, timeout time.Duration, parts []*Part,
 	return asked, nil
 }
 
-// Brokers calls call for each broker that supports what is asked. does and which describe for an error what only
-// brokers do, and which brokers.
+// Brokers calls call for each broker that supports it. It fails if none does, for another part, and with the errors of
+// call. does and which, such as "drains" and "a broker", are words of these errors.
 func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which string,
 	call func(context.Context, *Part) error) error {
 	if t.Part != "" && t.Part != Broker {

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
 
-// Heading prints which of several clusters the following lines are about.
+// Heading prints which of several clusters the following lines are about. It fails if w does.
 func Heading(w io.Writer, access *Access, p *Part) error {
 	if len(access.Contexts) < 2 {
 		return nil

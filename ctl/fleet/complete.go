@@ -104,7 +104,7 @@ func CompleteServices(t *Target) show.Names {
 }
 
 // Accepted returns the names of a cluster's objects at a broker: those like an object. more is how many others there
-// are.
+// are. It fails if the broker does not answer.
 func Accepted(ctx context.Context, p *Part, cluster string, like *semaphorev1.ObjectKey) (out []string, more int,
 	err error) {
 	answer, err := p.Locate(ctx, &semaphorev1.LocateRequest{Object: like, Cluster: cluster})
@@ -131,7 +131,7 @@ func LinkedOf(s *semaphorev1.GetStatusResponse) (out []string) {
 	return out
 }
 
-// BrakedOf returns the clusters of which the broker retains objects.
+// BrakedOf returns the clusters whose objects the broker retains.
 func BrakedOf(s *semaphorev1.GetStatusResponse) (out []string) {
 	for _, l := range s.GetLinks() {
 		for _, k := range l.GetKinds() {

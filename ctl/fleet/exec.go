@@ -76,7 +76,7 @@ func (c *Cluster) Exec(ctx context.Context, pod *Pod, s Streams, command ...stri
 	if err != nil {
 		return err
 	}
-	// It logs what it also returns, and pings that fail after the end.
+	// It also logs the error that it returns, and pings that fail after the end.
 	return both.StreamWithContext(klog.NewContext(ctx, klog.New(nil)),
 		remotecommand.StreamOptions{Stdin: s.In, Stdout: s.Out, Stderr: s.Err})
 }
@@ -202,6 +202,7 @@ type Tail struct {
 	text []byte
 }
 
+// Write never fails.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -103,6 +103,7 @@ type Part struct {
 	carrier io.Closer
 }
 
+// Close closes the connections to the part, and returns their errors.
 func (p *Part) Close() error {
 	err := p.conn.Close()
 	if p.carrier != nil {
@@ -123,7 +124,8 @@ func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
 }
 
-// Dialers returns a Dialer for each part to ask, for those who do not wait for the slowest.
+// Dialers returns a Dialer for each part to ask, for those who do not wait for the slowest. It fails for flags that
+// exclude each other, or that name no part.
 func (t *Target) Dialers() ([]Dialer, error) {
 	switch {
 	case (t.Address != "" || len(t.Sockets) > 0) && t.Access.Given() && !t.ReadsCluster:

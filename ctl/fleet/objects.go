@@ -10,7 +10,8 @@ import (
 	decide "github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// OwnCluster returns a broker's cluster: by the caller's kubeconfig if one is given, else by the broker's access.
+// OwnCluster returns a broker's cluster: by the caller's kubeconfig if one is given, else by the broker's access. It
+// fails if no client can be made for that.
 func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 	if access.Given() {
 		c, err := access.Cluster()

@@ -58,7 +58,8 @@ func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
 	return found, nil
 }
 
-// PodObjects returns the pods of a part, of one node if node names one, whether they run or not.
+// PodObjects returns the pods of a part, of one node if node names one, whether they run or not. It fails if the
+// cluster does not list them.
 func (c *Cluster) PodObjects(ctx context.Context, part, node string) ([]corev1.Pod, error) {
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + part}
 	if node != "" {
@@ -162,7 +163,7 @@ func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
 	return nil, failed
 }
 
-// Status asks a part for its status. It has the time twice: to be reached, and to answer.
+// Status asks a part for its status. It has the time twice: to be reached, and to answer. It fails if a part does not.
 func (c *Cluster) Status(ctx context.Context, part, node string,
 	timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
 	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
@@ -174,8 +175,8 @@ func (c *Cluster) Status(ctx context.Context, part, node string,
 	return p.Status(ctx, timeout)
 }
 
-// fromStandby replaces a standby that names its leader by the leader, because an exporter relays nobody. On any error
-// the standby answers.
+// fromStandby replaces a standby that names its leader by the leader, because an exporter relays no caller. On any
+// error the standby answers.
 func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {
 	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 	if err != nil || !s.GetStandby() {

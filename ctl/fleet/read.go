@@ -19,14 +19,15 @@ import (
 const Within = 10 * time.Second
 
 // Objects is a cluster whose objects are read, with the caller's rights, as values of their types: the one way for all
-// verbs. An error names the cluster and what could not be read, because what is not known is not absent.
+// verbs. An error names the cluster and the object, because an unknown object is not an absent one.
 type Objects struct {
-	// Name is what errors call it; empty for the only one.
+	// Name is its name in errors; empty for the only one.
 	Name   string
 	Client dynamic.Interface
 	Config *rest.Config
 }
 
+// New returns the objects of a cluster, with its name for errors. It fails if no client can be made of cfg.
 func New(name string, cfg *rest.Config) (*Objects, error) {
 	c := &Objects{Name: name, Config: cfg}
 	var err error
@@ -34,7 +35,7 @@ func New(name string, cfg *rest.Config) (*Objects, error) {
 	return c, c.unread("client for the apiserver", err)
 }
 
-// unread says what an error is about; nil stays nil.
+// unread adds its object to an error; nil stays nil.
 func (c *Objects) unread(what string, err error) error {
 	if err != nil && c.Name != "" {
 		what = c.Name + ": " + what
@@ -101,13 +102,13 @@ func (c *Objects) First(ctx context.Context, of []schema.GroupVersionResource, n
 	return nil, nil
 }
 
-// Object converts a value to what is written.
+// Object converts a value to an object to write. It fails if JSON cannot hold it.
 func Object(typed any) (*unstructured.Unstructured, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
 	return &unstructured.Unstructured{Object: object}, err
 }
 
-// Into converts what was read to a value.
+// Into converts a read object to a value. It fails for a field of another type.
 func Into(from *unstructured.Unstructured, into any) error {
 	return runtime.DefaultUnstructuredConverter.FromUnstructured(from.Object, into)
 }

@@ -70,7 +70,7 @@ type IPAM struct {
 	Configs string
 }
 
-// IPAM reads how Calico's IPAM gives out addresses. Beside an error it has what can be read.
+// IPAM reads how Calico's IPAM gives out addresses. Beside an error it has the readable part.
 func (c *Objects) IPAM(ctx context.Context) (out IPAM, err error) {
 	affinities, err := kube.NewBlockAffinities(c.Config).Follow(nil).ListWithContextFunc(ctx,
 		metav1.ListOptions{Limit: 1})

@@ -24,7 +24,8 @@ const (
 )
 
 // Corefile returns the configuration of CoreDNS: NAMESPACE/NAME/KEY of a ConfigMap with the server blocks that it
-// imports from files of another, or NAMESPACE/NAME of one with all its keys.
+// imports from files of another, or NAMESPACE/NAME of one with all its keys. It fails if one of them does not exist or
+// cannot be read.
 func (c *Objects) Corefile(ctx context.Context, where string) (string, error) {
 	namespace, rest, _ := strings.Cut(where, "/")
 	name, key, _ := strings.Cut(rest, "/")

@@ -38,14 +38,14 @@ func CalicoTypes(resource string) []schema.GroupVersionResource {
 		{Group: "projectcalico.org", Version: "v3", Resource: resource}}
 }
 
-// Deployment is what verbs read of one; the types of that group would make the program larger.
+// Deployment has the fields that verbs read of one; the types of that group would make the program larger.
 type Deployment struct {
 	Spec struct {
 		Template corev1.PodTemplateSpec `json:"template"`
 	} `json:"spec"`
 }
 
-// ConfigMap returns the data of a ConfigMap; nil if it does not exist.
+// ConfigMap returns the data of a ConfigMap; nil if it does not exist. It fails if that is not known.
 func (c *Objects) ConfigMap(ctx context.Context, namespace, name string) (map[string]string, error) {
 	found, err := Get[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace, name)
 	if found == nil || err != nil {
@@ -57,7 +57,7 @@ func (c *Objects) ConfigMap(ctx context.Context, namespace, name string) (map[st
 	return found.Data, nil
 }
 
-// Services returns the Services of the namespaces with some labels.
+// Services returns the Services of the namespaces with some labels. It fails as List does.
 func (c *Objects) Services(ctx context.Context, namespace, selector string) ([]corev1.Service, error) {
 	return List[corev1.Service](ctx, c, ServicesGVR, namespace, metav1.ListOptions{LabelSelector: selector})
 }
@@ -65,7 +65,8 @@ func (c *Objects) Services(ctx context.Context, namespace, selector string) ([]c
 // SubnetsLabel is the label by which admission policies find the ConfigMap semaphore-subnets, whatever its name.
 const SubnetsLabel = "semaphore.uw.io/subnets"
 
-// PolicyKeys returns the ConfigMaps of a namespace, or of all, by which admission policies judge what a broker writes.
+// PolicyKeys returns the ConfigMaps of a namespace, or of all, by which admission policies judge a broker's writes. It
+// fails as List does.
 func (c *Objects) PolicyKeys(ctx context.Context, namespace string) ([]corev1.ConfigMap, error) {
 	return List[corev1.ConfigMap](ctx, c, ConfigMapsGVR, namespace,
 		metav1.ListOptions{LabelSelector: SubnetsLabel + "=true"})

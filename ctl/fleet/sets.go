@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BrokerSets is what a broker reports of its sets, and when.
+// BrokerSets is a broker's report of its sets, with the time.
 type BrokerSets struct {
 	Cluster string
 	Sets    []*semaphorev1.PolicySet
@@ -47,7 +47,7 @@ func AskSets(ctx context.Context, t *Target, req *semaphorev1.ListSetsRequest,
 	return found, nil
 }
 
-// ReceiveSets joins the sets of several messages.
+// ReceiveSets joins the sets of several messages. It fails if the broker does not send all.
 func ReceiveSets(ctx context.Context, p *Part,
 	req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 	stream, err := p.ListSets(ctx, req)
@@ -81,7 +81,7 @@ type SetsDocument struct {
 	Links   []json.RawMessage `json:"links"`
 }
 
-// ReadSets reads what printSetsAs wrote. It fails for any other document.
+// ReadSets reads a document of printSetsAs. It fails for any other document.
 func ReadSets(data []byte) (*BrokerSets, error) {
 	var doc SetsDocument
 	if err := yaml.Unmarshal(data, &doc); err != nil {

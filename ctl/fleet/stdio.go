@@ -23,8 +23,8 @@ var (
 // ReadOnlyFlag is the flag of stdio for the socket that takes no orders.
 const ReadOnlyFlag = "read-only"
 
-// greeting is what the command writes when it has reached the socket. Other bytes before it, or in its place, do not
-// come from a part.
+// greeting is the command's message that it has reached the socket. Other bytes before it, or in its place, do not come
+// from a part.
 const greeting = "semaphore-stdio 1\n"
 
 // Stdio connects to the socket of the part in this container, or to the leader's if the part is a standby, and copies

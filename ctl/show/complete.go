@@ -17,7 +17,7 @@ const (
 	CompleteAskWithin = completeWithin * 3 / 4
 )
 
-// Names returns the completions of an argument or a flag, for what has been typed. Errors give no names, because a
+// Names returns the completions of an argument or a flag, for the typed text. Errors give no names, because a
 // completion cannot print them.
 type Names func(ctx context.Context, typed string) []string
 
@@ -76,7 +76,7 @@ func parsedOnce(cmd *cobra.Command) {
 	})
 }
 
-// inTime bounds what no context ends, too, such as a program that a kubeconfig runs for credentials.
+// inTime bounds calls that no context ends, too, such as a program that a kubeconfig runs for credentials.
 func inTime(ctx context.Context, of Names, typed string) []string {
 	ctx, cancel := context.WithTimeout(ctx, completeWithin)
 	defer cancel()
@@ -94,8 +94,8 @@ func inTime(ctx context.Context, of Names, typed string) []string {
 	}
 }
 
-// foreign reports whether a shell could take a character for more than a part of a name: shells insert what they are
-// offered into the command line as it is. No name of an object has such a character, whatever another cluster sends.
+// foreign reports whether a shell could take a character for more than a part of a name: shells insert completions into
+// the command line as they are. No name of an object has such a character, whatever another cluster sends.
 func foreign(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-._:/@+=", r)
 }

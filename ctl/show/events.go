@@ -12,10 +12,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Columns prints an event as one line: when, by whom, from where, what happened to which object, how long after its
-// source observed it, and why. Columns grow with their content.
+// Columns prints an event as one line: when, by whom, from where, the action and its object, how long after its source
+// observed it, and why. Columns grow with their content.
 type Columns struct{ who, source, action, object, lag int }
 
+// Print fails if w does.
 func (c *Columns) Print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if lost := m.GetLost(); lost > 0 {
 		_, err := fmt.Fprintf(w, "… %d events lost: this reader was too slow\n", lost)
@@ -54,6 +55,7 @@ func (c *Columns) Print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	return err
 }
 
+// PrintJSON prints an event as a JSON document. It fails if w does.
 func PrintJSON(w io.Writer, m *semaphorev1.WatchResponse) error {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {

@@ -11,17 +11,17 @@ type Finding struct {
 	// Code is stable, for programs; its Anchor has cause and fix. It determines Level.
 	Code  finding.Code  `json:"code"`
 	Level finding.Level `json:"level"`
-	// Subject is what was checked: a file, a name, an address.
+	// Subject is the checked object: a file, a name, an address.
 	Subject string `json:"subject"`
-	// Evidence is what was seen.
+	// Evidence is the observation.
 	Evidence string `json:"evidence"`
-	// Side is who must act: the name of a cluster, "network", or empty for nobody.
+	// Side is who must act: the name of a cluster, "network", or empty for none.
 	Side string `json:"side,omitempty"`
 	// Fix is one command, or one sentence if no command helps.
 	Fix string `json:"fix,omitempty"`
 }
 
-// Blocker is what keeps a verb from writing to the cluster of a context.
+// Blocker is a finding that keeps a verb from writing to the cluster of a context.
 func Blocker(context string, code finding.Code, subject, fix, evidence string, args ...any) Finding {
 	return Finding{Code: code, Level: finding.Error, Side: context, Fix: fix, Subject: context + ": " + subject,
 		Evidence: fmt.Sprintf(evidence, args...)}

@@ -30,7 +30,8 @@ func Required(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-// TimeoutFlag adds --timeout, which has one meaning for all verbs: after it, the verb ends without what it waits for.
+// TimeoutFlag adds --timeout, which has one meaning for all verbs: after it, the verb ends without the outcome that it
+// waits for.
 func TimeoutFlag(cmd *cobra.Command, timeout *time.Duration, standard time.Duration) {
 	cmd.Flags().DurationVar(timeout, "timeout", standard, "how long to wait before giving up")
 }
@@ -41,8 +42,8 @@ func ClusterFlag(cmd *cobra.Command, name *string, use string) {
 	cmd.Flags().StringVar(name, "cluster", "", "`name` of a cluster, by which others know it; "+use)
 }
 
-// DryRun is the value of --dry-run, which has one meaning for all verbs: they change nothing, and print what they would
-// do. Its values are kubectl's.
+// DryRun is the value of --dry-run, which has one meaning for all verbs: they change nothing, and print their plan. Its
+// values are kubectl's.
 type DryRun bool
 
 var _ pflag.Value = (*DryRun)(nil)
@@ -56,6 +57,7 @@ func (d *DryRun) String() string {
 
 func (d *DryRun) Type() string { return "string" }
 
+// Set fails for a value other than client and none.
 func (d *DryRun) Set(text string) error {
 	if text != "none" && text != "client" {
 		return errors.New("use client or none")
@@ -75,7 +77,8 @@ func YesFlag(cmd *cobra.Command, yes *bool) {
 	cmd.Flags().BoolVar(yes, "yes", false, "do it; without it, only say what would be done")
 }
 
-// OnlyPlanned ends a verb that printed its plan, and did not get --yes: that is no fault, so its exit code is 0.
+// OnlyPlanned returns the error that ends a verb which printed its plan, and did not get --yes: that is no fault, so
+// its exit code is 0.
 func OnlyPlanned(done string) error {
 	return program.ExitError{Code: 0, Err: errors.New("nothing was " + done + ": --yes does it")}
 }

@@ -27,6 +27,7 @@ func (o *Outputs) String() string { return o.Chosen }
 
 func (o *Outputs) Type() string { return "string" }
 
+// Set fails for a format that is none of the verb's.
 func (o *Outputs) Set(text string) error {
 	if !slices.Contains(o.of, text) {
 		return errors.New("use " + o.list())
@@ -41,7 +42,7 @@ func (o *Outputs) list() string {
 	return strings.Join(o.of[:last], ", ") + " or " + o.of[last]
 }
 
-// OutputFlag adds -o with these formats, of which the first is the default, and their completion.
+// OutputFlag adds -o with these formats, the first as the default, and their completion.
 func OutputFlag(cmd *cobra.Command, formats ...string) *Outputs {
 	o := &Outputs{of: formats, Chosen: formats[0]}
 	cmd.Flags().VarP(o, "output", "o", o.list())
@@ -75,7 +76,8 @@ type Planned struct {
 	SubnetKeys map[string]string `json:"subnetKeys,omitempty"`
 }
 
-// PrintPlanned prints objects of several clusters: as one JSON document, else as YAML documents for kubectl.
+// PrintPlanned prints objects of several clusters: as one JSON document, else as YAML documents for kubectl. It fails
+// if w does.
 func PrintPlanned(w io.Writer, clusters []Planned, output string) error {
 	if output == "json" {
 		return PrintValue(w, map[string]any{"clusters": clusters}, output)
@@ -101,6 +103,7 @@ func PrintPlanned(w io.Writer, clusters []Planned, output string) error {
 	return nil
 }
 
+// YAML returns objects as YAML documents. It fails for a value that YAML cannot hold.
 func YAML(all []*unstructured.Unstructured) ([]byte, error) {
 	var out bytes.Buffer
 	for i, o := range all {

@@ -1,8 +1,8 @@
 // Package show defines how semaphorectl prints and exits: text from another cluster cannot control a terminal, and each
-// exit code has one meaning. It has what verbs print alike: findings, tables, times, events, and their formats and
+// exit code has one meaning. It has the output that verbs share: findings, tables, times, events, and their formats and
 // completions.
 //
-// It asks nobody.
+// It sends no request.
 package show
 
 import (
@@ -72,7 +72,7 @@ func document(data []byte, output string) (string, error) {
 	return strings.TrimSpace(string(lines)), err
 }
 
-// PrintDocument prints JSON as JSON or as YAML.
+// PrintDocument prints JSON as JSON or as YAML. It fails if w does, and for data that YAML cannot have.
 func PrintDocument(w io.Writer, data []byte, output string) error {
 	text, err := document(data, output)
 	if err != nil {
@@ -82,7 +82,7 @@ func PrintDocument(w io.Writer, data []byte, output string) error {
 	return err
 }
 
-// PrintValue prints a value as JSON or as YAML.
+// PrintValue prints a value as JSON or as YAML. It fails if JSON cannot hold it, or w fails.
 func PrintValue(w io.Writer, value any, output string) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -91,7 +91,7 @@ func PrintValue(w io.Writer, value any, output string) error {
 	return PrintDocument(w, data, output)
 }
 
-// PrintMessage prints a message as JSON or as YAML, with the names of the protocol.
+// PrintMessage prints a message as JSON or as YAML, with the names of the protocol. It fails if w does.
 func PrintMessage(w io.Writer, m proto.Message, output string) error {
 	data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(m)
 	if err != nil {
@@ -117,7 +117,7 @@ func escaped(text string) string {
 	return out.String()
 }
 
-// PrintLines prints a text of several lines, each printable.
+// PrintLines prints a text of several lines, each printable. It fails if w does.
 func PrintLines(w io.Writer, text string) error {
 	for line := range strings.Lines(text) {
 		if _, err := fmt.Fprintln(w, strings.TrimRight(Printable(line), " ")); err != nil {

@@ -17,7 +17,7 @@ func Dash(text string) string {
 	return text
 }
 
-// Tabbed returns what fill writes with its tabs replaced by columns: all tables are printed by it.
+// Tabbed returns the text of fill with its tabs replaced by columns: all tables are printed by it.
 func Tabbed(fill func(t io.Writer)) string {
 	var text strings.Builder
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
