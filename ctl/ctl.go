@@ -1,5 +1,5 @@
-// Package ctl is semaphorectl: it asks the parts over DebugService and shows their answers, and prints what an operator
-// applies.
+// Package ctl is semaphorectl: it asks the parts over DebugService and shows their answers, and prints objects that an
+// operator applies.
 //
 // Command composes the verbs; each family of them has a room below. They share show, which prints, fleet, which reaches
 // parts, read and apply, which read and write objects of a cluster.
@@ -35,18 +35,18 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// The file name by which kubectl runs a plugin, and what people type for it
+// The file name by which kubectl runs a plugin, and the words to type for it
 // (https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/).
 const (
 	pluginFile = "kubectl-semaphore"
 	pluginName = "kubectl semaphore"
-	// completeFile is what kubectl runs for names that the plugin completes.
+	// completeFile is the program that kubectl runs for names that the plugin completes.
 	completeFile = "kubectl_complete-semaphore"
 )
 
 func Command() *cobra.Command { return CommandAs("semaphorectl", nil) }
 
-// CommandAs returns semaphorectl under a file name, with its arguments: the help of a kubectl plugin shows what people
+// CommandAs returns semaphorectl under a file name, with its arguments: the help of a kubectl plugin shows the words to
 // type for it.
 func CommandAs(file string, args []string) *cobra.Command {
 	access := &fleet.Access{}
@@ -110,7 +110,7 @@ func refuseClusterFlags(cmd *cobra.Command) error {
 	return nil
 }
 
-// rename replaces the program's name in help texts by what people type for the plugin. Commands for a pod keep the
+// rename replaces the program's name in help texts by the words to type for the plugin. Commands for a pod keep the
 // name.
 func rename(cmd *cobra.Command) {
 	said := func(text string) string {

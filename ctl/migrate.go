@@ -97,7 +97,7 @@ func prefixesOf(all []v1alpha1.Subnet) (out []netip.Prefix) {
 	return out
 }
 
-// printMigration prints objects as they are applied: without what only a cluster sets.
+// printMigration prints objects as they are applied: without fields that only a cluster sets.
 func printMigration(cmd *cobra.Command, m *remotes.Migration) error {
 	objects, notes, missing := m.Objects()
 	for _, o := range objects {

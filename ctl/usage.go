@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
-// The groups of verbs, by what a person wants.
+// The groups of verbs, by a person's purpose.
 const (
 	setUp    = "set-up"
 	see      = "see"

@@ -1,4 +1,4 @@
-// Package bundle writes an archive of what the parts and the apiservers say, without secrets, for a report.
+// Package bundle writes an archive of the answers of parts and apiservers, without secrets, for a report.
 package bundle
 
 import (

@@ -12,9 +12,9 @@ const removed = "[removed]"
 
 const secretWords = `(?:password|passwd|secret|token|private_?key|api_?key|credential|key-data)`
 
-// secrets match what must not be in an archive: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of 32
-// bytes in base64, as WireGuard's are, also public ones, users in URLs, and values whose name matches secretWords, in
-// blocks of YAML and on one line. Groups are kept.
+// secrets match texts that must not be in an archive: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of
+// 32 bytes in base64, as WireGuard's are, also public ones, users in URLs, and values whose name matches secretWords,
+// in blocks of YAML and on one line. Groups are kept.
 var secrets = []*regexp.Regexp{
 	regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^"-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?`),
 	regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?`),
@@ -41,7 +41,7 @@ func removeSecrets(text string) string {
 	return text
 }
 
-// common are names that identify nobody, and without which texts cannot be read.
+// common are names that identify no person or company, and without which texts cannot be read.
 var common = []string{"", "semaphore", "default", "kube-system", "service", "node", "pod", "broker",
 	"exporter", "agent", "coredns", "kube-public", "kube-node-lease",
 	"global", "system", "state", "file"}

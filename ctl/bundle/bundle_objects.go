@@ -18,14 +18,14 @@ import (
 
 // bundledObjects are the objects of one file. Secrets are never read.
 type bundledObjects struct {
-	// file is empty for objects of which only the names are wanted, to hide them in others.
+	// file is empty if only the names of the objects are wanted, to hide them in others.
 	file string
 	// of has one entry for each group or version; the first that the cluster serves is read.
 	of []schema.GroupVersionResource
 	// namespace is empty for all namespaces, and partsNamespace for that of the parts.
 	namespace string
 	selector  string
-	// named means that somebody chose the names of the objects, which --hash-names hides.
+	// named means that users chose the names of the objects, which --hash-names hides.
 	named bool
 	// keep is nil for all objects.
 	keep func(*unstructured.Unstructured) bool
@@ -38,8 +38,8 @@ var (
 	kubePolicies = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}
 )
 
-// bundled are the objects of an archive: what the parts read and write and what decides about traffic, of types that
-// kubectl cluster-info dump leaves out. That has nodes, Services, workloads, pods with their logs, and events.
+// bundled are the objects of an archive: those that the parts read and write and that decide about traffic, of types
+// that kubectl cluster-info dump leaves out. That has nodes, Services, workloads, pods with their logs, and events.
 var bundled = []bundledObjects{
 	{of: one(fleet.NodesGVR), named: true},
 	{of: one(fleet.ServicesGVR), selector: ownedSelector, named: true},
@@ -96,7 +96,7 @@ func (b *bundle) objects(ctx context.Context, c *fleet.Cluster, of *bundledObjec
 	return nil
 }
 
-// addObjects adds objects without fields that nobody needs, and records their names.
+// addObjects adds objects without needless fields, and records their names.
 func (b *bundle) addObjects(file string, of *bundledObjects, list *unstructured.UnstructuredList) {
 	if of.keep != nil {
 		list.Items = slices.DeleteFunc(list.Items, func(o unstructured.Unstructured) bool { return !of.keep(&o) })

@@ -174,7 +174,7 @@ func (c *checker) run(cmd *cobra.Command, _ []string) error {
 	return show.Report(cmd.OutOrStdout(), Judge(facts), c.output.Chosen)
 }
 
-// plans prints what a mesh costs. It fails if the mesh exceeds a limit that cannot be raised.
+// plans prints the costs of a mesh. It fails if the mesh exceeds a limit that cannot be raised.
 func (c *checker) plans(w io.Writer) error {
 	mesh, err := ReadMesh(c.plan)
 	if err != nil {
@@ -200,7 +200,7 @@ type listener struct {
 	expect  spiffeid.ID
 }
 
-// use returns what is wrong with the combination of flags, and whether to check the pods of clusters.
+// use fails for a wrong combination of flags, and returns whether to check the pods of clusters.
 func (c *checker) use() (inPods bool, err error) {
 	places := 0
 	for _, given := range []bool{c.pre, c.traffic, c.plan != nil, len(c.manifests) > 0, c.configFile != "", c.pkiDir != "",
@@ -299,7 +299,7 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 			return facts, fmt.Errorf("--peer-bundle: %w", err)
 		}
 	}
-	// show sets what is shown to listeners, and the sender's identity.
+	// show is the certificate shown to listeners, and from the sender's identity.
 	var show *tls.Certificate
 	var from string
 	var err error
@@ -483,7 +483,7 @@ func gatherIdentity(ctx context.Context, facts *Facts, from config.TLS, own spif
 	return pair
 }
 
-// askWorkloadAPI gets from a Workload API what files would contain.
+// askWorkloadAPI gets the content of the files from a Workload API.
 func askWorkloadAPI(ctx context.Context, facts *Facts, address string, own spiffeid.ID,
 	clusters []string) *tls.Certificate {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)

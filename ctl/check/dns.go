@@ -114,8 +114,8 @@ func judgeCache(d DNS, want []coredns.Block) []show.Finding {
 	return all
 }
 
-// missing says what follows from a block that a configuration lacks: a query that it forwards leaves the cluster, where
-// the owner of a public domain could answer it.
+// missing returns the consequence of a block that a configuration lacks: a query that it forwards leaves the cluster,
+// where the owner of a public domain could answer it.
 func missing(corefile string, b coredns.Block) string {
 	zone := b.Zone()
 	text := fmt.Sprintf("it has no server block %s, so names such as NAME.NAMESPACE.svc.%s are not found", zone, zone)

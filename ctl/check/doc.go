@@ -1,5 +1,5 @@
-// Package check finds what is wrong with a certificate, a name, a clock, a port, the DNS or Calico's pools, before or
-// while two clusters are connected.
+// Package check finds the faults of a certificate, a name, a clock, a port, the DNS or Calico's pools, before or while
+// two clusters are connected.
 //
 // command.go, gather*.go and probe.go collect facts (files, a Workload API, a connection, objects of a cluster) and do
 // not judge; judge.go, dns.go, calico.go, policies.go and policykeys.go turn facts into findings and have no effects.

@@ -72,7 +72,7 @@ func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
 	return out
 }
 
-// policyKeys are what admission policies judge by: a ConfigMap.
+// policyKeys is the ConfigMap by which admission policies judge.
 type policyKeys struct {
 	namespace, name string
 	value           func(key string) (text string, found bool)
@@ -104,8 +104,8 @@ func (b *brokersCluster) policyKeys(ctx context.Context) (all []policyKeys, err 
 	return all, err
 }
 
-// gatherPolicyKeys compares a broker's file and its remotes with what the admission policies of its cluster judge by;
-// nil if no cluster is reached, or if it has no such ConfigMap yet.
+// gatherPolicyKeys compares a broker's file and its remotes with the keys by which its cluster's admission policies
+// judge; nil if no cluster is reached, or if it has no such ConfigMap yet.
 func (b *brokersCluster) gatherPolicyKeys(ctx context.Context) *PolicyKeys {
 	if b.none() {
 		return nil

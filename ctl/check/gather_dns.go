@@ -32,7 +32,7 @@ func (d *dnsFlags) flags(f *pflag.FlagSet) {
 		"with a broker's --config or --context: the domain of this cluster's own services")
 }
 
-// use returns what is wrong with the flags; ofBroker is set if the configuration of a broker may be checked.
+// use fails for wrong flags; ofBroker is set if the configuration of a broker may be checked.
 func (d *dnsFlags) use(ofBroker bool) error {
 	switch parts := strings.Split(d.configMap, "/"); {
 	case d.configMap != dns.NoCorefile && (len(parts) < 2 || len(parts) > 3 || slices.Contains(parts, "")):

@@ -23,7 +23,7 @@ import (
 
 const layout = "2006-01-02 15:04 MST"
 
-// Judge returns findings about the facts, the good ones too, which show what was checked.
+// Judge returns findings about the facts, the good ones too, which show the extent of the check.
 func Judge(f Facts) []show.Finding {
 	var all []show.Finding
 	for _, c := range f.Configs {
@@ -173,7 +173,7 @@ func days(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
 }
 
-// judgeOwn judges what a part shows to others.
+// judgeOwn judges the certificate that a part shows to others.
 func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding {
 	bad := func(code finding.Code, subject, fix, format string, args ...any) show.Finding {
 		return show.Finding{Code: code, Subject: subject, Evidence: fmt.Sprintf(format, args...), Side: "here", Fix: fix}

@@ -46,7 +46,7 @@ type Raise struct {
 	Impossible bool   `json:"impossible,omitempty"`
 }
 
-// Plan is what each cluster has in a Mesh. Size is the spec.size that suffices for each remote.
+// Plan has the counts and costs of each cluster in a Mesh. Size is the spec.size that suffices for each remote.
 type Plan struct {
 	Mesh    Mesh     `json:"mesh"`
 	Size    string   `json:"size"`
@@ -228,7 +228,7 @@ func (p *Plan) limits() {
 	slices.SortStableFunc(p.Raise, func(a, b Raise) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// rank orders what is impossible first.
+// rank orders impossible changes first.
 func rank(r Raise) int {
 	if r.Impossible {
 		return 0

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// PolicyKeys describes whether admission policies judge by what the broker's file says.
+// PolicyKeys describes whether admission policies judge by the broker's file.
 type PolicyKeys struct {
 	// Err is why it is unknown, and Differ how they differ.
 	Err, Differ error

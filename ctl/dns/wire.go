@@ -45,7 +45,7 @@ type dnsWiring struct {
 // ErrNoCoreDNS is the error for clusters whose names another program answers.
 var ErrNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see docs/services.md for other servers")
 
-// Find finds out how CoreDNS is configured.
+// Find reads CoreDNS's configuration. It fails if that cannot be read: with ErrNoCoreDNS if there is none.
 func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	found, err := a.Get(ctx, apply.ConfigMapRef(fleet.System, fleet.CoreDNS))
 	if err != nil {
@@ -113,8 +113,8 @@ func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, er
 }
 
 // write writes blocks where CoreDNS finds them, or removes semaphore's if blocks is empty, and restarts CoreDNS. It
-// returns what it did; empty for nothing. The broker may have written them a moment ago: then CoreDNS is restarted all
-// the same, so that names resolve when the command ends.
+// returns the verb for it; empty for nothing. The broker may have written them a moment ago: then CoreDNS is restarted
+// all the same, so that names resolve when the command ends.
 func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err error) {
 	if blocks == d.has && d.Wired == (blocks != "") {
 		stale, err := d.stale(ctx, blocks)
@@ -197,8 +197,9 @@ func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
 	return found && sum != sumOf(blocks), nil
 }
 
-// Wire makes CoreDNS answer for the remotes of a cluster, and prints what it did; without always only if it did before.
-// The broker or somebody else may change the ConfigMap at the same moment.
+// Wire makes CoreDNS answer for the remotes of a cluster, and prints the changes; without always only if it did before.
+// The broker or another program may change the ConfigMap at the same moment. It fails if the apiserver refuses, and
+// with always for a cluster without CoreDNS.
 func Wire(ctx context.Context, w io.Writer, a *apply.Applier, always bool) error {
 	said := ""
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
@@ -265,6 +266,7 @@ func (d *dnsWiring) mark(ctx context.Context) error {
 	return nil
 }
 
+// Unwire removes semaphore's blocks from CoreDNS's configuration. It fails if the apiserver refuses.
 func Unwire(ctx context.Context, a *apply.Applier) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		d, err := Find(ctx, a)
@@ -274,7 +276,7 @@ func Unwire(ctx context.Context, a *apply.Applier) error {
 		if err != nil {
 			return err
 		}
-		// First, so that the broker neither reports nor restores what is removed now.
+		// First, so that the broker neither reports nor restores the removed blocks.
 		ref := apply.ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS)
 		if err := a.Of(ref).Delete(ctx, ref.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, ref, err)

@@ -1,4 +1,5 @@
-// Package explain collects what decides whether a pod reaches another in another cluster. Package policy judges it.
+// Package explain collects the facts that decide whether a pod reaches another in another cluster. Package policy
+// judges it.
 package explain
 
 import (
@@ -254,7 +255,7 @@ func explainTo(w io.Writer, from end, sets *fleet.BrokerSets, cluster *policy.Cl
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// describeSource prints what the broker knows about the source, and returns its addresses.
+// describeSource prints the broker's knowledge of the source, and returns its addresses.
 func describeSource(say func(string, ...any), from end, sets *fleet.BrokerSets) []netip.Addr {
 	var ips []netip.Addr
 	for _, s := range sets.Sets {

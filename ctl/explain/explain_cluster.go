@@ -15,8 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// readFor reads from a cluster what decides about a pod. Unread names objects that could decide and that the caller may
-// not read; without the pod it returns an error.
+// readFor reads from a cluster the objects that decide about a pod. Unread names objects that could decide and that the
+// caller may not read; without the pod it returns an error.
 func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*policy.Cluster, *corev1.Pod, error) {
 	pod, err := fleet.Get[corev1.Pod](ctx, c, fleet.PodsGVR, namespace, name)
 	if err == nil && pod == nil {

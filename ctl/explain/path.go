@@ -66,7 +66,7 @@ func parseEnd(text string) (end, error) {
 		e.namespace, e.name = parts[0], parts[1]
 		return e, nil
 	}
-	// [POD.]NAME.NAMESPACE.svc.cluster.CLUSTER, of which only the last can have dots, or
+	// [POD.]NAME.NAMESPACE.svc.cluster.CLUSTER, where only CLUSTER can have dots, or
 	// [[POD.]CLUSTER.]NAME.NAMESPACE.svc.clusterset.local.
 	host := strings.TrimSuffix(rest, ".")
 	service, cluster, found := strings.Cut(host, ".svc.cluster.")

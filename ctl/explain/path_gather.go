@@ -166,8 +166,8 @@ func (g *pathGatherer) side(cluster string) *side {
 	return g.sides[i]
 }
 
-// endpointSlice is what explain reads of an EndpointSlice; the types of that group are left out to keep the program
-// small.
+// endpointSlice has the fields of an EndpointSlice that explain reads; the types of that group are left out to keep the
+// program small.
 type endpointSlice struct {
 	Metadata  metav1.ObjectMeta `json:"metadata"`
 	Endpoints []sliceEndpoint   `json:"endpoints"`

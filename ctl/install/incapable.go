@@ -38,7 +38,7 @@ func (i *installation) ready(ctx context.Context, w io.Writer, ref apply.Ref) er
 }
 
 // incapable asks agents that run and are not ready. One that cannot be asked is none of its findings: the pods' status
-// says what is wrong with it.
+// names its fault.
 func (i *installation) incapable(ctx context.Context) []show.Finding {
 	pods, err := i.Cluster.Pods(ctx, fleet.Agent, "")
 	if err != nil {
@@ -55,7 +55,7 @@ func (i *installation) incapable(ctx context.Context) []show.Finding {
 	return out
 }
 
-// lacksWireGuard returns what an agent reports that a component fixes.
+// lacksWireGuard returns the findings of an agent that a component fixes.
 func lacksWireGuard(c *fleet.Cluster, node string, s *semaphorev1.GetStatusResponse) (out []show.Finding) {
 	for _, f := range s.GetFindings() {
 		if f.GetCode() == string(finding.NoWireGuard) {

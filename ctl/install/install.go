@@ -344,7 +344,7 @@ func fieldsOf(o *unstructured.Unstructured) string {
 	return "somebody else"
 }
 
-// describe prints what was found and what follows from it.
+// describe prints the facts and the plan.
 func (i *installation) describe(w io.Writer) error {
 	if err := preflight.Describe(w, i.facts); err != nil || i.objects == nil {
 		return err

@@ -83,7 +83,7 @@ Exit code 0 when all is removed, or without --yes; 1 when the cluster cannot be 
 	return cmd
 }
 
-// removal is what will be removed from one cluster.
+// removal has the objects to remove from one cluster.
 type removal struct {
 	*apply.Applier
 	record *apply.Record
@@ -98,7 +98,7 @@ type removal struct {
 	lines []string
 }
 
-// ownedBy selects what a broker writes, and ownSlices its EndpointSlices under own names of Services.
+// ownedBy selects a broker's objects, and ownSlices its EndpointSlices under own names of Services.
 const ownedBy, ownSlices = naming.LabelManagedBy + "=" + naming.ManagedByBroker, ownedBy + "," + naming.LabelOwnName
 
 // owned are the kinds that a broker writes, for counting.
@@ -113,7 +113,7 @@ var owned = []struct {
 	{fleet.CalicoTypes("ippools"), ownedBy, "IPPools"}, {fleet.CalicoTypes("ipreservations"), ownedBy, "IPReservations"},
 }
 
-// planRemoval reads what exists; nil for nothing.
+// planRemoval reads the existing objects; nil for none.
 func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*removal, error) {
 	a := apply.New(c, progress)
 	r := &removal{Applier: a, nodes: map[string][]string{}}
@@ -188,7 +188,7 @@ func outlives(ref apply.Ref) bool {
 	return ref.Name == outliving && strings.HasPrefix(ref.Kind, "ValidatingAdmissionPolicy")
 }
 
-// planRemotes adds what is removed of other clusters, and what remains there.
+// planRemotes adds the RemoteClusters to remove, and the objects that remain in their clusters.
 func (r *removal) planRemotes(add func(string, ...any)) {
 	var linked []string
 	for _, name := range r.remotes {
@@ -325,7 +325,7 @@ func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []apply.Re
 	return refs
 }
 
-// clean runs the Job and the DaemonSet that undo what broker and agents did. It replaces a failed Job of an earlier
+// clean runs the Job and the DaemonSet that undo the work of broker and agents. It replaces a failed Job of an earlier
 // call, whose pods cannot be changed.
 func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructured) error {
 	if err := r.RemoveAll(ctx, r.Workload("Job", "semaphore-cleanup")); err != nil {

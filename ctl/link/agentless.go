@@ -62,7 +62,7 @@ func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, err
 			return nil, err
 		}
 		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name], applier: apply.New(c, l.progress)}
-		f.applier.Force = true // nobody else's fields: the objects are ours
+		f.applier.Force = true // no fields of others: the objects are ours
 		if look || f.name == "" {
 			if f.facts, err = preflight.Survey(ctx, c); err != nil {
 				return nil, err
@@ -132,7 +132,7 @@ func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 	return out, nil
 }
 
-// checkAgentless returns what is wrong with the flags.
+// checkAgentless fails for wrong flags.
 func (l *linker) checkAgentless() error {
 	a := &l.agentless
 	for _, f := range a.features {
@@ -223,7 +223,7 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 	return nil
 }
 
-// mayRead returns what prevents that a cluster is read for features.
+// mayRead returns the obstacles to reading a cluster for features.
 func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features config.Features) ([]show.Finding,
 	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
@@ -426,7 +426,8 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 // everyFeature has all features for which a reader may have rights.
 var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
 
-// ManualRevocation returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights.
+// ManualRevocation returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights. It
+// fails as apply.BuildReader does.
 func ManualRevocation(cluster, reader string) (string, error) {
 	what := apply.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
 	objects, err := apply.BuildReader(what)
@@ -489,8 +490,8 @@ func (p *linkedCluster) encrypts() bool {
 	return p.installed == nil || p.installed.Values.Features.Has(config.Encryption)
 }
 
-// introductionOf returns what a cluster gets of one that its exporter is to read. No key shows who that is: the
-// exporter that reads it already must have the same apiserver.
+// introductionOf returns a cluster's share of one that its exporter is to read. No key shows who that is: the exporter
+// that reads it already must have the same apiserver.
 func (p *linkedCluster) introductionOf(ctx context.Context, f *foreignCluster) (*certs.Introduction, error) {
 	facts := *f.facts
 	if !p.encrypts() {
@@ -553,7 +554,7 @@ func readsFrom(ctx context.Context, a *apply.Applier, cluster string) (string, e
 	return "", nil
 }
 
-// unread deletes what read created.
+// unread deletes the objects that read created.
 func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	there, err := l.foreign(ctx, false)
 	if err != nil {
@@ -665,7 +666,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 	return err
 }
 
-// ExportersBeside returns the namespaces of exporters for other clusters.
+// ExportersBeside returns the namespaces of exporters for other clusters. It fails if the namespaces cannot be listed.
 func ExportersBeside(ctx context.Context, a *apply.Applier) ([]apply.Ref, error) {
 	all, err := fleet.List[corev1.Namespace](ctx, a.Cluster.Objects, fleet.NamespacesGVR, "",
 		metav1.ListOptions{LabelSelector: apply.ForeignLabel + "=" + a.Cluster.Namespace})

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 )
 
-// boundsWithin is how long link waits for an exporter to write the bounds of what changed. It takes about a second.
+// boundsWithin is how long link waits for an exporter to write changed bounds. It takes about a second.
 const boundsWithin = 20 * time.Second
 
 // desired are the pod subnets that agents are to accept of remotes, by name; none for a remote that is gone.
@@ -41,7 +41,7 @@ func (d desired) lacks(file string) (names []string) {
 	return names
 }
 
-// deliver has the agents of clusters accept what changed at once: it waits until the exporter has written it to the
+// deliver has the agents of clusters accept changes at once: it waits until the exporter has written them to the
 // ConfigMap of their bounds, and then has kubelets update the volumes, also those of brokers, which read the keys for
 // admission policies. Without this they do so within two minutes, so a failure is said, and is none of the command.
 func deliver(ctx context.Context, all map[*apply.Applier]desired) {
@@ -84,7 +84,7 @@ func deliverOne(ctx context.Context, a *apply.Applier, d desired) error {
 	return a.Refresh(ctx, fleet.Agent, fleet.Broker)
 }
 
-// given returns what agents of each cluster are to accept after the introductions.
+// given returns the bounds that agents of each cluster are to accept after the introductions.
 func given(all []*linkedCluster, gets []*certs.Introduction) map[*apply.Applier]desired {
 	out := map[*apply.Applier]desired{}
 	for _, p := range all {
@@ -101,7 +101,8 @@ func given(all []*linkedCluster, gets []*certs.Introduction) map[*apply.Applier]
 	return out
 }
 
-// withdrawn returns what agents of each cluster are no longer to accept, where its RemoteCluster was deleted.
+// withdrawn returns the bounds that agents of each cluster are no longer to accept, where its RemoteCluster was
+// deleted.
 func withdrawn(all []*share) map[*apply.Applier]desired {
 	out := map[*apply.Applier]desired{}
 	for _, s := range all {

@@ -32,7 +32,7 @@ import (
 // linkWithin bounds the requests to the apiservers of all clusters, and with --dns the restart of their CoreDNS.
 const linkWithin = 5 * time.Minute
 
-// linkedCluster is a cluster with what other clusters need to know of it.
+// linkedCluster is a cluster with the facts that other clusters need.
 type linkedCluster struct {
 	*certs.OwnIdentity
 	pki   *certs.Store
@@ -345,7 +345,7 @@ func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduc
 	return show.PrintPlanned(w, clusters, l.output.Chosen)
 }
 
-// introductions returns what each cluster of a pair gets of the other.
+// introductions returns each cluster's share of the other in a pair.
 func introductions(pairs [][2]*linkedCluster) (gets []*certs.Introduction, to map[*certs.Introduction]*linkedCluster,
 	err error) {
 	to = map[*certs.Introduction]*linkedCluster{}
@@ -527,7 +527,7 @@ func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 	return nil
 }
 
-// share is what a cluster has of another: its RemoteCluster, and an exporter that reads it.
+// share is a cluster's share of another: its RemoteCluster, and an exporter that reads it.
 type share struct {
 	*apply.Applier
 	of string
@@ -573,7 +573,7 @@ func (s *share) String() string {
 	return out
 }
 
-// leave prints what clusters have of others, and with --yes removes it. Each does it for the clusters that it asked, or
+// leave prints clusters' shares of others, and with --yes removes them. Each does it for the clusters that it asked, or
 // not.
 func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 	known := false

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
 
-// Run surveys the clusters of the flags, prints what they are like and what prevents connecting them, and returns the
+// Run surveys the clusters of the flags, prints facts about them and the obstacles to connecting them, and returns the
 // exit code's error.
 func Run(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -71,6 +71,7 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 	return show.Report(w, findings, "table")
 }
 
+// Describe prints the facts about a cluster. It fails if w does.
 func Describe(w io.Writer, c *Cluster) error {
 	return show.PrintLines(w, show.Tabbed(c.describe))
 }

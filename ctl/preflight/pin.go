@@ -10,14 +10,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Remote is what a cluster has of another one: its name there, and the bounds of what is accepted from it.
+// Remote is a cluster's share of another one: its name there, and the bounds of accepted addresses.
 type Remote struct {
 	Name        string
 	Pods, Nodes []netip.Prefix
 }
 
-// Introduction is what a cluster says of itself, before it is written in another cluster. Nobody names itself: what is
-// there already, and what the operator says, counts more than what the cluster says.
+// Introduction is a cluster's word about itself, before it is written in another cluster. No cluster names itself: the
+// objects that are there already, and the operator's word, count more than the cluster's.
 type Introduction struct {
 	// Here and There are contexts: the cluster that is written to, and the one that says who it is.
 	Here, There string
@@ -25,9 +25,9 @@ type Introduction struct {
 	Says Remote
 	// RootsOnly is set if only roots are written: bounds are not judged.
 	RootsOnly bool
-	// Pods and Nodes are the operator's word; they replace what the cluster says.
+	// Pods and Nodes are the operator's word; they replace the cluster's.
 	Pods, Nodes []netip.Prefix
-	// Before is what the name stands for here already; nil if it is not used.
+	// Before is the remote that has the name here already; nil for none.
 	Before *Remote
 	// Doubt is why the cluster is not shown to be Before; nil if it proved that.
 	Doubt error
@@ -36,7 +36,7 @@ type Introduction struct {
 	Others  []Remote
 }
 
-// private are the networks that nobody announces to the internet: RFC 1918, RFC 6598 and RFC 4193.
+// private are the networks that are not announced to the internet: RFC 1918, RFC 6598 and RFC 4193.
 var private = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fc00::/7"),
@@ -81,7 +81,7 @@ func Unusual(pods, nodes []netip.Prefix) (reasons []string) {
 type bounds struct {
 	what, flag       string
 	given, says, had []netip.Prefix
-	// unusual is why what the cluster says needs the operator's word.
+	// unusual is why the cluster's word needs the operator's.
 	unusual []string
 	// anothers are subnets of other remotes that these may never overlap, and shared those that they may by the
 	// operator's word; both by remote.
@@ -104,7 +104,7 @@ func (in *pinning) confirm(b *bounds, subnets []netip.Prefix, evidence string, a
 		b.flag, in.There, strings.Join(show.Texts(subnets), "+")), evidence, args...)
 }
 
-// Pin returns the bounds to write, and what forbids to write them without the operator's word.
+// Pin returns the bounds to write, and the obstacles without the operator's word.
 func Pin(of Introduction) (pods, nodes []netip.Prefix, found []show.Finding) {
 	in := &pinning{Introduction: of}
 	before := in.Before

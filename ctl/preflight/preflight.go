@@ -1,4 +1,4 @@
-// Package preflight finds what prevents the connection of clusters, before anything is installed in them.
+// Package preflight finds the obstacles to connecting clusters, before anything is installed in them.
 //
 // survey.go reads facts about each cluster; preflight.go and pin.go turn them into findings, and have no effects.
 package preflight
@@ -99,7 +99,7 @@ type Cluster struct {
 	Clock *time.Duration `json:"clock,omitempty"`
 	// Lacks are the rights to install that the caller does not have.
 	Lacks []string `json:"lacks,omitempty"`
-	// Unread is what could not be read, and why.
+	// Unread are the objects that could not be read, and why.
 	Unread []string `json:"unread,omitempty"`
 }
 
@@ -122,7 +122,7 @@ func (c *Cluster) OldKernels() []string {
 	return out
 }
 
-// AllowedIPs is what the exporter's configuration has to say of where pods' addresses come from.
+// AllowedIPs is the exporter's setting for the source of pods' addresses.
 func (c *Cluster) AllowedIPs() string {
 	if c.Calico != nil && c.Calico.Blocks {
 		return "calicoBlocks"
@@ -133,7 +133,7 @@ func (c *Cluster) AllowedIPs() string {
 // clocks may differ by this: certificates are valid from five minutes before they are issued.
 const clocks = 2 * time.Minute
 
-// Judge returns what is wrong with each cluster, and with each pair.
+// Judge returns the faults of each cluster, and of each pair.
 func Judge(clusters []*Cluster) []show.Finding {
 	var all []show.Finding
 	for _, c := range clusters {
@@ -158,7 +158,7 @@ func (c *judged) add(code finding.Code, subject, fix, evidence string, args ...a
 		Evidence: fmt.Sprintf(evidence, args...), Side: c.Context, Fix: fix})
 }
 
-// one returns what is wrong with a cluster by itself, by subject.
+// one returns the faults of a cluster by itself, by subject.
 func one(cluster *Cluster) []show.Finding {
 	c := &judged{Cluster: cluster}
 	c.apiserver()
@@ -182,7 +182,7 @@ func one(cluster *Cluster) []show.Finding {
 	return c.all
 }
 
-// apiserver judges the version, the rights, what could not be read, and the clock.
+// apiserver judges the version, the rights, the unread objects, and the clock.
 func (c *judged) apiserver() {
 	if minor, ok := minorOf(c.Version); ok && minor < 30 {
 		c.add(finding.KubernetesOld, "Kubernetes", "upgrade to 1.30 or later",
@@ -288,7 +288,7 @@ func (c *Cluster) callers(other *Cluster) (nodes []string) {
 	return nodes
 }
 
-// JudgePair returns what is wrong with two clusters together.
+// JudgePair returns the faults of two clusters together.
 func JudgePair(a, b *Cluster) []show.Finding {
 	var all []show.Finding
 	between := a.Context + " and " + b.Context

@@ -42,7 +42,8 @@ type kubeadm struct {
 
 const unknownCNI = "not known"
 
-// Survey reads the properties of a cluster. It names what it cannot read, and continues with the rest.
+// Survey reads the properties of a cluster. It fails only if the apiserver does not tell its version; it names other
+// objects that it cannot read, and continues with the rest.
 func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	unnamed := *c.Objects // its finding names the cluster
 	unnamed.Name = ""
@@ -64,7 +65,7 @@ func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	return s.out, nil
 }
 
-// unread names what could not be read; it is no error that a cluster does not have it.
+// unread names an object that could not be read; it is no error that a cluster does not have it.
 func (s *surveyor) unread(err error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		s.out.Unread = append(s.out.Unread, err.Error())
@@ -176,7 +177,7 @@ func (s *surveyor) readKubeadm(ctx context.Context) {
 	}
 }
 
-// Why tunnels cannot work beside a CNI: docs/platforms.md#other-cnis has what they need of one.
+// Why tunnels cannot work beside a CNI: docs/platforms.md#other-cnis has their needs.
 const (
 	ownIPAM = "it assigns the pods' IPs itself, and no object says which of them are on which node"
 	eBPF    = "its eBPF programs forward packets of pods past the kernel's routes, and so past the tunnels"
@@ -267,7 +268,7 @@ func (s *surveyor) pools(c *Calico) {
 	s.out.Pods.From = "IPPools of Calico"
 }
 
-// readPodSubnets reads what other sources than Calico say: kubeadm, or the nodes.
+// readPodSubnets reads them from other sources than Calico: kubeadm, or the nodes.
 func (s *surveyor) readPodSubnets() {
 	if len(s.out.Pods.Prefixes) > 0 {
 		return

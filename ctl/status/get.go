@@ -11,7 +11,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// GetCommand lists what the parts have, one kind at a time: for a person who knows what to look for, and for programs.
+// GetCommand lists the parts' objects, one kind at a time: for a person who knows the kind, and for programs.
 func GetCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get",

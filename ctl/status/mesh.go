@@ -49,7 +49,7 @@ func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.
 	return facts
 }
 
-// withoutBroker adds what agents and the apiserver know.
+// withoutBroker adds the facts of agents and of the apiserver.
 func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
@@ -144,7 +144,7 @@ func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output s
 }
 
 // watchMesh asks each cluster again and again, and prints the verdict whenever it changes, until ctx ends. A cluster
-// that does not answer delays only what is known of itself. On a terminal each verdict replaces the last one.
+// that does not answer delays only its own facts. On a terminal each verdict replaces the last one.
 func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout,
 	every time.Duration) error {
 	clusters, err := access.Clusters()

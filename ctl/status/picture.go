@@ -1,6 +1,6 @@
-// Package status is what people look at first: one verdict about the selected clusters, each part's status, the picture
-// of them, and the sets of a broker; what the parts have, as lists; and the verbs that order something of running
-// parts: drain, undrain, release, and another key.
+// Package status has the verbs for a first look: one verdict about the selected clusters, each part's status, the
+// picture of them, and the sets of a broker; the parts' objects, as lists; and the verbs that order something of
+// running parts: drain, undrain, release, and another key.
 package status
 
 import (

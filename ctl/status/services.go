@@ -25,7 +25,7 @@ import (
 // maxServices is how many Services of remotes are described: the broker asks the apiserver about each.
 const maxServices = 100
 
-// service is what a broker makes of a Service of a remote.
+// service is the state of a remote's Service at a broker.
 type service struct {
 	// At is the broker's cluster, and From the remote; empty for a Service of several.
 	At      string `json:"at"`

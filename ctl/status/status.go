@@ -225,7 +225,7 @@ func writeTables(t io.Writer, s *semaphorev1.GetStatusResponse) {
 	writeTraffic(t, s)
 }
 
-// writeMultiCluster prints how many Services ServiceExports export, of which clusters, and what is imported.
+// writeMultiCluster prints how many Services ServiceExports export, of which clusters, and the imports.
 func writeMultiCluster(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	is := s.GetMultiCluster()
 	if is == nil {

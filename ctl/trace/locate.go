@@ -1,4 +1,4 @@
-// Package trace follows objects and IPs through the parts, now and in what these remember.
+// Package trace follows objects and IPs through the parts, now and in their memory.
 package trace
 
 import (
@@ -20,7 +20,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// location is what a part has of an object now, at one hop of its way.
+// location is a part's state of an object now, at one hop of its way.
 type location struct {
 	Hop  string `json:"hop"`
 	Part string `json:"part"`
@@ -92,7 +92,7 @@ func placeOf(s *semaphorev1.GetStatusResponse, p *semaphorev1.Place) location {
 }
 
 // placeTable returns a table. CHANGED is how long ago the source saw the last change, and SEEN how long ago the part
-// last saw or confirmed what it says.
+// last saw or confirmed its answer.
 func placeTable(places []location, now time.Time) string {
 	ago := func(at *time.Time) string {
 		if at == nil {

@@ -311,7 +311,7 @@ func (c *tracing) wanted(of object, e *semaphorev1.Event) bool {
 	return (of.kind == "" || of.concerns(e)) && c.only.matches(e)
 }
 
-// firstFailure is what is refused or failed: now, or in the last change of a part that cannot say what is now.
+// firstFailure is a refusal or a failure: now, or in the last change of a part that cannot tell its present state.
 func firstFailure(places []location, all []hop) string {
 	for _, p := range places {
 		if p.State == "failed" {
@@ -327,14 +327,14 @@ func firstFailure(places []location, all []hop) string {
 	return ""
 }
 
-// recalled is what parts know of an object.
+// recalled is the parts' knowledge of an object.
 type recalled struct {
 	object object
 	places []location
 	events []*semaphorev1.Event
 }
 
-// recall asks the parts what they remember of an object, or of all, and if wanted where it is now; nothing of either is
+// recall asks the parts for their memory of an object, or of all, and if wanted where it is now; nothing of either is
 // an error.
 func (c *tracing) recall(cmd *cobra.Command, of object, now bool) (r recalled, err error) {
 	r.object = of

@@ -51,7 +51,7 @@ type watching struct {
 	missed io.Writer
 }
 
-// follow is watch with what the parts send in the order in which a change travels.
+// follow is watch with the events of the parts in the order in which a change travels.
 func (w *watching) follow(ctx context.Context, out io.Writer,
 	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
 	ordered := newOrdered(out, print)
@@ -67,7 +67,7 @@ func (w *watching) follow(ctx context.Context, out io.Writer,
 // settle is how long lines wait for those of other parts that come before them: each part has a stream of its own.
 const settle = 250 * time.Millisecond
 
-// ordered prints what several parts send in the order in which a change travels: by part, and then by time.
+// ordered prints the events of several parts in the order in which a change travels: by part, and then by time.
 type ordered struct {
 	out     io.Writer
 	print   func(io.Writer, *semaphorev1.WatchResponse) error
@@ -93,7 +93,7 @@ func (o *ordered) take(_ io.Writer, m *semaphorev1.WatchResponse) error {
 	return nil
 }
 
-// run prints what was taken until ctx ends, and then the rest.
+// run prints taken events until ctx ends, and then the rest.
 func (o *ordered) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		select {
@@ -130,8 +130,8 @@ func (o *ordered) flush() error {
 	return nil
 }
 
-// changes prints events by the change that they belong to: what its source saw at one time. It remembers the last of
-// them.
+// changes prints events by change: those that their source saw at one time belong to one. It remembers the last
+// changes.
 type changes struct {
 	show.Columns
 	known []change

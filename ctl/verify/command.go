@@ -14,11 +14,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// Traffic is what check --traffic is asked for.
+// Traffic has the flags of check --traffic.
 type Traffic struct {
 	// Image of the pods; empty for that of the cluster's broker.
 	Image string
-	// Clean is set to only remove what a call that was killed has left.
+	// Clean is set to only remove the objects of a call that was killed.
 	Clean bool
 	// Bench is set to measure bandwidth, latency and requests, too.
 	Bench bool
@@ -27,7 +27,7 @@ type Traffic struct {
 	Format  string
 }
 
-// Run sends traffic between the clusters of the flags, prints what passed, and returns the exit code's error.
+// Run sends traffic between the clusters of the flags, prints the results, and returns the exit code's error.
 func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
 	v := verifier{access: access, image: t.Image, bench: t.Bench, timeout: t.Timeout,
 		progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}

@@ -18,7 +18,7 @@ import (
 const count, echo = 'c', 'e'
 
 const (
-	// message is the size of a request, of its answer, and of what measures latency, in bytes.
+	// message is the size of a request, of its answer, and of one that measures latency, in bytes.
 	message = 64
 	// chunk is the size of one write.
 	chunk = 256 << 10
@@ -28,7 +28,8 @@ const (
 const Grace = 10 * time.Second
 
 // ServeLoad serves connections of a listener until ctx ends: it counts or returns the bytes that it receives, as the
-// first byte of a connection says. Its clients send as much TCP traffic as a path carries, and measure it.
+// first byte of a connection says. Its clients send as much TCP traffic as a path carries, and measure it. It returns
+// nil then, and fails if the listener does before.
 func ServeLoad(ctx context.Context, listener net.Listener) error {
 	var open sync.WaitGroup
 	defer open.Wait()
@@ -102,7 +103,7 @@ func (p Path) open(ctx context.Context, while time.Duration) (c *net.TCPConn, en
 }
 
 // Bandwidth sends through a number of streams for a while, and returns the bytes per second that arrived. rate limits
-// each stream in bytes per second; 0 is no limit.
+// each stream in bytes per second; 0 is no limit. It fails if a stream cannot be opened or ends early.
 func (p Path) Bandwidth(ctx context.Context, streams int, while time.Duration, rate float64) (float64, error) {
 	began := time.Now()
 	all := make([]uint64, streams)
@@ -152,7 +153,7 @@ func (p Path) stream(ctx context.Context, began time.Time, while time.Duration, 
 }
 
 // Latency sends one small message after the other on a connection for a while, and returns how long each took there and
-// back.
+// back. It fails if the connection does.
 func (p Path) Latency(ctx context.Context, while time.Duration) (all []time.Duration, err error) {
 	c, end, err := p.open(ctx, while)
 	if err != nil {

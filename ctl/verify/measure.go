@@ -20,7 +20,7 @@ const LoadPort = 8081
 // Measurement is one that a pod makes of its path to another.
 type Measurement struct {
 	Name Name
-	// Streams carry the load, and with Latency what is beside it; 0 is none.
+	// Streams carry the load, and with Latency the load beside it; 0 is none.
 	Streams int
 	// Rate limits the load beside Latency in bytes per second; 0 is no limit.
 	Rate float64
@@ -152,7 +152,7 @@ func (v *verifier) measurePath(ctx context.Context, w *way) (out []Check, err er
 	return out, nil
 }
 
-// JudgeMeasured says what was measured. Nothing is measured after a measurement that failed.
+// JudgeMeasured returns the check with its measured values. Nothing is measured after a measurement that failed.
 func JudgeMeasured(c Check, client, server Pod, all []Measured) Check {
 	if len(all) == 0 {
 		return c.Skip("a measurement before it failed")

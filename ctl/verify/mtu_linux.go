@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathMTU is what the kernel knows of the path of a TCP connection (tcp(7), TCP_INFO), 0 for nothing.
+// pathMTU is the kernel's MTU for the path of a TCP connection (tcp(7), TCP_INFO), 0 for unknown.
 func pathMTU(conn net.Conn) int {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

@@ -19,7 +19,7 @@ import (
 
 // Objects that verify creates in each cluster. All of it is in one namespace, and is deleted with it.
 const (
-	// labelVerify marks namespaces and pods of verify, so that what an interrupted verify left is found.
+	// labelVerify marks namespaces and pods of verify, so that the remains of an interrupted verify are found.
 	labelVerify = "semaphore.uw.io/verify"
 	// The pods. client is in a set of its name, stranger in none.
 	verifyClient, verifyStranger, verifyServer = "client", "stranger", "server"
@@ -47,7 +47,7 @@ func verifyNamespace(name string) *corev1.Namespace {
 	}
 }
 
-// verifyPod is one of the three pods, each of which serves; questions are asked by exec. On several nodes they are
+// verifyPod is one of the three pods, all of them servers; questions are asked by exec. On several nodes they are
 // spread.
 func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod {
 	labels := map[string]string{labelVerify: name}

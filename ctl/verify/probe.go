@@ -30,7 +30,7 @@ type wire struct {
 	Padding string `json:"padding,omitempty"`
 }
 
-// Serve answers requests on a listener until ctx ends. pod and node are its own.
+// Serve answers requests on a listener until ctx ends. pod and node are its own. It fails if the listener does before.
 func Serve(ctx context.Context, listener net.Listener, pod, node string) error {
 	server := &http.Server{
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute,

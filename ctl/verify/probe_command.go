@@ -12,7 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
 
-// Probe is what check --traffic runs in the pods that it makes.
+// Probe is the command that check --traffic runs in its pods.
 func Probe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "probe", Short: "the two ends of the traffic of check, in the pods that it makes", Hidden: true,

@@ -65,7 +65,7 @@ func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is wel
 // detailWidth is the width of a check's detail in a line, in columns, beside the names of two clusters.
 const detailWidth = 56
 
-// Print prints the report as a table, JSON or YAML.
+// Print prints the report as a table, JSON or YAML. It fails if w does.
 func (r *Report) Print(w io.Writer, output string) error {
 	if output != "table" {
 		return show.PrintValue(w, r, output)

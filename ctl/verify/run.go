@@ -154,7 +154,7 @@ type way struct {
 }
 
 // checkAll runs the checks of all directions, one after the other: the devices' counters then count only that
-// direction's bytes. Policies come last, because they refuse what the other checks need.
+// direction's bytes. Policies come last, because they refuse packets that the other checks need.
 func (v *verifier) checkAll(ctx context.Context) ([]Check, error) {
 	var ways []*way
 	for _, from := range v.clusters {
@@ -489,7 +489,7 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c Check) (Check, err
 	return JudgePolicy(c, client, stranger, set, admitted, refused), nil
 }
 
-// remove removes what was created, in all clusters concurrently, and reports what remains in each.
+// remove removes the created objects, in all clusters concurrently, and reports the remaining ones in each.
 func (v *verifier) remove(ctx context.Context) []Check {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin) // also after an interruption
 	defer cancel()
@@ -515,7 +515,7 @@ func (v *verifier) remove(ctx context.Context) []Check {
 	return out
 }
 
-// clean removes what interrupted calls of verify left in the clusters.
+// clean removes the remains of interrupted calls of verify from the clusters.
 func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 	clusters, err := v.access.Clusters()
 	if err != nil {

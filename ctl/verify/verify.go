@@ -1,9 +1,9 @@
 // Package verify sends traffic between pods of clusters, judges it, and prints the result.
 //
-// run.go, cluster.go and objects.go make pods, and ask them, brokers and agents. probe.go is what the pods run: a
-// server that answers who asked it, and a client that asks by HTTP/1.1, with one TCP connection for each question,
-// until the outcome is the expected one. verify.go turns the answers into checks, each with a result and what was
-// observed, and for a failure with a code and a fix; it has no effects.
+// run.go, cluster.go and objects.go make pods, and ask them, brokers and agents. probe.go runs in the pods: a server
+// that answers who asked it, and a client that asks by HTTP/1.1, with one TCP connection for each question, until the
+// outcome is the expected one. verify.go turns the answers into checks, each with a result and an observation, and for
+// a failure with a code and a fix; it has no effects.
 package verify
 
 import (
@@ -53,7 +53,7 @@ type Check struct {
 	Result Result `json:"result"`
 	// Seconds is the time from the first packet until the result.
 	Seconds float64 `json:"seconds"`
-	// Detail is what was observed, or why nothing was.
+	// Detail is the observation, or why there is none.
 	Detail string `json:"detail"`
 	// Measured is set for a measurement.
 	Measured []Measured `json:"measured,omitempty"`
@@ -89,7 +89,7 @@ type Question struct {
 	Refused bool
 }
 
-// Answer is what the answering pod reports.
+// Answer is the answering pod's report.
 type Answer struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`

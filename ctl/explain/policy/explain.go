@@ -1,12 +1,12 @@
 // Package policy decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
-// and what is missing if they deny it; and at which link the path between two pods fails, of which that is one
+// and the missing rules if they deny it; and at which link the path between two pods fails: policies are one link
 // (path.go).
 //
-// It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict
+// It is pure: inputs are the broker's report on the remote pod and the apiserver's objects; the output is a verdict
 // with its reasons. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one
 // namespace or of all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy). It judges the
 // policies of one cluster: the ingress of its pod, or the egress of its pod to a remote one. The remote cluster alone
-// knows its own policies. It names what it cannot judge from these inputs, and never guesses.
+// knows its own policies. It names the questions that these inputs cannot answer, and never guesses.
 package policy
 
 import (
@@ -21,7 +21,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Cluster is what the own cluster has.
+// Cluster has the objects of the own cluster.
 type Cluster struct {
 	// Namespaces are the labels of all namespaces, by name; ServiceAccounts those of the pod's namespace.
 	Namespaces      map[string]map[string]string
@@ -32,7 +32,7 @@ type Cluster struct {
 	KubePolicies    []networkingv1.NetworkPolicy
 	GlobalSets      []calicov3.GlobalNetworkSet
 	Sets            []calicov3.NetworkSet
-	// Unread is what else could decide and was not read, a sentence each.
+	// Unread are other objects that could decide and were not read, a sentence each.
 	Unread []string
 }
 
@@ -67,13 +67,13 @@ type Result struct {
 	InSets []string
 	// Policies are those that select the pod, in order of evaluation, with their outcomes.
 	Policies []Judged
-	// Missing is what would admit a denied packet, a sentence each.
+	// Missing are the changes that would admit a denied packet, a sentence each.
 	Missing []string
 	// NeedsSet is set if a rule selects network sets, and none has the remote address.
 	NeedsSet bool
 	// OpenToRemotes are rules of the policies that select the pod and admit a set of any remote, a sentence each.
 	OpenToRemotes []string
-	// NotEvaluated is what was left out, a sentence each.
+	// NotEvaluated are the omitted rules, a sentence each.
 	NotEvaluated []string
 }
 
@@ -231,7 +231,7 @@ func (e *explainer) tiers() []tier {
 	return out
 }
 
-// compareOrder sorts what has no order last.
+// compareOrder sorts nil last.
 func compareOrder(a, b *float64) int {
 	switch {
 	case a == nil && b == nil:

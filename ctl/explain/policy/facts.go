@@ -8,8 +8,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Facts are what is known of two pods and everything between them. A nil pointer is unknown; NotRead has the reason.
-// Facts about a name are nil if the question was about a pod or an address.
+// Facts are the known facts about two pods and everything between them. A nil pointer is unknown; NotRead has the
+// reason. Facts about a name are nil if the question was about a pod or an address.
 type Facts struct {
 	Now time.Time
 	// Source and Target are the two pods. If the question was about a Service, Target is one of its pods.
@@ -64,7 +64,7 @@ func (p Pod) String() string {
 	return name
 }
 
-// Name is a name of a Service and what it means.
+// Name is a name of a Service and its meaning.
 type Name struct {
 	// Text is the name of the question; Remote, Namespace and Service are its parts, Remote "global" for a global
 	// service and "clusterset.local" for an imported one.
@@ -128,7 +128,7 @@ type Mirror struct {
 	// Ports are texts such as "8080/TCP". Port is that of the question; empty for none.
 	Ports []string
 	Port  string
-	// Problem is what the broker reports about it.
+	// Problem is the broker's report about it.
 	Problem string
 }
 
@@ -150,7 +150,7 @@ type Slices struct {
 	Chosen netip.Addr
 }
 
-// Way is what a node does with packets to an address of a remote, as its agent answers.
+// Way is the way of a node's packets to an address of a remote, as its agent answers.
 type Way struct {
 	Node string
 	*semaphorev1.LookUpPathResponse

@@ -14,7 +14,7 @@ func parse(text string) (netip.Addr, bool) {
 	return a.Unmap(), err == nil
 }
 
-// missing returns what would admit the packet. For a set that no rule selects it names the selector that would.
+// missing returns changes that would admit the packet. For a set that no rule selects it names the selector that would.
 func (e *explainer) missing(policies []policy) []string {
 	var out []string
 	for _, p := range policies {

@@ -9,11 +9,11 @@ import (
 
 // This file judges a Service of the source's own cluster whose own name leads to other clusters, too.
 
-// Own is what a Service says of its own name, and where that leads.
+// Own is a Service's statement about its own name, and where that leads.
 type Own struct {
 	// Use is the value of its annotation; empty for none.
 	Use string
-	// Says is what its broker says of it; empty if the name leads to no other cluster, or if the broker was not asked.
+	// Says is its broker's word about it; empty if the name leads to no other cluster, or if the broker was not asked.
 	Says string
 	// Total and Ready count the endpoints of its own cluster, and Others those of other clusters, such as "2 of c2".
 	Total, Ready int

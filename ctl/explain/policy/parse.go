@@ -1,8 +1,8 @@
 package policy
 
 // A Selector evaluates one of Calico's selectors
-// (https://docs.tigera.io/calico/latest/reference/resources/networkpolicy#selectors). It accepts what Calico's own
-// parser accepts, and with the same result, which tools/selector tests: Calico is one Go module with requirements that
+// (https://docs.tigera.io/calico/latest/reference/resources/networkpolicy#selectors). It accepts the same selectors as
+// Calico's own parser, with the same result, which tools/selector tests: Calico is one Go module with requirements that
 // no other module can meet without exclude directives, and go install refuses a module with those.
 
 import (
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Every user of a cluster may write a policy. These bound what a selector costs; Calico itself has no bound.
+// Every user of a cluster may write a policy. These bound the cost of a selector; Calico itself has no bound.
 const (
 	// MaxSelector is the longest selector, in bytes.
 	MaxSelector = 64 << 10
@@ -26,9 +26,9 @@ type Selector func(labels map[string]string) bool
 
 // Scope is whose labels a selector means. The zero value is the object's own.
 type Scope struct {
-	// Prefix is what the names of these labels begin with.
+	// Prefix begins the names of these labels.
 	Prefix string
-	// All and Global are what all() and global() match: every object, if nil.
+	// All and Global are the matches of all() and global(): every object, if nil.
 	All, Global Selector
 }
 
@@ -48,7 +48,7 @@ func In(name string, values ...string) Selector {
 	}
 }
 
-// Not selects what s does not.
+// Not selects objects that s does not.
 func Not(s Selector) Selector {
 	return func(labels map[string]string) bool { return !s(labels) }
 }
@@ -147,7 +147,8 @@ func (p *parser) primary() (Selector, error) {
 	return p.comparison(p.scope.Prefix + name)
 }
 
-// call reads what follows the name of a function. Calico takes any white space within, and none before the parenthesis.
+// call reads the rest after the name of a function. Calico takes any white space within, and none before the
+// parenthesis.
 func (p *parser) call(function string) (Selector, error) {
 	p.at++
 	p.space()
@@ -181,8 +182,8 @@ func every(s Selector) Selector {
 	return s
 }
 
-// operators are what may follow a label, longer ones before those that they begin with. Calico takes any white space,
-// or none, between their words.
+// operators may follow a label, longer ones before those that they begin with. Calico takes any white space, or none,
+// between their words.
 var operators = []struct {
 	words []string
 	// is compares the label's value with that of the selector; for nil a set follows.

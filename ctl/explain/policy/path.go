@@ -40,7 +40,7 @@ type Link struct {
 	Evidence []string    `json:"evidence,omitempty"`
 	// Fault is the evidence that the link is broken; empty for one that is not.
 	Fault string `json:"fault,omitempty"`
-	// Fix is what to do about a broken link, and in which cluster.
+	// Fix is an operator's step for a broken link, with the cluster.
 	Fix string `json:"fix,omitempty"`
 }
 
@@ -48,7 +48,7 @@ type Chain struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
 	Links []Link `json:"links"`
-	// NotRead is what could not be read, a sentence each.
+	// NotRead are the objects that could not be read, a sentence each.
 	NotRead []string `json:"not_read,omitempty"`
 }
 
@@ -423,7 +423,7 @@ func (j *judge) sameCluster() bool {
 	return j.Source.Cluster != "" && j.Source.Cluster == j.Target.Cluster
 }
 
-// deviceFault returns what is wrong with the device of a way; empty for nothing.
+// deviceFault returns the fault of the device of a way; empty for none.
 func deviceFault(w *Way) string {
 	switch {
 	case w.Cluster == "":
@@ -454,7 +454,7 @@ func routeFault(w *Way, to Pod) string {
 	return ""
 }
 
-// peerFault returns what is wrong with the peer of a way, and how to fix it.
+// peerFault returns the fault of the peer of a way, and its fix.
 func peerFault(w *Way, to Pod) (fault, fix string) {
 	switch {
 	case w.Present == nil && w.Wanted == nil:

@@ -24,7 +24,7 @@ type policy struct {
 	order     *float64
 	name      string
 	rules     []calicov3.Rule
-	// foreign holds, by index, which rules of Kubernetes name pods, of which no remote one can be.
+	// foreign holds, by index, which rules of Kubernetes name pods: no remote one can match.
 	foreign map[int]bool
 }
 

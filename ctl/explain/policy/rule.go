@@ -103,7 +103,7 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 	return m
 }
 
-// ends are what a rule says of the remote end of the packet and of the local pod.
+// ends are a rule's conditions for the remote end of the packet and for the local pod.
 func (e *explainer) ends(r *calicov3.Rule) (remote, local *calicov3.EntityRule) {
 	if e.packet.Egress {
 		return &r.Destination, &r.Source
@@ -111,7 +111,7 @@ func (e *explainer) ends(r *calicov3.Rule) (remote, local *calicov3.EntityRule) 
 	return &r.Source, &r.Destination
 }
 
-// source returns why the packet's source does not match a rule, or what makes it match.
+// source returns why the packet's source does not match a rule, or the nets or the set by which it does.
 func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 	from := e.packet.From
 	if len(r.Nets) > 0 {

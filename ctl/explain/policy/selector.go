@@ -29,8 +29,8 @@ func (x expression) matches(labels map[string]string) bool {
 
 func (x expression) empty() bool { return len(x.all) == 0 }
 
-// scopes are what a selector of each prefix means. all() and global() in a selector of namespaces mean objects in some
-// namespace, and in none.
+// scopes are the meanings of a selector of each prefix. all() and global() in a selector of namespaces mean objects in
+// some namespace, and in none.
 var scopes = map[string]Scope{
 	namespacePrefix: {Prefix: namespacePrefix, All: Has(calicov3.LabelNamespace),
 		Global: Not(Has(calicov3.LabelNamespace))},
@@ -50,7 +50,7 @@ func (x *expression) and(text, prefix string) error {
 	return nil
 }
 
-// selectorOf returns what a policy's own selectors select.
+// selectorOf returns the conjunction of a policy's own selectors.
 func selectorOf(own, namespace, serviceAccount string) (expression, error) {
 	var x expression
 	for _, part := range []struct{ text, prefix string }{{own, ""}, {namespace, namespacePrefix},
@@ -62,8 +62,8 @@ func selectorOf(own, namespace, serviceAccount string) (expression, error) {
 	return x, nil
 }
 
-// entity returns what a rule of a policy in namespace (empty for of all) selects as one of its ends. With any selector
-// a policy of one namespace means only that namespace, unless it selects others.
+// entity returns the selection of a rule's end, of a policy in namespace, or of all namespaces if that is empty. With
+// any selector a policy of one namespace means only that namespace, unless it selects others.
 func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 	var x expression
 	if err := x.and(r.Selector, ""); err != nil {
