@@ -1,4 +1,4 @@
-// Command semaphore-exporter sends what a cluster exports to the brokers of other clusters.
+// Command semaphore-exporter sends a cluster's exports to the brokers of other clusters.
 package main
 
 import (

@@ -177,7 +177,7 @@ func (d *demo) table() {
 	fmt.Fprintln(d.out)
 }
 
-// hints prints what to try while the clusters are up.
+// hints prints commands to try while the clusters are up.
 func (d *demo) hints() {
 	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal
 

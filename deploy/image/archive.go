@@ -19,7 +19,7 @@ type Platform struct {
 	SBOM []byte
 }
 
-// WithSBOM builds the product's image for one platform and its SBOM.
+// WithSBOM builds the product's image for one platform and its SBOM. It fails as Product does.
 func WithSBOM(r Release) (Platform, error) {
 	made, err := Product(r)
 	if err != nil {
@@ -29,7 +29,8 @@ func WithSBOM(r Release) (Platform, error) {
 	return Platform{Image: made, SBOM: sbom}, err
 }
 
-// WriteRelease writes the archive of the product's image and the SBOMs into dir. It returns a line for each file.
+// WriteRelease writes the archive of the product's image and the SBOMs into dir. It returns a line for each file. It
+// fails if one cannot be written.
 func WriteRelease(dir, version string, platforms ...Platform) (written []string, err error) {
 	prefix := filepath.Join(dir, "semaphore-"+version)
 	reference := Reference + ":" + version
@@ -83,7 +84,8 @@ func index(platforms ...Platform) (v1.ImageIndex, error) {
 }
 
 // Write writes an archive in the OCI image layout for `ctr images import`, `docker load`, `podman load` and skopeo. It
-// has the only image, or an index of all, with their SBOMs as referrers. The archive appears complete or not at all.
+// has the only image, or an index of all, with their SBOMs as referrers. The archive appears complete or not at all. It
+// fails if reference is not valid, or the file cannot be written.
 func Write(file, reference string, platforms ...Platform) error {
 	ref, err := name.NewTag(reference)
 	if err != nil {

@@ -24,7 +24,7 @@ type Spec struct {
 	Uncompressed bool
 }
 
-// New builds an image. It reads the files of the entries immediately.
+// New builds an image. It reads the files of the entries immediately, and fails if one cannot be read.
 func New(spec Spec) (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	var adds []mutate.Addendum

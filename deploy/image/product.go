@@ -52,7 +52,8 @@ type Release struct {
 	Uncompressed bool
 }
 
-// Product builds the product's image.
+// Product builds the product's image. It fails for a missing program, and for one that is not reproducible or not for
+// the platform.
 func Product(r Release) (v1.Image, error) {
 	var programs []Entry
 	for _, name := range Programs {

@@ -10,7 +10,8 @@ import (
 )
 
 // Push pushes the images as one index to a registry, and then their SBOMs as referrers. It uses the credentials of
-// `docker login`, and returns the reference of the index by digest.
+// `docker login`, and returns the reference of the index by digest. It fails if reference is not valid, or the registry
+// refuses.
 func Push(ctx context.Context, reference string, platforms ...Platform) (string, error) {
 	ref, err := name.NewTag(reference)
 	if err != nil {
