@@ -52,7 +52,7 @@ func EachAttribute(data []byte, f func(kind uint16, value []byte)) error {
 	for len(data) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(data))
 		if length < unix.SizeofRtAttr || length > len(data) {
-			return fmt.Errorf("netlink attribute of %d bytes, of which %d are there", length, len(data))
+			return fmt.Errorf("netlink attribute of %d bytes, but only %d are there", length, len(data))
 		}
 		f(binary.NativeEndian.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), data[unix.SizeofRtAttr:length])
 		data = data[min((length+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(data)):]

@@ -150,7 +150,7 @@ func (s *State) handleUnchanged(cluster string) error {
 	case !s.attached:
 		return errors.New("the broker sends Unchanged before it attached this agent")
 	case n == nil:
-		return fmt.Errorf("the broker sends Unchanged for %q, of which the agent holds nothing", cluster)
+		return fmt.Errorf("the broker sends Unchanged for %q, but the agent holds nothing of it", cluster)
 	}
 	in := s.staging
 	if in == nil {
@@ -172,7 +172,7 @@ func (s *State) handleAttached(m *semaphorev1.Attached) error {
 		return errors.New("the broker attached this agent twice")
 	}
 	if m.GetResumed() && (m.GetEpoch() != s.epoch || !s.synced) {
-		return fmt.Errorf("the broker resumes epoch %q, of which the agent holds nothing", m.GetEpoch())
+		return fmt.Errorf("the broker resumes epoch %q, but the agent holds nothing of it", m.GetEpoch())
 	}
 	s.attached = true
 	s.current = m.GetResumed()

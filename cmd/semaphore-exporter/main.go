@@ -10,7 +10,7 @@ import (
 func main() {
 	program.Main(program.Command(program.Part[config.Exporter]{
 		Name:  "semaphore-exporter",
-		Short: "reads a cluster and streams what it exports to the brokers of other clusters",
+		Short: "streams a cluster's exports to the brokers of other clusters",
 		Load:  config.Load[config.Exporter],
 		Run:   exporter.Run,
 	}))

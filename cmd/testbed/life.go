@@ -174,7 +174,7 @@ func cleanCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			swept, err := testbed.Sweep()
 			for _, id := range swept {
-				fmt.Fprintf(cmd.OutOrStdout(), "removed what was left of testbed %s\n", id)
+				fmt.Fprintf(cmd.OutOrStdout(), "removed the remains of testbed %s\n", id)
 			}
 			if len(swept) == 0 && err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing is left of any testbed")

@@ -221,11 +221,11 @@ func logsCommand() *cobra.Command {
 		Long: `Shows what a component or a pod wrote.
 
 PART is etcd, kube-apiserver, kube-controller-manager, kube-scheduler or kube-controllers (Calico's); containerd/NODE,
-kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for what the testbed says of all clusters.`,
+kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for the testbed's own messages about all clusters.`,
 		Args: cobra.ExactArgs(2),
 	}
 	id := withTestbed(cmd)
-	follow := cmd.Flags().BoolP("follow", "f", false, "stay and show what is written from now on")
+	follow := cmd.Flags().BoolP("follow", "f", false, "stay and show later lines, too")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		state, err := testbed.Find(*id)
 		if err != nil {

@@ -40,7 +40,7 @@ func main() {
 			<-interrupted
 			cancel()
 			if n > 0 {
-				fmt.Fprintln(os.Stderr, "\nstill cleaning up; what is left if it is killed, `testbed clean` removes")
+				fmt.Fprintln(os.Stderr, "\nstill cleaning up; if it is killed, `testbed clean` removes the rest")
 			}
 		}
 	}()

@@ -53,7 +53,7 @@ func buildCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&anyway, "anyway", false, "build on a machine that cannot hold a testbed, too")
 	cmd.Flags().BoolVar(&all, "all", false, "also build the Calico API server, which only some tests need")
-	cmd.Flags().BoolVar(&source, "source", false, "build what is missing, and ask no host for official programs")
+	cmd.Flags().BoolVar(&source, "source", false, "build missing components, and ask no host for official programs")
 	cmd.Flags().StringVar(&repo, "repo", "",
 		"the checkout whose tools/ are built (default: the one around the working directory)")
 	return cmd

@@ -103,7 +103,7 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	after, err := ServerSideApply(ctx, a.Of(ref), ref.Name, o, a.Force)
 	switch {
 	case apierrors.IsConflict(err):
-		return "", fmt.Errorf("%s: %s: somebody else has set what semaphorectl would: %w; --force-conflicts takes it over",
+		return "", fmt.Errorf("%s: %s: others own fields that semaphorectl sets: %w; --force-conflicts takes them over",
 			a.Cluster.Context, ref, err)
 	case apierrors.IsNotFound(err):
 		return "", fmt.Errorf("%s: %s: the cluster does not serve this kind: %w", a.Cluster.Context, ref, err)

@@ -31,7 +31,7 @@ func judgeCalico(c Calico) []show.Finding {
 	case c.Err != nil:
 		return []show.Finding{{Code: finding.CalicoUnreadable, Subject: "Calico's pools and IPAM", Side: "here",
 			Evidence: c.Err.Error(),
-			Fix:      "give --kubeconfig of somebody who may read ippools and ipamconfigs"}}
+			Fix:      "give --kubeconfig of a user who may read ippools and ipamconfigs"}}
 	}
 	var all []show.Finding
 	for _, r := range c.Remotes {

@@ -79,7 +79,7 @@ func judgeDNS(d DNS) []show.Finding {
 		return !faults[b.Cluster].Missing
 	}) {
 		return []show.Finding{{Code: finding.CoreDNSLost, Subject: d.Where, Side: "here",
-			Evidence: "semaphorectl put server blocks there, and somebody removed all of them: no name of a remote Service " +
+			Evidence: "semaphorectl put server blocks there, and all of them are gone: no name of a remote Service " +
 				"resolves", Fix: "semaphorectl install --dns, which has the broker restore them, too; or link --dns"}}
 	}
 	if d.MarkErr != nil && !errors.Is(d.MarkErr, d.Err) {

@@ -23,10 +23,10 @@ func judgePolicies(p Policies) []show.Finding {
 	switch {
 	case p.Forbidden:
 		return []show.Finding{{Code: finding.PoliciesNotRead, Subject: subject,
-			Evidence: p.Err.Error() + "; --kubeconfig of somebody who may read them has them judged"}}
+			Evidence: p.Err.Error() + "; --kubeconfig of a user who may read them has them judged"}}
 	case p.Err != nil:
 		return []show.Finding{{Code: finding.PoliciesUnreadable, Subject: subject, Side: "here", Evidence: p.Err.Error(),
-			Fix: "give --kubeconfig of somebody who may read Calico's policies and sets"}}
+			Fix: "give --kubeconfig of a user who may read Calico's policies and sets"}}
 	case len(p.Open) == 0:
 		return []show.Finding{{Code: finding.PoliciesNameClusters, Subject: subject,
 			Evidence: fmt.Sprintf("all of %d policies that select sets name a cluster", p.Total)}}

@@ -32,7 +32,7 @@ func judgePolicyKeys(k PolicyKeys) []show.Finding {
 		f.Fix = "write the same subnets into both: docs/overlays.md"
 	case k.Err != nil:
 		f.Code, f.Side, f.Evidence = finding.PolicyKeysUnreadable, "here", k.Err.Error()
-		f.Fix = "give --kubeconfig of somebody who may list ConfigMaps"
+		f.Fix = "give --kubeconfig of a user who may list ConfigMaps"
 	default:
 		f.Code, f.Evidence = finding.PolicyKeysAgree, "admission policies know the subnets of the broker's file"
 	}

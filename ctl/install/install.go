@@ -313,7 +313,7 @@ func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 		} else if broker != nil && len(i.wishes.Features) == 0 {
 			// Otherwise features and subnets would be decided again, as in a new cluster.
 			refuse(finding.RecordLost, "ConfigMap "+apply.RecordName,
-				"restore it; or say what is wanted: --features, and the other flags with which it was installed",
+				"restore it; or give --features, and the other flags with which it was installed",
 				"semaphorectl installed semaphore there, and the record of how is gone")
 		}
 	}
@@ -341,7 +341,7 @@ func fieldsOf(o *unstructured.Unstructured) string {
 			return m.Manager
 		}
 	}
-	return "somebody else"
+	return "another program"
 }
 
 // describe prints the facts and the plan.

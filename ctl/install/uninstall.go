@@ -279,7 +279,7 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err := dns.Unwire(ctx, r.Applier); err != nil {
 		return err
 	}
-	r.Say("removing what the parts made")
+	r.Say("removing the parts' objects")
 	r.Force = true // the namespace will be deleted
 	cleanup, err := apply.BuildCleanup(r.record.Values)
 	if err != nil {

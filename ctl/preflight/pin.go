@@ -139,7 +139,7 @@ func (in *pinning) pin(b *bounds) []netip.Prefix {
 	case len(b.had) > 0: // the written bounds stay
 		for _, p := range b.says {
 			if !Within(p, b.had) {
-				in.confirm(b, append(slices.Clone(b.had), p), "%s says that it has %s too, outside of what it may have: %s",
+				in.confirm(b, append(slices.Clone(b.had), p), "%s says that it has %s too, outside of its bounds: %s",
 					in.There, p, strings.Join(show.Texts(b.had), "+"))
 			}
 		}

@@ -193,7 +193,7 @@ func (c *judged) apiserver() {
 			"you may not %s", right)
 	}
 	for _, u := range c.Unread {
-		c.add(finding.NotRead, "what was looked at", "look with more rights", "%s", u)
+		c.add(finding.NotRead, "unread objects", "look with more rights", "%s", u)
 	}
 	if c.Clock != nil && c.Clock.Abs() > clocks {
 		c.add(finding.ClocksDiffer, "the apiserver's clock", "synchronise the clocks of its nodes, or of this machine",
@@ -246,11 +246,11 @@ func (c *judged) bpf() {
 		!pattern.MatchString(naming.Device(strings.Repeat("c", naming.MaxClusterName))):
 		c.add(finding.CalicoEBPF, "Calico's eBPF dataplane", fix,
 			"%s, which does not match semaphore's devices, such as %s: Calico drops packets of tunnels, or lets them pass "+
-				"without its policies. Nobody has tested semaphore with it", says, naming.Device("c2"))
+				"without its policies. This dataplane is not tested with semaphore", says, naming.Device("c2"))
 	default:
 		c.add(finding.CalicoEBPF, "Calico's eBPF dataplane",
 			"try it before you rely on it: semaphorectl check --traffic",
-			"%s, which matches semaphore's devices; nobody has tested semaphore with it", says)
+			"%s, which matches semaphore's devices; this dataplane is not tested with semaphore", says)
 	}
 }
 
@@ -268,7 +268,7 @@ func (c *judged) nodes() {
 	if old := c.OldKernels(); len(old) > 0 {
 		c.add(finding.KernelWithoutWireGuard, "kernels",
 			"add the component features/userspace-wireguard, which is slower, or a kernel of 5.6 or later",
-			"%s: Linux before 5.6 has WireGuard only where somebody added it", shortened(old))
+			"%s: Linux before 5.6 has WireGuard only where it was added", shortened(old))
 	}
 	if len(without) > 0 && (c.Calico == nil || !c.Calico.Blocks) {
 		c.add(finding.NoPodCIDRs, "nodes",

@@ -392,7 +392,7 @@ func role(s *semaphorev1.GetStatusResponse) string {
 	case s.GetStandby() && s.GetLeader() != "":
 		return ", standby of " + s.GetLeader()
 	case s.GetStandby():
-		return ", standby of nobody known"
+		return ", standby of an unknown leader"
 	case s.GetLeader() != "":
 		return ", leader (" + s.GetLeader() + ")"
 	}
