@@ -75,7 +75,7 @@ func guardEarlier(out io.Writer, g guard.Rules, c *stream.StateFile) error {
 
 // LoadConfig reads the agent's configuration file. If the file cannot be used, LoadConfig first sets the guard of an
 // earlier agent, by the keys that can be read: an agent that ends with the error must not leave a node that has just
-// booted without one.
+// booted without one. It fails if the file cannot be read or is not valid.
 func LoadConfig(path string) (*config.Agent, error) {
 	cfg, err := config.Load[config.Agent](path)
 	if err == nil {

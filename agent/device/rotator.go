@@ -274,8 +274,8 @@ func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
 }
 
 // Replace creates a new key for a cluster and writes it to its file, before the device has it. An agent that ends in
-// between finds the new key in the file and sets it. On an error the earlier key stays, unless the returned one is not
-// zero: then that may not be on the disk.
+// between finds the new key in the file and sets it. It fails if that cannot be written: the earlier key stays, unless
+// the returned one is not zero, which may then not be on the disk.
 func (r *Rotator) Replace(cluster string) (kernel.StoredKey, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Replace(device)

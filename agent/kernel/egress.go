@@ -54,7 +54,7 @@ func (*Host) EgressLinks(to []netip.Addr) ([]EgressLink, error) {
 }
 
 // RouteTo returns the link into which a packet from one address to another is routed, as the kernel decides for a
-// packet that comes from the link to the pod which has from. An error is the kernel's reason why it is routed nowhere.
+// packet that comes from the link to the pod which has from. It fails with the kernel's reason if it is routed nowhere.
 func (*Host) RouteTo(to, from netip.Addr) (string, error) {
 	var options netlink.RouteGetOptions
 	if from.IsValid() {

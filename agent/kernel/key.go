@@ -71,8 +71,9 @@ func (k *Keys) Of(device string, existing *Device) (StoredKey, error) {
 	return key, nil
 }
 
-// Replace generates a new key for a device in place of the one in its file, which is lost. On an error the old key is
-// still in place, unless the returned key is not zero: then the new one is, but may not be on the disk.
+// Replace generates a new key for a device in place of the one in its file, which is lost. It fails if that cannot be
+// written: the old key is still in place, unless the returned key is not zero; then the new one is, but may not be on
+// the disk.
 func (k *Keys) Replace(device string) (StoredKey, error) {
 	key, err := k.make(device)
 	if err != nil {
@@ -91,7 +92,8 @@ const maxKeyFile = 4096
 
 func (k *Keys) path(device string) string { return filepath.Join(k.dir, device+keySuffix) }
 
-// ReadKey returns the private key of a device. The error is fs.ErrNotExist if there is no file.
+// ReadKey returns the private key of a device. It fails with fs.ErrNotExist if there is no file, and if the file has no
+// valid key.
 func ReadKey(dir, device string) (wgtypes.Key, error) {
 	key, err := NewKeys(dir).read(device)
 	if err != nil {

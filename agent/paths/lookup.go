@@ -48,7 +48,7 @@ type Lookup struct {
 	Dropped func() uint64
 }
 
-// LookUp answers a request. Its error is a gRPC status.
+// LookUp answers a request. It fails, with a gRPC status, for an invalid address.
 func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse,
 	error) {
 	to, err := netip.ParseAddr(req.GetTo())

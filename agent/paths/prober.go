@@ -33,7 +33,7 @@ type Measurement struct {
 
 // MeasurePath measures how large packets inside a tunnel to the node at an address can be, between least and most
 // bytes. It takes one round trip if the path carries most, some seconds if not, and two seconds if no responder
-// answers. An error means that nothing was measured.
+// answers. It fails if ctx or the path ends before, or a socket cannot be used.
 //
 // It sends UDP datagrams that must not be fragmented, and the node's Responder answers each with a small one that
 // states how much arrived. It does not rely on ICMP, which firewalls often drop (RFC 4821, RFC 8899). The result is a

@@ -62,7 +62,7 @@ func (a *Applier) Of(r Ref) dynamic.ResourceInterface {
 	return a.Client.Resource(resource).Namespace(r.Namespace)
 }
 
-// Get returns an object; nil, and no error, if the object or its type does not exist.
+// Get returns an object; nil, and no error, if the object or its type does not exist. It fails if that is not known.
 func (a *Applier) Get(ctx context.Context, r Ref) (*unstructured.Unstructured, error) {
 	found, err := a.Of(r).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -117,7 +117,8 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	return unchanged, nil
 }
 
-// Remove deletes an object and its dependents. An object that does not exist is no error.
+// Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist is no
+// error.
 func (a *Applier) Remove(ctx context.Context, r Ref) error {
 	foreground := metav1.DeletePropagationForeground
 	err := a.Of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
@@ -192,7 +193,7 @@ func (a *Applier) Ready(ctx context.Context, r Ref) error {
 	return a.ReadyUnless(ctx, r, func() error { return nil })
 }
 
-// ReadyUnless is Ready, and ends with an error of never, which is asked as long as pods are not ready.
+// ReadyUnless is Ready, and also fails with an error of never, which is asked as long as pods are not ready.
 func (a *Applier) ReadyUnless(ctx context.Context, r Ref, never func() error) error {
 	return a.Until(ctx, r.String(), func() (string, error) {
 		found, err := a.Get(ctx, r)

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Unready returns the reason why an object with pods is not ready; empty if the rollout is complete. A failed Job is an
-// error. The rules are those of `kubectl rollout status`.
+// Unready returns the reason why an object with pods is not ready; empty if the rollout is complete. It fails for a
+// failed Job. The rules are those of `kubectl rollout status`.
 func Unready(o *unstructured.Unstructured) (string, error) {
 	status := func(field string) int64 {
 		n, _, _ := unstructured.NestedInt64(o.Object, "status", field)

@@ -370,8 +370,8 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	return nil
 }
 
-// Write writes the proposal. It tries every write as a dry run first; roots come last. It ends at the first error,
-// after which a further call writes the rest.
+// Write writes the proposal. It tries every write as a dry run first; roots come last. It fails at the first that is
+// refused, after which a further call writes the rest.
 func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) error) error {
 	for _, dry := range []bool{true, false} {
 		for _, x := range all {

@@ -49,7 +49,8 @@ func (c *Cluster) ofPod(pod *Pod, subresource string) (*rest.Request, error) {
 }
 
 // Exec runs a command in a container, as kubectl exec does: over a WebSocket, or over SPDY if the apiserver or a proxy
-// before it has no WebSockets. An exit code other than 0 is an error with the method ExitStatus.
+// before it has no WebSockets. It fails if it cannot start, and for an exit code other than 0 with an error that has
+// the method ExitStatus.
 func (c *Cluster) Exec(ctx context.Context, pod *Pod, s Streams, command ...string) error {
 	request, err := c.ofPod(pod, "exec")
 	if err != nil {

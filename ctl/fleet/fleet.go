@@ -114,7 +114,7 @@ func (p *Part) Close() error {
 
 type Dialer func(context.Context) (*Part, error)
 
-// Dial returns the parts to ask. An error beside parts says which others cannot be reached.
+// Dial returns the parts to ask. It fails as Dialers does, and, beside parts, for others that cannot be reached.
 func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 	dialers, err := t.Dialers()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 // Forward listens on a free port of 127.0.0.1, and carries connections to a port of the loopback of a pod, as kubectl
-// port-forward does, until ctx ends. It calls ready with the local port once it listens. The error is why the
-// connection through the apiserver ended.
+// port-forward does, until ctx ends. It calls ready with the local port once it listens. It fails if it cannot listen
+// or the connection through the apiserver ends before.
 func (c *Cluster) Forward(ctx context.Context, pod *Pod, port uint16, problems io.Writer,
 	ready func(local uint16) error) error {
 	request, err := c.ofPod(pod, "portforward")

@@ -66,8 +66,8 @@ func Get[T any](ctx context.Context, c *Objects, resource schema.GroupVersionRes
 	return out, nil
 }
 
-// List returns all objects of a type; of all namespaces where none is named. Beside an error it returns those objects
-// that can be read.
+// List returns all objects of a type; of all namespaces where none is named. It fails if the apiserver does not list
+// them, and for objects that cannot be read, beside the others.
 func List[T any](ctx context.Context, c *Objects, resource schema.GroupVersionResource, namespace string,
 	options metav1.ListOptions) (out []T, err error) {
 	found, err := c.Client.Resource(resource).Namespace(namespace).List(ctx, options)

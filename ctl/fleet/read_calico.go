@@ -30,8 +30,8 @@ type Pool struct {
 	Encapsulations []string `json:"encapsulations,omitempty"`
 }
 
-// IPPools returns Calico's pools, and the resource by which kubectl knows them. Beside an error it returns the pools
-// that can be read. The error is kube.ErrNoCalico for a cluster without Calico.
+// IPPools returns Calico's pools, and the resource by which kubectl knows them. It fails with kube.ErrNoCalico for a
+// cluster without Calico, and for pools that cannot be read, beside the others.
 func (c *Objects) IPPools(ctx context.Context) (pools []Pool, resource string, err error) {
 	client, err := kube.Calico(c.Config)
 	if err != nil {
@@ -70,7 +70,7 @@ type IPAM struct {
 	Configs string
 }
 
-// IPAM reads how Calico's IPAM gives out addresses. Beside an error it has the readable part.
+// IPAM reads how Calico's IPAM gives out addresses. It fails if an object cannot be read, beside those before.
 func (c *Objects) IPAM(ctx context.Context) (out IPAM, err error) {
 	affinities, err := kube.NewBlockAffinities(c.Config).Follow(nil).ListWithContextFunc(ctx,
 		metav1.ListOptions{Limit: 1})

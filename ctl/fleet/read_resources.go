@@ -72,8 +72,8 @@ func (c *Objects) PolicyKeys(ctx context.Context, namespace string) ([]corev1.Co
 		metav1.ListOptions{LabelSelector: SubnetsLabel + "=true"})
 }
 
-// RemoteClusters returns those of the cluster; nil if it does not serve them. Beside an error it returns those that can
-// be read. The parts write their status; objects of that kind that cannot be read do not matter here.
+// RemoteClusters returns those of the cluster; nil if it does not serve them. It fails for those that cannot be read,
+// beside the others. The parts write their status; objects of that kind that cannot be read do not matter here.
 func (c *Objects) RemoteClusters(ctx context.Context) (out []*v1alpha1.RemoteCluster, err error) {
 	list, err := c.First(ctx, []schema.GroupVersionResource{v1alpha1.RemoteClusters}, "", metav1.ListOptions{})
 	if list == nil || err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // Run surveys the clusters of the flags, prints facts about them and the obstacles to connecting them, and returns the
-// exit code's error.
+// error of show.Report. It fails if a cluster cannot be surveyed, after it printed the others.
 func Run(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -31,7 +31,8 @@ func Run(ctx context.Context, w io.Writer, access *fleet.Access, output string, 
 	return notAsked
 }
 
-// SurveyAll surveys the clusters of the flags concurrently. Beside an error, those that were not surveyed are nil.
+// SurveyAll surveys the clusters of the flags concurrently. It fails as Survey does; clusters that were not surveyed
+// are nil.
 func SurveyAll(ctx context.Context, access *fleet.Access) ([]*Cluster, error) {
 	clusters, err := access.Clusters()
 	if err != nil {

@@ -59,7 +59,7 @@ func PlannedFlags(cmd *cobra.Command, d *DryRun) *Outputs {
 	return o
 }
 
-// CheckPlanned returns an error for a format without objects to print.
+// CheckPlanned fails for a format without --dry-run=client, when there are no objects to print.
 func CheckPlanned(o *Outputs, d DryRun) error {
 	if o.Chosen != "" && !bool(d) {
 		return errors.New("--output: it is for --dry-run=client")

@@ -11,7 +11,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// Report prints findings, the worst ones last, where a terminal shows them, and returns the exit code's error.
+// Report prints findings, the worst ones last, where a terminal shows them, and fails with the exit code's error if one
+// is not OK.
 func Report(w io.Writer, findings []Finding, output string) error {
 	rank := map[finding.Level]int{finding.OK: 0, finding.NotChecked: 1, finding.Warning: 2, finding.Error: 3}
 	slices.SortStableFunc(findings, func(a, b Finding) int { return rank[a.Level] - rank[b.Level] })

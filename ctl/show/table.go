@@ -40,8 +40,7 @@ func Section[T any](w io.Writer, header string, all []T, total int, line func(T)
 	}
 }
 
-// Wrong ends a verb that printed how things are: the error counts and names those that are not as they should be, nil
-// for none of them.
+// Wrong ends a verb that printed how things are: it fails if some are not as they should be, and counts and names them.
 func Wrong(names []string, of int, are string) error {
 	if len(names) == 0 {
 		return nil

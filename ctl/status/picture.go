@@ -21,7 +21,7 @@ func draw(w io.Writer, m *mesh.Mesh, output string) error {
 	return err
 }
 
-// Exit is the error, with its exit code, for a mesh that was shown.
+// Exit returns an error, with its exit code, if no part was reached or a shown mesh is not well.
 func Exit(facts []mesh.Facts, m *mesh.Mesh) error {
 	reached := false
 	for _, f := range facts {

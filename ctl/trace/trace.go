@@ -99,8 +99,8 @@ func (f *watchFilter) flags(cmd *cobra.Command) {
 
 const pastWithin = 10 * time.Second
 
-// Past returns the past events of interest that parts remember, oldest first. Parts that cannot be asked are an error
-// beside them.
+// Past returns the past events of interest that parts remember, oldest first. It fails, beside them, for parts that
+// cannot be asked.
 func Past(ctx context.Context, parts []*fleet.Part, wanted func(*semaphorev1.Event) bool) ([]*semaphorev1.Event,
 	error) {
 	ctx, cancel := context.WithTimeout(ctx, pastWithin)

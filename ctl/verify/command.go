@@ -27,7 +27,8 @@ type Traffic struct {
 	Format  string
 }
 
-// Run sends traffic between the clusters of the flags, prints the results, and returns the exit code's error.
+// Run sends traffic between the clusters of the flags, prints the results, and fails, with the exit code's error, if a
+// check fails or cannot be made.
 func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
 	v := verifier{access: access, image: t.Image, bench: t.Bench, timeout: t.Timeout,
 		progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}

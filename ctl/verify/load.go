@@ -185,7 +185,7 @@ func exchange(c net.Conn, out []byte) error {
 }
 
 // Requests has a number of clients send requests for a while, each on a new connection, and returns those per second
-// that were answered. One without an answer is an error.
+// that were answered. It fails at the first without an answer.
 func (p Path) Requests(ctx context.Context, clients int, while time.Duration) (float64, error) {
 	began := time.Now()
 	all := make([]int, clients)

@@ -53,7 +53,8 @@ func Not(s Selector) Selector {
 	return func(labels map[string]string) bool { return !s(labels) }
 }
 
-// ParseSelector returns the selector that a text is in a scope. An error names the position, counted in bytes from 1.
+// ParseSelector returns the selector that a text is in a scope. It fails if Calico would not parse it or it is too
+// large, with the position, counted in bytes from 1.
 func ParseSelector(text string, in Scope) (Selector, error) {
 	if len(text) > MaxSelector {
 		return nil, fmt.Errorf("position %d: a selector has at most %d bytes", MaxSelector+1, MaxSelector)
