@@ -120,7 +120,8 @@ type writer interface {
 	Findings() []finding.Finding
 }
 
-// Run runs the broker until ctx ends, or returns the error that ended it.
+// Run runs the broker until ctx ends. It fails earlier if the certificate, the access to the apiserver or a listener is
+// unusable, the lease is lost, or the store of the cluster was restored.
 func Run(ctx context.Context, cfg *config.Broker) error { return runAt(ctx, cfg, kube.StoreEvery) }
 
 // runAt is Run with another interval at which the revision of the cluster's store is read, for tests.

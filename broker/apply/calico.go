@@ -98,7 +98,8 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 	}
 }
 
-// ListSets lists GlobalNetworkSets of the group that serves them.
+// ListSets lists GlobalNetworkSets of the group that serves them. It waits for Calico, and fails if ctx ends first or
+// the request fails.
 func (c *Calico) ListSets(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	client, err := c.connect(ctx)
 	if err != nil {

@@ -31,8 +31,8 @@ type MCS struct {
 	aboutEvery time.Duration
 }
 
-// CompareID compares the cluster's ID in the About API with its name in the configuration, until ctx ends: other
-// implementations and people use that ID. A cluster without an ID is valid.
+// CompareID compares the cluster's ID in the About API with its name in the configuration, until ctx ends, whose error
+// it returns: other implementations and people use that ID. A cluster without an ID is valid.
 func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 	for {
 		id, err := m.client.ClusterID(ctx)

@@ -46,7 +46,7 @@ type Watch[T writes.Object] struct {
 	Failed func(error)
 }
 
-// Informer is an informer that Follow starts.
+// Informer is an informer that Follow starts. It fails if client-go refuses a handler.
 func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, error) {
 	watched := cache.ToListWatcherWithWatchListSemantics(kube.RetryWhileAway(f.ListWatch,
 		func(ctx context.Context, _ string, attempt int, err error) {

@@ -36,7 +36,7 @@ func (n *Namespaces) Synced() bool { return n.synced.Load() }
 // Findings returns nothing: Synced shows a failing list.
 func (n *Namespaces) Findings() []finding.Finding { return nil }
 
-// Run watches until ctx ends.
+// Run watches until ctx ends, and returns ctx's error.
 func (n *Namespaces) Run(ctx context.Context) error {
 	informer, err := Watch[*corev1.Namespace]{
 		Kind: writes.Namespace, ListWatch: ListWatch(n.kube.CoreV1().Namespaces(), metav1.ListOptions{}),

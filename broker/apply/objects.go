@@ -164,7 +164,7 @@ func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 // Synced reports whether the list of existing objects is complete. Before that nothing is written.
 func (o *Objects[T]) Synced() bool { return o.synced.Load() }
 
-// Run writes until ctx ends.
+// Run writes until ctx ends, and returns ctx's error.
 func (o *Objects[T]) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.loop.Run(ctx) })

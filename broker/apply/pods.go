@@ -27,7 +27,7 @@ func NewPods(kube kubernetes.Interface, namespace, serviceAccount string, ended 
 	return &Pods{kube: kube, namespace: namespace, serviceAccount: serviceAccount, ended: ended, options: options}
 }
 
-// Run watches until ctx ends.
+// Run watches until ctx ends, and returns ctx's error.
 func (p *Pods) Run(ctx context.Context) error {
 	of := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.serviceAccountName",
 		p.serviceAccount).String()}

@@ -44,8 +44,8 @@ func (t Target) String() string {
 	return "service " + t.Cluster + ":" + t.Namespace + "/" + t.Service
 }
 
-// Validate returns what is wrong with the target. It does not check that the target exists. Each wrong field has an
-// error that begins with its name.
+// Validate returns an error if a field of the target is wrong. It does not check that the target exists. Each wrong
+// field has an error that begins with its name.
 func (t Target) Validate() error {
 	var errs []error
 	wrong := func(field, format string, args ...any) {
@@ -96,7 +96,7 @@ type Drain struct {
 
 func (d Drain) Ended(now time.Time) bool { return !d.Until.IsZero() && !now.Before(d.Until) }
 
-// Validate returns what is wrong with the drain.
+// Validate returns an error that names each wrong field of the drain, also of its target.
 func (d Drain) Validate() error {
 	err := d.Target.Validate()
 	switch {

@@ -25,7 +25,8 @@ type text struct {
 	By        string   `json:"by,omitempty"`
 }
 
-// Parse parses a drain. The error names each invalid field.
+// Parse parses a drain. It fails if it is no YAML, has an unknown field or an invalid one; the error names each of
+// these.
 func Parse(value string) (Drain, error) {
 	var t text
 	if err := yaml.UnmarshalStrict([]byte(value), &t); err != nil {

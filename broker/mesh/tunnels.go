@@ -90,7 +90,7 @@ func (e *Engine) Queue() *replica.Queue { return e.queue }
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 
-// Run handles the queue until ctx ends.
+// Run handles the queue until ctx ends, and returns ctx's error.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }

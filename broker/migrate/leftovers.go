@@ -79,7 +79,7 @@ func NewLeftovers(
 	}
 }
 
-// Run removes leftovers until none remains, or ctx ends.
+// Run removes leftovers until none remains. It fails only if ctx ends before.
 func (l *Leftovers) Run(ctx context.Context) error {
 	if !slices.Contains(l.adoption.From, config.ServiceMirror) {
 		return nil

@@ -101,7 +101,7 @@ func (a ServiceAdopter) All(ctx context.Context) {
 	}
 }
 
-// One adopts the Service under the name of a desired one.
+// One adopts the Service under the name of a desired one. It fails if that is absent, or a request fails.
 func (a ServiceAdopter) One(ctx context.Context, want *corev1.Service) (object *corev1.Service, ok bool, hint string,
 	err error) {
 	have, err := a.services.Get(ctx, want.Name, metav1.GetOptions{})

@@ -118,7 +118,7 @@ func (a Adopter[T]) All(ctx context.Context) {
 	}
 }
 
-// One adopts the object under the name of a desired one.
+// One adopts the object under the name of a desired one. It fails if that is absent, or a request fails.
 func (a Adopter[T]) One(ctx context.Context, want T) (object T, ok bool, hint string, err error) {
 	resource := a.In(want.GetNamespace())
 	have, err := resource.Get(ctx, want.GetName())

@@ -290,7 +290,7 @@ func (n *Networks) failed(err error) {
 	n.problem.Set(problem)
 }
 
-// Run watches the block affinities, and reserves addresses, until ctx ends.
+// Run watches the block affinities, and reserves addresses, until ctx ends, and returns ctx's error.
 func (n *Networks) Run(ctx context.Context) error {
 	var g errgroup.Group
 	g.Go(func() error { return n.follow(ctx) })

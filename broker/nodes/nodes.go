@@ -148,7 +148,7 @@ func (n *Nodes) Findings() []finding.Finding {
 	return finding.Lines(finding.NodeUnwritten, "", lines)
 }
 
-// Run watches and writes until ctx ends.
+// Run watches and writes until ctx ends, and returns ctx's error.
 func (n *Nodes) Run(ctx context.Context) error {
 	informer, err := apply.Watch[*corev1.Node]{
 		Kind: writes.Node, ListWatch: apply.ListWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}),

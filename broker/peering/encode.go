@@ -84,7 +84,7 @@ type Frame struct {
 	buffers  mem.BufferSlice
 }
 
-// Message returns the message as an agent decodes it.
+// Message returns the message as an agent decodes it. It fails if the frame's bytes cannot be decoded.
 func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
 	if f.message != nil {
 		return f.message, nil

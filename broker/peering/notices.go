@@ -66,8 +66,8 @@ func (s *Server) again(last *order, every time.Duration, clusters []string) bool
 // so long after a change.
 const undeliveredInterval = time.Second
 
-// WatchUndelivered sends to agents which remotes do not receive what this cluster publishes, by cluster with the
-// reason, until ctx ends.
+// WatchUndelivered sends to agents which remotes do not receive this cluster's objects, by cluster with the reason,
+// until ctx ends, and returns ctx's error.
 func (s *Server) WatchUndelivered(ctx context.Context, undelivered func(time.Time) map[string]string) error {
 	tick := time.NewTicker(undeliveredInterval)
 	defer tick.Stop()

@@ -233,7 +233,7 @@ func (s *Server) PodDeleted(uid types.UID) {
 	}
 }
 
-// Attach implements semaphorev1.PeeringServiceServer.
+// Attach implements semaphorev1.PeeringServiceServer. Its error is always the reason why the stream ended.
 func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	who, ok := call.Context().Value(admittedKey{}).(admitted)
 	if !ok {

@@ -192,7 +192,8 @@ func (s *Session) Applied() uint64 { return s.applied }
 // Counts returns what was sent so far.
 func (s *Session) Counts() Counts { return s.counts }
 
-// Receive handles one message of the agent. An error is a gRPC status and ends the stream.
+// Receive handles one message of the agent. It fails if the message is out of turn, invalid or above a limit: the error
+// is a gRPC status and ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachRequest_Hello:

@@ -147,7 +147,7 @@ func (e *Engine) Bind(loops ...writes.Loop) {
 // Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *replica.Queue { return e.queue }
 
-// Run handles the queue until ctx ends.
+// Run handles the queue until ctx ends, and returns ctx's error.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }

@@ -134,7 +134,7 @@ func (q *Queue) Full(cluster string) bool {
 	return f != nil && f.full()
 }
 
-// WaitForRoom waits until there is room for another message of a remote, or ctx ends.
+// WaitForRoom waits until there is room for another message of a remote. It fails only if ctx ends before.
 func (q *Queue) WaitForRoom(ctx context.Context, cluster string) error {
 	for {
 		q.mu.Lock()
@@ -198,8 +198,8 @@ func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
 	return true
 }
 
-// Run takes turns until ctx ends. It calls do with each part, and due at the time that next returns, zero for never; do
-// and due may change that time.
+// Run takes turns until ctx ends, and returns ctx's error. It calls do with each part, and due at the time that next
+// returns, zero for never; do and due may change that time.
 func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, due func()) error {
 	for ctx.Err() == nil {
 		at := next()

@@ -128,8 +128,8 @@ func (s *Session) Behind() uint64 {
 // Current reports whether this is the current session of the remote.
 func (s *Session) Current() bool { return s.replica.current == s }
 
-// Receive handles one message. An error ends the session: it is a gRPC status or ErrSuperseded. Changes that the
-// message made before the error remain.
+// Receive handles one message. An error ends the session: ErrSuperseded if a later session has begun, or a gRPC status
+// if the message breaks the protocol or a limit. Changes that the message made before the error remain.
 func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result, error) {
 	if s.phase != greeting && !s.Current() {
 		return Result{}, ErrSuperseded

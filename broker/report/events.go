@@ -267,7 +267,7 @@ func (e *Events) hopeless(p pendingEvent, err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || gone && p.event.Namespace != e.namespace
 }
 
-// Run writes Events until ctx ends.
+// Run writes Events until ctx ends, and returns ctx's error.
 func (e *Events) Run(ctx context.Context) error {
 	for {
 		next, wait, ok := e.next()

@@ -226,7 +226,7 @@ func (b loops) each(do func(writes.Loop)) {
 // Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *replica.Queue { return e.queue }
 
-// Run handles the queue, and changes that are due by time, until ctx ends.
+// Run handles the queue, and changes that are due by time, until ctx ends, and returns ctx's error.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, e.Next, e.Due)
 }

@@ -132,7 +132,7 @@ func (d *Drains) Findings() []finding.Finding {
 	return finding.Lines(finding.DrainsFailed, "", lines)
 }
 
-// Run watches the ConfigMap until ctx ends.
+// Run watches the ConfigMap until ctx ends, and returns ctx's error.
 func (d *Drains) Run(ctx context.Context) error {
 	// RBAC allows listing this ConfigMap alone
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, DrainsName).String()

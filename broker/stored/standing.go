@@ -175,7 +175,7 @@ type written struct {
 	data  [sha256.Size]byte
 }
 
-// Run writes changes until ctx ends, and restores what somebody else has changed.
+// Run writes changes and restores those of other writers until ctx ends, and returns ctx's error.
 func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
