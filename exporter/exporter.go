@@ -53,6 +53,8 @@ var usual = intervals{
 	settle: report.SettlePeriod,
 }
 
+// Run exports until ctx ends. It fails earlier if the certificate, the access to the apiserver or a listener is
+// unusable, or the lease is lost.
 func Run(ctx context.Context, cfg *config.Exporter) error { return runAt(ctx, cfg, usual) }
 
 func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {

@@ -164,6 +164,7 @@ func (p *Publisher) Forget() { p.metrics.forget(p.broker.Cluster) }
 
 func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
+// Run sends streams to the broker, one after the other, until ctx ends, and returns ctx's error.
 func (p *Publisher) Run(ctx context.Context) error {
 	return streams.Keep(ctx, streams.End{
 		Address: p.broker.Address, Others: p.broker.OtherAddresses,

@@ -234,7 +234,8 @@ type Received struct {
 	acknowledged []sentMessage
 }
 
-// Receive handles one message of the broker. An error ends the stream.
+// Receive handles one message of the broker. It fails, which ends the stream, if it cannot use a Welcome (with a
+// LagError if the broker knows a newer state), or if an acknowledged revision was not sent.
 func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	var r Received
 	switch m := m.GetMessage().(type) {
@@ -376,8 +377,9 @@ func (s *Session) prepareSnapshots(held map[semaphorev1.Kind]*semaphorev1.KindSt
 	s.snapshotAt, s.cursor, s.completeAt = at, at, at
 }
 
-// Next returns the next message to send; nil if there is none until the journal changes after the cursor, or the
-// broker sends Welcome.
+// Next returns the next message to send; nil if there is none until the journal changes after the cursor, or the broker
+// sends Welcome. It fails if the broker has left too many messages unacknowledged, or the journal has lost the entries
+// after the cursor.
 func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 	switch {
 	case !s.welcomed:

@@ -93,7 +93,7 @@ type WatcherOptions struct {
 }
 
 // NewWatcher makes the watches that the catalog's rules need; affinities are read if the rules use Calico's blocks.
-// Nothing is read before Run.
+// Nothing is read before Run. It fails if reg has the metric already.
 func NewWatcher(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog,
 	reg prometheus.Registerer, o WatcherOptions) (*Watcher, error) {
 	w := &Watcher{

@@ -127,7 +127,7 @@ func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() m
 	}
 }
 
-// Run writes Events until ctx ends.
+// Run writes Events and annotations until ctx ends, and returns ctx's error.
 func (f *Feedback) Run(ctx context.Context) error {
 	tick := time.NewTicker(f.Poll)
 	defer tick.Stop()

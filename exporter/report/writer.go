@@ -132,7 +132,7 @@ func NewConditions(own string, client *mcs.Client, c *catalog.Catalog, brokers f
 // Problems returns why conditions are not written, a line each.
 func (w *Conditions) Problems() []string { return w.problem.Lines() }
 
-// Run writes conditions until ctx ends.
+// Run writes conditions until ctx ends, and returns ctx's error.
 func (w *Conditions) Run(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
