@@ -125,7 +125,8 @@ func checkOneDocument(data []byte) error {
 	}
 }
 
-// ExplainType names the position of a value of the wrong type, and the expected type in YAML's terms instead of Go's.
+// ExplainType returns the error with the position of a value of the wrong type, and the expected type in YAML's terms
+// instead of Go's; any other error as it is.
 func ExplainType(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -304,7 +305,7 @@ type Duration struct {
 	invalid string
 }
 
-// UnmarshalJSON implements json.Unmarshaler. check reports an invalid duration.
+// UnmarshalJSON implements json.Unmarshaler. It never fails: check reports an invalid duration.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
@@ -326,6 +327,7 @@ func (d *Duration) check(p *problems, field string) {
 	}
 }
 
+// MarshalJSON implements json.Marshaler, and never fails.
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
 // ClusterName returns an error that says what is wrong with a cluster's name, nil for nothing.

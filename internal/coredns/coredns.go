@@ -175,10 +175,10 @@ func Served(blocks []Block) (served []Block, left []string) {
 	return served, left
 }
 
-// Print writes blocks in the format of a Corefile, with a comment about each block that is left out.
+// Print writes blocks in the format of a Corefile, with a comment about each omitted block. It fails if w does.
 func Print(w io.Writer, blocks []Block) error { return write(w, blocks, false) }
 
-// PrintImports is Print for a CoreDNS that resolves imported Services from ServiceImports.
+// PrintImports is Print for a CoreDNS that resolves imported Services from ServiceImports, and fails if w does.
 func PrintImports(w io.Writer, blocks []Block) error { return write(w, blocks, true) }
 
 func write(w io.Writer, blocks []Block, knowsImports bool) error {

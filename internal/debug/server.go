@@ -221,7 +221,7 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	return g.Wait()
 }
 
-// ServeTLS serves srv on a listener until ctx ends, to clients that config accepts.
+// ServeTLS serves srv on a listener until ctx ends, to clients that config accepts. It fails if the listener does.
 func ServeTLS(ctx context.Context, listener net.Listener, config *tls.Config,
 	srv semaphorev1.DebugServiceServer) error {
 	table := conns.New(connections, ignore)

@@ -68,7 +68,8 @@ func (s *Source) SetRoots(texts map[string]string) error {
 	return errors.Join(errs...)
 }
 
-// GetX509BundleForTrustDomain implements x509bundle.Source.
+// GetX509BundleForTrustDomain implements x509bundle.Source. It fails if the cluster is not trusted or its roots are
+// invalid.
 func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
 	s.mu.Lock()
 	bundle := s.given[td.Name()]
@@ -114,7 +115,7 @@ func NewSource(from config.TLS) (*Source, error) {
 }
 
 // GetX509SVID implements x509svid.Source. It returns an expired certificate, too, and logs it: the other end decides
-// whether our clock is right.
+// whether our clock is right. It fails if there is no usable certificate.
 func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 	svid, err := s.backend.GetX509SVID()
 	if err != nil {
@@ -188,7 +189,7 @@ func (r *Roots) ClientTLS(server spiffeid.ID) *tls.Config {
 	return inWords(modern(tlsconfig.TLSClientConfig(r.Source, tlsconfig.AuthorizeID(server))))
 }
 
-// Close ends the watch of the roots.
+// Close ends the watch of the roots, and fails if the connection to the Workload API cannot be closed.
 func (r *Roots) Close() error { return r.close() }
 
 // bundleFileSource reads its file at every handshake: an agent makes few.

@@ -29,6 +29,7 @@ type Authority struct {
 	cluster string
 }
 
+// NewAuthority creates an authority with a new key. It fails if the cluster's name is invalid.
 func NewAuthority(cluster string, validity time.Duration, now time.Time) (*Authority, error) {
 	if err := config.ClusterName(cluster); err != nil {
 		return nil, err
@@ -73,7 +74,7 @@ func ParseRoot(text []byte) (*x509.Certificate, error) {
 
 func (a *Authority) Cluster() string { return a.cluster }
 
-// PEM returns the authority in the form of a Secret.
+// PEM returns the authority in the form of a Secret. It fails if the key cannot be encoded.
 func (a *Authority) PEM() (cert, key []byte, err error) {
 	key, err = a.pair.keyPEM()
 	return pemOf(a.pair.cert), key, err
@@ -101,7 +102,8 @@ func (a *Authority) Issue(part string, validity time.Duration, now time.Time) (c
 }
 
 // Alone creates a key and a certificate for one part of a cluster that has no authority, and the root that proves it,
-// PEM. The key that signed it is not kept: the root can prove nothing else. A successor has another root.
+// PEM. The key that signed it is not kept: the root can prove nothing else. A successor has another root. Alone fails
+// if the cluster's name or the part is invalid.
 func Alone(cluster, part string, validity time.Duration, now time.Time) (root, cert, key []byte, err error) {
 	a, err := NewAuthority(cluster, validity, now)
 	if err != nil {

@@ -110,7 +110,8 @@ func IDOf(cluster, part string) spiffeid.ID {
 }
 
 // Bundle returns the root certificates, PEM, with which peers trust the cluster whose authority is in dir; there are
-// two while the authority is replaced. They are public.
+// two while the authority is replaced. They are public. Bundle fails if dir lacks the authority's, or one is not of
+// that cluster.
 func Bundle(dir string) (cluster string, bundle []byte, err error) {
 	cluster, roots, err := roots(dir)
 	if err != nil {

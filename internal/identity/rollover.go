@@ -25,6 +25,7 @@ const (
 	CutShort
 )
 
+// StageOf returns the stage of the authority in dir. It fails if dir cannot be read.
 func StageOf(dir string) (Stage, error) {
 	next, err := exists(filepath.Join(dir, filepath.Dir(nextCertFile)))
 	if err != nil {

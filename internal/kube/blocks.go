@@ -39,6 +39,7 @@ type BlockAffinitySpec struct {
 // Word is a field that is a string in one version of an API and a boolean in another; "true" for both.
 type Word string
 
+// UnmarshalJSON implements json.Unmarshaler. It never fails: a value that is not a string becomes its text.
 func (w *Word) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {

@@ -74,7 +74,8 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 // form; see CopyCalicoMetadata.
 func (c *CalicoClient) HidesMetadata() bool { return c.GroupVersion == calicoCRD }
 
-// CalicoIn returns the client for a group that the cluster is known to serve, without discovery.
+// CalicoIn returns the client for a group that the cluster is known to serve, without discovery. It fails if cfg is
+// invalid.
 func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
@@ -142,21 +143,22 @@ func (r CalicoResource[T]) managed(request *rest.Request) *rest.Request {
 	return r.of(request)
 }
 
-// Get reads an object.
+// Get reads an object. It fails if the request fails, or the object cannot be read as its type.
 func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
 	return r.separate(nil).ReadOne(r.of(r.client.rest.Get()).Name(name).Do(ctx))
 }
 
+// Create creates an object, and fails as Get does.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	return r.separate(nil).ReadOne(r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx))
 }
 
-// Update replaces an object, which must have the latest resourceVersion.
+// Update replaces an object, and fails as Get does; with a conflict if object lacks the latest resourceVersion.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
 	return r.separate(nil).ReadOne(r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx))
 }
 
-// Delete deletes an object, with its UID and resourceVersion as preconditions.
+// Delete deletes an object. It fails if that is absent, or has another UID or (unless empty) resourceVersion.
 func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UID, resourceVersion string) error {
 	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 	if resourceVersion != "" {

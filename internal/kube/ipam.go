@@ -108,6 +108,7 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 	return out, nil
 }
 
+// Block reads the block of a CIDR. It fails if there is none, or the object cannot be read as a block.
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
 	return Separate[*IPAMBlock]{Kind: "IPAMBlock"}.ReadOne(

@@ -268,7 +268,8 @@ type Separate[T Object] struct {
 	Unread *Unread
 }
 
-// Read decodes the answer to a request for a list, made with options, into the list of the type.
+// Read decodes the answer to a request for a list, made with options, into the list of the type. It fails if the
+// request failed, the answer is no list or, without Unread, an object cannot be read.
 func (s Separate[T]) Read(result rest.Result, options metav1.ListOptions) (runtime.Object, error) {
 	if err := result.Error(); err != nil {
 		return nil, err
@@ -339,7 +340,8 @@ func (s Separate[T]) allRead(list runtime.Object, options metav1.ListOptions) er
 	})
 }
 
-// ReadOne decodes the answer to a request for one object. An object that cannot be read wholly is an error.
+// ReadOne decodes the answer to a request for one object. It fails if the request failed, or if anything but its status
+// cannot be read.
 func (s Separate[T]) ReadOne(result rest.Result) (object T, err error) {
 	if err := result.Error(); err != nil {
 		return Empty[T](), err
@@ -355,7 +357,7 @@ func (s Separate[T]) ReadOne(result rest.Result) (object T, err error) {
 	return object, nil
 }
 
-// Watch decodes the events of a watch, made with options, of a client with RawObjects.
+// Watch decodes the events of a watch, made with options, of a client with RawObjects. It fails if the request does.
 func (s Separate[T]) Watch(ctx context.Context, request *rest.Request,
 	options metav1.ListOptions) (watch.Interface, error) {
 	events, err := request.Watch(ctx)

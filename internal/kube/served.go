@@ -20,7 +20,7 @@ const servedWithin = 32 * time.Second
 // client-go's own one links every type of Kubernetes, which semaphorectl does not need.
 type Served struct{ client *rest.RESTClient }
 
-// NewServed returns the client; it sends no request yet.
+// NewServed returns the client; it sends no request yet, and fails if cfg is invalid.
 func NewServed(cfg *rest.Config) (*Served, error) {
 	cfg = rest.CopyConfig(cfg)
 	if cfg.Timeout == 0 {
@@ -46,7 +46,7 @@ func (s *Served) Resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 	return list.APIResources, err
 }
 
-// Groups returns all but the core group.
+// Groups returns all but the core group. It fails if the request does, or the answer is no list of groups.
 func (s *Served) Groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	var list metav1.APIGroupList
 	err := s.get(ctx, "/apis", &list)

@@ -15,7 +15,7 @@ const ClusterIDProperty = "cluster.clusterset.k8s.io"
 var aboutVersions = []string{"v1beta1", "v1alpha1"}
 
 // ClusterID returns the value of the cluster's ClusterProperty cluster.clusterset.k8s.io; empty, and no error, if there
-// is none or the About API is not served.
+// is none or the About API is not served. It fails if the read is refused or undecodable.
 func (c *Client) ClusterID(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

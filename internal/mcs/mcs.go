@@ -77,7 +77,7 @@ type Client struct {
 	clients map[string]*rest.RESTClient // by version
 }
 
-// New makes a client without a request.
+// New makes a client without a request. It fails if cfg is invalid.
 func New(cfg *rest.Config, fieldManager string) (*Client, error) {
 	client, err := restClient(cfg, schema.GroupVersion{})
 	if err != nil {
@@ -329,7 +329,7 @@ func (r Resource[T]) write(ctx context.Context, object T, request func(*rest.RES
 	return out, err
 }
 
-// Delete removes an object.
+// Delete removes an object. It fails if there is none, options do not fit it, or the API is not served.
 func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	return r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
 		return client.Delete().Namespace(namespace).Resource(r.plural).Name(name).Body(&options).Do(ctx).Error()

@@ -17,7 +17,7 @@ import (
 const Exporter = "semaphore-exporter"
 
 // WithOwnConditions returns the ServiceExports that have conditions of the exporter; none if the API is not served.
-// Those that cannot be read keep their conditions.
+// Those that cannot be read keep their conditions. It fails if the list does.
 func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.ServiceExport, err error) {
 	list, err := c.Exports().Follow("", &kube.Unread{}).ListWithContextFunc(ctx, metav1.ListOptions{})
 	if errors.Is(err, ErrNotServed) {

@@ -31,7 +31,7 @@ func (c *Clean) Fd() uintptr { return c.raw.Fd() }
 // nothing, also in a text of somebody else.
 var Colours = []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"}
 
-// Write implements io.Writer.
+// Write implements io.Writer. It fails if the file does.
 func (c *Clean) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +43,7 @@ func (c *Clean) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close writes what an incomplete character leaves, as a space. It does not close the file.
+// Close writes a space for an incomplete character, and fails if that does. It does not close the file.
 func (c *Clean) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -64,7 +64,7 @@ type Pages struct {
 	Found func() []finding.Finding
 }
 
-// Serve serves the pages on address until ctx ends.
+// Serve serves the pages on address until ctx ends. It fails if it cannot listen, or the listener fails.
 func (p Pages) Serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	list := make(chan struct{}, maxScrapes)

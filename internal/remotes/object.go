@@ -49,8 +49,8 @@ func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semanti
 
 type Objects map[string]Object
 
-// ReadObjects reads objects that a part stored as JSON, for its next start. With an error it returns those that it
-// could read.
+// ReadObjects reads objects that a part stored as JSON, for its next start. It fails if text is no JSON object, or one
+// in it is invalid, and returns those that it could read.
 func ReadObjects(text string) (Objects, error) {
 	each := map[string]json.RawMessage{}
 	if err := json.Unmarshal([]byte(text), &each); err != nil {

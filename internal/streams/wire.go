@@ -116,10 +116,10 @@ var inner = encoding.GetCodecV2(encodingproto.Name)
 // Name implements encoding.CodecV2.
 func (Codec) Name() string { return encodingproto.Name }
 
-// Marshal implements encoding.CodecV2.
+// Marshal implements encoding.CodecV2. It fails if v is no message, or cannot be encoded.
 func (Codec) Marshal(v any) (mem.BufferSlice, error) { return inner.Marshal(v) }
 
-// Unmarshal implements encoding.CodecV2.
+// Unmarshal implements encoding.CodecV2. It fails if v is neither Raw nor a message, or as Decode does.
 func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if raw, ok := v.(*Raw); ok {
 		*raw = data.Materialize()
@@ -132,7 +132,8 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return Decode(data.Materialize(), m, c.Most)
 }
 
-// Decode is proto.Unmarshal for messages of up to most bytes; the error is a gRPC status otherwise.
+// Decode is proto.Unmarshal for messages of up to most bytes. It fails if data is no message, or takes more: the error
+// is a gRPC status.
 func Decode(data []byte, m proto.Message, most int) error {
 	n, err := memoryOf(data, m.ProtoReflect().Type(), most)
 	switch {

@@ -9,8 +9,8 @@ import (
 
 // This file makes files survive a power loss under the names they were given.
 
-// Rename renames a file that is already on the disk, replaces a file with that name, and syncs the directory. After an
-// error of the sync the file has its new name.
+// Rename renames a file that is already on the disk, replaces a file with that name, and syncs the directory. It fails
+// if one of these fails; after an error of the sync the file has its new name.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -18,7 +18,8 @@ func Rename(from, to string) error {
 	return SyncDir(filepath.Dir(to))
 }
 
-// SyncDir syncs the names of a directory's files to the disk: fsync(2) of a file does not cover its name.
+// SyncDir syncs the names of a directory's files to the disk: fsync(2) of a file does not cover its name. It fails if
+// the directory cannot be opened or synced.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

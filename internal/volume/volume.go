@@ -25,8 +25,8 @@ const (
 	maxReplaced = 1000
 )
 
-// Read returns the content of files. Files of one volume are read from one version of it. The error is fs.ErrNotExist
-// only if a file does not exist; in a volume, if the current version lacks it.
+// Read returns the content of files. Files of one volume are read from one version of it. It fails if one cannot be
+// read, with fs.ErrNotExist only if a file does not exist; in a volume, if the current version lacks it.
 func Read(paths ...string) ([][]byte, error) {
 	for range maxReplaced {
 		content, err := readOnce(paths)
@@ -37,6 +37,7 @@ func Read(paths ...string) ([][]byte, error) {
 	return nil, fmt.Errorf("read %q: the volume was replaced %d times meanwhile", paths, maxReplaced)
 }
 
+// ReadFile is Read for one file, and fails as Read does.
 func ReadFile(path string) ([]byte, error) {
 	content, err := Read(path)
 	if err != nil {

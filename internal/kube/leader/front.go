@@ -148,8 +148,8 @@ func (f *Front) Problems() []string {
 	return slices.Sorted(maps.Values(f.problems))
 }
 
-// Run writes the slices until ctx ends, and removes this replica's address from them then. The caller runs it while
-// this replica leads.
+// Run writes the slices until ctx ends, removes this replica's address from them, and returns ctx's error; nil at once
+// without POD_IPS. The caller runs it while this replica leads.
 func (f *Front) Run(ctx context.Context) error {
 	if len(f.Pod.IPs) == 0 {
 		f.Log.Warn("POD_IPS is empty: the Services do not route to this replica")

@@ -55,7 +55,7 @@ func NewKept(client kubernetes.Interface, namespace, name, owner string, log *sl
 	return &Kept{api: client.CoreV1().ConfigMaps(namespace), name: name, owner: owner, log: log, Every: Every}
 }
 
-// Get reads the ConfigMap; nil if there is none.
+// Get reads the ConfigMap; nil if there is none. It fails if the request does.
 func (m *Kept) Get(ctx context.Context) (*corev1.ConfigMap, error) {
 	object, err := m.get(ctx)
 	if err != nil {
@@ -88,7 +88,7 @@ func (m *Kept) Due() bool {
 }
 
 // Hold makes a text the only content of the ConfigMap, under a key. It sends nothing if it wrote the same text, and has
-// looked since Every.
+// looked since Every. It fails as Change does.
 func (m *Kept) Hold(ctx context.Context, key, text string) error {
 	m.mu.Lock()
 	same := m.wrote && m.text == text
@@ -118,8 +118,9 @@ func (m *Kept) Holds(text string) {
 	m.text, m.wrote = text, true
 }
 
-// Change reads the ConfigMap, changes it with do, and creates or updates it if that makes a difference. If somebody
-// else writes at the same moment, it begins again, so do may run several times.
+// Change reads the ConfigMap, changes it with do, and creates or updates it if that makes a difference. If another
+// writer comes between, it begins again, so do may run several times. It fails if that happens each time, or a request
+// fails.
 func (m *Kept) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed bool, err error) {
 	for range tries {
 		changed, err = m.change(ctx, do)

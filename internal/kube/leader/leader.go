@@ -68,7 +68,8 @@ type Elector struct {
 	working atomic.Bool
 }
 
-// New returns an elector. It sends no request yet.
+// New returns an elector. It sends no request yet. With election, it fails if it cannot learn its namespace or use
+// options.Rest.
 func New(options Options) (*Elector, error) {
 	e := &Elector{options: options}
 	if options.Config.Enabled {
@@ -109,6 +110,7 @@ func New(options Options) (*Elector, error) {
 
 // Of returns the elector of a part ("broker", "exporter") with this configuration. The Lease is in the cluster in which
 // the process runs, even if the part reads another cluster; outside of a cluster it is in the one that kube refers to.
+// Of fails as New does, and if the access to that cluster cannot be used.
 func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer,
 	log *slog.Logger) (*Elector, error) {
 	options := Options{Config: election, Registry: registry, Log: log}

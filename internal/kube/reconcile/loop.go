@@ -278,7 +278,7 @@ func (l *Loop[K]) ring(it *item[K]) {
 	l.ready(it)
 }
 
-// Run reconciles keys until ctx ends, and returns after the last worker. It must be called only once.
+// Run reconciles keys until ctx ends, and returns ctx's error after the last worker. It must be called only once.
 func (l *Loop[K]) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		l.mu.Lock()

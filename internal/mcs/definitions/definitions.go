@@ -24,7 +24,8 @@ import (
 // resource is that of CustomResourceDefinitions.
 var resource = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 
-// All returns the definitions of the release of sigs.k8s.io/mcs-api that this build has.
+// All returns the definitions of the release of sigs.k8s.io/mcs-api that this build has. It fails if they cannot be
+// decoded.
 func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	var all []*apiextensionsv1.CustomResourceDefinition
 	for _, data := range [][]byte{crd.ServiceExportCRD, crd.ServiceImportCRD} {
@@ -108,8 +109,8 @@ type Applied struct {
 	Why string
 }
 
-// Apply creates the definitions that are absent and updates older ones. At the first error it returns what it has done
-// before.
+// Apply creates the definitions that are absent and updates older ones. It ends with the first request that fails, and
+// returns the definitions before that one.
 func Apply(ctx context.Context, client dynamic.Interface) ([]Applied, error) {
 	all, err := All()
 	if err != nil {

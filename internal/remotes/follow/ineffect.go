@@ -63,7 +63,7 @@ type InEffect struct {
 	roots string
 }
 
-// NewInEffect sends no request yet.
+// NewInEffect sends no request yet. It fails if o.Rest is invalid, or the namespace of its objects cannot be learnt.
 func NewInEffect(o Options) (*InEffect, error) {
 	client, err := dynamic.NewForConfig(o.Rest)
 	if err != nil {
