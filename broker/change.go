@@ -8,7 +8,7 @@ import (
 )
 
 // follow changes to a configuration with other remotes while the broker works, so that only the difference is touched.
-// A remote that is added again waits, for another call, until the engines have handled what it sent before.
+// A remote that is added again waits, for another call, until the engines have handled its earlier objects.
 func (b *broker) follow(ctx context.Context, cfg *config.Broker) (changed bool) {
 	next, remain := *cfg, *b.cfg
 	next.Remotes, remain.Remotes = nil, nil

@@ -116,7 +116,7 @@ func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// findings returns what is wrong with what remotes export.
+// findings returns the faults of remotes' exports.
 func (e engines) findings() (found []finding.Finding) {
 	for _, one := range e.all() {
 		found = append(found, one.Findings()...)

@@ -151,7 +151,7 @@ func (b *broker) buildServices(p parts) error {
 			services.AdoptAll(ctx)
 			select {
 			case b.adopted <- struct{}{}:
-			default: // nobody has looked since the last time
+			default: // no reader has looked since the last time
 			}
 		})
 	}

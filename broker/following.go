@@ -70,7 +70,7 @@ func (f *following) unknown() error {
 	return errors.New("RemoteClusters are not known yet")
 }
 
-// findings returns what is wrong with the watch of the objects, and with the objects.
+// findings returns the faults of the watch of the objects, and of the objects.
 func (f *following) findings() []finding.Finding {
 	found, decided := f.Findings(), f.Decided()
 	if decided == nil {

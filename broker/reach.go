@@ -33,7 +33,7 @@ type reaching struct {
 	remotes map[string]*reached
 }
 
-// reached is what is known of one remote.
+// reached is the state of one remote.
 type reached struct {
 	strict bool
 	gate   choice.Gate

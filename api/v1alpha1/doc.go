@@ -1,5 +1,5 @@
-// Package v1alpha1 is the API of semaphore's own resources: a RemoteCluster describes another cluster, with what is
-// imported from it and exported to it. It has types only; internal/remotes decides what they mean.
+// Package v1alpha1 is the API of semaphore's own resources: a RemoteCluster describes another cluster, with the imports
+// from it and the exports to it. It has types only; internal/remotes decides their meaning.
 //
 // make generate makes the CustomResourceDefinition (deploy/crds) and the copying code from it.
 //

@@ -23,7 +23,7 @@ import (
 // Refusal reports that an object, or a part of it, was refused.
 type Refusal struct {
 	Code finding.Code
-	// Reason is one sentence: the field, what is wrong and how to correct it.
+	// Reason is one sentence: the field, its fault and the correction.
 	Reason string
 }
 
@@ -64,8 +64,8 @@ func Own(own *config.Remote) *Checker {
 	return &Checker{remote: own, own: true}
 }
 
-// Check returns the accepted object: the object itself, a copy without what was refused or is unknown, or nil if
-// nothing is accepted. It does not modify its argument.
+// Check returns the accepted object: the object itself, a copy without its refused and unknown parts, or nil if nothing
+// is accepted. It does not modify its argument.
 func (c *Checker) Check(o *semaphorev1.Object) (*semaphorev1.Object, []Refusal) {
 	t := &check{Checker: c}
 	taken := t.object(withoutUnknown(o))

@@ -104,7 +104,7 @@ func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 	return taken
 }
 
-// globalSettings has leave leave out what is invalid of the settings of a global service.
+// globalSettings has leave leave out the invalid settings of a global service.
 func (t *check) globalSettings(g *semaphorev1.GlobalSettings, leave func(out func(s *semaphorev1.Service))) {
 	if reason := preferred(g.GetPrefer()); reason != "" {
 		t.refuse(finding.InvalidSetting, "global_settings.prefer: %s", reason)

@@ -180,7 +180,7 @@ func mergeSetMeta(have, want *metav1.ObjectMeta) {
 	}
 }
 
-// Pools writes the disabled IPPools for the remotes' pod subnets. If somebody else's pool already has such a subnet,
+// Pools writes the disabled IPPools for the remotes' pod subnets. If another owner's pool already has such a subnet,
 // under any name, the broker creates none: with two pools of one subnet it is undefined which of them Calico uses.
 func Pools(calico *Calico, desired writes.Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
 	unread := &kube.Unread{}

@@ -7,7 +7,7 @@ import (
 )
 
 // dropped are the fields that the definition of ServiceImports lacks, as that of v0.2 does: the apiserver drops them
-// from what is written. Each answer to a write updates them, because definitions are replaced.
+// from each write. Each answer to a write updates them, because definitions are replaced.
 type dropped struct {
 	mu                                                      sync.Mutex
 	families, internal, distribution, conditions, endpoints bool

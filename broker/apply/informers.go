@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// This file watches objects of the own cluster: it sets up lists and watches, decides what is kept of each object, and
-// reports changes.
+// This file watches objects of the own cluster: it sets up lists and watches, decides which fields of each object are
+// kept, and reports changes.
 //
 // It owns informers and their stores. Inputs are a type's list and watch and a function that reduces its objects;
 // outputs are changes. It writes nothing.

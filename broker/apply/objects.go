@@ -44,7 +44,7 @@ type connection[T writes.Object] struct {
 	// adoptAll, if not nil, adopts what exists. It was called before the objects are listed.
 	adoptAll func(ctx context.Context)
 	// adopt, if not nil, adopts an existing object with the name of a desired one, and returns the object in its new
-	// state. ok is false if the object must not be adopted; hint then says what the operator can do.
+	// state. ok is false if the object must not be adopted; hint then has the remedy.
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
@@ -57,8 +57,8 @@ type kind[T writes.Object] struct {
 	example T
 	// everywhere is set for objects in several namespaces: their names are NAMESPACE/NAME.
 	everywhere bool
-	// unread gets the objects that somebody else changed so that they cannot be read; nil for Kubernetes' own types,
-	// which the apiserver stores as it reads them.
+	// unread gets the objects that another writer made unreadable; nil for Kubernetes' own types, which the apiserver
+	// stores as it reads them.
 	unread *kube.Unread
 }
 
@@ -309,7 +309,7 @@ func (o *Objects[T]) Newest(name string) (object T, there bool) {
 	return o.machine.Newest(time.Now(), name)
 }
 
-// want returns what is desired under a name, and what exists.
+// want returns the desired object of a name, and the existing one.
 func (o *Objects[T]) want(name string) (answer writes.Answer[T], have T, there bool) {
 	have, there = o.Newest(name)
 	owner := ""

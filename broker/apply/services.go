@@ -197,7 +197,7 @@ func (c serviceClient) Update(ctx context.Context, s *corev1.Service) (*corev1.S
 	return out, err
 }
 
-// mergeService keeps what the apiserver allocates (addresses, families) and the annotations of others.
+// mergeService keeps the allocations of the apiserver (addresses, families) and the annotations of others.
 func mergeService(have, want *corev1.Service) *corev1.Service {
 	out := have.DeepCopy()
 	if want.Labels[naming.LabelGlobal] == "true" {

@@ -10,8 +10,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file holds the conditions of endpoints: which endpoints are in use, what the others look like to those that read
-// the slices, and how a later broker knows them again. docs/contracts.md names the readers.
+// This file holds the conditions of endpoints: which endpoints are in use, how the others look to readers of the
+// slices, and how a later broker knows them again. docs/contracts.md names the readers.
 
 // NotInUse returns the conditions of an endpoint that is not in use: neither ready nor serving. kube-proxy leaves UDP
 // flows on an endpoint that serves, it falls back on one that serves while it terminates, and gateways take one that

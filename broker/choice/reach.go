@@ -14,8 +14,8 @@ import (
 // only if a tunnel leads to it: packets to a strict remote go to the peer in whose allowed IPs their destination lies,
 // or nowhere.
 //
-// In: the peers that the broker publishes to its agents, and what the agents have applied. Out: a Set of addresses for
-// each remote. Its callers know the peers, and apply the Set to endpoints.
+// In: the peers that the broker publishes to its agents, and those that the agents have applied. Out: a Set of
+// addresses for each remote. Its callers know the peers, and apply the Set to endpoints.
 
 // Patience is how long a new peer waits until all agents have applied it. An agent that takes longer is reported by
 // itself, and must not keep all others from the peer's pods.

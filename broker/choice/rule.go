@@ -54,7 +54,7 @@ type Exports struct {
 	Existing *corev1.Service
 }
 
-// Merged is what the rule decides of one derived Service.
+// Merged is the rule's decision about one derived Service.
 type Merged struct {
 	// Order are the clusters, the first of which decides, and Exporting those of them that export the name now.
 	Order, Exporting []string
@@ -62,7 +62,7 @@ type Merged struct {
 	Service *semaphorev1.Service
 	// Ports are those that the endpoints of a cluster have in the Service; a cluster without an entry has all.
 	Ports map[string]replica.Ports
-	// Conflict is in what the exports differ.
+	// Conflict names the differences of the exports.
 	Conflict Conflict
 }
 
@@ -125,7 +125,7 @@ func (r *Rule) order(e Exports) []string {
 	return append(slices.Clone(e.Before), joined...)
 }
 
-// unionOfPorts returns the ports of Services, of which the first decides. It omits a port that has the name, or the
+// unionOfPorts returns the ports of Services; the first Service decides. It omits a port that has the name, or the
 // protocol and the number, of an earlier one, and a port without a name beside others, as in every Service.
 func unionOfPorts(services []*semaphorev1.Service) (all []*semaphorev1.Port) {
 	for _, s := range services {

@@ -46,7 +46,7 @@ func (s Settings) Keep(unreadable []string, before Settings) Settings {
 	return s
 }
 
-// MinReadyText returns what is enough, as the annotation has it.
+// MinReadyText returns the minimum, as the annotation has it.
 func (s Settings) MinReadyText() string {
 	if s.MinReadyPercent > 0 {
 		return fmt.Sprintf("%d%%", s.MinReadyPercent)

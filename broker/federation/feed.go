@@ -11,7 +11,7 @@ import (
 )
 
 // Feed is the Sink of a broker: the changes of a remote's replica go into the queue of each engine, and the operators
-// are warned of what is refused and of what the brake retains.
+// are warned of refused objects and of those that the brake retains.
 type Feed struct {
 	Queues []*replica.Queue
 	Brake  config.Brake

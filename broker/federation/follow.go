@@ -17,7 +17,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Engines receive what is held of the remotes. All but Sink may be nil.
+// Engines receive the held objects of the remotes. All but Sink may be nil.
 type Engines struct {
 	Sink Sink
 	// WaitForRoom waits until the Sink has room for another message of a cluster; waits is called before it blocks.
@@ -35,7 +35,7 @@ var (
 )
 
 // Begin accepts these remotes, and the own cluster's exporter like one if own has its limits (config.Broker.Own; nil if
-// it is not accepted), and passes what they export to engines from now on. A leader calls it when it knows its remotes.
+// it is not accepted), and passes their exports to engines from now on. A leader calls it when it knows its remotes.
 func (s *Server) Begin(remotes []config.Remote, own *config.Remote, to Engines) {
 	s.engines = &to
 	s.Change(remotes, own)
@@ -89,7 +89,7 @@ func (s *Server) Restore(cluster string, nodes map[string]*semaphorev1.Node) []r
 	return l.replica.Restore(objects)
 }
 
-// admissionOf returns the decision what is accepted of one of several remotes. local are the own cluster's subnets.
+// admissionOf returns the rules of admission for one of several remotes. local are the own cluster's subnets.
 func admissionOf(remotes []config.Remote, of int, local []netip.Prefix) replica.Admit {
 	var others []netip.Prefix
 	for i := range remotes {

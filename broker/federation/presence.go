@@ -1,7 +1,7 @@
 package federation
 
 // Presence decides which remote clusters are gone: those whose exporter is stale, and whose nodes do not answer
-// own nodes that try. One sign alone may be a broken connection, and tunnels that nobody uses are no sign.
+// own nodes that try. One sign alone may be a broken connection, and unused tunnels are no sign.
 //
 // It evaluates both signals every second and reports changes. It knows neither streams nor services: its callers
 // provide the signals and act on the changes.

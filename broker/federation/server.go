@@ -85,7 +85,7 @@ type Server struct {
 	options Options
 	// links are by cluster. The map is replaced as a whole, and never modified.
 	links atomic.Pointer[map[string]*link]
-	// engines receive what is held of the remotes; nil before Begin.
+	// engines receive the held objects of the remotes; nil before Begin.
 	engines *Engines
 
 	// deliveries are the own exporter's last report of its deliveries to the brokers of other clusters; nil for none,
@@ -165,7 +165,7 @@ func New(options Options) *Server {
 	return s
 }
 
-// newLink makes the link of a remote, of which nothing is held yet.
+// newLink makes the link of a remote without held objects.
 func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit replica.Admit) *link {
 	l := &link{
 		cluster: remote.Name,
@@ -440,8 +440,7 @@ func (s *Server) waitForRoom(ctx context.Context, l *link, st *stream, waits fun
 }
 
 // rateLimitUnits returns how many changes a message counts for. A snapshot up to the limit of objects is free, as that
-// limit and the limit of streams bound it. Messages without effect, of which there could be any number, count as one
-// change.
+// limit and the limit of streams bound it. Messages without effect, whose number has no bound, count as one change.
 func rateLimitUnits(session *replica.Session, m message) int {
 	switch m.kind {
 	case changesField:
@@ -757,8 +756,8 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	return out
 }
 
-// retainedProblem describes what the brake retains of a kind, naming some of the objects; empty for nothing. The
-// caller must hold l.mu.
+// retainedProblem describes the objects of a kind that the brake retains, and names some; empty for none. The caller
+// must hold l.mu.
 func (l *link) retainedProblem(kind semaphorev1.Kind) string {
 	back := l.replica.Retained(kind, 3)
 	if back.Total == 0 {

@@ -35,7 +35,7 @@ func uidOf(sourceID string) string {
 }
 
 // anotherSource decides whether an exporter that reads the cluster offered is refused where stands is the cluster that
-// stands. connected is what the exporter reads that is connected now. All are UIDs; empty for unknown, which is no
+// stands. connected is the cluster that the connected exporter reads. All are UIDs; empty for unknown, which is no
 // other cluster: it is refused only where it would displace a known one.
 func anotherSource(stands, connected, offered string) bool {
 	if offered == "" {
@@ -75,8 +75,8 @@ func (s *Server) Sources() map[string]string {
 	return maps.Clone(s.sources.stands)
 }
 
-// SetSources sets the UIDs of the clusters that stand, by remote. It keeps what it knows of a remote whose UID is
-// empty, and forgets what it knows of others. A stream of another cluster ends.
+// SetSources sets the UIDs of the clusters that stand, by remote. It keeps its knowledge of a remote whose UID is
+// empty, and forgets that of others. A stream of another cluster ends.
 func (s *Server) SetSources(stands map[string]string) {
 	s.sources.mu.Lock()
 	known := s.sources.stands
@@ -105,7 +105,7 @@ func (s *Server) SetSources(stands map[string]string) {
 }
 
 // checkSource returns an error if an exporter must not speak for a remote because it reads another cluster. The own
-// exporter reads what the broker writes to. The caller must hold l.mu.
+// exporter reads the cluster to which the broker writes. The caller must hold l.mu.
 func (s *Server) checkSource(l *link, st *stream, hello *semaphorev1.Hello, now time.Time) error {
 	if l.cluster == s.options.Cluster {
 		return nil

@@ -10,7 +10,7 @@ import (
 // maxListedCIDRs is the number of a node's lost pod CIDRs that get a problem each. A node may claim thousands.
 const maxListedCIDRs = 3
 
-// decision is the outcome for one node: a peer, if it becomes one, and what it lost to other nodes.
+// decision is the outcome for one node: a peer, if it becomes one, and its losses to other nodes.
 type decision struct {
 	peer     *semaphorev1.Peer
 	problems []string

@@ -104,7 +104,7 @@ func addressesOf(wg *semaphorev1.WireGuardEndpoint) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		ip := func(text string) bool {
 			at, err := netip.ParseAddrPort(text)
-			return err != nil || yield(at.Addr().String()) // admission has refused what is neither an address nor a name
+			return err != nil || yield(at.Addr().String()) // admission has refused all but addresses and names
 		}
 		if len(wg.GetCandidates()) == 0 {
 			ip(wg.GetAddress())

@@ -7,8 +7,8 @@
 // are decided by the same rule. Peers under the previous broker count as present peers: a replica begins with them.
 // WireGuard itself would move allowed IPs to whichever peer was configured last, which would make theft easy.
 //
-// A changed node costs only what it touches: itself, and nodes with which it shares a key, an address or a CIDR. The
-// tests show that the outcome equals deciding everything from the beginning.
+// A changed node costs only the nodes that it touches: itself, and nodes with which it shares a key, an address or a
+// CIDR. The tests show that the outcome equals deciding everything from the beginning.
 package mesh
 
 import (
@@ -101,7 +101,7 @@ func (p *Plan) Follow(remotes []config.Remote) {
 		for _, node := range slices.Sorted(maps.Keys(r.nodes)) {
 			p.SetNode(r.config.Name, node, nil)
 		}
-		p.Update() // gives others what the nodes had, and drops the problems of these
+		p.Update() // gives others the claims of the nodes, and drops the problems of these
 		p.remotes[i] = newRemote(nil)
 	}
 	for i := range remotes {

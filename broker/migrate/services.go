@@ -167,7 +167,7 @@ func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1
 	return out, err
 }
 
-// hint returns what the operator can do about a Service that is not adopted; empty if another tool created it.
+// hint returns the remedy for a Service that is not adopted; empty if another tool created it.
 func (a *Services) hint(have *corev1.Service) string {
 	prefix, theirs := theirPrefix(have)
 	cluster, _ := a.remote(prefix)

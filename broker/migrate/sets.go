@@ -2,7 +2,7 @@
 // are never empty or absent meanwhile. It removes the endpoints of those Services once their successors are written.
 //
 // It decides which objects of those tools are adopted. Inputs are objects that have the name of desired ones or are
-// left over; outputs are relabelled objects and deletions. The engines decide what they become.
+// left over; outputs are relabelled objects and deletions. The engines decide their use.
 package migrate
 
 import (
@@ -185,7 +185,7 @@ func with(m map[string]string, pairs ...string) map[string]string {
 	return out
 }
 
-// hint returns what the operator can do about an object that is not adopted; empty if no earlier tool created it.
+// hint returns the remedy for an object that is not adopted; empty if no earlier tool created it.
 func (a Adopter[T]) hint(have T) string {
 	from := have.GetLabels()[naming.LabelSetManagedBy]
 	switch {

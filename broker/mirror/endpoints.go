@@ -19,7 +19,7 @@ import (
 type clusterEndpoints struct {
 	target  *target
 	cluster string
-	// of is the source service. source is what the cluster exports for it; nil while the target does not use it.
+	// of is the source service. source is the cluster's export for it; nil while the target does not use it.
 	of     ref
 	source *source
 	// ports are those that the target has of the endpoints; nil for all.

@@ -17,8 +17,8 @@ import (
 
 // Service returns the desired Service of a name. It takes from its source the ports, the headless flag,
 // publishNotReadyAddresses, session affinity, traffic distribution and the allowed labels, and nothing else by which
-// a remote could reach further (R15). While the authoritative cluster is not complete, s is what exists, with what is
-// known without it, or nil if nothing of it is to change.
+// a remote could reach further (R15). While the authoritative cluster is not complete, s is what exists, with today's
+// gone clusters and use of its own name, or nil if nothing of it is to change.
 func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	t := p.targets[name]
 	if t == nil || t.of.name == "" {
@@ -69,8 +69,8 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	}
 }
 
-// Retained returns an existing global Service that no cluster exports, and that is not deleted yet, with what is known;
-// nil if nothing of it is to change.
+// Retained returns an existing global Service that no cluster exports, and that is not deleted yet, with today's gone
+// clusters and use of its own name; nil if nothing of it is to change.
 func (p *Plan) Retained(name string) *corev1.Service {
 	if t := p.targets[name]; t != nil && t.of.name == "" {
 		return t.noteKnown()
@@ -78,10 +78,9 @@ func (p *Plan) Retained(name string) *corev1.Service {
 	return nil
 }
 
-// noteKnown returns the existing Service with what is known without the cluster that decides about it: the clusters that
-// are gone now, and where the own name leads; nil if it says so already. The next broker takes these from it. A cluster
-// that it names as gone stays until it is here: it may have no exports yet, and the next broker believes what the
-// Service says of it.
+// noteKnown returns the existing Service with the facts that do not depend on the deciding cluster: which clusters are
+// gone now, and where the own name leads; nil if it has them already. The next broker takes these from it. A cluster
+// that it names as gone stays until it is here: it may have no exports yet, and the next broker believes the Service.
 func (t *target) noteKnown() *corev1.Service {
 	s := t.existing()
 	if s == nil {

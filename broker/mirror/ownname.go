@@ -166,7 +166,7 @@ func (p *Plan) EachOwn(do func(namespace, name string)) {
 }
 
 // OwnSlice returns the desired slice under the own name of a Service that has the endpoints of a slice of the global
-// service; nil for none. An endpoint that is not in use or does not serve is in no such slice: nobody can mistake it
+// service; nil for none. An endpoint that is not in use or does not serve is in no such slice: no reader can mistake it
 // for a part of the Service. The Service says which ports and families it has, and a hostname of the own cluster is no
 // other's.
 func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {

@@ -45,7 +45,7 @@ func (r ref) compare(o ref) int {
 	return cmp.Or(cmp.Compare(r.cluster, o.cluster), cmp.Compare(r.namespace, o.namespace), cmp.Compare(r.name, o.name))
 }
 
-// Plan holds what the clusters export and what exists in the own cluster. It is not safe for concurrent use.
+// Plan holds the clusters' exports and the existing objects of the own cluster. It is not safe for concurrent use.
 type Plan struct {
 	namespace string
 	own       string
@@ -324,7 +324,7 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 }
 
 // Existing returns the Service of semaphore with that name; nil if none exists. Slices are written only for such a
-// Service: one that somebody else made would otherwise send its traffic to another cluster.
+// Service: one of another owner would otherwise send its traffic to another cluster.
 func (p *Plan) Existing(service string) *corev1.Service { return p.existing[service] }
 
 // Begin reports that ObserveSlice was called for all existing slices. From now on the plan places endpoints: in the
@@ -522,7 +522,7 @@ func (p *Plan) Ended(slice string) (cluster string, ended bool) {
 // ForgetEnded records that a slice does not exist.
 func (p *Plan) ForgetEnded(slice string) { delete(p.ended, slice) }
 
-// work is one call of the plan and collects what the call touches.
+// work is one call of the plan and collects the names that the call touches.
 type work struct {
 	*Plan
 	cluster    string

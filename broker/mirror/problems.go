@@ -99,7 +99,8 @@ func (p *Plan) nameTakenProblems(name string) (out []problem.Problem) {
 	return out
 }
 
-// derivedProblems returns the problems of exports of one name: what the operator denies, and in what they differ.
+// derivedProblems returns the problems of exports of one name: the operator's denials, and the differences between the
+// exports.
 func (p *Plan) derivedProblems(name string) (out []problem.Problem) {
 	if r, denied := p.denied[name]; denied {
 		for _, of := range p.exportedAs(r) {

@@ -26,7 +26,7 @@ type target struct {
 	// differences lists, by cluster, which settings of a source differ from the target.
 	differences map[string][]string
 	hostnames   problem.Duplicates
-	// merged is what the rule decided of a derived Service; nil for another one, and before Begin.
+	// merged is the rule's decision about a derived Service; nil for another one, and before Begin.
 	merged *choice.Merged
 	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
 	// from.

@@ -89,7 +89,7 @@ func (v View) Settings() choice.Settings { return v.settings() }
 // Own is where the own name of the Service leads; nil if its owner does not ask for other clusters.
 func (v View) Own() *choice.OwnName { return v.own() }
 
-// Conflict is in what the exports of one that ServiceExports make differ.
+// Conflict names the differences of the exports of one that ServiceExports make.
 func (v View) Conflict() (c choice.Conflict) {
 	if v.merged != nil {
 		c = v.merged.Conflict

@@ -33,8 +33,8 @@ func (e endpoints) onlyInternal() bool {
 }
 
 // candidates returns the endpoints of a node for a remote in order, each "IP:port" or "name:port"; none for a node that
-// nothing reaches. An error names what is missing or invalid; the other candidates are valid nevertheless. port is the
-// one on which the node listens.
+// nothing reaches. An error names each missing or invalid part; the other candidates are valid nevertheless. port is
+// the one on which the node listens.
 func (e endpoints) candidates(node *corev1.Node, cluster string, port uint16) (all []string, err error) {
 	var errs []error
 	add := func(candidate string) {
@@ -80,7 +80,7 @@ func (e endpoints) candidates(node *corev1.Node, cluster string, port uint16) (a
 	return all, errors.Join(errs...)
 }
 
-// reachableAt returns what the operator's annotation says of a node; nowhere means that nothing reaches it.
+// reachableAt returns the addresses in the operator's annotation of a node; nowhere means that nothing reaches it.
 func reachableAt(node *corev1.Node, cluster string, port uint16, family config.Family) (all []string, nowhere bool,
 	err error) {
 	key := naming.ReachableAtAnnotation(cluster)

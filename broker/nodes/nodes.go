@@ -96,7 +96,7 @@ func (n *Nodes) Follow(families map[string]config.Family) {
 	}
 }
 
-// Report records what the agent of a node reports of all its devices, by remote cluster.
+// Report records a report of a node's agent on all its devices, by remote cluster.
 func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
 	n.mu.Lock()
 	was, ok := n.reports[node]
@@ -307,8 +307,8 @@ func (n *Nodes) patch(ctx context.Context, node *corev1.Node, what map[string]an
 		what["metadata"] = metadata
 	}
 	// With the UID the patch fails on a node that was created again under the name, and with the version on one that
-	// has changed since: a deposed broker that does not know it yet must not overwrite its successor, and must not
-	// remove a taint that somebody added meanwhile.
+	// has changed since: a deposed broker that does not know it yet must not overwrite its successor, and must not remove
+	// a taint that another writer added meanwhile.
 	metadata["uid"], metadata["resourceVersion"] = node.UID, node.ResourceVersion
 	patch, err := json.Marshal(what)
 	if err != nil {

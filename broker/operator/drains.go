@@ -150,7 +150,7 @@ func drainStatus(d choice.Drain) *semaphorev1.DrainStatus {
 // maxNamed bounds the services that a warning names.
 const maxNamed = 5
 
-// warnings returns what the operator should know about a drain.
+// warnings returns warnings for the operator about a drain.
 func warnings(d choice.Drain, affected []services.Affected) []string {
 	if len(affected) == 0 {
 		return []string{fmt.Sprintf("no service here has endpoints of %s", d)}

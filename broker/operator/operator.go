@@ -1,8 +1,8 @@
-// Package operator answers the calls of operators and semaphorectl that change what the broker does: it releases
-// brakes, requests new keys, drains endpoints, and lists policy sets. It serves operators a page with the live state,
-// and removes from a cluster what the broker wrote.
+// Package operator answers the calls of operators and semaphorectl that change the broker's work: it releases brakes,
+// requests new keys, drains endpoints, and lists policy sets. It serves operators a page with the live state, and
+// removes the broker's objects from a cluster.
 //
-// Its only state is the current broker, and what the page shows. Inputs are calls; outputs are calls of the parts
+// Its only state is the current broker, and the content of the page. Inputs are calls; outputs are calls of the parts
 // concerned.
 package operator
 
@@ -37,8 +37,8 @@ type Broker struct {
 	Cluster    string
 	Remotes    []config.Remote
 	Federation *federation.Server
-	// Release releases what the first snapshot of a remote withdrew and the brake retains, of some kinds or of all, and
-	// returns the number of objects.
+	// Release removes the objects that the first snapshot of a remote withdrew and the brake retains, of some kinds or of
+	// all, and returns their number.
 	Release func(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 	// Services and Drains are nil when services are off.
 	Services *services.Engine

@@ -30,7 +30,7 @@ const (
 // Sources are the data of the page.
 type Sources struct {
 	Status func() *semaphorev1.GetStatusResponse
-	// Watched is called with each state that is made for a reader; nil for nobody.
+	// Watched is called with each state that is made for a reader; nil for no call.
 	Watched func()
 	// Services are those with endpoints, and Sets are the policy sets; nil if the feature is off.
 	Services func() []services.Described

@@ -35,7 +35,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// This file removes from a cluster what the broker wrote.
+// This file removes the broker's objects from a cluster.
 //
 // Its input is the broker's configuration and the RemoteClusters, its output a report. It knows objects by their labels
 // and names alone: no engine, stream or informer.
@@ -48,8 +48,9 @@ type Options struct {
 }
 
 // Run removes from the cluster all that the broker wrote: the objects with its labels, and the WireGuard annotations of
-// the remotes of the configuration and of RemoteClusters. It reports to out what it does. It can be repeated. Stop the
-// broker and the agents before, or they restore what is removed. It continues after what fails, and returns all errors.
+// the remotes of the configuration and of RemoteClusters. It reports its work to out. It can be repeated. Stop the
+// broker and the agents before, or they restore the removed objects. It continues after what fails, and returns all
+// errors.
 func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) error {
 	rest, err := kube.Config(cfg.Kube, "cleanup")
 	if err != nil {

@@ -93,7 +93,7 @@ type Server struct {
 	guard      *semaphorev1.Guard
 
 	attached map[types.UID]*attachment // by UID of the node
-	// undelivered is the message to each agent with the remotes that do not receive what is published; nil for none.
+	// undelivered is the message to each agent with the remotes that do not receive this cluster's objects; nil for none.
 	undelivered *semaphorev1.AttachResponse
 	reasons     map[string]string
 	// closely and probe are the last orders to watch peers closely, and to probe those of remotes.

@@ -53,7 +53,7 @@ type Session struct {
 	// those that the agent has.
 	snapshot  []*entry
 	unchanged []*semaphorev1.Unchanged
-	// held are the digests of what the agent has of remotes of which nothing was sent yet.
+	// held are the digests of the agent's objects by remote, until something of the remote was sent.
 	held map[string]streams.Digest
 	// skip are the updates whose content the agent has.
 	skip map[string]span
@@ -68,7 +68,7 @@ type Session struct {
 	reported []string
 	// rotations are the orders to rotate that wait to be sent.
 	rotations []*semaphorev1.RotateKey
-	// changed is closed once the state differs from what was last read. current means that all of that was sent, and
+	// changed is closed once the state differs from the one last read. current means that all of that was sent, and
 	// knownClusters are the complete clusters then.
 	changed       <-chan struct{}
 	current       bool
@@ -173,8 +173,8 @@ const (
 	numberOfNotices
 )
 
-// notify has a message sent in place of an earlier one about the same that is not sent yet. Older agents ignore what
-// they do not know. The message must not be modified.
+// notify has a message sent in place of an earlier one about the same that is not sent yet. Older agents ignore a
+// notice that they do not know. The message must not be modified.
 func (s *Session) notify(about notice, m *semaphorev1.AttachResponse) { s.notices[about] = m }
 
 // sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.

@@ -323,7 +323,7 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	})
 }
 
-// Release removes what the brake retains after the first snapshot of a remote, and returns the number of objects by
+// Release removes the objects that the brake retains after the first snapshot of a remote, and returns their number by
 // objectKind.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The brake (R24) retains objects when a remote withdraws most of what it exports of a kind: lost rights or a mistyped
+// The brake (R24) retains objects when a remote withdraws most of its exports of a kind: lost rights or a mistyped
 // selector are more likely than that they are all unused. An object that becomes empty (a slice without endpoints, a
 // node without a key) or is refused counts as withdrawn.
 //

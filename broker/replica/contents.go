@@ -53,7 +53,7 @@ type retention struct {
 type refused struct {
 	Refused
 	sentDigest streams.Digest
-	// need is what the object would use of the limits, if it was refused because of one; nil for other reasons.
+	// need is the object's use of the limits, if it was refused because of one; nil for other reasons.
 	need *admission.Need
 }
 
@@ -122,7 +122,7 @@ func (c *contents) digestOf(key Key) (streams.Digest, bool) {
 	return r.sentDigest, ok
 }
 
-// forget removes an object from what was sent. An accepted object remains.
+// forget removes an object from the sent ones. An accepted object remains.
 func (c *contents) forget(key Key) {
 	c.changed = true
 	c.notRemembered.remove(key)
@@ -164,7 +164,7 @@ func (c *contents) retain(key Key, h held, w retention) {
 	c.retained[key] = w
 }
 
-// release replaces a retained object by what the sender sent instead, if anything.
+// release replaces a retained object by the one that the sender sent instead, if any.
 func (c *contents) release(key Key) Change {
 	w, old := c.retained[key], c.objects[key].object
 	c.account(old, -1)

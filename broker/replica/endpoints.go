@@ -62,7 +62,7 @@ func (s *Endpoints) Get(k EndpointKey, ports Ports) *semaphorev1.Endpoint {
 		return s.endpoints[k].endpoint
 	}
 	best, ok := exportedEndpoint{}, false
-	for g := range s.groups { // groups that differ in what is left out are one here
+	for g := range s.groups { // groups that differ in omitted fields are one here
 		if is, left := ports.of(g); !left || is != k.PortGroup {
 			continue
 		}
@@ -285,7 +285,7 @@ func (s *Endpoints) removeEndpoint(k EndpointKey, slice string) {
 	delete(s.others, k)
 }
 
-// put sets what is effective for an endpoint.
+// put sets the effective state of an endpoint.
 func (s *Endpoints) put(k EndpointKey, e exportedEndpoint) {
 	if _, there := s.endpoints[k]; !there {
 		s.groups[k.PortGroup]++

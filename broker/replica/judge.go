@@ -10,9 +10,9 @@ import (
 
 // Judge replaces the admission by one with other bounds, and judges the held objects by it. An object that it refuses
 // is withdrawn at once, also a retained one: the bounds are the operator's word, which the brake does not delay. It may
-// accept more than the held objects, which nobody knows, as nothing refused is kept. So the present stream has no
-// effect any more, and the next one must begin with a snapshot of each kind. Until its end mark, what the bounds allow
-// stays.
+// accept more than the held objects: how much more is unknown, as nothing refused is kept. So the present stream has no
+// effect any more, and the next one must begin with a snapshot of each kind. Until its end mark, objects within the
+// bounds stay.
 func (r *Replica) Judge(now time.Time, admit Admit) Result {
 	r.admit, r.current = admit, nil
 	var result Result
@@ -32,7 +32,7 @@ func (r *Replica) Judge(now time.Time, admit Admit) Result {
 	return result
 }
 
-// judge reduces one held object to what the admission accepts of it.
+// judge reduces one held object to its accepted parts.
 func (r *Replica) judge(k *kind, key Key, now time.Time, result *Result) {
 	h := k.objects[key]
 	taken, refusals := r.admit(h.object)

@@ -10,7 +10,7 @@ import (
 // Located is the state of one object in a replica.
 type Located struct {
 	Key Key
-	// Object is what was accepted; nil for nothing.
+	// Object has the accepted parts; nil for none.
 	Object   *semaphorev1.Object
 	Revision uint64
 	// RetainedSince is when the sender withdrew it, while the brake keeps it; zero if it did not.

@@ -18,7 +18,7 @@ type limit struct {
 	objectsKey, addressesKey, perGroupKey string
 	// addressesName is the name of addresses in messages, such as "pod CIDRs".
 	addressesName string
-	// size is that of the remote, from which limits come that nobody set; empty for none.
+	// size is that of the remote, from which unset limits come; empty for none.
 	size config.Size
 	// unknown means that the kind does not exist: nothing of it is accepted or remembered.
 	unknown bool
@@ -62,7 +62,7 @@ const (
 	ofGroup
 )
 
-// exceeded returns the first resource whose limit an object would exceed, given what is used.
+// exceeded returns the first resource whose limit an object would exceed, beside the used ones.
 func (c *contents) exceeded(n admission.Need) resource {
 	switch {
 	case exceeds(c.limit.ports, 0, n.Ports):

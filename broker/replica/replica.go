@@ -78,8 +78,8 @@ type Refused struct {
 	Revision uint64
 	// At is the time of the refusal on the broker's clock.
 	At time.Time
-	// ObservedAt is when the source observed what was refused, on its own clock; zero if the source did not say, and for
-	// what a snapshot holds.
+	// ObservedAt is when the source observed the refused object, on its own clock; zero if the source did not say, and in
+	// a snapshot.
 	ObservedAt time.Time
 }
 
@@ -106,7 +106,7 @@ type kind struct {
 	revision uint64
 	// past are the positions in the journals of earlier senders, oldest first.
 	past []position
-	// source identifies what the sender reads, and how far it has read.
+	// source identifies the sender's source, and how far it has read.
 	source source
 	// lastHeard is when the sender last sent a message while it was complete for this kind; snapshotAt is when its
 	// last snapshot ended.
@@ -202,8 +202,8 @@ func (r *Replica) SetAdmit(admit Admit) { r.admit = admit }
 
 // Restore holds the objects that an earlier broker had of the remote, as far as they are admitted completely and within
 // the limits, and returns them as changes. Their kinds are not complete by that. The first snapshot of a kind is then
-// compared with them as any later one is with what is held, so that the brake covers what a remote withdraws while
-// brokers change. It must be called before the first session.
+// compared with them as any later one is with the held objects, so that the brake covers withdrawals while brokers
+// change. It must be called before the first session.
 func (r *Replica) Restore(objects []*semaphorev1.Object) (changes []Change) {
 	for _, o := range objects {
 		key := KeyOf(o.GetKey())

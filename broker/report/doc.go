@@ -1,3 +1,3 @@
-// Package report tells what the broker has done: in Events on the namespace of the mirrors, in the status of each
+// Package report reports the broker's work: in Events on the namespace of the mirrors, in the status of each
 // RemoteCluster, and in the times that changes of remote clusters took to take effect.
 package report

@@ -260,7 +260,7 @@ func (e *Events) ended(p pendingEvent, err error) (room bool) {
 	return room
 }
 
-// hopeless reports whether the apiserver refuses an Event for what it is, or the namespace of its Service is gone. The
+// hopeless reports whether the apiserver refuses an Event for its content, or the namespace of its Service is gone. The
 // namespace of the mirrors may follow.
 func (e *Events) hopeless(p pendingEvent, err error) bool {
 	gone := apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)

@@ -6,8 +6,8 @@
 // object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
 // a time. It writes nothing, and knows neither streams nor apiservers.
 //
-// ImportPlan is what the Multi-Cluster Services API (KEP-1645) adds to the plan of Services: the ServiceImport that
-// leads to the Service which is derived from the ServiceExports of one name, and the EndpointSlices beside that
+// ImportPlan is the addition of the Multi-Cluster Services API (KEP-1645) to the plan of Services: the ServiceImport
+// that leads to the Service which is derived from the ServiceExports of one name, and the EndpointSlices beside that
 // (docs/adr/0029-multi-cluster-services.md). A broker without mcs.enabled has none of it.
 //
 // The package is pure, as broker/mirror, whose plans it reads: callers pass the time.
@@ -155,7 +155,7 @@ func (e *Engine) follow(remotes []config.Remote) (added []string) {
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 
-// Loops are the loops that write what the engine desires, with which they are made.
+// Loops are the loops that write the desired objects of the engine, with which they are made.
 type Loops struct {
 	Services, Slices writes.Loop
 	// Imports writes ServiceImports, and ImportSlices the EndpointSlices beside them; nil if none are written.
@@ -715,8 +715,8 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	return r != nil && (r.services.Due(e.now()) || r.slices.Due(e.now()))
 }
 
-// Release removes what the brake retains after the first snapshot of a remote, of some kinds or of all. It returns the
-// number of objects by the kind that they were made for.
+// Release removes the objects that the brake retains after the first snapshot of a remote, of some kinds or of all. It
+// returns the number of objects by the kind that they were made for.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -42,7 +42,7 @@ type ServiceNames interface {
 // index has the names of Services by ClusterIP.
 type index map[netip.Addr]string
 
-// replace replaces the ClusterIPs of a Service, of which either may be nil.
+// replace replaces the ClusterIPs of a Service; either may be nil.
 func (x index) replace(name string, was, is *corev1.Service) {
 	for _, ip := range clusterIPs(was) {
 		if x[ip] == name {

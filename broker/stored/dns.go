@@ -5,7 +5,7 @@ package stored
 //
 // It owns the text of these blocks, in the place where semaphorectl put them first: the marked section of the Corefile,
 // or the file of their own that the Corefile imports. It never adds them to a CoreDNS where semaphorectl did not, never
-// removes all of them, and never touches another byte (docs/services.md). If somebody removed them, it restores
+// removes all of them, and never touches another byte (docs/services.md). If another writer removed them, it restores
 // them where it may, and reports it where it may only read. internal/coredns decides the text. CoreDNS reads the change
 // by its plugin reload, which the blocks have.
 
@@ -107,7 +107,7 @@ func (k *DNS) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		text := ""
-		// semaphorectl or somebody else may change the ConfigMap at the same moment.
+		// semaphorectl or another writer may change the ConfigMap at the same moment.
 		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return k.keep(ctx) })
 		if err != nil && ctx.Err() == nil {
 			text = "server blocks of CoreDNS: " + err.Error()
@@ -223,7 +223,8 @@ func (k *DNS) blocks(corefile, has string, outside ...string) (string, error) {
 	return text, nil
 }
 
-// write writes a text under a key of a ConfigMap, unless it is there or somebody has changed the ConfigMap meanwhile.
+// write writes a text under a key of a ConfigMap, unless it is there or another writer has changed the ConfigMap
+// meanwhile.
 func (k *DNS) write(ctx context.Context, object *corev1.ConfigMap, key, text string) error {
 	if was, there := object.Data[key]; there && was == text {
 		return nil

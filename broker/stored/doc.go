@@ -1,3 +1,3 @@
-// Package stored keeps ConfigMaps of the own cluster: what the next leader must know before a remote connects, which
-// peers the agents have and what operators have drained, and semaphore's server blocks for CoreDNS.
+// Package stored keeps ConfigMaps of the own cluster: the next leader's knowledge before a remote connects, which is
+// the agents' peers and the operators' drains, and semaphore's server blocks for CoreDNS.
 package stored

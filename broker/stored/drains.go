@@ -26,7 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// This file stores operators' drains in a ConfigMap: what is drained here, until when and by whom.
+// This file stores operators' drains in a ConfigMap: their targets, ends and authors.
 //
 // It owns that ConfigMap. Inputs are changes by operators, through the broker or kubectl; the output is the set of
 // active drains. Package drain decides what a drain covers; the engine of services applies it.
@@ -37,7 +37,7 @@ const DrainsName = "semaphore-drains"
 const (
 	// drainTries bounds the retries of a change after conflicts.
 	drainTries = 5
-	// endsEvery is the longest interval between checks whether a drain has ended: somebody may set the clock.
+	// endsEvery is the longest interval between checks whether a drain has ended: an operator may set the clock.
 	endsEvery = time.Minute
 )
 

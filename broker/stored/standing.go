@@ -110,7 +110,7 @@ func (s *PeerStore) configured(cluster string) bool {
 // Problems returns why peers are not stored, a line each.
 func (s *PeerStore) Problems() []string { return s.problem.Lines() }
 
-// Reports returns what somebody changed and the store restored, a line for each ConfigMap.
+// Reports returns the foreign changes that the store undid, a line for each ConfigMap.
 func (s *PeerStore) Reports() (lines []string) {
 	for _, m := range s.maps {
 		lines = append(lines, m.Reports()...)
@@ -169,7 +169,7 @@ func (s *PeerStore) read(object *corev1.ConfigMap, all map[string]map[string]*se
 	}
 }
 
-// written is what was written of a remote: the digest of its peers, and that of what is stored of them.
+// written is the digest of the peers of a remote, and that of their stored text.
 type written struct {
 	peers streams.Digest
 	data  [sha256.Size]byte
@@ -241,8 +241,8 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 	}
 }
 
-// look finds what somebody else has changed or deleted of what was written. It takes that out of done, so that it is
-// written again, and notes it in lost.
+// look finds the written texts that another writer has changed or deleted. It takes them out of done, so that they are
+// written again, and notes them in lost.
 func (s *PeerStore) look(ctx context.Context, done map[string]written, lost map[string]bool) {
 	problem := ""
 	defer func() { s.problem.Set(problem) }()
@@ -270,7 +270,7 @@ func (s *PeerStore) look(ctx context.Context, done map[string]written, lost map[
 	}
 }
 
-// save writes the peers of a remote, and returns the size of what is stored, in bytes, and its digest.
+// save writes the peers of a remote, and returns the size of the stored text, in bytes, and its digest.
 func (s *PeerStore) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) (int, [sha256.Size]byte,
 	error) {
 	var none [sha256.Size]byte

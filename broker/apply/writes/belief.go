@@ -67,7 +67,7 @@ func (b *Belief[T]) Left(now time.Time, name string) time.Duration {
 }
 
 // Expire drops an own write that the informer did not report in time. From then on the informer is right, and the
-// caller must observe what it has. object is what was written.
+// caller must observe its object. object is the written one.
 func (b *Belief[T]) Expire(now time.Time, name string) (object T, expired bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -108,7 +108,7 @@ func (b *Belief[T]) Forget(name string) {
 	delete(b.written, name)
 }
 
-// Informed records what the informer reports: an object, or its deletion. It returns whether that is the own deletion.
+// Informed records a report of the informer: an object, or its deletion. It returns whether that is the own deletion.
 func (b *Belief[T]) Informed(name string, object T, gone bool) (ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -37,7 +37,7 @@ type Desired[T Object] struct {
 	// Want returns what should exist under a name. owner is the cluster that the broker's existing object came from;
 	// empty if there is none. Want only reads.
 	Want func(name, owner string) Answer[T]
-	// Reserve, if not nil, is Want for the driver that starts to write a name. It also records what the write changes,
+	// Reserve, if not nil, is Want for the driver that starts to write a name. It also records the changes of the write,
 	// so that the answers for other names take it into account.
 	Reserve func(name, owner string) Answer[T]
 	// Urgent, if not nil, reports whether a change of the object under a name must be written without pacing.

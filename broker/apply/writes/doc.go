@@ -1,5 +1,5 @@
-// Package writes decides what the broker writes to its apiserver, and when: it compares desired with existing objects,
-// including the broker's own writes that the informer has not reported yet, and returns the next request.
+// Package writes decides the broker's writes to its apiserver, and their times: it compares desired with existing
+// objects, including the broker's own writes that the informer has not reported yet, and returns the next request.
 //
 // For each name, it owns the state of writes in flight or due: belief in own writes, contests with other writers, the
 // pace of writes, budgets of remotes, conflicts. Inputs are the informer's events, the engines' answers (Desired), the
@@ -74,8 +74,8 @@ type Kind[T Object] struct {
 	// Empty, if not nil, returns an object without its addresses. One that a finalizer keeps after its deletion is emptied
 	// first.
 	Empty func(have T) T
-	// Recreate, if not nil, returns want with what the apiserver allocated in an object that another writer deleted, so
-	// that clients of the object find it again.
+	// Recreate, if not nil, returns want with the allocations of the apiserver in an object that another writer deleted,
+	// so that clients of the object find it again.
 	Recreate func(gone, want T) T
 }
 
@@ -84,7 +84,7 @@ type NotOurs struct {
 	// Kind and Name of the other object.
 	Kind ObjectKind
 	Name string
-	// Hint, if not empty, says what the operator can do.
+	// Hint, if not empty, is the remedy of the operator.
 	Hint string
 }
 

@@ -38,8 +38,8 @@ func (k ObjectKind) Plural() string {
 	return string(k) + "s"
 }
 
-// WrittenAs returns the kind by which an exported kind takes effect in the own cluster: what the broker writes for it,
-// or for nodes the Node whose agent programs it. Empty for an unknown kind.
+// WrittenAs returns the kind by which an exported kind takes effect in the own cluster: the broker's object for it, or
+// for nodes the Node whose agent programs it. Empty for an unknown kind.
 func WrittenAs(exported semaphorev1.Kind) ObjectKind {
 	switch exported {
 	case semaphorev1.Kind_KIND_NODE:

@@ -47,7 +47,7 @@ type Machine[T Object] struct {
 	unanswered map[string]bool
 	// due are the writes that wait for the budget of a remote.
 	due map[string]time.Time
-	// leaving are the objects that are deleted and that a finalizer of somebody else keeps, as the informer reported them.
+	// leaving are the objects that are deleted and that a foreign finalizer keeps, as the informer reported them.
 	leaving map[string]leaving
 	// asked are the objects with finalizers that were deleted, until the informer reports it.
 	asked map[string]asked
@@ -106,7 +106,7 @@ func (m *Machine[T]) Changed(now time.Time, name string, change Change) {
 	}
 }
 
-// Informed records what the informer reports: an object, its deletion, or that it no longer has the broker's label.
+// Informed records a report of the informer: an object, its deletion, or that it no longer has the broker's label.
 func (m *Machine[T]) Informed(name string, object T, gone bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -234,7 +234,7 @@ func (m *Machine[T]) Expire(now time.Time, name string) (object T, expired bool)
 	return m.belief.Expire(now, name)
 }
 
-// Seen is what is known of a name before Desired is asked.
+// Seen is the known state of a name before Desired is asked.
 type Seen[T Object] struct {
 	Name   string
 	Object T
@@ -245,7 +245,7 @@ type Seen[T Object] struct {
 	Change Change
 }
 
-// Begin returns what is known of a name.
+// Begin returns the known state of a name.
 func (m *Machine[T]) Begin(now time.Time, name string) Seen[T] {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -321,7 +321,7 @@ func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T]
 		if len(seen.Object.GetFinalizers()) == 0 {
 			break
 		}
-		// It may stay for long after it was deleted, and readers use what it has.
+		// It may stay for long after it was deleted, and readers use its content.
 		if m.kind.Empty != nil {
 			if empty := m.kind.Empty(seen.Object); !m.kind.Equal(empty, seen.Object) {
 				w.Request, w.Object = SendUpdate, empty
@@ -337,7 +337,7 @@ func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T]
 		var none T
 		w.Op, w.Request, w.Object, w.Have = Create, SendCreate, answer.Object, none
 	case seen.Object.GetDeletionTimestamp() != nil:
-		// It is created after the informer has reported the deletion; until then readers use what it has.
+		// It is created after the informer has reported the deletion; until then readers use its content.
 		merged := m.kind.Merge(seen.Object, answer.Object)
 		if m.kind.Empty == nil || m.kind.Equal(merged, seen.Object) {
 			return nil, true

@@ -2,9 +2,9 @@ package writes
 
 import "time"
 
-// Changes at up to these rates are written one by one. The rates are above what the project promises (50 a second in
-// one object, 200 in all). The bursts absorb what arrives together after a busy machine delivered nothing for a sixth
-// of a second. That must not count as a burst, and if it does, the burst must end soon.
+// Changes at up to these rates are written one by one. The rates are above the promised ones (50 a second in one
+// object, 200 in all). The bursts absorb what arrives together after a busy machine delivered nothing for a sixth of a
+// second. That must not count as a burst, and if it does, the burst must end soon.
 const (
 	objectRate, objectBurst = 60, 12
 	allRate, allBurst       = 250, 36

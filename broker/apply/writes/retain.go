@@ -13,10 +13,10 @@ import (
 // object that is not desired is deleted only when the remote it came from is complete, and not while the deletions
 // would be most of the remote's existing objects.
 //
-// The second rule is the brake of a broker that has just started. While a broker runs, each replica retains what its
-// remote withdraws if it is most of what the remote exports; a broker that starts can compare a remote's first snapshot
-// only with what an earlier broker wrote. Objects that the first snapshot would delete stay until a later snapshot
-// lacks them too, or the operator releases them.
+// The second rule is the brake of a broker that has just started. While a broker runs, each replica retains its
+// remote's withdrawals if they are most of its exports; a broker that starts can compare a remote's first snapshot only
+// with the objects of an earlier broker. Objects that the first snapshot would delete stay until a later snapshot lacks
+// them too, or the operator releases them.
 //
 // Time and existing objects are arguments. A Guard belongs to its caller and has no lock.
 
@@ -118,7 +118,7 @@ func (g *Retention) Due(now time.Time) bool {
 	return g.holds() && now.Sub(g.since) >= g.brake.Hold.Duration
 }
 
-// Problem describes what is retained, for the operator; empty for nothing.
+// Problem describes the retained objects for the operator; empty for none.
 func (g *Retention) Problem() string {
 	if !g.holds() {
 		return ""

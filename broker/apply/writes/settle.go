@@ -49,7 +49,7 @@ const (
 type Write[T Object] struct {
 	Name string
 	Op   Op
-	// Request is the next request, and Object what it carries.
+	// Request is the next request, and Object its content.
 	Request Request
 	Object  T
 	// Have is the object as seen, nil for Create; Want is the desired object, nil for Delete.
@@ -91,7 +91,7 @@ type Step[T Object] struct {
 	// Again is set if the name is to be reconciled once more, after After.
 	Again bool
 	After time.Duration
-	// Why is set if what is to be written waits until then.
+	// Why is set if the write waits until then.
 	Why Reason
 
 	// Result is the result of a finished Write; empty if none finished. Err is the reason if the driver has to retry.
