@@ -274,7 +274,7 @@ func (e *exporter) brokers() map[string]report.Broker {
 	return all
 }
 
-// deliveries returns whether the brokers of other clusters receive what the leader exports.
+// deliveries returns whether the brokers of other clusters receive the leader's exports.
 func (e *exporter) deliveries() []*semaphorev1.Delivery {
 	var out []*semaphorev1.Delivery
 	now := time.Now()
@@ -349,7 +349,7 @@ func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetS
 	return s, found
 }
 
-// findings returns what is wrong with a leader, except what follows from the fields of its status, and objects.
+// findings returns the faults of a leader and of objects, except those that the fields of its status show.
 func (e *exporter) findings() []finding.Finding {
 	found := e.watcher.Findings()
 	if e.conditions != nil {

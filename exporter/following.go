@@ -89,7 +89,7 @@ type following struct {
 	bounds     *follow.Bounds
 	// own is the configuration that the objects were judged with.
 	own *config.Broker
-	// brokers are those that are published to, and offers are the rules of what they receive.
+	// brokers are those that are published to, and offers are the rules of the exports to them.
 	brokers map[string]config.ExporterBroker
 	offers  map[string]*v1alpha1.Export
 }
@@ -109,7 +109,7 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	return f, nil
 }
 
-// findings returns what is wrong with the watch of the objects, and with what is stored of them.
+// findings returns the faults of the watch of the objects, and of their stored copies.
 func (f *following) findings() []finding.Finding {
 	return slices.Concat(f.Findings(), finding.Lines(finding.RemotesUnwritten, "", f.bounds.Problems()),
 		finding.Lines(finding.StoredRestored, "", f.bounds.Reports()))

@@ -15,7 +15,7 @@ import (
 )
 
 // locate says where an object is in this exporter: read, exported, and acknowledged by each broker. It decides nothing:
-// it reads what was decided.
+// it reads decisions.
 func (e *exporter) locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	if err := e.elector.Standby(); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the exporter that leads", err)
@@ -33,7 +33,7 @@ func (e *exporter) locate(_ context.Context, req *semaphorev1.LocateRequest) (*s
 	return &out.LocateResponse, nil
 }
 
-// locateSource adds what the exporter has read of the object, and reports whether it is there.
+// locateSource adds the object as the exporter has read it, and reports whether it is there.
 func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (there bool) {
 	key := catalog.Key{Kind: of.GetKind(), Namespace: of.GetNamespace(), Name: of.GetName()}
 	place := debug.Place{Hop: debug.HopSource, Object: key.String(), Cluster: e.cfg.Cluster, State: debug.PlaceAbsent,
@@ -49,7 +49,7 @@ func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (t
 	return o != nil
 }
 
-// locateExport adds what is exported, and how far each stream is with it.
+// locateExport adds its exported form, and how far each stream is with it.
 func (e *exporter) locateExport(l catalog.Located, out *debug.Places) {
 	place := debug.Place{Hop: debug.HopExport, Object: l.Key.String(), Observed: l.ObservedAt, State: debug.PlaceAbsent}
 	why := strings.Join(l.Problems, "; ")

@@ -53,7 +53,7 @@ func (k Key) String() string {
 	return s
 }
 
-// Rules decide what is exported, and to which clusters.
+// Rules decide which objects are exported, and to which clusters.
 type Rules struct {
 	Features config.Features
 	// Own is the name of the own cluster. If Clusters contains it, its broker receives all global services and

@@ -22,7 +22,7 @@ import (
 // This file holds the exports by ServiceExports (KEP-1645). A Service and its slices have no label of an export, so
 // the catalog is given all of a cluster, and remembers those that it does not export.
 
-// ServiceExport is a ServiceExport of the own cluster, with what is exported of its Service.
+// ServiceExport is a ServiceExport of the own cluster, with the exported form of its Service.
 type ServiceExport struct {
 	Namespace, Name string
 	UID             types.UID
@@ -111,7 +111,7 @@ func (c *Catalog) narrowed(to Audience, at name) (Audience, string) {
 	return c.clusters.intersect(to, only), problem
 }
 
-// multiClusterExport returns what crosses of a ServiceExport. ignored lists what is left out.
+// multiClusterExport returns the exported form of a ServiceExport. ignored lists the omitted parts.
 func multiClusterExport(s *corev1.Service, e *mcsv1beta1.ServiceExport) (out *semaphorev1.MultiClusterExport,
 	ignored []string) {
 	out = &semaphorev1.MultiClusterExport{InternalTrafficPolicy: string(value(s.Spec.InternalTrafficPolicy))}

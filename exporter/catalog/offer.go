@@ -127,11 +127,11 @@ func Kept(annotations map[string]string, keep func(key string) bool) (kept map[s
 // IsExportTo selects the annotation that all kinds of objects may have.
 func IsExportTo(key string) bool { return key == naming.AnnotationExportTo }
 
-// ofServices are the annotations of Services that decide what is exported.
+// ofServices are the annotations of Services that decide their export.
 var ofServices = []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady,
 	naming.AnnotationWhenGone, naming.AnnotationOwnName}
 
-// TrimService removes all fields that neither identify a Service nor decide what is exported of it.
+// TrimService removes all fields that neither identify a Service nor decide its export.
 func TrimService(s *corev1.Service) {
 	s.ObjectMeta = metav1.ObjectMeta{
 		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, Labels: s.Labels,

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Offer is a Service that its owner offers by a label, with what is exported of it.
+// Offer is a Service that its owner offers by a label, with its exported form.
 type Offer struct {
 	Namespace, Name string
 	UID             types.UID

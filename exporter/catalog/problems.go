@@ -16,7 +16,7 @@ type problemKey struct {
 	reason finding.Code
 }
 
-// setProblem records what is wrong with an object; an empty text clears it.
+// setProblem records the fault of an object; an empty text clears it.
 func (c *Catalog) setProblem(key Key, reason finding.Code, text string) {
 	if text == "" {
 		delete(c.problems, problemKey{key, reason})

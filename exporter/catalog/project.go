@@ -39,7 +39,7 @@ func (o *outside) keep(addresses []string, subnets []netip.Prefix) []string {
 	return kept
 }
 
-// problem describes what was counted; empty for nothing.
+// problem describes the counted parts; empty for none.
 func (o *outside) problem() string {
 	switch o.n {
 	case 0:

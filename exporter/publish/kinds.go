@@ -27,7 +27,7 @@ type kind struct {
 	// selectors of labels, with a watch for each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
-	// lister replaces client for a custom resource, of which others may write what its type cannot hold.
+	// lister replaces client for a custom resource, where others may write fields that its type cannot hold.
 	lister func(*kube.Unread) *cache.ListWatch
 	// ownVersions, if not nil, reports that the resourceVersions cannot be compared with those of the cluster's other
 	// objects.

@@ -4,7 +4,7 @@
 // Session implements the protocol without I/O. Publishers of different brokers share only the journal.
 //
 // The Watcher keeps the catalog current with the cluster's apiserver. It reads (get, list, watch) and never writes. The
-// catalog decides what is exported; the Watcher knows which objects that needs.
+// catalog decides the exports; the Watcher knows which objects these need.
 package publish
 
 import (
@@ -96,19 +96,20 @@ type Publisher struct {
 	// otherStands: the broker refused the last stream, because another cluster stands under this one's name.
 	otherStands bool
 	refused     map[catalog.Key]refusal
-	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
+	// outcomes are the broker's reports about Services that it accepted, on the current stream or the last one.
 	outcomes map[catalog.Key]outcome
 	// omitted is how many more there are.
 	omitted uint64
-	// verdictChanges counts streams, refusals, outcomes and what was acknowledged; see VerdictVersion.
+	// verdictChanges counts streams, refusals, outcomes and acknowledgements; see VerdictVersion.
 	verdictChanges uint64
-	// logs are the refusals that may be logged as warnings, and answers what the broker may send, over all streams.
+	// logs are the refusals that may be logged as warnings, and answers the messages that the broker may send, over all
+	// streams.
 	logs, answers *rate.Limiter
 	codes         codes
 }
 
-// refusal and outcome are what is kept of the broker's messages of these names. Nothing else is: the broker chooses
-// what a message contains.
+// refusal and outcome are the kept parts of the broker's messages of these names. Nothing else is kept: the broker
+// chooses what a message contains.
 type refusal struct {
 	code, reason string
 	revision     uint64
@@ -172,7 +173,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		Options: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer),
 				grpc.ForceCodecV2(streams.Codec{Most: maxDecoded})),
-			// Without fixed windows gRPC buffers up to 16 MiB of what is not read yet.
+			// Without fixed windows gRPC buffers up to 16 MiB of unread messages.
 			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 			grpc.WithMaxHeaderListSize(maxHeaders),
 			grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
@@ -212,7 +213,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
 		p.recordLag(lag)
 	} else if !errors.Is(err, errMoreKinds) {
-		// The broker may have lost its state, for example by a restart: ask it again what it holds.
+		// The broker may have lost objects, for example by a restart: ask it again for its state.
 		p.forgetLag()
 	}
 	return err
@@ -504,7 +505,7 @@ func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
 // ackTimeout is the greatest age of the last acknowledgement of a working stream: the broker answers each heartbeat.
 const ackTimeout = HeartbeatInterval + 5*time.Second
 
-// Delivery reports whether the broker receives what is published, nodes above all, and acknowledges it.
+// Delivery reports whether the broker receives the exports, nodes above all, and acknowledges them.
 func (p *Publisher) Delivery(now time.Time) *semaphorev1.Delivery {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -110,7 +110,7 @@ func (p *Publisher) recordLag(lag *LagError) {
 	p.logProblems()
 }
 
-// forgetLag makes the next stream begin with all kinds, so that the broker reports again what it holds.
+// forgetLag makes the next stream begin with all kinds, so that the broker reports its state again.
 func (p *Publisher) forgetLag() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

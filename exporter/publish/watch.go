@@ -329,7 +329,7 @@ func (w *Watcher) Findings() (found []finding.Finding) {
 			case it.synced():
 				found = append(found, finding.Line(finding.WatchFailed, "",
 					fmt.Sprintf("%s: the watch fails: %s", it.description, failure))...)
-			default: // the text of what is not ready has it
+			default: // the text of the missing resources has it
 				found = append(found, finding.New(finding.WatchFailed, "", 1, it.description+": "+failure))
 			}
 			found = append(found, finding.Lines(finding.Unreadable, "", it.unread.Lines())...)

@@ -41,7 +41,7 @@ type Conflict struct {
 }
 
 // conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker
-// receives what is exported. known is false while a broker that receives it has not answered; conditions that depend on
+// receives the exports. known is false while a broker that receives them has not answered; conditions that depend on
 // the own one are then left out, or pending.
 func conditionsOf(x catalog.ServiceExport, own string, published bool, verdict Verdict,
 	conflict func() Conflict) (all []metav1.Condition, known bool) {

@@ -51,7 +51,7 @@ var ofEvents = spacing.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Min
 
 // Feedback writes the Events of one exporter.
 type Feedback struct {
-	// Events and Annotates select what is written; they must be set before Run.
+	// Events and Annotates select the writes; they must be set before Run.
 	Events, Annotates bool
 	// Poll is the interval at which catalog and publishers are read. Settle is how long a positive status must be
 	// unchanged before it is reported: a broker may have written nothing yet when it answers the first heartbeat. Both

@@ -302,8 +302,8 @@ func (d *said) lasts(revision uint64, now time.Time) (objection string, known bo
 	return d.objection, !d.expired
 }
 
-// settle discards answers about what is no longer offered, and ends the waits for which the pass did not ask: a later
-// pass begins them again. compared means that the pass asked for conflicts.
+// settle discards answers about withdrawn offers, and ends the waits for which the pass did not ask: a later pass
+// begins them again. compared means that the pass asked for conflicts.
 func (s *state) settle(o *catalog.Offer, compared bool) {
 	if o == nil {
 		s.said, s.conflict, s.ended = nil, Conflict{}, time.Time{}
@@ -450,7 +450,7 @@ func (w *Conditions) writeOne(ctx context.Context, x catalog.ServiceExport, want
 	case apierrors.IsNotFound(err):
 		return unchanged, nil
 	case apierrors.IsConflict(err):
-		return failed, nil // somebody changed it: the next pass reads it again
+		return failed, nil // another writer changed it: the next pass reads it again
 	case err != nil:
 		return failed, err
 	}
