@@ -29,8 +29,8 @@ const (
 	RemotesIn   = "semaphore-remotes"
 )
 
-// Subnets are what an agent reads from the broker's configuration file. They bound what the broker may order, so they
-// must come from the operator and not from the broker.
+// Subnets are what an agent reads from the broker's configuration file. They bound the broker's orders, so they must
+// come from the operator and not from the broker.
 type Subnets struct {
 	// Local are the pod, service and node subnets of the own cluster.
 	Local []netip.Prefix
@@ -43,7 +43,7 @@ type Subnets struct {
 	Unnamed bool
 	// Known is false until all of it was readable once. It is then not known what to guard.
 	Known bool
-	// Problems are what cannot be used of the files, and what is in use in its place.
+	// Problems are the unusable parts of the files, and their replacements.
 	Problems []string
 }
 
@@ -120,9 +120,8 @@ func JudgeRemotes(own *config.Broker, now, before []config.Remote) (use []config
 	return use, wrong
 }
 
-// Judge returns the configuration with which RemoteClusters are judged: what the broker's file says about the own
-// cluster, else what it said in before, a Judge of earlier; nil for none. read
-// is volume.ReadFile.
+// Judge returns the configuration with which RemoteClusters are judged: the own cluster's part of the broker's file,
+// else of before, a Judge of earlier; nil for none. read is volume.ReadFile.
 func Judge(c *config.Exporter, read func(path string) ([]byte, error), before *config.Broker) *config.Broker {
 	is := &config.Broker{Cluster: c.Cluster, Features: c.Features, Encryption: config.Strict, WireGuard: c.WireGuard}
 	known := &Subnets{}
@@ -160,8 +159,8 @@ func (t subnetsText) keys() (map[string]json.RawMessage, error) {
 	return config.Keys(t.data)
 }
 
-// remoteEntry is a remote in a file, as an agent reads it. It has only what the agent needs: an invalid limit or label
-// elsewhere must not leave a node without bounds.
+// remoteEntry is a remote in a file, as an agent reads it. It has only the fields that the agent needs: an invalid
+// limit or label elsewhere must not leave a node without bounds.
 type remoteEntry struct {
 	Name          string            `json:"name"`
 	ServicePrefix string            `json:"servicePrefix,omitempty"`
@@ -234,7 +233,7 @@ func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subn
 // named reports whether a file listed remotes.
 func (s *Subnets) named() bool { return s.Known && !s.Unnamed }
 
-// subnetsReader reads files, of which something may be unusable.
+// subnetsReader reads files, which may be unusable in parts.
 type subnetsReader struct {
 	cluster string
 	before  *Subnets
@@ -245,7 +244,7 @@ type subnetsReader struct {
 	undecided  bool
 }
 
-// problem adds a line about an element, with what is in use in its place.
+// problem adds a line about an element, with its replacement.
 func (r *subnetsReader) problem(err error) {
 	instead := "the earlier form remains in use"
 	if !r.before.Known {
@@ -457,7 +456,7 @@ func (r *subnetsReader) judge(list []listed) {
 		}
 	}
 	pending, wrong := settle(own, list, used)
-	if len(r.out.Local) == 0 { // nobody knows what is not a remote's
+	if len(r.out.Local) == 0 { // no source says which addresses are no remote's
 		clear(used)
 		pending = list
 	}

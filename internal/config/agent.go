@@ -48,8 +48,8 @@ type Agent struct {
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
-	// SubnetsFile is the broker's configuration file as the operator wrote it. Its subnets bound what the broker may
-	// order on this node. NoSubnets for none.
+	// SubnetsFile is the broker's configuration file as the operator wrote it. Its subnets bound the broker's orders on
+	// this node. NoSubnets for none.
 	SubnetsFile string `json:"subnetsFile"`
 	// AllowedSubnets, if set, must contain all pod subnets of remotes that the agent routes, whatever the broker sends.
 	// If empty, the agent routes all that are not forbidden.
@@ -186,7 +186,7 @@ func (c *Agent) completeBroker(p *problems) {
 	checkDial(p, "broker.address", c.Broker.Address)
 }
 
-// completeSubnets completes the bounds of what the broker may make the agent route.
+// completeSubnets completes the bounds of the routes that the broker may order.
 func (c *Agent) completeSubnets(p *problems) {
 	if orDefault(&c.SubnetsFile, defaultSubnetsFile); c.SubnetsFile == NoSubnets {
 		if len(c.LocalSubnets) == 0 {

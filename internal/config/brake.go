@@ -33,7 +33,7 @@ func (b *Brake) complete(p *problems, field string) {
 	}
 }
 
-// Until says when the broker removes what it retains of a cluster, for messages to an operator.
+// Until says when the broker removes the retained objects of a cluster, for messages to an operator.
 func (b Brake) Until(cluster string) string {
 	return fmt.Sprintf("until a snapshot after %s lacks them too, or until `semaphorectl release %s`", b.Hold,
 		cluster)

@@ -330,7 +330,7 @@ func (d *Duration) check(p *problems, field string) {
 // MarshalJSON implements json.Marshaler, and never fails.
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
-// ClusterName returns an error that says what is wrong with a cluster's name, nil for nothing.
+// ClusterName returns an error if a cluster's name is invalid, and names the fault.
 func ClusterName(name string) error {
 	if !naming.IsClusterName(name) {
 		return fmt.Errorf("%q is no cluster name: use 1 to %d lower-case letters, digits, '-' and '.', such as \"c1\" or "+

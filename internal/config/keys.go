@@ -48,20 +48,20 @@ func DecodeKey(keys map[string]json.RawMessage, key string, to any) error {
 	return nil
 }
 
-// ParsePrefixes returns the prefixes of a list, and what is wrong with the others.
+// ParsePrefixes returns the prefixes of a list, and the faults of the others.
 func ParsePrefixes(field string, texts []string) ([]netip.Prefix, []error) {
 	var p problems
 	return parsePrefixes(&p, field, texts), p
 }
 
-// Complete sets the default, and returns what is wrong.
+// Complete sets the default, and returns the faults.
 func (fs *Features) Complete(field string) []error {
 	var p problems
 	fs.complete(&p, field)
 	return p
 }
 
-// Check returns an error that says what is wrong with the value, nil for nothing.
+// Check returns an error if the value is invalid, and names the fault.
 func (s Strictness) Check(field string) error {
 	var p problems
 	s.check(&p, field)

@@ -8,7 +8,7 @@ import (
 // Limits bound what one remote may export. Objects over a limit are refused one by one. Numbers count objects unless
 // said otherwise.
 type Limits struct {
-	// Size is that from which limits come that nobody set.
+	// Size is that from which unset limits come.
 	Size Size `json:"-"`
 
 	Nodes int `json:"nodes"`

@@ -21,15 +21,15 @@ const (
 	KeyPodSubnets = "podSubnets"
 	// KeyLabelDomains has labelDomains; without it the policies know the two default ones.
 	KeyLabelDomains = "labelDomains"
-	// KeyStaticServiceIPs has the service addresses that the apiserver assigns to nobody who does not ask for them. The
-	// broker does not know them.
+	// KeyStaticServiceIPs has the service addresses that the apiserver assigns only on request. The broker does not know
+	// them.
 	KeyStaticServiceIPs = "staticServiceIPs"
 	// KeyRemotePodSubnets, followed by the name of a remote, has the pod subnets of that remote: those in which endpoints
 	// under own names of Services are. The broker itself does not need them.
 	KeyRemotePodSubnets = "remotePodSubnets."
 )
 
-// RemotePodSubnets returns the key for a remote, and what it must be.
+// RemotePodSubnets returns the key for a remote, and its required value.
 func RemotePodSubnets(remote string, subnets []netip.Prefix) (key, value string) {
 	all := make([]string, len(subnets))
 	for i, s := range subnets {
@@ -38,7 +38,7 @@ func RemotePodSubnets(remote string, subnets []netip.Prefix) (key, value string)
 	return KeyRemotePodSubnets + remote, strings.Join(all, ",")
 }
 
-// PolicyKeys returns what the keys of the ConfigMap semaphore-subnets must be for a broker's configuration.
+// PolicyKeys returns the required keys and values of the ConfigMap semaphore-subnets for a broker's configuration.
 func PolicyKeys(c *Broker) map[string]string {
 	out := map[string]string{KeyLocalSubnets: strings.Join(c.LocalSubnets, ",")}
 	if len(c.GlobalServices.PodSubnets) > 0 {
@@ -65,8 +65,8 @@ func StaticServiceIPs(services []netip.Prefix) string {
 }
 
 // ComparePolicyKeys returns an error if the keys that the policies read differ from a broker's configuration: the
-// broker would try again and again to write an object that the policies refuse; nobody configured an object that they
-// let through. value returns a key of the ConfigMap.
+// broker would try again and again to write an object that the policies refuse; no operator configured an object that
+// they let through. value returns a key of the ConfigMap.
 func ComparePolicyKeys(c *Broker, value func(key string) (text string, found bool)) error {
 	var differ []string
 	for _, key := range []string{KeyLocalSubnets, KeyPodSubnets, KeyLabelDomains} {

@@ -89,7 +89,7 @@ type GlobalRule struct {
 	Clusters []string `json:"clusters"`
 	// Prefer lists clusters in order of preference. All others come last, with equal preference.
 	Prefer []string `json:"prefer"`
-	// MinReady is what is enough: a number of ready endpoints, or a share of all of them, such as "50%".
+	// MinReady is the minimum: a number of ready endpoints, or a share of all of them, such as "50%".
 	MinReady intstr.IntOrString `json:"minReady"`
 	// WhenGone selects how endpoints of a gone cluster are handled.
 	WhenGone WhenGone `json:"whenGone"`
@@ -253,8 +253,8 @@ const maxZones = 8
 // MaxMinReady exceeds the number of endpoints of any service.
 const MaxMinReady = 1_000_000
 
-// ParseMinReady parses what is enough for a global service: a number of ready endpoints, or their share of all in
-// percent. One of the results is 0. The error says what is valid.
+// ParseMinReady parses the minimum of a global service: a number of ready endpoints, or their share of all in percent.
+// One of the results is 0. It fails for all else; the error names the valid forms.
 func ParseMinReady(text string) (count, percent int, err error) {
 	text = strings.TrimSpace(text)
 	share, isShare := strings.CutSuffix(text, "%")

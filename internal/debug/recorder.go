@@ -1,5 +1,5 @@
-// Package debug lets an operator watch a part at work: a recorder of what it saw and did, and the DebugService that
-// streams it, on a unix socket or any gRPC server.
+// Package debug lets an operator watch a part at work: a recorder of its observations and actions, and the DebugService
+// that streams them, on a unix socket or any gRPC server.
 //
 // Recording never blocks on a reader. Events must contain no secret.
 package debug
@@ -28,7 +28,7 @@ const maxSources = 128
 type Event struct {
 	// Source is the cluster a change came from.
 	Source string
-	// Object is what was touched, such as "service shop/echo" or "peer c2/n1".
+	// Object is the touched object, such as "service shop/echo" or "peer c2/n1".
 	Object string
 	// Action is a single word.
 	Action string

@@ -1,6 +1,6 @@
-// Package finding owns the codes of what the parts and semaphorectl report: refused objects, problems, Events and the
-// findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the reason
-// of an Event, the word in a status, and the anchor in the document that has cause and fix.
+// Package finding owns the codes of all reports of the parts and semaphorectl: refused objects, problems, Events and
+// the findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the
+// reason of an Event, the word in a status, and the anchor in the document that has cause and fix.
 //
 // It also judges the status of a part: which findings follow from it.
 //
@@ -41,9 +41,9 @@ const (
 	OK Level = "ok"
 	// Warning works now and may stop, or was not seen to work.
 	Warning Level = "warning"
-	// NotChecked is the level of what was not looked at: it is neither good nor bad.
+	// NotChecked is the level of a check that was not made: it is neither good nor bad.
 	NotChecked Level = "not-checked"
-	// Error does not work until somebody acts.
+	// Error does not work until an operator acts.
 	Error Level = "error"
 )
 
@@ -71,7 +71,7 @@ const (
 	Traffic    Area = "traffic"
 	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of check --pre.
 	Installs Area = "installs"
-	// Status are the codes of what is wrong with a part itself, and with those that it is connected to.
+	// Status are the codes of the faults of a part itself, and of those that it is connected to.
 	Status Area = "status"
 )
 

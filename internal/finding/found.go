@@ -17,8 +17,8 @@ const (
 	maxEvidence = 400
 	// maxFindings bounds the findings of a part: above, those of one code become one.
 	maxFindings = 256
-	// maxLine bounds a line of a status, and maxLines all of them, in bytes. semaphorectl accepts 4 MiB, of which a
-	// broker's nodes have 1 MiB for their problems.
+	// maxLine bounds a line of a status, and maxLines all of them, in bytes. semaphorectl accepts 4 MiB; a broker's nodes
+	// have 1 MiB of it for their problems.
 	maxLine  = 500
 	maxLines = 5 << 19
 )
@@ -36,11 +36,11 @@ type Finding struct {
 	First []string
 	// Since is when it began; zero if that is unknown.
 	Since time.Time
-	// Lines are all lines for a status; none for what the status has in another field, such as a node's.
+	// Lines are all lines for a status; none for facts that the status has in another field, such as a node's.
 	Lines []string
 }
 
-// New returns a finding about count objects, of which first are some. Fewer than one counts as one. It has no Lines.
+// New returns a finding about count objects; first are some of them. Fewer than one counts as one. It has no Lines.
 func New(code Code, cluster string, count int, first ...string) Finding {
 	f := Finding{Code: code, Cluster: Clean(cluster), Count: uint64(max(1, count))}
 	for _, line := range first[:min(len(first), Shown)] {

@@ -79,7 +79,7 @@ var (
 		Act{Command: "kubectl -n semaphore logs deploy/semaphore-broker"})
 )
 
-// An object that somebody else wrote or changed.
+// An object that another writer wrote or changed.
 var (
 	Leaving = define(Status, Warning, "Leaving", "a finalizer of somebody else keeps an object that was deleted",
 		Act{Command: "kubectl get KIND NAME -o yaml"})

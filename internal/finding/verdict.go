@@ -15,8 +15,8 @@ import (
 // its own status before it answers, so that semaphorectl of any version, the metrics and a RemoteCluster report the
 // same; semaphorectl joins the answers.
 
-// StaleAfter is the age at which what is held of a remote is stale. An exporter sends at least every 5 s, and a dead
-// connection is detected within 15 s.
+// StaleAfter is the age at which the held objects of a remote are stale. An exporter sends at least every 5 s, and a
+// dead connection is detected within 15 s.
 const StaleAfter = 15 * time.Second
 
 // Judge adds to a status its findings: those that follow from it, and these of the part, whose lines become its
@@ -263,7 +263,7 @@ func fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
 	return fresh, all
 }
 
-// Summary is the verdict in one line: how many remotes are fresh if not all are, and what is wrong.
+// Summary is the verdict in one line: how many remotes are fresh if not all are, and the faults.
 func Summary(s *semaphorev1.GetStatusResponse) string {
 	wrong := Wrong(s)
 	switch {
@@ -275,7 +275,7 @@ func Summary(s *semaphorev1.GetStatusResponse) string {
 	return "all is well"
 }
 
-// Wrong lists what is wrong in a few words each; nothing when all is well.
+// Wrong lists the faults in a few words each; nothing when all is well.
 func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 	all := s.GetFindings()
 	ages := []string{string(Stale), string(KindStale), string(NeverConnected)}

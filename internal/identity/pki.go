@@ -12,9 +12,9 @@
 // X.509-SVID specification of SPIFFE. No private key ever needs to leave the directory but into a Secret of
 // its own cluster.
 //
-// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, pem.go writes,
-// secrets.go prints what a cluster mounts, inventory.go lists what is there. memory.go is an authority that is in no
-// directory, but in a Secret of its cluster.
+// pki.go makes a new directory, rotate.go and rollover.go replace files of one, authority.go signs, pem.go writes,
+// secrets.go prints the objects that a cluster mounts, inventory.go lists the certificates. memory.go is an authority
+// that is in no directory, but in a Secret of its cluster.
 package identity
 
 import (

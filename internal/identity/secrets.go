@@ -69,7 +69,7 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 	return out.Bytes(), nil
 }
 
-// PeerBundle returns the bundle of a peer, from what the peer sent, in the form in which the cluster own mounts it. It
+// PeerBundle returns the bundle of a peer, from the peer's text, in the form in which the cluster own mounts it. It
 // refuses a bundle of another cluster, or of none.
 func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	if name == own {
@@ -103,7 +103,7 @@ func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	return data, nil
 }
 
-// fits returns what is wrong with the certificate of a part, if anything.
+// fits returns the fault of the certificate of a part, if any.
 func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 	again := fmt.Sprintf("semaphorectl pki rotate --dir %s", dir)
 	svid, err := x509svid.Load(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile))

@@ -54,7 +54,7 @@ func CopyCalicoMetadata(object metav1.Object) bool {
 	if err := json.Unmarshal([]byte(stored), &meta); err != nil {
 		return false // another, unknown program wrote it
 	}
-	delete(meta.Annotations, calicoMetadata) // Calico would read it in place of what is copied here
+	delete(meta.Annotations, calicoMetadata) // Calico would read it in place of the copy here
 	object.SetLabels(meta.Labels)
 	object.SetAnnotations(meta.Annotations)
 	return true

@@ -1,7 +1,7 @@
 // Package kube connects the parts to an apiserver: client configuration, and the client for Calico's types in the API
 // group that the cluster serves.
 //
-// It knows client-go and nothing of what the parts do with it.
+// It knows client-go and nothing of its use by the parts.
 package kube
 
 import (
@@ -18,8 +18,8 @@ import (
 )
 
 // Config returns the client configuration for the cluster: from the kubeconfig file or the URL that c names, or else
-// from the pod's own ServiceAccount. It fails if what it takes is missing or cannot be used; of servers it asks only
-// the one of kube.remoteCAURL.
+// from the pod's own ServiceAccount. It fails if the source that it takes is missing or cannot be used; of servers it
+// asks only the one of kube.remoteCAURL.
 func Config(c config.Kube, part string) (*rest.Config, error) {
 	var (
 		cfg *rest.Config

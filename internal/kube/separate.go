@@ -113,8 +113,8 @@ func (r *reader) note(field string, err error) {
 	}
 }
 
-// clean returns a value without what the type cannot hold: fields of a struct, keys of a map, and whole elements of a
-// list. ok is false if nothing is left.
+// clean returns a value without the parts that the type cannot hold: fields of a struct, keys of a map, and whole
+// elements of a list. ok is false if nothing is left.
 func (r *reader) clean(t reflect.Type, value any, path string) (cleaned any, ok bool) {
 	failed := redecode(value, reflect.New(t).Interface())
 	if failed == nil {
@@ -180,8 +180,8 @@ func fieldNamed(t reflect.Type, name string) (of reflect.Type, ok bool) {
 
 // Unread has the objects of a list and watch that cannot be read, wholly or in part. It is safe for concurrent use.
 type Unread struct {
-	// Earlier returns the last known object with the name of one that cannot be read, of which it gets the metadata.
-	// Without an earlier state the object counts as absent.
+	// Earlier gets the metadata of an object that cannot be read, and returns the last known object of its name. Without
+	// an earlier state the object counts as absent.
 	Earlier func(metadata Object) (Object, bool)
 	// Changed, if not nil, is called when an object begins or ceases to be unreadable, or has another reason.
 	Changed func(*Unreadable)
@@ -244,7 +244,7 @@ func (u *Unread) Listed(there map[string]bool) {
 	maps.DeleteFunc(u.bad, func(key string, _ *Unreadable) bool { return !there[key] })
 }
 
-// earlier returns what was known of an unreadable object before, with its resourceVersion of now.
+// earlier returns the last readable form of an unreadable object, with its resourceVersion of now.
 func (u *Unread) earlier(metadata Object) (runtime.Object, bool) {
 	if u == nil || u.Earlier == nil {
 		return nil, false

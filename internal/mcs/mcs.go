@@ -2,8 +2,9 @@
 // which version, and whether an event of a watch can be trusted. It reads and writes ServiceExports and ServiceImports.
 //
 // While the API's definitions are absent, or are being deleted, its objects are unknown: lists and watches fail, and
-// the error names what is missing. An apiserver that removes a definition deletes the objects first; a watch ends at
-// such a deletion without passing it on, so that no reader mistakes the end of the API for the end of an export.
+// the error names the missing definition. An apiserver that removes a definition deletes the objects first; a watch
+// ends at such a deletion without passing it on, so that no reader mistakes the end of the API for the end of an
+// export.
 //
 // Lists and watches ask for the definitions themselves. Reads and writes of single objects use an answer that is not
 // older than trusted, so that they cost no further requests; if one of them finds its object or its resource absent,
@@ -45,8 +46,8 @@ var names = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportF
 // ErrNotServed means that the cluster does not serve the API, or is about to stop.
 var ErrNotServed = errors.New("the Multi-Cluster Services API is not served")
 
-// notServed is an ErrNotServed that names what is missing. Its status is 503, after which readers retry each second
-// (kube.RetryWhileAway): the definitions may be applied at any time.
+// notServed is an ErrNotServed that names the missing definition. Its status is 503, after which readers retry each
+// second (kube.RetryWhileAway): the definitions may be applied at any time.
 type notServed struct{ missing string }
 
 func missing(format string, args ...any) error { return &notServed{fmt.Sprintf(format, args...)} }

@@ -12,7 +12,7 @@ const MaxCandidates = 4
 // maxDNSName is the length of the longest DNS name.
 const maxDNSName = 253
 
-// Candidate reads where other clusters may reach a node: "IP:port", or "name:port", of which at has the port alone.
+// Candidate reads where other clusters may reach a node: "IP:port", or "name:port"; then at has the port alone.
 func Candidate(text string) (at netip.AddrPort, name string, ok bool) {
 	if at, err := netip.ParseAddrPort(text); err == nil {
 		return at, "", true

@@ -255,7 +255,7 @@ const maxInterfaceName = 15
 
 const devicePrefix, shortPrefix = "wireguard.", "wg."
 
-// DevicePrefixes are what the names of all devices begin with.
+// DevicePrefixes begin the names of all devices.
 var DevicePrefixes = []string{devicePrefix, shortPrefix}
 
 // Device returns the name of the network interface for cluster: "wireguard.CLUSTER" if the kernel accepts a name of
@@ -296,7 +296,7 @@ func Import(namespace, name string) string {
 	if full := Mirror(ImportPrefix, namespace, name); len(full) <= maxService {
 		return full
 	}
-	// 128 bits: remotes choose the names, and nobody may find another that has the same.
+	// 128 bits: remotes choose the names, and must not find another that has the same.
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	return ImportPrefix + "-" + MirrorSeparator + "-" + hex.EncodeToString(sum[:16])
 }

@@ -25,8 +25,8 @@ type rank struct {
 }
 
 // since is the creation time of the claim's object, the Node or the BlockAffinity: the first claim keeps its prefix.
-// Only the apiserver sets it, when it creates an object, so that nobody who may register or rename a Node, or write an
-// object, can move it to the front.
+// Only the apiserver sets it, when it creates an object, so that a writer of Nodes or other objects cannot move it to
+// the front.
 type since struct {
 	created int64 // in seconds, the resolution of metadata.creationTimestamp
 	uid     types.UID
@@ -55,8 +55,8 @@ func (c claim) before(other claim) bool {
 	return cmp.Or(c.rank.compare(other.rank.since), cmp.Compare(c.node, other.node)) < 0 // UIDs are equal only in tests
 }
 
-// claims finds the nodes whose CIDRs overlap others. It is indexed by the length of prefixes, of which a cluster has
-// one or two: a search costs one map lookup for each, whatever the number of nodes.
+// claims finds the nodes whose CIDRs overlap others. It is indexed by the length of prefixes; a cluster has one or two
+// lengths: a search costs one map lookup for each, whatever the number of nodes.
 type claims map[length]map[netip.Prefix][]claim
 
 type length struct {

@@ -21,14 +21,14 @@ type Clean struct {
 
 func NewClean(f *os.File) *Clean { return &Clean{raw: f} }
 
-// Raw is the file itself, for what is no text.
+// Raw is the file itself, for binary data.
 func (c *Clean) Raw() *os.File { return c.raw }
 
 // Fd makes it known whether it is a terminal.
 func (c *Clean) Fd() uintptr { return c.raw.Fd() }
 
 // Colours are the sequences by which a program colours words (ECMA-48, SGR), and the one that ends a colour. They hide
-// nothing, also in a text of somebody else.
+// nothing, also in a foreign text.
 var Colours = []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"}
 
 // Write implements io.Writer. It fails if the file does.

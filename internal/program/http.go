@@ -36,7 +36,7 @@ func NewRegistry() *prometheus.Registry {
 	return reg
 }
 
-// httpRefused counts for the HTTP listener of the process, of which there is one.
+// httpRefused counts for the only HTTP listener of the process.
 var httpRefused = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "semaphore_http_connections_refused_total",
 	Help: "Connections to the HTTP listener that were closed because the limit was reached.",
@@ -50,7 +50,7 @@ const (
 	scrapeTimeout      = 30 * time.Second
 )
 
-// Pages are what the HTTP listener serves.
+// Pages has the pages of the HTTP listener.
 type Pages struct {
 	// Metrics are the public metrics.
 	Metrics prometheus.Gatherer

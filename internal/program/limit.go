@@ -24,8 +24,8 @@ const (
 	linesMost = 256
 )
 
-// limited is a handler that omits lines above the bounds. The value of a line's first attribute says what the line is
-// about. Debug messages have no bound, because an operator requested them.
+// limited is a handler that omits lines above the bounds. The value of a line's first attribute names its subject.
+// Debug messages have no bound, because an operator requested them.
 type limited struct {
 	slog.Handler
 	bounds *bounds

@@ -102,7 +102,7 @@ type ExportRule struct {
 	Offers   bool
 }
 
-// checkBundle says what is wrong with the text of root certificates, which may be empty.
+// checkBundle names the fault of the text of root certificates, which may be empty.
 func checkBundle(text string) error {
 	if text == "" {
 		return nil

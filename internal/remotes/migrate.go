@@ -16,7 +16,7 @@ import (
 
 // This file converts configuration of the three original tools to RemoteClusters: the files of semaphore-wireguard and
 // semaphore-service-mirror, and the flags of semaphore-policy. Inputs are texts; outputs are objects, and sentences on
-// what the texts lack. Parts of several texts about one cluster are joined in one object.
+// the gaps of the texts. Parts of several texts about one cluster are joined in one object.
 
 // The defaults of semaphore-wireguard (both ends of a tunnel need the same).
 const (
@@ -159,7 +159,7 @@ func (m *Migration) SetNodeSubnets(name string, all []string) error {
 	return nil
 }
 
-// Objects returns the RemoteClusters, sorted by name; notes are what the operator should know of them, missing are the
+// Objects returns the RemoteClusters, sorted by name; notes are remarks on them for the operator, missing are the
 // required fields that no file has.
 func (m *Migration) Objects() (objects []*v1alpha1.RemoteCluster, notes, missing []string) {
 	notes = slices.Clone(m.notes)

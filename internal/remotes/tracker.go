@@ -25,7 +25,7 @@ type Tracker struct {
 	lost map[string]bool
 }
 
-// NewTracker returns a tracker that knows what was in effect when an earlier process stored it; each object stays until
+// NewTracker returns a tracker that knows the objects in effect that an earlier process stored; each object stays until
 // the resource is listed.
 func NewTracker(before Objects) *Tracker {
 	t := &Tracker{objects: Objects{}, lost: map[string]bool{}}

@@ -1,6 +1,6 @@
-// Package streams has what all streams between parts share, whatever their protocol: the Journal of what one sends, the
-// digests by which both ends compare what they hold, the connection that is kept (Keep), and the bound on what a
-// protobuf message costs in memory, which is known from its bytes before it is decoded (Decode).
+// Package streams has what all streams between parts share, whatever their protocol: the Journal of the sent objects,
+// the digests by which both ends compare the held objects, the connection that is kept (Keep), and the bound on the
+// memory of a protobuf message, which is known from its bytes before it is decoded (Decode).
 //
 // A limit of bytes on the wire does not bound that: 2 bytes for an empty message become a structure of a hundred. The
 // package knows the types of messages by their descriptors only.

@@ -1,5 +1,5 @@
-// Package mesh joins the statuses of the parts of several clusters: clusters, the links between them, and what is
-// wrong. It judges nothing that a part judges: it counts, compares versions, and names what it could not ask. It draws
+// Package mesh joins the statuses of the parts of several clusters: clusters, the links between them, and faults. It
+// judges nothing that a part judges: it counts, compares versions, and names the parts that it could not ask. It draws
 // the result, too.
 //
 // It is pure.
@@ -17,7 +17,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Facts are what is known of one cluster.
+// Facts describe one cluster.
 type Facts struct {
 	// Context is the context of the kubeconfig, and Server the apiserver's address in it; "" for unknown.
 	Context, Server string
@@ -26,7 +26,7 @@ type Facts struct {
 	Unreached map[string]string
 	// Remotes are the RemoteClusters in the apiserver, which are read if the broker does not answer.
 	Remotes []Remote
-	// Notes are what the apiserver has about parts that did not answer, such as the state of their pods.
+	// Notes are the facts of the apiserver about parts that did not answer, such as the state of their pods.
 	Notes []string
 }
 
@@ -68,7 +68,7 @@ type Cluster struct {
 	MultiCluster *MultiCluster `json:"multiCluster,omitempty"`
 }
 
-// MultiCluster counts what ServiceExports export to a cluster's broker, and what it imports for them.
+// MultiCluster counts the exports of ServiceExports to a cluster's broker, and its imports for them.
 type MultiCluster struct {
 	// Exports are those of the own cluster. A Link has those of the other one.
 	Exports   uint64 `json:"exports"`
@@ -159,7 +159,7 @@ type Finding struct {
 	text string
 }
 
-// Join joins what is known of clusters.
+// Join joins the facts of clusters.
 func Join(all []Facts) *Mesh {
 	m := &Mesh{}
 	contexts := map[string][]Facts{}
@@ -193,7 +193,7 @@ func Join(all []Facts) *Mesh {
 	return m
 }
 
-// rankOf sorts what is wrong between clusters before what is wrong in one.
+// rankOf sorts faults between clusters before those in one.
 func rankOf(code string) int {
 	order := []finding.Code{finding.Unreached, finding.ClusterGone, finding.Stale, finding.NeverConnected,
 		finding.KindStale, finding.SilentPairs, finding.NoLeader, finding.NotReady}
@@ -433,9 +433,9 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 	m.Findings = append(m.Findings, is)
 }
 
-// alike finds names that clusters of several contexts have. A cluster says itself what it is called: one that was
-// restored from a backup beside the original says the same, and so may one that is hostile. A statement about the name
-// is then about any of them, and no command leads to one of them by it.
+// alike finds names that clusters of several contexts have. A cluster gives its own name: one that was restored from a
+// backup beside the original gives the same, and so may one that is hostile. A statement about the name is then about
+// any of them, and no command leads to one of them by it.
 func (m *Mesh) alike(contexts map[string][]Facts) {
 	for _, name := range slices.Sorted(maps.Keys(contexts)) {
 		of := slices.DeleteFunc(slices.Clone(contexts[name]), func(f Facts) bool { return len(f.Parts) == 0 })

@@ -4,7 +4,7 @@ package leader
 // have no selector, so that each names only the leader's pod. All replicas are ready, since a standby can take over;
 // only one receives calls. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
 //
-// It knows the apiserver, and the Lease through a function. It does not know what the broker does.
+// It knows the apiserver, and the Lease through a function. It does not know the broker's work.
 
 import (
 	"cmp"
@@ -41,7 +41,7 @@ const ManagedBy = "semaphore-broker-leader"
 
 const (
 	// heal is the interval at which the leader compares the slices, and so the longest time until it restores one that
-	// somebody else changed or deleted.
+	// another writer changed or deleted.
 	heal = 2 * time.Second
 	// readiness is the interval at which a new leader checks whether it is ready for calls.
 	readiness = 50 * time.Millisecond

@@ -7,8 +7,8 @@ import (
 )
 
 // Guard returns a RoundTripper that refuses the writes of a replica whose lease another one may have by now. A replica
-// that was suspended receives, when it resumes, the changes that it missed; until its work ends it would remove what
-// the next leader has written.
+// that was suspended receives, when it resumes, the changes that it missed; until its work ends it would remove the
+// next leader's objects.
 func (e *Elector) Guard(next http.RoundTripper) http.RoundTripper {
 	if e.lock == nil {
 		return next

@@ -1,7 +1,7 @@
 package leader
 
-// This file writes the ConfigMaps in which a part stores what its next process, or another part, needs. Nobody else may
-// change them: another's change or deletion is found within a minute, undone, and reported.
+// This file writes the ConfigMaps in which a part stores what its next process, or another part, needs. Only that part
+// may change them: another's change or deletion is found within a minute, undone, and reported.
 //
 // A Kept is one ConfigMap. Its caller decides the content.
 
@@ -27,7 +27,7 @@ const (
 	Every = time.Minute
 	// reportedFor is how long a restored ConfigMap is reported: longer than an alert waits.
 	reportedFor = time.Hour
-	// tries bounds how often a change begins again because somebody else writes at the same moment.
+	// tries bounds how often a change begins again because another writer writes at the same moment.
 	tries = 5
 )
 
@@ -45,7 +45,7 @@ type Kept struct {
 	wrote bool
 	// looked is when the ConfigMap was last read or written.
 	looked time.Time
-	// report is what was restored last, at restored.
+	// report describes the last restored text, at restored.
 	report   string
 	restored time.Time
 }
@@ -111,7 +111,7 @@ func (m *Kept) Hold(ctx context.Context, key, text string) error {
 	return nil
 }
 
-// Holds tells Hold what the ConfigMap had when the part started.
+// Holds tells Hold the content of the ConfigMap at the start of the part.
 func (m *Kept) Holds(text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -162,7 +162,7 @@ func sameContent(a, b *corev1.ConfigMap) bool {
 		maps.EqualFunc(a.BinaryData, b.BinaryData, func(a, b []byte) bool { return string(a) == string(b) })
 }
 
-// Restored reports that somebody had changed or deleted a part of the ConfigMap, and that it is restored.
+// Restored reports that another writer had changed or deleted a part of the ConfigMap, and that it is restored.
 func (m *Kept) Restored(what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package leader lets one of several replicas work, routes calls to it, and keeps what the next one needs: brokers and
-// exporters elect it with a Lease (coordination.k8s.io/v1) and client-go's tools/leaderelection.
+// Package leader lets one of several replicas work, routes calls to it, and keeps the state that the next one needs:
+// brokers and exporters elect it with a Lease (coordination.k8s.io/v1) and client-go's tools/leaderelection.
 //
 // It adds what client-go leaves to its users: the work has ended before another replica may begin. The library counts
 // time from the receipt of a response; this package counts from the start of the request, because the lease starts
@@ -198,7 +198,7 @@ func (e *Elector) Holds(ctx context.Context) error {
 	if e.lock == nil {
 		return nil
 	}
-	// This bypasses the lock, which records what it reads for the election.
+	// This bypasses the lock, which records its reads for the election.
 	got, err := e.lock.Client.Leases(e.lock.LeaseMeta.Namespace).Get(ctx, e.lock.LeaseMeta.Name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("lease %s: %w", e.lock.Describe(), err)

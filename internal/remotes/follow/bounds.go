@@ -30,7 +30,7 @@ func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) 
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 
-// Load reads what an earlier process wrote. It is no error if that cannot be read: Save writes what it knows.
+// Load reads what an earlier process wrote. It is no error if that cannot be read: Save writes its bounds.
 func (b *Bounds) Load(ctx context.Context) {
 	if object, err := b.config.Get(ctx); err == nil && object != nil {
 		b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
@@ -40,11 +40,11 @@ func (b *Bounds) Load(ctx context.Context) {
 // Problems returns why agents do not get the remotes, or not all as they are, a line each.
 func (b *Bounds) Problems() []string { return append(b.problem.Lines(), b.judged.Lines()...) }
 
-// Reports returns what somebody changed and Save restored, a line.
+// Reports returns the foreign changes that Save undid, a line.
 func (b *Bounds) Reports() []string { return b.config.Reports() }
 
-// Save writes the bounds if they changed, or if somebody has changed them. own is the configuration against which
-// agents judge them. objects have the ports that the broker assigned to them. Nobody can rely on these: an agent would
+// Save writes the bounds if they changed, or if another writer has changed them. own is the configuration against which
+// agents judge them. objects have the ports that the broker assigned to them. Agents cannot rely on these: one would
 // not use a remote with the port of another one, so such a remote keeps the form in which it was written before. It
 // fails if the ConfigMap cannot be written.
 func (b *Bounds) Save(ctx context.Context, own *config.Broker, d remotes.Decision, objects remotes.Objects,

@@ -56,10 +56,10 @@ type InEffect struct {
 	// decided is the last decision; nil before the objects are known.
 	decided *remotes.Decision
 	before  remotes.Objects
-	// objects and own are what was decided on: a decision about 100 remotes takes tens of milliseconds.
+	// objects and own are the basis of the decision: a decision about 100 remotes takes tens of milliseconds.
 	objects remotes.Objects
 	own     *config.Broker
-	// roots is what is wrong with the root certificates.
+	// roots is the fault of the root certificates.
 	roots string
 }
 
@@ -136,8 +136,8 @@ func (e *InEffect) Decided() *remotes.Decision {
 	return e.decided
 }
 
-// Save takes a decision, which may say more than Decide did, and stores it for the next process if it differs from what
-// is stored.
+// Save takes a decision, which may say more than Decide did, and stores it for the next process if it differs from the
+// stored one.
 func (e *InEffect) Save(ctx context.Context, d *remotes.Decision) {
 	e.mu.Lock()
 	e.decided, e.before = d, d.InEffect
@@ -145,7 +145,7 @@ func (e *InEffect) Save(ctx context.Context, d *remotes.Decision) {
 	_ = e.store.Save(ctx, d.InEffect) // its problem is in the findings
 }
 
-// Findings are what is wrong with the watch of the objects, and with what is stored and reported of them.
+// Findings are the faults of the watch of the objects, and of their stored and reported state.
 func (e *InEffect) Findings() []finding.Finding {
 	e.mu.Lock()
 	roots := e.roots
@@ -159,7 +159,7 @@ func (e *InEffect) Findings() []finding.Finding {
 // RefuseLosses returns an error if a part's configuration takes RemoteClusters out of effect that an earlier process of
 // the part had in effect: their Services, sets and tunnels would be removed. A part that ends with it is replaced like
 // one with an invalid configuration, that is, not at all: its earlier pods continue. It returns nil if it cannot read
-// what was in effect.
+// the objects in effect.
 func (e *InEffect) RefuseLosses(ctx context.Context, own *config.Broker) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -111,7 +111,7 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 	w.written[o.UID] = written{want, now, problem != ""}
 }
 
-// Keep forgets what was written of other objects than these.
+// Keep forgets the written status of other objects than these.
 func (w *StatusWriter) Keep(objects remotes.Objects) {
 	there := map[types.UID]bool{}
 	for _, o := range objects {

@@ -62,8 +62,8 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	}
 }
 
-// Save stores what is in effect, and restores it if somebody has changed it. It fails, and sets a problem, if it
-// cannot.
+// Save stores the objects in effect, and restores them if another writer has changed them. It fails, and sets a
+// problem, if it cannot.
 func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	text, err := json.Marshal(inEffect)
 	if err != nil {
