@@ -16,13 +16,12 @@ import (
 
 type entry = streams.Entry[key, *record]
 
-// record is a device or a peer in the journal. It is encoded when the first agent needs it, and the bytes are sent to
-// all agents.
+// record is a device or a peer in the journal, or its deletion, which has neither. It is encoded when the first agent
+// needs it, and the bytes are sent to all agents.
 type record struct {
 	change *semaphorev1.PeeringChange // a Device or a Peer, with no revision
 	digest streams.Digest
-	// A record is the value of the entry that put it, and of the entry that deleted it, if any.
-	put, deleted encoded
+	encoded
 }
 
 // encoded is an entry as a field of PeeringChanges: tag, length and PeeringChange.
@@ -33,10 +32,7 @@ type encoded struct {
 }
 
 func (s *State) encode(e *entry) (mem.Buffer, error) {
-	of := &e.Value.put
-	if e.Deleted {
-		of = &e.Value.deleted
-	}
+	of := &e.Value.encoded
 	of.once.Do(func() {
 		s.encodings.Add(1)
 		m := message(e)

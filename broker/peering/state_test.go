@@ -129,3 +129,15 @@ func BenchmarkOneNode(b *testing.B) {
 		})
 	}
 }
+
+// A removed peer is remembered by its name: its keys, addresses and encoding, of 10,000 peers, would be most of what an
+// idle broker holds.
+func TestARemovedPeerIsItsName(t *testing.T) {
+	s := NewState()
+	become(s, "c2", meshOf("c2", "n1 b"), nil)
+	become(s, "c2", meshOf("c2"), nil)
+	e, there := s.journal.Last(key{"c2", "n1"})
+	if !there || !e.Deleted || e.Value.change != nil {
+		t.Errorf("there %t: %+v", there, e)
+	}
+}
