@@ -101,8 +101,8 @@ func TestOwnNameFailsOver(t *testing.T) {
 }
 
 // A broker that starts while its own exporter is silent takes from the Service where the own name leads. So the Service
-// says that as soon as it changes, also while the cluster that decides about the Service is silent, and while no cluster
-// is known to export it.
+// says that as soon as it changes, even while the cluster that decides about it is silent, or no cluster is known to
+// export it.
 func TestOwnNameIsNotedWithoutWhoDecides(t *testing.T) {
 	for _, exported := range []bool{true, false} {
 		c := blank(t, ownNames)

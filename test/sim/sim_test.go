@@ -56,8 +56,8 @@ func seeds(t *testing.T) (from, n uint64) {
 	return number("FROM", 1), number("SEEDS", n)
 }
 
-// play plays n seeds on all processors. It continues after a failure to report a few, but not after one of the invariant
-// UNTIL. text is a failure as a person reads it.
+// play plays n seeds on all processors. It continues after a failure to report a few, but not after one of the
+// invariant UNTIL. text is a failure as a person reads it.
 func play(t *testing.T, from, n uint64, one func(seed uint64) *Failure, text func(f *Failure, seed uint64) string) {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a fifth less time
