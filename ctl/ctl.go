@@ -81,6 +81,10 @@ something wrong, 3 when check has found nothing wrong and could not look at ever
 	inGroup(cmd, operates, status.Drain(access), status.Undrain(access), status.Release(access),
 		status.RotateKey(access))
 	cmd.AddCommand(versionCommand(), optionsCommand(access), stdioCommand(access), verify.Probe())
+	cmd.InitDefaultCompletionCmd()
+	for _, sub := range cmd.Commands() {
+		needVerb(sub)
+	}
 	switch strings.TrimSuffix(filepath.Base(file), ".exe") {
 	case completeFile:
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args...))

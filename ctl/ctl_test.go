@@ -61,6 +61,34 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
+// TestUnknownVerbs: a verb that does not exist is wrong use under each command, and the error names those that exist.
+func TestUnknownVerbs(t *testing.T) {
+	parents := 0
+	for _, cmd := range all(Command()) {
+		if !cmd.HasSubCommands() || !cmd.HasParent() {
+			continue
+		}
+		parents++
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if out, code, err := ctltest.Run(t, path...); code != 0 || !strings.Contains(out, "Usage:") {
+			t.Errorf("%v: exit code %d, %v, want its help\n%s", path, code, err, out)
+		}
+		_, code, err := ctltest.Run(t, append(path, "nonsense")...)
+		if code != 1 || err == nil || !strings.Contains(err.Error(), "nonsense") {
+			t.Errorf("%v nonsense: exit code %d, %v", path, code, err)
+			continue
+		}
+		for _, sub := range cmd.Commands() {
+			if !strings.Contains(err.Error(), sub.Name()) {
+				t.Errorf("%v nonsense: %v does not name %s", path, err, sub.Name())
+			}
+		}
+	}
+	if parents < 5 {
+		t.Errorf("%d commands have verbs, want get, drain, undrain, pki and completion at least", parents)
+	}
+}
+
 func TestVersion(t *testing.T) {
 	if out, _, err := ctltest.Run(t, "version"); err != nil || out != program.Version+"\n" {
 		t.Errorf("%q %v", out, err)

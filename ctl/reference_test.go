@@ -60,7 +60,7 @@ Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
 			for _, sub := range cmd.Commands() {
 				fmt.Fprintf(&out, "%-65s %s\n", sub.UseLine(), sub.Short)
 			}
-		} else if cmd.Runnable() {
+		} else if cmd.Runnable() && !cmd.HasSubCommands() {
 			fmt.Fprintln(&out, cmd.UseLine())
 		}
 		fmt.Fprintln(&out, text)

@@ -29,11 +29,29 @@ func inGroup(root *cobra.Command, group string, verbs ...*cobra.Command) {
 	root.AddCommand(verbs...)
 }
 
+// needVerb has a command that only has verbs refuse others: cobra prints help for them, with exit code 0.
+func needVerb(cmd *cobra.Command) {
+	if cmd.Runnable() || !cmd.HasSubCommands() {
+		return
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return pflag.ErrHelp
+		}
+		var verbs []string
+		for _, sub := range cmd.Commands() {
+			verbs = append(verbs, sub.Name())
+		}
+		return fmt.Errorf("%s %s: unknown verb: use %s", cmd.CommandPath(), args[0], strings.Join(verbs, ", "))
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+}
+
 // usage prints the verbs of a command in their groups, or its own flags: those of the connection are in options.
 func usage(cmd *cobra.Command) error {
 	var out strings.Builder
 	fmt.Fprintln(&out, "Usage:")
-	if cmd.Runnable() {
+	if cmd.Runnable() && !cmd.HasSubCommands() {
 		fmt.Fprintf(&out, "  %s\n", cmd.UseLine())
 	}
 	if cmd.HasAvailableSubCommands() {
