@@ -110,7 +110,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	eventually(t, "both are sent", func() (bool, string) {
 		reported = append(reported, beat()...)
 		slices.Sort(reported)
-		return slices.Equal(reported, []string{"taken MirrorNotWritten", long + " NameTooLong"}), strings.Join(reported, ", ")
+		return slices.Equal(reported, []string{"taken WriteFailed", long + " NameTooLong"}), strings.Join(reported, ", ")
 	})
 	if again := beat(); len(again) > 0 {
 		t.Errorf("sent again: %q", again)
@@ -124,7 +124,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	})
 	// A write to an overloaded apiserver may first fail for another reason, which is reported too.
 	for _, one := range reported[:len(reported)-1] {
-		if one != "taken MirrorNotWritten" {
+		if one != "taken WriteFailed" {
 			t.Errorf("before the end %q is sent", one)
 		}
 	}

@@ -121,8 +121,8 @@ func TestFeedbackOnServices(t *testing.T) {
 		"offer")
 	has("secret", "Warning NotOffered: it is not offered to other clusters: spec.export of no RemoteCluster offers it")
 	has("kept", "Warning NotOffered: it is not offered to other clusters: annotation semaphore.uw.io/export-to: \"none\"")
-	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation "+
-		"semaphore.uw.io/min-ready: \"many\" is ignored")
+	has("unheeded", "Warning InvalidServiceSetting: offered to c2 as a mirror and as part of the global service; "+
+		"annotation semaphore.uw.io/min-ready: \"many\" is ignored")
 	has(long, "Warning Refused: cluster c2: its Service would be named too long")
 	all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
 	must(t, err)

@@ -139,7 +139,7 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 		return true
 	}
 	// An Event on a cluster-wide object would have to be in the namespace default.
-	return e.queue(cluster, topic, corev1.EventTypeWarning, reason, note, corev1.ObjectReference{APIVersion: "v1",
+	return e.queue(cluster, topic, reason, note, corev1.ObjectReference{APIVersion: "v1",
 		Kind: "Namespace", Name: e.namespace, Namespace: e.namespace})
 }
 
@@ -147,24 +147,24 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 // cluster that joined or left pays for it, so that one that does so all the time delays no Event of others.
 func (e *Events) OwnName(l choice.Lent) {
 	here := fmt.Sprintf("%d of %d ready in this cluster, and %s are enough", l.Ready, l.All, l.Enough)
-	kind, reason := corev1.EventTypeWarning, finding.ServedElsewhere
+	reason := finding.ServedElsewhere
 	note := fmt.Sprintf("endpoints of %s are used under its own name: %s", strings.Join(l.Clusters, ", "), here)
 	switch {
 	case len(l.Clusters) == 0:
-		kind, reason = corev1.EventTypeNormal, finding.ServedHere
+		reason = finding.ServedHere
 		note = fmt.Sprintf("endpoints of %s are no longer used under its own name: %s", strings.Join(l.Before, ", "), here)
 	case l.Use == naming.OwnNameAll:
-		kind = corev1.EventTypeNormal
+		reason = finding.ServedTogether
 		note = fmt.Sprintf("endpoints of %s are used under its own name, beside those of this cluster",
 			strings.Join(l.Clusters, ", "))
 	}
 	// Each change is another topic: the second failover of an hour is as important as the first.
 	topic := fmt.Sprintf("%s/%s %s %d", l.Namespace, l.Name, note, time.Now().UnixNano())
-	e.queue(l.Moved(), topic, kind, reason, note, corev1.ObjectReference{APIVersion: "v1", Kind: "Service",
+	e.queue(l.Moved(), topic, reason, note, corev1.ObjectReference{APIVersion: "v1", Kind: "Service",
 		Namespace: l.Namespace, Name: l.Name, UID: l.UID})
 }
 
-func (e *Events) queue(cluster, topic, kind string, reason finding.Code, note string,
+func (e *Events) queue(cluster, topic string, reason finding.Code, note string,
 	about corev1.ObjectReference) (accepted bool) {
 	note = finding.CleanTo(note, maxEventNote)
 	now := time.Now()
@@ -182,7 +182,7 @@ func (e *Events) queue(cluster, topic, kind string, reason finding.Code, note st
 	b.waiting = append(b.waiting, pendingEvent{cluster: cluster, topic: topic, event: &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: about.Namespace, GenerateName: naming.ManagedByBroker + "-"},
 		EventTime:           metav1.NewMicroTime(now),
-		Type:                kind,
+		Type:                reason.EventType(),
 		Reason:              string(reason),
 		Action:              "Apply",
 		Note:                note,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -119,6 +123,34 @@ func TestEventsThatFail(t *testing.T) {
 		expect(take("c2", nil), "b")
 		expect(take("c2", nil), "0s")
 	})
+}
+
+// TestEventTypes: the type of an Event follows the level of its reason, and endpoints that a Service shares with other
+// clusters by choice are no warning.
+func TestEventTypes(t *testing.T) {
+	e := NewEvents(nil, "mirrors", []string{"c2"}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	e.Warn("c2", finding.Refused, "a")
+	e.Warn("c2", finding.ClusterBack, "b")
+	for _, use := range []string{naming.OwnNameFailover, naming.OwnNameAll} {
+		e.OwnName(choice.Lent{Namespace: "shop", Name: "echo",
+			OwnName: choice.OwnName{Use: use, Clusters: []string{"c2"}}})
+	}
+	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"}})
+	var got []string
+	for {
+		p, _, ok := e.next()
+		if !ok {
+			break
+		}
+		got = append(got, p.event.Type+" "+p.event.Reason)
+		e.ended(p, nil)
+	}
+	slices.Sort(got)
+	want := []string{"Normal ClusterBack", "Normal ServedHere", "Normal ServedTogether", "Warning Refused",
+		"Warning ServedElsewhere"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
 }
 
 // TestEvents: each Event is written, once, however many come at once; the rest waits for the limiter. Run calls for

@@ -65,11 +65,18 @@ func outcomes(p *mirror.Plan, cluster string, failing map[string]string) (out []
 	}
 	for name, reason := range failing {
 		if of, has := p.MadeOf(name, cluster); has {
-			out = append(out, outcome(of.Namespace, of.Name, finding.MirrorNotWritten, reason))
+			out = append(out, outcome(of.Namespace, of.Name, finding.WriteFailed, reason))
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *semaphorev1.Outcome) int {
-		return cmp.Or(byService(a, b), cmp.Compare(a.Code, b.Code))
+	// A Service that does not exist says more than one that differs.
+	differs := func(o *semaphorev1.Outcome) (rank int) {
+		if finding.Code(o.GetCode()).Level() != finding.Error {
+			rank = 1
+		}
+		return rank
+	}
+	slices.SortFunc(out, func(a, b *semaphorev1.Outcome) int {
+		return cmp.Or(byService(a, b), differs(a)-differs(b), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Reason, b.Reason))
 	})
 	return slices.CompactFunc(out, func(a, b *semaphorev1.Outcome) bool { return byService(a, b) == 0 })
 }

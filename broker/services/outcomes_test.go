@@ -26,9 +26,9 @@ func TestOutcomes(t *testing.T) {
 	failing := map[string]string{"c2-shop-73736d-broken": "cannot be written",
 		"gl-shop-73736d-echo": "cannot be written either", "nobody": "x"}
 	for cluster, want := range map[string]string{
-		"c2":   "shop/broken MirrorNotWritten, shop/echo MirrorNotWritten, shop/" + long + " NameTooLong",
+		"c2":   "shop/broken WriteFailed, shop/echo WriteFailed, shop/" + long + " NameTooLong",
 		"c2-a": "shop/secret NameTaken",
-		"c1":   "shop/echo MirrorNotWritten",
+		"c1":   "shop/echo WriteFailed",
 		"c3":   "",
 	} {
 		var got []string

@@ -17,7 +17,7 @@ import (
 // that restarts writes the same value, which the apiserver does not store again.
 func condition(e event) string {
 	status := metav1.ConditionTrue
-	if e.reason != finding.Offered {
+	if e.reason != finding.Offered && e.reason != finding.InvalidServiceSetting {
 		status = metav1.ConditionFalse
 	}
 	text, err := json.Marshal(struct {

@@ -159,10 +159,9 @@ func (f *Feedback) Run(ctx context.Context) error {
 
 // event is an Event to write.
 type event struct {
-	offer   *catalog.Offer
-	reason  finding.Code
-	note    string
-	warning bool
+	offer  *catalog.Offer
+	reason finding.Code
+	note   string
 }
 
 // dueEvents reads the current state and returns the Events to write.
@@ -206,7 +205,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 	}
 	// Those that are rarely written come first, among them warnings.
 	rank := func(e event) (writes, normal int) {
-		if !e.warning {
+		if e.reason.Level() == finding.OK {
 			normal = 1
 		}
 		return f.services[service{e.offer.Namespace, e.offer.Name}].writes.Times, normal
@@ -238,7 +237,7 @@ func (f *Feedback) needsWrite(s *eventState) bool {
 func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
 	e.offer = o
 	if len(o.To) == 0 {
-		e.reason, e.note, e.warning = finding.NotOffered, "it is not offered to other clusters: "+o.Reason, true
+		e.reason, e.note = finding.NotOffered, "it is not offered to other clusters: "+o.Reason
 		return e, 0
 	}
 	var accepted, unconfirmed, objections []string
@@ -262,7 +261,7 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 	var parts []string
 	e.reason, wait = finding.Offered, f.Settle
 	if len(objections) > 0 {
-		e.reason, e.warning, wait = finding.Refused, true, 0
+		e.reason, wait = finding.Refused, 0
 		parts = append(parts, objections...)
 	}
 	if len(accepted) > 0 {
@@ -273,7 +272,9 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 		parts = append(parts, fmt.Sprintf("not confirmed yet by %s", strings.Join(unconfirmed, ", ")))
 	}
 	if o.IgnoredSettings != "" {
-		e.warning = true
+		if e.reason == finding.Offered {
+			e.reason = finding.InvalidServiceSetting
+		}
 		parts = append(parts, o.IgnoredSettings)
 	}
 	e.note = strings.Join(parts, "; ")
@@ -358,14 +359,10 @@ func truncateEvent(note string) string { return finding.CleanTo(note, maxNote) }
 func (f *Feedback) event(e event, now time.Time) *eventsv1.Event {
 	note := truncateEvent(e.note)
 	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note))
-	kind := corev1.EventTypeNormal
-	if e.warning {
-		kind = corev1.EventTypeWarning
-	}
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: e.offer.Namespace, Name: e.offer.Name + "." + hex.EncodeToString(sum[:8])},
 		EventTime:  metav1.NewMicroTime(now),
-		Type:       kind,
+		Type:       e.reason.EventType(),
 		Reason:     string(e.reason),
 		Action:     "Export",
 		Note:       note,

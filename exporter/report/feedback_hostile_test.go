@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,11 +13,23 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
 func TestHostileTextInEvents(t *testing.T) { testkit.OneLine(t, maxNote, truncateEvent) }
+
+// TestConditionOfAnOffer: a Service with a setting that is ignored is offered all the same, and the reason says so.
+func TestConditionOfAnOffer(t *testing.T) {
+	for reason, want := range map[finding.Code]string{finding.Offered: `"status":"True","reason":"Offered"`,
+		finding.InvalidServiceSetting: `"status":"True","reason":"InvalidServiceSetting"`,
+		finding.Refused:               `"status":"False","reason":"Refused"`} {
+		if got := condition(event{reason: reason}); !strings.Contains(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
 
 // flapping is a broker of another cluster that gives another answer each time it is asked.
 type flapping struct {

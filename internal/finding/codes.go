@@ -79,8 +79,6 @@ var (
 		"a Service asks for endpoints of other clusters under its own name, and does not get them as it asks")
 	ExportsConflict = define(Services, Warning, "ExportsConflict",
 		"exports of one name differ, and the one that was first observed decides")
-	MirrorNotWritten = define(Services, Error, "MirrorNotWritten",
-		"the apiserver of another cluster rejects the mirror of a Service")
 )
 
 // Events of the broker. Its Event on a refused object is Refused.
@@ -110,6 +108,8 @@ var (
 	ServedElsewhere = define(Events, Warning, "ServedElsewhere",
 		"the own name of a Service leads to endpoints of other clusters, because the own one has too few",
 		Act{Command: "kubectl -n NAMESPACE describe service NAME", Alert: "SemaphoreServedByOtherCluster"})
+	ServedTogether = define(Events, OK, "ServedTogether",
+		"the own name of a Service leads to endpoints of other clusters beside those of its own")
 	ServedHere         = define(Events, OK, "ServedHere", "the own name of a Service leads to its own cluster alone again")
 	ClusterBack        = define(Events, OK, "ClusterBack", "a remote that was gone is heard, or its nodes talk, again")
 	LabelDomainsDiffer = define(Events, Warning, "LabelDomainsDiffer",

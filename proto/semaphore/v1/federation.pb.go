@@ -1179,7 +1179,7 @@ func (x *Refusal) GetReason() string {
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Stable code: "NameTooLong", "NameTaken", "MirrorNotWritten", "SettingsDiffer", "NamespaceDenied" or
+	// Stable code: "NameTooLong", "NameTaken", "WriteFailed", "SettingsDiffer", "NamespaceDenied" or
 	// "ExportsConflict".
 	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
 	// One sentence for a person in the sender's cluster. To other clusters than the own one it names nothing of others
