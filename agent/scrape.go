@@ -78,7 +78,7 @@ func (a *agent) describe() *semaphorev1.GetStatusResponse {
 func (a *agent) found() []finding.Finding {
 	s := a.describe()
 	for _, d := range s.Devices {
-		d.PeersPresent = d.PeersWanted // not known here
+		d.PeersPresent = d.PeersDesired // not known here
 	}
 	return finding.Found(s, a.findings()...)
 }

@@ -317,7 +317,7 @@ func (l *locating) sets() {
 			if delay != "" {
 				place.State = debug.PlaceWaiting
 			}
-			objects = append(objects, fmt.Sprintf("%s %s has %d of %d addresses%s", kind, name, o.GetPresent(), o.GetWanted(),
+			objects = append(objects, fmt.Sprintf("%s %s has %d of %d addresses%s", kind, name, o.GetPresent(), o.GetDesired(),
 				delay))
 		}
 		place.Detail = strings.Join(objects, "; ")

@@ -58,7 +58,7 @@ func TestTheOwnExporter(t *testing.T) {
 	}
 	e.Send(players.Deletion(4, players.Service("shop", "a")), players.Deletion(5, players.Service("shop", "b")))
 	e.Acked(5)
-	if own = l.server.Status()[0]; own.GetKinds()[0].GetHeldBack() == 0 {
+	if own = l.server.Status()[0]; own.GetKinds()[0].GetRetained() == 0 {
 		t.Errorf("nothing is retained: %v", own)
 	}
 	if len(l.server.Status()) != 3 {

@@ -245,7 +245,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	e.Send(players.Snapshot(kind, 1)...)
 	e.Acked(1)
 	k := l.server.Status()[0].Kinds[3]
-	if k.Objects != 40 || k.HeldBack != 40 || k.HeldBackSince == nil || k.Limit == 0 || k.LastHeard == nil {
+	if k.Objects != 40 || k.Retained != 40 || k.RetainedSince == nil || k.Limit == 0 || k.LastHeard == nil {
 		t.Fatalf("status %v", k)
 	}
 	if lines := finding.Texts(l.server.Findings()); len(lines) != 1 ||
@@ -281,7 +281,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 			t.Errorf("release of %s, %s: %s, %v", w.cluster, w.kind, got, code)
 		}
 	}
-	if k := l.server.Status()[0].Kinds[3]; k.Objects != 0 || k.HeldBack != 0 {
+	if k := l.server.Status()[0].Kinds[3]; k.Objects != 0 || k.Retained != 0 {
 		t.Errorf("status %v", k)
 	}
 }
@@ -317,7 +317,7 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 		if age := time.Since(s.LastHeard.AsTime()).Abs(); age > time.Minute {
 			t.Errorf("%s: heard %s ago", name, age)
 		}
-		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, refusedLine(l.server))
+		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].Retained, s.Behind, refusedLine(l.server))
 		if first == "" {
 			first = got
 		}

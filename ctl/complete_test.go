@@ -52,7 +52,7 @@ func TestCompletion(t *testing.T) {
 		s := ctltest.Well()
 		s.Links = append(s.Links, &semaphorev1.LinkStatus{Cluster: "c1"},
 			&semaphorev1.LinkStatus{Cluster: "c3",
-				Kinds: []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_SERVICE, HeldBack: 7}}})
+				Kinds: []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_SERVICE, Retained: 7}}})
 		s.Drains = []*semaphorev1.DrainStatus{
 			{Target: &semaphorev1.DrainTarget{Cluster: "c4"}, Since: timestamppb.New(time.Now())},
 			{Target: &semaphorev1.DrainTarget{Cluster: "c2", Namespace: "shop", Service: "echo"},

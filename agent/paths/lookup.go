@@ -77,7 +77,7 @@ func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest)
 	}
 	out.Cluster, out.Interface, out.ClearPackets = cluster, naming.Device(cluster), n.Dropped()
 	out.DeviceProblem, out.ConfirmedAt = n.Problem(cluster), semaphorev1.Time(n.Confirmed(cluster))
-	out.Wanted = wanted(want, to)
+	out.Desired = wanted(want, to)
 	d, err := n.Peers.kernel.Device(out.Interface)
 	if err != nil {
 		out.DeviceProblem = err.Error()

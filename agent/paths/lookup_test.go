@@ -67,7 +67,7 @@ func TestLookUp(t *testing.T) {
 	got := look("10.2.0.5")
 	if got.GetCluster() != "c2" || got.GetInterface() != "wireguard.c2" || got.GetDeviceExists() ||
 		got.GetDeviceProblem() !=
-			"port in use" || got.GetWanted().GetNode() != "m1" || got.GetPresent() != nil || got.GetClearPackets() != 7 ||
+			"port in use" || got.GetDesired().GetNode() != "m1" || got.GetPresent() != nil || got.GetClearPackets() != 7 ||
 		!got.GetConfirmedAt().AsTime().Equal(confirmed) {
 		t.Errorf("without a device: %v", got)
 	}
@@ -86,10 +86,10 @@ func TestLookUp(t *testing.T) {
 		got.GetMeasurement().GetProblem() == "" {
 		t.Errorf("with a device: %v", got)
 	}
-	if got = look("10.2.1.5"); got.GetWanted().GetNode() != "m2" || got.GetPresent() != nil || got.GetSession() != nil {
+	if got = look("10.2.1.5"); got.GetDesired().GetNode() != "m2" || got.GetPresent() != nil || got.GetSession() != nil {
 		t.Errorf("a peer that is wanted and missing: %v", got)
 	}
-	if got = look("10.2.99.5"); got.GetCluster() != "c2" || got.GetWanted() != nil {
+	if got = look("10.2.99.5"); got.GetCluster() != "c2" || got.GetDesired() != nil {
 		t.Errorf("a prefix of no peer: %v", got)
 	}
 	host.Change("wireguard.c2", func(d *kernel.Device) { d.Peers[0].PublicKey = stranger })

@@ -230,7 +230,7 @@ func (v View) device(cluster string, stream stream.View, paths func(cluster stri
 	}
 	remote, desired := stream.Remote(cluster)
 	if desired {
-		d.PeersWanted, d.Source, d.Paths = uint32(remote.Peers), remote.Source, paths(cluster)
+		d.PeersDesired, d.Source, d.Paths = uint32(remote.Peers), remote.Source, paths(cluster)
 		d.ConfirmedAt = semaphorev1.Time(remote.ConfirmedAt)
 	}
 	if is := v.Devices[cluster]; is.Report != nil {

@@ -85,7 +85,7 @@ var (
 		[]string{"cluster", "kind"}, nil)
 	limitDesc = prometheus.NewDesc("semaphore_broker_objects_limit",
 		"The limit of objects of a remote.", []string{"cluster", "kind"}, nil)
-	heldBackDesc = prometheus.NewDesc("semaphore_broker_retained",
+	retainedDesc = prometheus.NewDesc("semaphore_broker_retained",
 		"Objects that a remote has withdrawn and the brake retains.", []string{"cluster", "kind"}, nil)
 	omittedDesc = prometheus.NewDesc("semaphore_broker_outcomes_omitted",
 		"Services of a remote that have a problem here, and that the report to it omits because it is full.",
@@ -98,7 +98,7 @@ type collector struct{ server *Server }
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc,
-		completeDesc, limitDesc, heldBackDesc, omittedDesc} {
+		completeDesc, limitDesc, retainedDesc, omittedDesc} {
 		ch <- d
 	}
 }
@@ -132,7 +132,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(refusedDesc, float64(k.Refused), l.Cluster, kind)
 			gauge(completeDesc, truth(k.Complete), l.Cluster, kind)
 			gauge(limitDesc, float64(k.Limit), l.Cluster, kind)
-			gauge(heldBackDesc, float64(k.HeldBack), l.Cluster, kind)
+			gauge(retainedDesc, float64(k.Retained), l.Cluster, kind)
 		}
 	}
 }

@@ -749,7 +749,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 		}
 		k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
 		if back := l.replica.Retained(kind, 0); back.Total > 0 {
-			k.HeldBack, k.HeldBackSince = uint64(back.Total), timestamppb.New(back.Since)
+			k.Retained, k.RetainedSince = uint64(back.Total), timestamppb.New(back.Since)
 		}
 		out.Kinds = append(out.Kinds, k)
 	}

@@ -62,7 +62,7 @@ func TestInABrowser(t *testing.T) {
 		}
 		for _, l := range m.Links {
 			want := []string{l.At, l.From, l.State, l.Age, l.Lag, "0", fmt.Sprint(l.Kinds["service"]), "0", "0",
-				fmt.Sprint(l.Exports), fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes),
+				fmt.Sprint(l.Exports), fmt.Sprint(l.Refused), fmt.Sprint(l.Retained), fmt.Sprintf("%d/%d", l.Talking, l.Nodes),
 				fmt.Sprint(l.Silent),
 				l.Handshake, "2.5 MB/s", "-"}
 			if !slices.ContainsFunc(rows, func(row []string) bool { return slices.Equal(row[1:], want) }) {

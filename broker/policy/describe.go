@@ -74,7 +74,7 @@ func (d *description) addDesired(s setRef, m *members) {
 	}
 	for ip := range m.partOf {
 		object := d.objectNameOf(s, ip)
-		d.objectOf(one, object).Wanted++
+		d.objectOf(one, object).Desired++
 		if !r.isIn(ip, object) {
 			one.missing = append(one.missing, ip)
 		}

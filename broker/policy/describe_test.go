@@ -20,7 +20,7 @@ func setLines(p *Plan, req *semaphorev1.ListSetsRequest) string {
 	for _, s := range p.Describe(req, address) {
 		line := fmt.Sprintf("%s/%s/%s", s.Cluster, s.Namespace, s.Name)
 		for _, o := range s.Objects {
-			line += fmt.Sprintf(" %s:%d/%d", o.Name, o.Present, o.Wanted)
+			line += fmt.Sprintf(" %s:%d/%d", o.Name, o.Present, o.Desired)
 		}
 		for _, pod := range s.Pods {
 			line += fmt.Sprintf(" %s(%s)=%s", pod.Name, pod.Uid, strings.Join(pod.Ips, ","))
@@ -107,7 +107,7 @@ func TestDescribeListsAHundredAddresses(t *testing.T) {
 		p.Apply("c2", pods(fmt.Sprintf("shop/p%d u%d web 10.2.0.%d", i, i, i)))
 	}
 	sets := p.Describe(&semaphorev1.ListSetsRequest{}, netip.Addr{})
-	if len(sets) != 1 || len(sets[0].Missing) != 100 || sets[0].Objects[0].Wanted != 150 {
+	if len(sets) != 1 || len(sets[0].Missing) != 100 || sets[0].Objects[0].Desired != 150 {
 		t.Errorf("%v, want one set that lacks 150 addresses and lists 100", sets)
 	}
 }

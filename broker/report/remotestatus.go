@@ -98,7 +98,7 @@ func stateOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) 
 			s.Objects.SetMembers = n
 		}
 		s.Refused += int32(k.GetRefused())
-		s.Retained += int32(k.GetHeldBack())
+		s.Retained += int32(k.GetRetained())
 	}
 	switch {
 	case link.GetRefusedSourceId() != "":

@@ -20,7 +20,7 @@ func TestStatusOf(t *testing.T) {
 	accepted := remotes.Verdict{InEffect: &remotes.Object{ListenPort: 7974}, Reason: finding.Accepted, Message: "m"}
 	heard := timestamppb.New(time.Unix(1000, 5))
 	kind := func(k semaphorev1.Kind, objects, refused, held uint64) *semaphorev1.KindStatus {
-		return &semaphorev1.KindStatus{Kind: k, Objects: objects, Refused: refused, HeldBack: held}
+		return &semaphorev1.KindStatus{Kind: k, Objects: objects, Refused: refused, Retained: held}
 	}
 	for _, c := range []struct {
 		name    string

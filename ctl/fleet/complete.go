@@ -135,7 +135,7 @@ func LinkedOf(s *semaphorev1.GetStatusResponse) (out []string) {
 func BrakedOf(s *semaphorev1.GetStatusResponse) (out []string) {
 	for _, l := range s.GetLinks() {
 		for _, k := range l.GetKinds() {
-			if k.GetHeldBack() > 0 {
+			if k.GetRetained() > 0 {
 				out = append(out, l.GetCluster())
 			}
 		}

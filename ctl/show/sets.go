@@ -14,7 +14,7 @@ func SetName(s *semaphorev1.PolicySet) string {
 	return s.GetCluster() + "/" + s.GetNamespace() + "/" + s.GetName()
 }
 
-const AsWanted = "as wanted"
+const AsDesired = "as desired"
 
 // SetState describes the state of a set besides its numbers.
 func SetState(s *semaphorev1.PolicySet) string {
@@ -35,7 +35,7 @@ func SetState(s *semaphorev1.PolicySet) string {
 		out = append(out, s.GetCluster()+" has not sent all its pods yet")
 	}
 	if len(out) == 0 {
-		return AsWanted
+		return AsDesired
 	}
 	return strings.Join(out, "; ")
 }

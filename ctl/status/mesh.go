@@ -325,8 +325,8 @@ func ownNameRows(m *mesh.Mesh) [][]string {
 }
 
 func linkRows(m *mesh.Mesh) [][]string {
-	rows := [][]string{{"AT", "FROM", "STATE", "AGE", "LAG", "NODES", "SERVICES", "SLICES", "SET PODS", "REFUSED", "KEPT",
-		"TUNNELS"}}
+	rows := [][]string{{"AT", "FROM", "STATE", "AGE", "LAG", "NODES", "SERVICES", "SLICES", "SET PODS", "REFUSED",
+		"RETAINED", "TUNNELS"}}
 	for _, l := range m.Links {
 		tunnels := "-"
 		if l.Nodes > 0 {
@@ -341,7 +341,7 @@ func linkRows(m *mesh.Mesh) [][]string {
 		rows = append(rows, []string{l.At, l.From, strings.ToUpper(l.State), show.Dash(l.Age), show.Dash(l.Lag),
 			count(semaphorev1.Kind_KIND_NODE), count(semaphorev1.Kind_KIND_SERVICE),
 			count(semaphorev1.Kind_KIND_ENDPOINT_SLICE), count(semaphorev1.Kind_KIND_SET_MEMBER),
-			fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), tunnels})
+			fmt.Sprint(l.Refused), fmt.Sprint(l.Retained), tunnels})
 	}
 	return rows
 }

@@ -79,7 +79,7 @@ func TestMeshStatus(t *testing.T) {
 	wrong := aPart("broker", "c1", "c2", "c3", "c4", "c5")
 	wrong.Links[0].LastHeard, wrong.Links[0].Connected = before(252*time.Second), false
 	wrong.Links[0].LastError = "connection \x1b[31mrefused"
-	wrong.Links[2].Kinds[1].HeldBack, wrong.Links[2].Kinds[1].HeldBackSince = 6, before(90*time.Second)
+	wrong.Links[2].Kinds[1].Retained, wrong.Links[2].Kinds[1].RetainedSince = 6, before(90*time.Second)
 	wrong.Links[3].Kinds[1].Refused = 2
 	wrong.Nodes[1].Attached = false
 	wrong.SilentPairs = []*semaphorev1.SilentPair{{Node: "n1", Cluster: "c3", RemoteNode: "m2",

@@ -86,7 +86,7 @@ func TestStatusThatIsWrong(t *testing.T) {
 			s.Problems = []string{"device wireguard.c2: address in use"}
 		}, "device wireguard.c2: address in use", ""},
 		"peers": {func(s *semaphorev1.GetStatusResponse) { s.Devices[0].PeersPresent = 1 },
-			"device wireguard.c2 has 1 peers, 2 are wanted", "1/2"},
+			"device wireguard.c2 has 1 peers, 2 are desired", "1/2"},
 		"a problem": {func(s *semaphorev1.GetStatusResponse) { s.Problems = []string{"node n9: no key"} },
 			"node n9: no key", "lease"},
 		"escape": {func(s *semaphorev1.GetStatusResponse) {

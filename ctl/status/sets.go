@@ -53,11 +53,11 @@ remote is disconnected.`,
 			}
 			var wrong []string
 			for _, s := range found.Sets {
-				if state := show.SetState(s); state != show.AsWanted {
+				if state := show.SetState(s); state != show.AsDesired {
 					wrong = append(wrong, show.SetName(s))
 				}
 			}
-			return show.Wrong(wrong, len(found.Sets), "sets are not as wanted")
+			return show.Wrong(wrong, len(found.Sets), "sets are not as desired")
 		},
 	}
 	t.Flags(cmd)
@@ -94,9 +94,9 @@ func addresses(s *semaphorev1.PolicySet) int {
 	global, namespaced := 0, 0
 	for _, o := range s.GetObjects() {
 		if o.GetNamespace() == "" {
-			global += int(o.GetWanted())
+			global += int(o.GetDesired())
 		} else {
-			namespaced += int(o.GetWanted())
+			namespaced += int(o.GetDesired())
 		}
 	}
 	return max(global, namespaced)
@@ -116,7 +116,7 @@ func printSets(w io.Writer, found *fleet.BrokerSets, output string, pods bool) e
 		fmt.Fprintln(t, "SET\tPODS\tADDRESSES\tAGE\tIN\tSTATE")
 		for _, s := range found.Sets {
 			state := show.SetState(s)
-			if state != show.AsWanted {
+			if state != show.AsDesired {
 				wrong = append(wrong, show.Wrap(show.SetName(s)+": "+state, "  ", show.LineWidth)...)
 				state = "see below"
 			}

@@ -22,7 +22,7 @@ func TestVerbSets(t *testing.T) {
 	var asked *semaphorev1.ListSetsRequest
 	web, odd := ctltest.WebSet(), ctltest.WebSet()
 	odd.Name, odd.Connected = "we\x1bb", false
-	odd.Objects = []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 1}}
+	odd.Objects = []*semaphorev1.SetObject{{Name: "c2-shop-web", Desired: 2, Present: 1}}
 	odd.Missing, odd.Leftover = []string{"10.2.0.6"}, []string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}
 	odd.LastHeard, web.LastHeard = nil, nil
 	var sets []*semaphorev1.PolicySet

@@ -216,7 +216,7 @@ func writeTables(t io.Writer, s *semaphorev1.GetStatusResponse) {
 	show.Section(t, "DEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES",
 		s.GetDevices(), 0, func(d *semaphorev1.DeviceStatus) string {
 			return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s", d.GetInterface(), d.GetCluster(),
-				semaphorev1.BackendName(d.GetBackend()), d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(),
+				semaphorev1.BackendName(d.GetBackend()), d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersDesired(),
 				d.GetPeersWithHandshake(), show.Ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(),
 				state(s, d), strings.Join(d.GetRoutes(), " "))
 		})
@@ -367,8 +367,8 @@ func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
 				objects += fmt.Sprintf("/%d", k.GetLimit())
 			}
 			back := "0"
-			if k.GetHeldBack() > 0 {
-				back = fmt.Sprintf("%d for %s", k.GetHeldBack(), show.Since(s, k.GetHeldBackSince()))
+			if k.GetRetained() > 0 {
+				back = fmt.Sprintf("%d for %s", k.GetRetained(), show.Since(s, k.GetRetainedSince()))
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.GetCluster(), semaphorev1.KindName(k.GetKind()), age,
 				objects, k.GetRefused(), back,

@@ -58,7 +58,7 @@ func TestKindLines(t *testing.T) {
 				Limit: 10_000},
 		}}
 	service := l.Kinds[1]
-	service.Refused, service.HeldBack, service.HeldBackSince = 3, 4, before(5*time.Minute)
+	service.Refused, service.Retained, service.RetainedSince = 3, 4, before(5*time.Minute)
 	service.LastPropagation = durationpb.New(12 * time.Millisecond)
 	service.MedianPropagation = durationpb.New(-2 * time.Millisecond)
 	service.HighPropagation = durationpb.New(2340 * time.Millisecond)

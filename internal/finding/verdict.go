@@ -165,10 +165,10 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 			found = append(found, New(KindStale, cluster, 1,
 				fmt.Sprintf("%s objects of %s stale %s", kind, cluster, Since(s, k.GetLastHeard()))).At(TimeOf(k.GetLastHeard())))
 		}
-		if n := k.GetHeldBack(); n > 0 {
+		if n := k.GetRetained(); n > 0 {
 			found = append(found, New(Retained, cluster, int(n), fmt.Sprintf(
-				"%s withdrew %d %s objects, which the brake holds for %s", cluster, n, kind, Since(s, k.GetHeldBackSince()))).
-				At(TimeOf(k.GetHeldBackSince())))
+				"%s withdrew %d %s objects, which the brake retains for %s", cluster, n, kind, Since(s, k.GetRetainedSince()))).
+				At(TimeOf(k.GetRetainedSince())))
 		}
 		if n := k.GetRefused(); n > 0 {
 			found = append(found, New(Refused, cluster, int(n),
@@ -198,9 +198,9 @@ func ofDevice(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) (fo
 		f.Cluster, f.Count = d.GetCluster(), uint64(n)
 		found = append(found, f)
 	}
-	if d.GetProblem() == "" && d.GetPeersPresent() != d.GetPeersWanted() {
+	if d.GetProblem() == "" && d.GetPeersPresent() != d.GetPeersDesired() {
 		found = append(found, New(PeerCountDiffers, d.GetCluster(), 1, fmt.Sprintf(
-			"device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted())))
+			"device %s has %d peers, %d are desired", d.GetInterface(), d.GetPeersPresent(), d.GetPeersDesired())))
 	}
 	if d.GetConfirmedAt() != nil && Age(s, d.GetConfirmedAt()) > StaleAfter {
 		found = append(found, New(DeviceStale, d.GetCluster(), 1, fmt.Sprintf(

@@ -43,7 +43,7 @@ func TestVerdict(t *testing.T) {
 	oneKind := heard("c2", time.Second)
 	oneKind.Kinds[1].LastHeard = before(40 * time.Second)
 	held := heard("c2", time.Second)
-	held.Kinds[1].HeldBack, held.Kinds[1].HeldBackSince = 6, before(90*time.Second)
+	held.Kinds[1].Retained, held.Kinds[1].RetainedSince = 6, before(90*time.Second)
 	refusedAndGone := gone(heard("c2", 20*time.Second), 19*time.Second)
 	refusedAndGone.Kinds[1].Refused = 2
 	of := func(part string, s *semaphorev1.GetStatusResponse) *semaphorev1.GetStatusResponse {
@@ -80,7 +80,7 @@ func TestVerdict(t *testing.T) {
 		"just gone":   {broker(gone(heard("c2", 3*time.Second), 2*time.Second)), "c2 not connected for 2s"},
 		"never heard": {broker(never, heard("c3", time.Second)), "1 of 2 remotes fresh; c9 never heard"},
 		"one kind":    {broker(oneKind), "1 of 1 remotes fresh; service objects of c2 stale 40s"},
-		"the brake":   {broker(held), "c2 withdrew 6 service objects, which the brake holds for 1m30s"},
+		"the brake":   {broker(held), "c2 withdrew 6 service objects, which the brake retains for 1m30s"},
 		"refused": {broker(refusedAndGone),
 			"0 of 1 remotes fresh; 2 service objects of c2 refused; c2 stale 20s: the last known state stays in use"},
 		// Brokers send exporters and agents something only when there is news.

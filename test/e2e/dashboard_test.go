@@ -147,7 +147,7 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 				tunnels = fmt.Sprintf("%d/%d", l.Talking, l.Nodes)
 			}
 			want = append(want, fmt.Sprint([]any{l.At, l.From, l.State, l.Kinds["node"], l.Kinds["service"],
-				l.Kinds["endpointslice"], l.Kinds["setmember"], l.Exports, l.Refused, l.Kept, tunnels, l.Silent}))
+				l.Kinds["endpointslice"], l.Kinds["setmember"], l.Exports, l.Refused, l.Retained, tunnels, l.Silent}))
 		}
 		for _, row := range d.page.Rows("#links tbody") {
 			got = append(got, fmt.Sprint([]any{row[1], row[2], row[3], row[6], row[7], row[8], row[9], row[10],

@@ -112,7 +112,7 @@ function show(v) {
   }
   const kind = (l, k) => l.kinds ? l.kinds[k] || 0 : "-";
   fill("links", m.links === null ? [] : m.links.map((l, i) => [state(v.linkStates[i]), l.at, l.from, l.state, l.age, l.lag,
-    kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.exports || 0, l.refused, l.kept,
+    kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.exports || 0, l.refused, l.retained,
     l.nodes > 0 ? l.talking + "/" + l.nodes : "-", l.silent, l.handshake, bytes(l.sentPerSecond),
     bytes(l.receivedPerSecond)]), v.more.links);
   fill("pairs", (m.silentPairs || []).map(p => [p.node, p.remote, p.for, wide(p.reason)]), v.more.pairs);

@@ -457,13 +457,13 @@ func routeFault(w *Way, to Pod) string {
 // peerFault returns the fault of the peer of a way, and its fix.
 func peerFault(w *Way, to Pod) (fault, fix string) {
 	switch {
-	case w.Present == nil && w.Wanted == nil:
+	case w.Present == nil && w.Desired == nil:
 		return fmt.Sprintf("no peer of %s has %s among its allowed IPs, and the broker desires none", w.Interface, to.IP),
 			fmt.Sprintf("semaphorectl status with both contexts says why: %s does not export node %s or the pod's prefix, "+
 				"or the other cluster refuses it", to.Cluster, to.Node)
 	case w.Present == nil:
 		return fmt.Sprintf("no peer of %s has %s among its allowed IPs; the broker desires %s with %s", w.Interface, to.IP,
-				w.Wanted.GetNode(), w.Wanted.GetAllowedIp()),
+				w.Desired.GetNode(), w.Desired.GetAllowedIp()),
 			"semaphorectl status --agent " + w.Node + " says why the agent does not set the peer"
 	case to.Node != "" && w.Present.GetNode() != "" && w.Present.GetNode() != to.Node:
 		return fmt.Sprintf("packets to %s go to node %s, and the pod is on node %s", to.IP, w.Present.GetNode(), to.Node),

@@ -25,7 +25,7 @@ func good() *Facts {
 		}
 		return &Way{node, &semaphorev1.LookUpPathResponse{Cluster: remote, Interface: "wireguard." + remote,
 			Route:        &semaphorev1.RouteLookup{Link: "wireguard." + remote, Ruled: true},
-			DeviceExists: true, DeviceUp: true, Mtu: 1420, ConfirmedAt: timestamppb.New(now), Wanted: peer(), Present: peer(),
+			DeviceExists: true, DeviceUp: true, Mtu: 1420, ConfirmedAt: timestamppb.New(now), Desired: peer(), Present: peer(),
 			Session: &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_TALKING,
 				LastHandshake: timestamppb.New(ago(time.Minute))},
 			Measurement: &semaphorev1.PathMeasurement{Answered: true, Carries: 1420, Needed: 1420,
@@ -174,11 +174,11 @@ func TestJudge(t *testing.T) {
 		}, finding.PathDevice, "does not answer as", "--agent n1"},
 		{"device down", func(f *Facts) { f.There.DeviceUp = false }, finding.PathDevice, "is down", "--agent n1"},
 		{"no peer wanted", func(f *Facts) {
-			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
+			f.There.Desired, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			silent(f.Back)
 		}, finding.PathPeer, "the broker desires none", "c2 does not export node m1"},
 		{"no peer wanted, as both call", func(f *Facts) {
-			f.There.Wanted, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
+			f.There.Desired, f.There.Present, f.There.Session, f.There.Measurement = nil, nil, nil, nil
 			f.Apart = true
 			silent(f.Back)
 		}, finding.PathPeer, "node n1 of c1 and node m1 of c2 both have no address", "reachable-at"},

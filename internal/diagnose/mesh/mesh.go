@@ -96,7 +96,7 @@ type Link struct {
 	LagSeconds float64           `json:"lagSeconds,omitempty"`
 	Objects    uint64            `json:"objects"`
 	Refused    uint64            `json:"refused"`
-	Kept       uint64            `json:"kept"`
+	Retained   uint64            `json:"retained"`
 	Kinds      map[string]uint64 `json:"kinds,omitempty"`
 	Exports    uint64            `json:"exports,omitempty"`
 	// Tunnels are the own nodes with a session, and those that report: 0 of 0 without encryption.
@@ -329,7 +329,7 @@ func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 		out.Kinds[semaphorev1.KindName(k.GetKind())] = k.GetObjects()
 		out.Objects += k.GetObjects()
 		out.Refused += k.GetRefused()
-		out.Kept += k.GetHeldBack()
+		out.Retained += k.GetRetained()
 		if d := k.GetMedianPropagation(); d != nil {
 			lag, measured = max(lag, d.AsDuration()), true
 		}

@@ -333,8 +333,8 @@ func linkText(l Link) string {
 	if l.Refused > 0 {
 		words = append(words, fmt.Sprintf("%d refused", l.Refused))
 	}
-	if l.Kept > 0 {
-		words = append(words, fmt.Sprintf("%d kept", l.Kept))
+	if l.Retained > 0 {
+		words = append(words, fmt.Sprintf("%d retained", l.Retained))
 	}
 	if l.SentPerSecond > 0 || l.ReceivedPerSecond > 0 {
 		words = append(words, fmt.Sprintf("sent %s, received %s", perSecond(l.SentPerSecond), perSecond(l.ReceivedPerSecond)))

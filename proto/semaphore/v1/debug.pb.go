@@ -486,7 +486,7 @@ type LookUpPathResponse struct {
 	// When a broker last confirmed the desired state; the current time while it does.
 	ConfirmedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
 	// The peer that should have the address; unset if the broker desires none.
-	Wanted *PathPeer `protobuf:"bytes,9,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Desired *PathPeer `protobuf:"bytes,9,opt,name=desired,proto3" json:"desired,omitempty"`
 	// The peer to which the kernel sends packets to the address; unset if no peer has it among its allowed IPs.
 	Present *PathPeer `protobuf:"bytes,10,opt,name=present,proto3" json:"present,omitempty"`
 	// The session with the present peer.
@@ -586,9 +586,9 @@ func (x *LookUpPathResponse) GetConfirmedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *LookUpPathResponse) GetWanted() *PathPeer {
+func (x *LookUpPathResponse) GetDesired() *PathPeer {
 	if x != nil {
-		return x.Wanted
+		return x.Desired
 	}
 	return nil
 }
@@ -1458,7 +1458,7 @@ type SetObject struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Number of addresses that it should have, and that it has.
-	Wanted        uint32 `protobuf:"varint,3,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Desired       uint32 `protobuf:"varint,3,opt,name=desired,proto3" json:"desired,omitempty"`
 	Present       uint32 `protobuf:"varint,4,opt,name=present,proto3" json:"present,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1508,9 +1508,9 @@ func (x *SetObject) GetName() string {
 	return ""
 }
 
-func (x *SetObject) GetWanted() uint32 {
+func (x *SetObject) GetDesired() uint32 {
 	if x != nil {
-		return x.Wanted
+		return x.Desired
 	}
 	return 0
 }
@@ -2488,8 +2488,8 @@ type KindStatus struct {
 	MedianPropagation *durationpb.Duration `protobuf:"bytes,7,opt,name=median_propagation,json=medianPropagation,proto3" json:"median_propagation,omitempty"`
 	HighPropagation   *durationpb.Duration `protobuf:"bytes,8,opt,name=high_propagation,json=highPropagation,proto3" json:"high_propagation,omitempty"`
 	// Objects that the other end withdrew and that the brake retains, and since when.
-	HeldBack      uint64                 `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
-	HeldBackSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=held_back_since,json=heldBackSince,proto3" json:"held_back_since,omitempty"`
+	Retained      uint64                 `protobuf:"varint,9,opt,name=retained,proto3" json:"retained,omitempty"`
+	RetainedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=retained_since,json=retainedSince,proto3" json:"retained_since,omitempty"`
 	// Limit of objects; 0 for none.
 	Limit         uint64 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2582,16 +2582,16 @@ func (x *KindStatus) GetHighPropagation() *durationpb.Duration {
 	return nil
 }
 
-func (x *KindStatus) GetHeldBack() uint64 {
+func (x *KindStatus) GetRetained() uint64 {
 	if x != nil {
-		return x.HeldBack
+		return x.Retained
 	}
 	return 0
 }
 
-func (x *KindStatus) GetHeldBackSince() *timestamppb.Timestamp {
+func (x *KindStatus) GetRetainedSince() *timestamppb.Timestamp {
 	if x != nil {
-		return x.HeldBackSince
+		return x.RetainedSince
 	}
 	return nil
 }
@@ -2612,7 +2612,7 @@ type DeviceStatus struct {
 	PublicKey          string                 `protobuf:"bytes,4,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	ListenPort         uint32                 `protobuf:"varint,5,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
 	Mtu                uint32                 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	PeersWanted        uint32                 `protobuf:"varint,7,opt,name=peers_wanted,json=peersWanted,proto3" json:"peers_wanted,omitempty"`
+	PeersDesired       uint32                 `protobuf:"varint,7,opt,name=peers_desired,json=peersDesired,proto3" json:"peers_desired,omitempty"`
 	PeersPresent       uint32                 `protobuf:"varint,8,opt,name=peers_present,json=peersPresent,proto3" json:"peers_present,omitempty"`
 	PeersWithHandshake uint32                 `protobuf:"varint,9,opt,name=peers_with_handshake,json=peersWithHandshake,proto3" json:"peers_with_handshake,omitempty"`
 	LastHandshake      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
@@ -2704,9 +2704,9 @@ func (x *DeviceStatus) GetMtu() uint32 {
 	return 0
 }
 
-func (x *DeviceStatus) GetPeersWanted() uint32 {
+func (x *DeviceStatus) GetPeersDesired() uint32 {
 	if x != nil {
-		return x.PeersWanted
+		return x.PeersDesired
 	}
 	return 0
 }
@@ -3493,7 +3493,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x18\n" +
 	"\ameasure\x18\x03 \x01(\bR\ameasure\x12\x1d\n" +
 	"\n" +
-	"kube_proxy\x18\x04 \x01(\bR\tkubeProxy\"\xee\x04\n" +
+	"kube_proxy\x18\x04 \x01(\bR\tkubeProxy\"\xf0\x04\n" +
 	"\x12LookUpPathResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12/\n" +
 	"\x05route\x18\x02 \x01(\v2\x19.semaphore.v1.RouteLookupR\x05route\x12\x1c\n" +
@@ -3502,8 +3502,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\tdevice_up\x18\x05 \x01(\bR\bdeviceUp\x12\x10\n" +
 	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12%\n" +
 	"\x0edevice_problem\x18\a \x01(\tR\rdeviceProblem\x12=\n" +
-	"\fconfirmed_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x12.\n" +
-	"\x06wanted\x18\t \x01(\v2\x16.semaphore.v1.PathPeerR\x06wanted\x120\n" +
+	"\fconfirmed_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x120\n" +
+	"\adesired\x18\t \x01(\v2\x16.semaphore.v1.PathPeerR\adesired\x120\n" +
 	"\apresent\x18\n" +
 	" \x01(\v2\x16.semaphore.v1.PathPeerR\apresent\x123\n" +
 	"\asession\x18\v \x01(\v2\x19.semaphore.v1.PathSessionR\asession\x12?\n" +
@@ -3575,11 +3575,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\amissing\x18\t \x03(\tR\amissing\x12\x1a\n" +
 	"\bleftover\x18\n" +
 	" \x03(\tR\bleftover\x12\x18\n" +
-	"\aproblem\x18\v \x01(\tR\aproblem\"o\n" +
+	"\aproblem\x18\v \x01(\tR\aproblem\"q\n" +
 	"\tSetObject\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
-	"\x06wanted\x18\x03 \x01(\rR\x06wanted\x12\x18\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\adesired\x18\x03 \x01(\rR\adesired\x12\x18\n" +
 	"\apresent\x18\x04 \x01(\rR\apresent\"@\n" +
 	"\x06SetPod\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -3665,7 +3665,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x1b\n" +
 	"\tsource_id\x18\n" +
 	" \x01(\tR\bsourceId\x12*\n" +
-	"\x11refused_source_id\x18\v \x01(\tR\x0frefusedSourceId\"\x92\x04\n" +
+	"\x11refused_source_id\x18\v \x01(\tR\x0frefusedSourceId\"\x90\x04\n" +
 	"\n" +
 	"KindStatus\x12&\n" +
 	"\x04kind\x18\f \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
@@ -3676,11 +3676,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"last_heard\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12D\n" +
 	"\x10last_propagation\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0flastPropagation\x12H\n" +
 	"\x12median_propagation\x18\a \x01(\v2\x19.google.protobuf.DurationR\x11medianPropagation\x12D\n" +
-	"\x10high_propagation\x18\b \x01(\v2\x19.google.protobuf.DurationR\x0fhighPropagation\x12\x1b\n" +
-	"\theld_back\x18\t \x01(\x04R\bheldBack\x12B\n" +
-	"\x0fheld_back_since\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\rheldBackSince\x12\x14\n" +
-	"\x05limit\x18\v \x01(\x04R\x05limitJ\x04\b\x01\x10\x02\"\xd6\x05\n" +
+	"\x10high_propagation\x18\b \x01(\v2\x19.google.protobuf.DurationR\x0fhighPropagation\x12\x1a\n" +
+	"\bretained\x18\t \x01(\x04R\bretained\x12A\n" +
+	"\x0eretained_since\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rretainedSince\x12\x14\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limitJ\x04\b\x01\x10\x02\"\xd8\x05\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12/\n" +
@@ -3689,8 +3689,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"public_key\x18\x04 \x01(\tR\tpublicKey\x12\x1f\n" +
 	"\vlisten_port\x18\x05 \x01(\rR\n" +
 	"listenPort\x12\x10\n" +
-	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12!\n" +
-	"\fpeers_wanted\x18\a \x01(\rR\vpeersWanted\x12#\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12#\n" +
+	"\rpeers_desired\x18\a \x01(\rR\fpeersDesired\x12#\n" +
 	"\rpeers_present\x18\b \x01(\rR\fpeersPresent\x120\n" +
 	"\x14peers_with_handshake\x18\t \x01(\rR\x12peersWithHandshake\x12A\n" +
 	"\x0elast_handshake\x18\n" +
@@ -3865,7 +3865,7 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	40, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
 	8,  // 5: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
 	40, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
-	9,  // 7: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	9,  // 7: semaphore.v1.LookUpPathResponse.desired:type_name -> semaphore.v1.PathPeer
 	9,  // 8: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
 	10, // 9: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
 	11, // 10: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
@@ -3908,7 +3908,7 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	41, // 47: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
 	41, // 48: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
 	41, // 49: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	40, // 50: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	40, // 50: semaphore.v1.KindStatus.retained_since:type_name -> google.protobuf.Timestamp
 	44, // 51: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
 	40, // 52: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
 	2,  // 53: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource

@@ -20,8 +20,8 @@ func WebSet() *semaphorev1.PolicySet {
 	return &semaphorev1.PolicySet{
 		Cluster: "c2", Namespace: "shop", Name: "web", Connected: true, Complete: true,
 		LastHeard: timestamppb.New(time.Now().Add(-4 * time.Second)),
-		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 2},
-			{Namespace: "shop", Name: "c2-shop-web", Wanted: 2, Present: 2}},
+		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Desired: 2, Present: 2},
+			{Namespace: "shop", Name: "c2-shop-web", Desired: 2, Present: 2}},
 		Pods: []*semaphorev1.SetPod{{Name: "web-1", Uid: "u1", Ips: []string{"10.2.0.5"}},
 			{Name: "web-2", Uid: "u2", Ips: []string{"10.2.0.6", "fd02::6"}}},
 	}

@@ -104,8 +104,8 @@ func Well() *semaphorev1.GetStatusResponse {
 		Nodes: []*semaphorev1.NodeStatus{{Node: "n1", Attached: true, Since: ago(time.Hour), Devices: 1}},
 		Devices: []*semaphorev1.DeviceStatus{{
 			Cluster: "c2", Interface: "wireguard.c2", Backend: semaphorev1.Backend_BACKEND_KERNEL, ListenPort: 51820,
-			Mtu:         1420,
-			PeersWanted: 2, PeersPresent: 2,
+			Mtu:          1420,
+			PeersDesired: 2, PeersPresent: 2,
 			PeersWithHandshake: 1, LastHandshake: ago(time.Minute), Routes: []string{"10.2.0.0/16"},
 		}},
 	}
