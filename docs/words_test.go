@@ -180,8 +180,11 @@ func TestWordsOfDefinitions(t *testing.T) {
 		for _, sentence := range clauses(strings.Join(comments, "\n") + ".") {
 			t.Errorf("%s: %q; better: a noun as the subject", file, sentence)
 		}
-		// A phrase may be broken across two lines of a comment.
+		// A phrase may be broken across two lines of a comment, and across two texts of a picture.
 		text := strings.ToLower(regexp.MustCompile(`(?m)^[ \t]*(#|//) ?`).ReplaceAllString(strings.Join(all, "\n"), ""))
+		text = regexp.MustCompile(`</text>\s*<text[^>]*>`).ReplaceAllStringFunc(text, func(between string) string {
+			return " " + strings.Repeat("\n", strings.Count(between, "\n"))
+		})
 		for _, at := range words.FindAllStringIndex(text, -1) {
 			phrase := text[at[0]:at[1]]
 			t.Errorf("%s:%d: %q; better: %s", file, 1+strings.Count(text[:at[0]], "\n"), phrase, betterOf(banned, phrase))
