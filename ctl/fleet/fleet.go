@@ -67,7 +67,7 @@ func (t *Target) Flags(cmd *cobra.Command) {
 			", and in a standby broker's container the leader)")
 	f.StringVar(&t.Address, "address", "", "`host:port` of an exporter or broker, without an apiserver")
 	f.StringVar(&t.Part, "part", "",
-		"exporter or broker (default: all that the command asks; with --address: broker)")
+		"exporter or broker (default: all; with --address: broker)")
 	show.ClusterFlag(cmd, &t.Cluster, "with --address: the part's")
 	f.StringVar(&t.TLSDir, "tls-dir", ".",
 		"with --address: `directory` with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+

@@ -561,7 +561,7 @@ func shareOf(ctx context.Context, a *apply.Applier, cluster string) (*share, err
 func (s *share) String() string {
 	out := fmt.Sprintf("%s: has no RemoteCluster %s\n", s.Cluster.Context, s.of)
 	if s.remote != nil {
-		out = fmt.Sprintf("%s: has of %s %s\n", s.Cluster.Context, s.of, countsOf(s.remote))
+		out = fmt.Sprintf("%s: objects of %s: %s\n", s.Cluster.Context, s.of, countsOf(s.remote))
 	}
 	if s.subnets && s.remote == nil {
 		out += fmt.Sprintf("%s: has the pod subnets of %s in semaphore-subnets, for own names of Services\n",
@@ -637,7 +637,7 @@ func countsOf(object *unstructured.Unstructured) string {
 		out = append(out, fmt.Sprintf("%s %v", what, n))
 	}
 	if len(out) == 0 {
-		return "no objects"
+		return "none"
 	}
 	slices.Sort(out)
 	return show.Printable(strings.Join(out, ", "))

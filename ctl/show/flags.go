@@ -74,7 +74,7 @@ func DryRunFlag(cmd *cobra.Command, d *DryRun) {
 
 // YesFlag adds --yes of a verb that prints its plan, and without the flag does no more.
 func YesFlag(cmd *cobra.Command, yes *bool) {
-	cmd.Flags().BoolVar(yes, "yes", false, "do it; without it, only say what would be done")
+	cmd.Flags().BoolVar(yes, "yes", false, "do it; without it, only print what would be done")
 }
 
 // OnlyPlanned returns the error that ends a verb which printed its plan, and did not get --yes: that is no fault, so

@@ -2480,7 +2480,7 @@ type KindStatus struct {
 	Refused uint64                 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
 	// A complete snapshot was applied.
 	Complete bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
-	// When the other end last confirmed this kind, which is the age of what is held. Unset for never.
+	// When the other end last confirmed this kind, which is the age of its state here. Unset for never.
 	LastHeard *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
 	// Time from when a change was observed at its source, on the source's clock, until it was applied here, on the clock
 	// here: of the last change, and of the last hundred the median and the second longest. Unset without a change.
