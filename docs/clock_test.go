@@ -92,7 +92,7 @@ var clock = map[string]compares{
 	"test/redteam/federation_test.go TestHostileBrokerOfARemote":          {2, besideWrites},
 	"test/redteam/limits_test.go TestWritesForARemoteAreBounded":          {3, grows},
 	"test/redteam/remote_test.go end":                                     {1, givesUp},
-	"test/sim/sim_test.go play":                                      {1, endsLoop},
+	"test/sim/sim_test.go play":                                           {1, endsLoop},
 	"test/testbed/images/containerd_test.go removeGroups":                 {1, givesUp},
 	"test/testbed/machine/machine_test.go TestMachineIsSwitchedOff":       {1, givesUp},
 }
