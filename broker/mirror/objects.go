@@ -69,8 +69,7 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	}
 }
 
-// Retained returns an existing global Service that no cluster exports, and that is not deleted yet, with today's gone
-// clusters and use of its own name; nil if nothing of it is to change.
+// Retained is noteKnown of a global Service that no cluster exports, and that is not deleted yet; nil for any other.
 func (p *Plan) Retained(name string) *corev1.Service {
 	if t := p.targets[name]; t != nil && t.of.name == "" {
 		return t.noteKnown()
@@ -78,9 +77,8 @@ func (p *Plan) Retained(name string) *corev1.Service {
 	return nil
 }
 
-// noteKnown returns the existing Service with the facts that do not depend on the deciding cluster: which clusters are
-// gone now, and where the own name leads; nil if it has them already. The next broker takes these from it. A cluster
-// that it names as gone stays until it is here: it may have no exports yet, and the next broker believes the Service.
+// noteKnown returns the existing Service with the facts for the next broker that do not depend on the deciding cluster:
+// which clusters are gone (until they are here, as they may have no exports yet), and where the own name leads; or nil.
 func (t *target) noteKnown() *corev1.Service {
 	s := t.existing()
 	if s == nil {
