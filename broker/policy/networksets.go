@@ -50,8 +50,8 @@ type objectKind struct {
 	plan       *Plan
 	problems   problem.Board
 	loop       writes.Loop
-	// guards decide whether existing objects of each remote are retained.
-	guards map[string]*writes.Retention
+	// retentions decide whether existing objects of each remote are retained.
+	retentions map[string]*writes.Retention
 	// namespacesUnknown is true until the existing namespaces are known.
 	namespacesUnknown bool
 }
@@ -62,7 +62,7 @@ func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Eng
 		holders: NewHolders(Room, now())}
 	add := func(objects writes.ObjectKind, namespaced bool) {
 		k := &objectKind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
-			guards: map[string]*writes.Retention{},
+			retentions: map[string]*writes.Retention{},
 			plan: New(cfg.Remotes, Options{
 				LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
 			})}
@@ -77,7 +77,7 @@ func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Eng
 	return e
 }
 
-// configure creates the guards of the configured remotes, and drops those of others.
+// configure creates the retentions of the configured remotes, and drops those of others.
 func (e *Engine) configure(remotes []config.Remote) {
 	e.names = nil
 	for _, r := range remotes {
@@ -85,10 +85,10 @@ func (e *Engine) configure(remotes []config.Remote) {
 	}
 	slices.Sort(e.names)
 	for _, k := range e.kinds {
-		maps.DeleteFunc(k.guards, func(name string, _ *writes.Retention) bool { return !slices.Contains(e.names, name) })
+		maps.DeleteFunc(k.retentions, func(name string, _ *writes.Retention) bool { return !slices.Contains(e.names, name) })
 		for _, name := range e.names {
-			if k.guards[name] == nil {
-				k.guards[name] = writes.NewRetention(name, k.objects, e.brake, kindMember)
+			if k.retentions[name] == nil {
+				k.retentions[name] = writes.NewRetention(name, k.objects, e.brake, kindMember)
 			}
 		}
 	}
@@ -162,7 +162,7 @@ func (e *Engine) Take(p replica.Part) {
 			k.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
 		k.problems.Take(k.plan.Problems(), e.warn)
-		if g := k.guards[p.Cluster]; g != nil && p.Completed == kindMember {
+		if g := k.retentions[p.Cluster]; g != nil && p.Completed == kindMember {
 			g.Complete(p.Completed)
 			e.evaluate(k)
 			k.loop.WakeOwned(p.Cluster)
@@ -177,7 +177,7 @@ func (e *Engine) evaluate(k *objectKind) {
 		return // no existing object is known to be undesired
 	}
 	for _, name := range e.names {
-		writes.Evaluate(k.guards[name], k.loop, e.now(), k.plan.Wants, e.warn)
+		writes.Evaluate(k.retentions[name], k.loop, e.now(), k.plan.Wants, e.warn)
 	}
 }
 
@@ -291,7 +291,7 @@ func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*ca
 	decide func() Decision) writes.Answer[T] {
 	// The first snapshot of a remote comes in parts: until the last of them, an existing set has addresses that the plan
 	// lacks.
-	if g := k.guards[owner]; k.namespacesUnknown || g != nil && !g.Heard() {
+	if g := k.retentions[owner]; k.namespacesUnknown || g != nil && !g.Heard() {
 		return writes.Answer[T]{Verdict: writes.Unknown}
 	}
 	d := decide()
@@ -308,10 +308,10 @@ func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*ca
 // label was removed by hand) may be deleted when all remotes are complete.
 func (e *Engine) mayDelete(k *objectKind, owner string) bool {
 	if owner != "" {
-		g := k.guards[owner]
+		g := k.retentions[owner]
 		return g == nil || !g.Retains() // of a remote that the operator removed from the configuration
 	}
-	return !slices.ContainsFunc(e.names, func(name string) bool { return !k.guards[name].Heard() })
+	return !slices.ContainsFunc(e.names, func(name string) bool { return !k.retentions[name].Heard() })
 }
 
 // ResyncDue reports whether another complete snapshot of a remote would release retained objects.
@@ -319,7 +319,7 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return slices.ContainsFunc(e.kinds, func(k *objectKind) bool {
-		return k.guards[cluster] != nil && k.guards[cluster].Due(e.now())
+		return k.retentions[cluster] != nil && k.retentions[cluster].Due(e.now())
 	})
 }
 
@@ -333,7 +333,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 		return released
 	}
 	for _, k := range e.kinds {
-		if g := k.guards[cluster]; g != nil {
+		if g := k.retentions[cluster]; g != nil {
 			if n := g.Release(); n > 0 {
 				released[kindMember] += n
 				k.loop.WakeOwned(cluster)
@@ -348,7 +348,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, k := range e.kinds {
 		for _, name := range e.names {
-			found = append(found, finding.Line(finding.Retained, name, k.guards[name].Problem())...)
+			found = append(found, finding.Line(finding.Retained, name, k.retentions[name].Problem())...)
 		}
 	}
 	e.mu.RUnlock()

@@ -50,7 +50,7 @@ func (e *Engine) DesiredOwnSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 			if slice != nil && slice.Namespace != namespace {
 				slice = nil
 			}
-			// It follows the slice of the global service, for which the guards decide.
+			// It follows the slice of the global service, for which the Retentions decide.
 			return writes.Decide(slice, slice != nil, owner, func(string) bool { return true })
 		},
 	}

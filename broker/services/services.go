@@ -682,7 +682,7 @@ func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice
 			if wanted && slice == nil {
 				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
 			}
-			// It follows the slice of the derived Service, for which the guards decide.
+			// It follows the slice of the derived Service, for which the Retentions decide.
 			return writes.Decide(slice, wanted, owner, func(string) bool { return true })
 		},
 	}

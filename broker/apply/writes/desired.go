@@ -102,7 +102,7 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 	return Answer[T]{Verdict: Unknown}
 }
 
-// Evaluate asks a guard whether undesired objects of its remote may be deleted. If the answer changes, Evaluate queues
+// Evaluate asks a Retention whether undesired objects of its remote may be deleted. If the answer changes, it queues
 // them.
 func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, warn problem.Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {

@@ -18,13 +18,13 @@ import (
 // with the objects of an earlier broker. Objects that the first snapshot would delete stay until a later snapshot lacks
 // them too, or the operator releases them.
 //
-// Time and existing objects are arguments. A Guard belongs to its caller and has no lock.
+// Time and existing objects are arguments. A Retention belongs to its caller and has no lock.
 
 // Count returns how many objects of a remote exist, and how many of them are not desired. ok is false while the
 // existing objects are not known.
 type Count func() (withdrawn, all int, ok bool)
 
-// Retention decides for the objects of one kind that came from one remote. A new Guard retains everything.
+// Retention decides for the objects of one kind that came from one remote. A new one retains everything.
 type Retention struct {
 	cluster, objects string
 	brake            config.Brake
@@ -35,12 +35,12 @@ type Retention struct {
 	confirmed bool
 	// evaluated is the number of snapshots at the last evaluation.
 	evaluated int
-	// since is when the Guard began to retain the withdrawn ones of all existing objects.
+	// since is when the Retention began to retain the withdrawn ones of all existing objects.
 	since          time.Time
 	withdrawn, all int
 }
 
-// NewRetention creates the Guard of a remote's objects of a kind. exported are the kinds of the remote that decide
+// NewRetention creates the Retention of a remote's objects of a kind. exported are the kinds of the remote that decide
 // which objects are desired.
 func NewRetention(cluster string, of ObjectKind, brake config.Brake, exported ...semaphorev1.Kind) *Retention {
 	return &Retention{cluster: cluster, objects: of.Plural(), brake: brake, kinds: exported,
@@ -76,7 +76,7 @@ func (g *Retention) Heard() bool { return g.complete() > 0 }
 func (g *Retention) Retains() bool { return !g.confirmed || !g.Heard() }
 
 // Evaluate decides after a new snapshot whether undesired objects may be deleted. It returns whether the answer
-// changed, and a sentence for the operator when the Guard begins to retain.
+// changed, and a sentence for the operator when the Retention begins to retain.
 func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning string) {
 	snapshots := g.complete()
 	if g.confirmed || snapshots == 0 || snapshots == g.evaluated {
@@ -101,7 +101,7 @@ func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning 
 	return false, warning
 }
 
-// holds reports whether the Guard retains objects that the last snapshot would delete.
+// holds reports whether the Retention retains objects that the last snapshot would delete.
 func (g *Retention) holds() bool { return !g.confirmed && !g.since.IsZero() }
 
 // Release ends retaining by order of an operator, and returns how many objects it concerns.
