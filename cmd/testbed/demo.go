@@ -189,8 +189,8 @@ is a shell in which plain kubectl reaches both clusters. There, try:
   kubectl --context c1 -n semaphore get services,endpointslices       # the mirrors of c2's Services
   kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl status
   kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl trace --watch --history
-  kubectl --context c1 -n shop exec deploy/client -- curl -s http://echo.shop.svc.cluster.c2:8080
-  kubectl --context c1 -n shop exec stranger -- curl -sm 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
+  kubectl --context c1 -n shop exec deploy/client -- curl -s http://echo.shop.svc.clusterset.local:8080
+  kubectl --context c1 -n shop exec stranger -- curl -sm 3 http://echo.shop.svc.clusterset.local:8080 # dropped
   kubectl --context c1 -n shop scale deployment/web --replicas=0      # c2 answers under the same name:
   kubectl --context c1 -n shop exec deploy/client -- curl -s http://web.shop.svc.cluster.local
   kubectl --context c2 get networkpolicies.crd.projectcalico.org -A

@@ -27,6 +27,7 @@ func TestBridge(t *testing.T) {
 	s.in.Features, s.in.NoCalico = []string{"encryption", "services"}, true
 	must(t, s.in.Install(ctx, s.progress))
 	must(t, s.applyWorkloads(ctx))
+	offerByLabel(ctx, t, s)
 	steps := Steps()
 	for _, step := range []Step{steps[0], steps[1], steps[4]} {
 		if !t.Run(step.Name, func(t *testing.T) {
@@ -135,4 +136,11 @@ func (s *Scenario) joinsBridge(ctx context.Context, t *testing.T) {
 			fmt.Sprintf("http://%s:8080/", late.Status.PodIP))
 		return err
 	}))
+}
+
+// offerByLabel offers echo of c2 under mirroredURL.
+func offerByLabel(ctx context.Context, t *testing.T, s *Scenario) {
+	t.Helper()
+	testkit.Value(s.c2.Kubectl(ctx, nil, "-n", "shop", "label", "service", "echo",
+		"mirror.semaphore.uw.io/mirror-service=true"))(t)
 }

@@ -116,6 +116,7 @@ func newNATBed(ctx context.Context, t *testing.T) *natBed {
 		return ""
 	}
 	must(t, s.applyWorkloads(ctx))
+	offerByLabel(ctx, t, s)
 	must(t, s.in.Install(ctx, s.progress))
 	must(t, s.c1.ApplyYAML(ctx, podOn("here", "n1")))
 	must(t, s.c2.ApplyYAML(ctx, podOn("forwarded", "n1")+"---\n"+podOn("calls", "n2")))

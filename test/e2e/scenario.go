@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
@@ -17,11 +18,18 @@ var workloadsC1 string
 //go:embed workloads/c2.yaml
 var workloadsC2 string
 
+//go:embed workloads/export.yaml
+var exportC2 string
+
 //go:embed workloads/policy.yaml
 var policyC2 string
 
-// echoURL is the URL of the demo's service in c1, under the name of its cluster.
-const echoURL = "http://echo.shop.svc.cluster.c2:8080"
+// URLs of echo of c2 in c1: exported, under the name that all clusters share; offered by its label, under the name of
+// its cluster.
+const (
+	exportedURL = "http://echo.shop.svc.clusterset.local:8080"
+	mirroredURL = "http://echo.shop.svc.cluster.c2:8080"
+)
 
 // webURL is the URL of the demo's service of both clusters, under the name that clients of c1 know without semaphore.
 const webURL = "http://web.shop.svc.cluster.local"
@@ -41,13 +49,14 @@ type Scenario struct {
 	in       *Installation
 	progress func(string)
 
-	before map[string]fingerprint // of clusters and nodes, before the installation
+	before  map[string]fingerprint // of clusters and nodes, before the installation
+	echoURL string                 // of echo of c2 in c1
 }
 
 // New returns a Scenario for a testbed with clusters c1 and c2 without semaphore. repo is the checkout whose bin/ and
 // deploy/ are used.
 func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, error) {
-	s := &Scenario{tb: tb, progress: progress}
+	s := &Scenario{tb: tb, progress: progress, echoURL: mirroredURL}
 	s.c1, s.c2 = tb.Cluster("c1"), tb.Cluster("c2")
 	if s.c1 == nil || s.c2 == nil {
 		return nil, fmt.Errorf("the scenario needs clusters c1 and c2, the testbed has %d others", len(tb.Clusters()))
@@ -56,8 +65,14 @@ func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, er
 	return s, nil
 }
 
-// Prepare takes the fingerprints of clusters and nodes, and installs semaphore and the workloads.
+// Prepare applies the definitions of the Multi-Cluster Services API, takes the fingerprints of clusters and nodes, and
+// installs semaphore and the workloads. c2 exports echo.
 func (s *Scenario) Prepare(ctx context.Context) error {
+	for _, c := range s.tb.Clusters() {
+		if _, err := definitions.Apply(ctx, c.Dynamic); err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+	}
 	s.progress("taking the fingerprints of clusters and nodes, to compare with at the end")
 	before, err := s.fingerprints(ctx)
 	if err != nil {
@@ -66,10 +81,16 @@ func (s *Scenario) Prepare(ctx context.Context) error {
 	s.before = before
 	// One step kills a leader. The shortest Lease shows the same as the default of 15 s.
 	s.in.Lease = "5s"
+	s.in.MCS, s.echoURL = true, exportedURL
 	s.in.withOwnNames()
 	s.progress("starting echo in c2, its clients in c1")
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.applyWorkloads(gctx) })
+	g.Go(func() error {
+		if err := s.applyWorkloads(gctx); err != nil {
+			return err
+		}
+		return s.c2.ApplyYAML(gctx, exportC2)
+	})
 	g.Go(func() error { return s.in.Install(gctx, s.progress) })
 	return g.Wait()
 }
@@ -101,7 +122,7 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 // Steps returns the steps in the order in which they must run.
 func Steps() []Step {
 	return []Step{
-		{"a pod of c1 fetches " + echoURL + "; the answer comes from c2 and saw the caller's own pod IP", byName},
+		{"a pod of c1 fetches " + exportedURL + "; c2 answers, and sees the own IP of the pod", byName},
 		{"on the wire between the nodes: WireGuard, and not one byte of the request", encrypted},
 		{"a policy of c2 that selects c1's set admits the labelled client and refuses another pod of c1", admitted},
 		{"the labelled pod is replaced: its new IP is admitted, the old one is not", replaced},

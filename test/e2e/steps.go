@@ -270,7 +270,7 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client, echoURL+"/")
+	stream := s.startTraffic(ctx, client, s.echoURL+"/")
 	defer stream.stop()
 
 	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo",
@@ -407,7 +407,7 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client, echoURL+"/")
+	stream := s.startTraffic(ctx, client, s.echoURL+"/")
 	defer stream.stop()
 
 	// A killed broker does not release its Lease, so the standby waits until the Lease expires. Its pod is deleted too,

@@ -37,7 +37,7 @@ func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (ans
 
 func (s *Scenario) fetchWithin(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (answer,
 	error) {
-	return s.fetchURL(ctx, pod, echoURL+path, within)
+	return s.fetchURL(ctx, pod, s.echoURL+path, within)
 }
 
 func (s *Scenario) fetchURL(ctx context.Context, pod *corev1.Pod, url string, within time.Duration) (answer, error) {
