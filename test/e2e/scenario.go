@@ -92,7 +92,17 @@ func (s *Scenario) Prepare(ctx context.Context) error {
 		return s.c2.ApplyYAML(gctx, exportC2)
 	})
 	g.Go(func() error { return s.in.Install(gctx, s.progress) })
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	s.progress("waiting until c1 has the name of echo")
+	for _, what := range []string{"create", "jsonpath={.spec.ips}"} {
+		if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for="+what, "--timeout=60s",
+			"serviceimport/echo"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Scenario) applyWorkloads(ctx context.Context) error {
