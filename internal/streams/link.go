@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,12 +33,14 @@ const (
 const connectWithin = 5 * time.Second
 
 // A stream that failed is retried after minBackoff, then twice as long, up to maxBackoff, with jitter, so that
-// thousands of agents do not return to a new broker at one moment. After a stream that lasted for a while the backoff
-// starts over.
+// thousands of agents do not return to a new broker at one moment. As long as nothing accepts the connection, an
+// attempt costs nobody anything, and the wait is maxUnreached at most: a broker that begins to lead is soon found.
+// After a stream that lasted for a while the backoff starts over.
 const (
-	minBackoff = 500 * time.Millisecond
-	maxBackoff = 15 * time.Second
-	heldLong   = 10 * time.Second
+	minBackoff   = 500 * time.Millisecond
+	maxBackoff   = 15 * time.Second
+	maxUnreached = 3 * time.Second
+	heldLong     = 10 * time.Second
 )
 
 // A stream that the other end ended because it asked too much does not reset the backoff: the next one would be as
@@ -62,16 +66,24 @@ type End struct {
 // connection of its own each time, because gRPC answers from old state on one that it reconnects. carry returns when
 // its stream has ended, always with an error, which Keep passes to ended.
 func Keep(ctx context.Context, end End, carry func(context.Context, *grpc.ClientConn) error, ended func(error)) error {
-	addresses, at := append([]string{end.Address}, end.Others...), 0
-	wait := minBackoff
+	addresses := append([]string{end.Address}, end.Others...)
+	return keep(ctx, addresses, func(address string) (bool, error) { return once(ctx, end, address, carry) }, ended)
+}
+
+// keep decides which address is tried, and when. try reports whether a connection to the address was accepted.
+func keep(ctx context.Context, addresses []string, try func(address string) (bool, error), ended func(error)) error {
+	at, wait := 0, minBackoff
 	for {
 		started := time.Now()
-		err := once(ctx, end, addresses[at], carry)
+		reached, err := try(addresses[at])
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		ended(err)
-		longest := maxBackoff
+		longest := maxUnreached
+		if reached {
+			longest = maxBackoff
+		}
 		held := errors.Is(err, ErrAgain) || time.Since(started) > heldLong
 		if !held && !exhausted(err) { // one that worked is tried again
 			at = (at + 1) % len(addresses)
@@ -83,7 +95,7 @@ func Keep(ctx context.Context, end End, carry func(context.Context, *grpc.Client
 		case held:
 			wait = minBackoff
 		default:
-			wait, another = min(wait, maxBackoff), at > 0
+			wait, another = min(wait, longest), at > 0
 		}
 		pause := wait
 		if another {
@@ -102,25 +114,35 @@ func Keep(ctx context.Context, end End, carry func(context.Context, *grpc.Client
 // exhausted reports whether the other end ended a stream with RESOURCE_EXHAUSTED.
 func exhausted(err error) bool { return status.Code(err) == codes.ResourceExhausted }
 
-func once(ctx context.Context, end End, address string, carry func(context.Context, *grpc.ClientConn) error) error {
+func once(ctx context.Context, end End, address string,
+	carry func(context.Context, *grpc.ClientConn) error) (reached bool, err error) {
+	var accepted atomic.Bool
+	dial := func(ctx context.Context, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err == nil {
+			accepted.Store(true)
+		}
+		return conn, err
+	}
 	conn, err := grpc.NewClient(address, append([]grpc.DialOption{
 		// A proxy of the environment, such as a webhook sets, is for other traffic: brokers are reached directly.
 		grpc.WithNoProxy(),
+		grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(credentials.NewTLS(end.TLS)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout,
 			PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectWithin}),
 	}, end.Options...)...)
 	if err != nil {
-		return fmt.Errorf("address %q: %w", address, err)
+		return false, fmt.Errorf("address %q: %w", address, err)
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := carry(ctx, conn); err != nil {
-		return err
+		return accepted.Load(), err
 	}
-	return errors.New("the stream ended without a reason")
+	return accepted.Load(), errors.New("the stream ended without a reason")
 }
 
 // Reason returns why a stream on which Send failed has ended: what Recv returns after all earlier messages, see

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -15,49 +16,80 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
+// TestKeepBacksOffAndStartsOver: the backoff grows up to maxBackoff, or up to maxUnreached while nothing accepts the
+// connection, and starts over after a stream that lasted for a while.
 func TestKeepBacksOffAndStartsOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var at []time.Duration
-		var reasons []error
-		started := time.Now()
-		failed := errors.New("failed")
-		carry := func(context.Context, *grpc.ClientConn) error {
-			at = append(at, time.Since(started))
-			switch len(at) {
-			case 8:
-				time.Sleep(2 * heldLong) // this stream lasts long enough
-			case 10:
-				return ErrAgain
-			case 12:
-				cancel()
+	for reached, longest := range map[bool]time.Duration{true: maxBackoff, false: maxUnreached} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var at []time.Duration
+			var reasons []error
+			started := time.Now()
+			failed := errors.New("failed")
+			try := func(string) (bool, error) {
+				at = append(at, time.Since(started))
+				switch len(at) {
+				case 8:
+					time.Sleep(2 * heldLong) // this stream lasts long enough
+					return true, failed
+				case 10:
+					return true, ErrAgain
+				case 12:
+					cancel()
+				}
+				return reached, failed
 			}
-			return failed
-		}
-		err := Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry,
-			func(err error) { reasons = append(reasons, err) })
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("Keep returned %v", err)
-		}
-		between := func(i int, low, high time.Duration) {
-			t.Helper()
-			if d := at[i] - at[i-1]; d < low || d > high {
-				t.Errorf("attempt %d came %s after the one before, not %s to %s", i, d, low, high)
+			err := keep(ctx, []string{"192.0.2.1:1"}, try, func(err error) { reasons = append(reasons, err) })
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("keep returned %v", err)
 			}
+			between := func(i int, low, high time.Duration) {
+				t.Helper()
+				if d := at[i] - at[i-1]; d < low || d > high {
+					t.Errorf("reached: %t: attempt %d came %s after the one before, not %s to %s", reached, i, d, low, high)
+				}
+			}
+			between(1, minBackoff/2, minBackoff)
+			between(2, minBackoff, 2*minBackoff)
+			between(3, 2*minBackoff, 4*minBackoff)
+			between(7, longest/2, longest)
+			between(8, 2*heldLong+minBackoff/2, 2*heldLong+minBackoff)
+			between(9, minBackoff, 2*minBackoff)
+			between(10, minBackoff/2, minBackoff)
+			if len(reasons) != 11 || !errors.Is(reasons[0], failed) {
+				t.Errorf("%d ends are reported, not 11 without the one of ctx; the first %v", len(reasons), reasons[0])
+			}
+		})
+	}
+}
+
+// TestReached: a connection counts as accepted even if the handshake on it fails, and not if the address refuses it.
+func TestReached(t *testing.T) {
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
 		}
-		between(1, minBackoff/2, minBackoff)
-		between(2, minBackoff, 2*minBackoff)
-		between(3, 2*minBackoff, 4*minBackoff)
-		between(7, maxBackoff/2, maxBackoff)
-		between(8, 2*heldLong+minBackoff/2, 2*heldLong+minBackoff)
-		between(9, minBackoff, 2*minBackoff)
-		between(10, minBackoff/2, minBackoff)
-		if len(reasons) != 11 || !errors.Is(reasons[0], failed) {
-			t.Errorf("%d ends are reported, the first %v; the one that ctx ended is nobody's business", len(reasons), reasons[0])
+	}()
+	connect := func(ctx context.Context, c *grpc.ClientConn) error {
+		return c.Invoke(ctx, "/none/None", &emptypb.Empty{}, &emptypb.Empty{})
+	}
+	for address, want := range map[string]bool{listener.Addr().String(): true, "255.255.255.255:1": false} {
+		reached, err := once(t.Context(), End{TLS: &tls.Config{}}, address, connect)
+		if reached != want || err == nil {
+			t.Errorf("%s is reached: %t, %v; want %t, and an error", address, reached, err, want)
 		}
-	})
+	}
 }
 
 // TestF26TooMuch (F26): a stream that ends because it asked too much is retried later and later, however long it lasted

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -169,6 +170,14 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		return nil
 	}))
 	if file := os.Getenv("SCREENSHOT"); file != "" {
+		must(t, until(ctx, settle, func() error {
+			for _, row := range d.page.Rows("#links tbody") {
+				if slices.Contains(row, "1/1") && row[len(row)-1] != "-" {
+					return nil
+				}
+			}
+			return errors.New("no link has traffic yet")
+		}))
 		must(t, os.WriteFile(file, d.page.Screenshot(1440, 1180), 0o644))
 	}
 }

@@ -24,7 +24,8 @@ svg{font-family:system-ui,sans-serif;font-size:14px;--ink:#1f2328;--soft:#57606a
 @media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--soft:#9198a1;--paper:#0d1117;--box:#161b22;` +
 	`--well:#3fb950;--unknown:#8b949e;--warning:#d29922;--error:#f85149}}
 .paper{fill:var(--paper)}text{fill:var(--ink)}.soft{fill:var(--soft);font-size:12px}
-.label{paint-order:stroke;stroke:var(--paper);stroke-width:6px}.title{font-size:17px;font-weight:600}` +
+.label{paint-order:stroke;stroke:var(--paper);stroke-width:9px;stroke-linejoin:round}
+.title{font-size:17px;font-weight:600}` +
 	`.name{font-weight:600}
 .box{fill:var(--box);stroke-width:2}.edge{stroke-width:3;fill:none}
 .box.well,.edge.well{stroke:var(--well)}.box.unknown,.edge.unknown{stroke:var(--unknown)}
