@@ -32,8 +32,8 @@ func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map
 	if code != 0 {
 		within = "40s" // failing checks use the whole time
 	}
-	testkit.Value(b.commands(ctx, b.printed(t, "semaphorectl check --traffic ")+" --timeout "+within+
-		" -o json > verify.json", code))(t)
+	_, failed := b.commands(ctx, b.printed(t, "semaphorectl check --traffic ")+" --timeout "+within+
+		" -o json > verify.json", code)
 	text := testkit.Value(os.ReadFile(filepath.Join(b.dir, "verify.json")))(t)
 	var report struct {
 		Verdict string
@@ -46,6 +46,7 @@ func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map
 		t.Logf("  %s %s %s %s %s: %s", c.From, c.To, c.Check, c.Result, c.Code, c.Detail)
 		found[strings.Join(strings.Fields(c.From+" "+c.To+" "+c.Check), " ")] = c
 	}
+	must(t, failed)
 	b.nothingOfVerify(ctx, t)
 	return found
 }
