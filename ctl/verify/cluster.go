@@ -276,9 +276,13 @@ func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, be
 	}
 }
 
-// sets returns the broker's sets of pods in a namespace. The broker ends a connection that was idle for two minutes,
-// as during measurements, and one through the apiserver cannot be dialled again by itself.
+// sets returns the broker's sets of pods in a namespace; none without the feature policy. The broker ends a connection
+// that was idle for two minutes, as during measurements, and one through the apiserver cannot be dialled again by
+// itself.
 func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
+	if !c.brokerConfig.Has(config.Policy) {
+		return nil, nil
+	}
 	request := &semaphorev1.ListSetsRequest{Namespace: namespace}
 	all, err := fleet.ReceiveSets(ctx, c.broker, request)
 	if grpcstatus.Code(err) != codes.Unavailable {
