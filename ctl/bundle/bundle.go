@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -178,6 +179,9 @@ func (b *bundle) part(ctx context.Context, c *fleet.Cluster, name, part, node st
 		return
 	}
 	sets, err := fleet.ReceiveSets(ctx, p, &semaphorev1.ListSetsRequest{})
+	if grpcstatus.Code(err) == codes.Unimplemented { // it has no feature policy
+		return
+	}
 	if err != nil {
 		b.fail("%s: sets: %s", in, grpcstatus.Convert(err).Message())
 		return

@@ -46,6 +46,9 @@ func TestBridge(t *testing.T) {
 			return err
 		}))
 	})
+	t.Run("bundle", func(t *testing.T) {
+		testkit.Value(b.commands(ctx, "semaphorectl bundle --context c1 --context c2", 0))(t)
+	})
 	t.Run("traffic", func(t *testing.T) {
 		found := b.verifies(ctx, t, 0)
 		for _, way := range []string{"c1 c2", "c2 c1"} {
