@@ -183,7 +183,7 @@ func (s *State) put(t *remoteState, k key, change *semaphorev1.PeeringChange, ob
 func (s *State) remove(t *remoteState, k key, observedAt time.Time) {
 	if was, ok := s.journal.Get(k); ok {
 		t.digest.Remove(was.digest)
-		s.journal.DeleteAs(k, &record{}, observedAt)
+		s.journal.Delete(k, &record{}, observedAt)
 	}
 }
 

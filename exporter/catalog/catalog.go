@@ -255,7 +255,8 @@ func (c *Catalog) withdraw(key Key, now time.Time) {
 	c.setProblem(key, finding.Unsendable, "")
 	if old, ok := c.journal.Get(key); ok {
 		c.count(key.Kind, old.To, -1)
-		c.journal.Delete(key, now)
+		old.Object = nil // a deletion is its key and who gets it
+		c.journal.Delete(key, old, now)
 	}
 }
 

@@ -685,3 +685,14 @@ func TestDeletedObjectsLeaveNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestADeletedObjectIsItsKey: the journal remembers thousands of deletions, which need their audience and no object.
+func TestADeletedObjectIsItsKey(t *testing.T) {
+	c := newCatalog(t)
+	c.PutPod(newPod("web-0", "front"), time.Now())
+	c.DeletePod("shop", "web-0", time.Now())
+	e, there := c.Journal().Last(podKey("shop", "web-0"))
+	if !there || !e.Deleted || e.Value.Object != nil || ChangeFor(e, "c2", 1) != Delete {
+		t.Errorf("there %t: %+v", there, e)
+	}
+}

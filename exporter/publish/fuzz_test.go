@@ -46,7 +46,7 @@ func FuzzSessionReceive(f *testing.F) {
 		k, o := node("c3", "secret", "192.0.2.1:1")
 		put(j, k, o, time.Unix(1, 0))
 		k, _ = member("pod2", "")
-		j.Delete(k, time.Unix(2, 0))
+		remove(j, k, time.Unix(2, 0))
 		s := NewSession("c1", "c2", "test", 1, "uid", kinds, j)
 		s.SetSource(upTo(read), upTo(read))
 		s.Hello()

@@ -35,6 +35,12 @@ func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now ti
 	j.Put(key, e, now)
 }
 
+// remove deletes an object, whose deletion goes to who had it.
+func remove(j *catalog.Journal, key catalog.Key, now time.Time) {
+	e, _ := j.Get(key)
+	j.Delete(key, catalog.Export{To: e.To}, now)
+}
+
 func member(name, ip string) (catalog.Key, *semaphorev1.Object) {
 	key := catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name}
 	return key, &semaphorev1.Object{Key: key.Proto(),
@@ -204,7 +210,7 @@ func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
 	w.drain()
 	equal(t, j, r)
 	k, _ = member("pod1", "")
-	j.Delete(k, now)
+	remove(j, k, now)
 	w.drain()
 	equal(t, j, r)
 }
@@ -221,7 +227,7 @@ func TestObjectsForAnotherClusterAreNotSent(t *testing.T) {
 	k, o := node("c3", "n1", "192.0.2.2:2")
 	put(j, k, o, time.Now())
 	k, _ = node("c3", "n2", "")
-	j.Delete(k, time.Now())
+	remove(j, k, time.Now())
 	w.drain()
 	if got := w.sent["*semaphorev1.PublishRequest_Changes"]; got != messages {
 		t.Errorf("a change for c3 led to %d messages to c2", got-messages)
@@ -285,7 +291,7 @@ func TestABrokerThatFellBehindGetsASnapshot(t *testing.T) {
 	w.drain()
 	for i := range 9 {
 		k, _ := member(fmt.Sprint("pod", i), "")
-		j.Delete(k, time.Now())
+		remove(j, k, time.Now())
 	}
 	if _, err := w.sender.Next(); err != errFellBehind {
 		t.Fatalf("deletions are forgotten, and next says %v", err)
@@ -384,7 +390,7 @@ func TestResumeOffers(t *testing.T) {
 	}
 	for i := range 3 {
 		k, _ := member(fmt.Sprint("pod", i), "")
-		j.Delete(k, time.Now())
+		remove(j, k, time.Now())
 	}
 	if j.Oldest() != 6 || j.Head() != 7 {
 		t.Fatalf("the journal goes from %d to %d", j.Oldest(), j.Head())

@@ -123,24 +123,15 @@ func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) uint64 {
 	return j.append(&Entry[K, V]{Key: key, Value: value, ObservedAt: observedAt})
 }
 
-// Delete records the deletion of an object, with its last value, and reports whether there was one.
-func (j *Journal[K, V]) Delete(key K, observedAt time.Time) (uint64, bool) {
-	return j.delete(key, func(last V) V { return last }, observedAt)
-}
-
-// DeleteAs is Delete with another value: thousands of deletions are remembered, and not all readers need the object.
-func (j *Journal[K, V]) DeleteAs(key K, value V, observedAt time.Time) (uint64, bool) {
-	return j.delete(key, func(V) V { return value }, observedAt)
-}
-
-func (j *Journal[K, V]) delete(key K, value func(last V) V, observedAt time.Time) (uint64, bool) {
+// Delete records the deletion of an object, with the part of its last value that readers of the deletion need, and
+// reports whether there was one. Thousands of deletions are remembered.
+func (j *Journal[K, V]) Delete(key K, last V, observedAt time.Time) (uint64, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	old, ok := j.byKey[key]
-	if !ok || old.Deleted {
+	if old, ok := j.byKey[key]; !ok || old.Deleted {
 		return j.head, false
 	}
-	return j.append(&Entry[K, V]{Key: key, Value: value(old.Value), Deleted: true, ObservedAt: observedAt}), true
+	return j.append(&Entry[K, V]{Key: key, Value: last, Deleted: true, ObservedAt: observedAt}), true
 }
 
 func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {

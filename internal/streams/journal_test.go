@@ -31,7 +31,8 @@ func do(t *testing.T, j *Journal[string, int], steps ...string) {
 	t.Helper()
 	for i, s := range steps {
 		if s[0] == '-' {
-			j.Delete(s[1:], at(i))
+			last, _ := j.Get(s[1:])
+			j.Delete(s[1:], last, at(i))
 			continue
 		}
 		var key string
@@ -155,10 +156,10 @@ func TestPutAndDeleteReturnRevisions(t *testing.T) {
 	if r := j.Put("a", 1, at(1)); r != 1 {
 		t.Errorf("Put: revision %d", r)
 	}
-	if r, ok := j.Delete("b", at(2)); ok || r != 1 {
+	if r, ok := j.Delete("b", 0, at(2)); ok || r != 1 {
 		t.Errorf("Delete of nothing: %d, %v", r, ok)
 	}
-	if r, ok := j.Delete("a", at(3)); !ok || r != 2 {
+	if r, ok := j.Delete("a", 0, at(3)); !ok || r != 2 {
 		t.Errorf("Delete: %d, %v", r, ok)
 	}
 	changes, _, _ := j.Since(0, 1)
@@ -181,7 +182,7 @@ func TestTombstoneLimit(t *testing.T) {
 	for i := range 1000 {
 		key := fmt.Sprint(i)
 		j.Put(key, i, at(i))
-		j.Delete(key, at(i))
+		j.Delete(key, 0, at(i))
 		if j.dead > limit {
 			t.Fatalf("after %d deletions: %d tombstones", i+1, j.dead)
 		}
@@ -311,7 +312,7 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 	// CPU time, so that other processes on the core do not count.
 	start := ran(t)
 	for i := range n {
-		j.Delete(i, at(i))
+		j.Delete(i, 0, at(i))
 	}
 	// Linear time is tens of milliseconds; quadratic time is 50,000 × 50,000 / 2 steps, which takes seconds.
 	if d := ran(t) - start; d > 500*time.Millisecond {

@@ -95,7 +95,7 @@ func TestModel(t *testing.T) {
 			for i := range 3000 {
 				key := fmt.Sprint(random.IntN(keys))
 				if random.IntN(100) < deletions {
-					if revision, ok := j.Delete(key, at(i)); ok {
+					if revision, ok := j.Delete(key, 0, at(i)); ok {
 						model[key] = change{revision: revision, deleted: true}
 					}
 				} else {
@@ -144,7 +144,7 @@ func TestModelConcurrent(t *testing.T) {
 	// One reader falls behind the tombstones, however the others are scheduled: it reads once before the writers begin,
 	// and then only after they have ended.
 	j.Put("first", 0, at(0))
-	j.Delete("first", at(0))
+	j.Delete("first", 0, at(0))
 	late := newView()
 	testkit.Must(t, late.step(j, 10))
 	written := make(chan struct{})
@@ -158,7 +158,7 @@ func TestModelConcurrent(t *testing.T) {
 			for i := range writes {
 				key := fmt.Sprintf("w%d-%d", w, random.IntN(keys))
 				if random.IntN(3) == 0 {
-					j.Delete(key, at(i))
+					j.Delete(key, 0, at(i))
 					delete(own, key)
 				} else {
 					j.Put(key, i, at(i))
