@@ -56,7 +56,7 @@ func BenchmarkChange(b *testing.B) {
 					if len(touches.Slices) != 1 {
 						b.Fatalf("touches %v", touches)
 					}
-					if _, _, wanted := p.Slice(touches.Slices[0].Name); !wanted {
+					if _, wanted := p.Slice(touches.Slices[0].Name); !wanted {
 						b.Fatal("the slice is not wanted")
 					}
 					n++

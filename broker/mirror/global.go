@@ -201,22 +201,6 @@ func (w *work) choose(t *target, now time.Time) {
 			i := sort.Search(len(w.dues), func(i int) bool { return w.dues[i].at.After(t.due) })
 			w.dues = slices.Insert(w.dues, i, due{t.due, t})
 		}
-		w.touchAny(t) // the loop then asks Slice, which returns due
-	}
-}
-
-// touchAny touches one slice of a target.
-func (w *work) touchAny(t *target) {
-	var first *slice
-	for _, h := range t.perCluster {
-		for _, s := range h.all() {
-			if first == nil || s.name < first.name {
-				first = s
-			}
-		}
-	}
-	if first != nil {
-		w.touchSlice(first)
 	}
 }
 

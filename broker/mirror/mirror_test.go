@@ -256,7 +256,7 @@ func TestSlice(t *testing.T) {
 			if got := names(second.Slices); !slices.Equal(got, []string{name}) {
 				t.Errorf("touched %v", got)
 			}
-			s, _, ok := p.Slice(name)
+			s, ok := p.Slice(name)
 			if !ok {
 				t.Fatal("no slice")
 			}

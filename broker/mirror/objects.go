@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -103,12 +102,12 @@ func (t *target) noteKnown() *corev1.Service {
 	return out
 }
 
-// Slice returns the desired EndpointSlice of a name, and when it changes as time passes; zero for never. It names no
-// node, pod or zone of the source, which would be mistaken for local ones (R16).
-func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time, wanted bool) {
+// Slice returns the desired EndpointSlice of a name. It names no node, pod or zone of the source, which would be
+// mistaken for local ones (R16).
+func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, wanted bool) {
 	s := p.slices[name]
 	if s == nil {
-		return nil, time.Time{}, false
+		return nil, false
 	}
 	h, t := s.owner, s.owner.target
 	out = p.emptySlice(s, h.of, t.name)
@@ -129,7 +128,7 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 	if len(unused) > 0 {
 		out.Annotations[naming.AnnotationUnusedEndpoints] = strings.Join(unused, ",")
 	}
-	return out, t.due, true
+	return out, true
 }
 
 // emptySlice returns a slice of a Service without the endpoints, which are those of a service of their cluster.

@@ -155,11 +155,9 @@ func (w *work) touchLent(t *target) {
 // EachOwn calls do with the namespace and name of each desired slice under an own name.
 func (p *Plan) EachOwn(do func(namespace, name string)) {
 	for t := range p.lenders {
-		for _, h := range t.perCluster {
-			for _, s := range h.all() {
-				if own := p.OwnSlice(s.name); own != nil {
-					do(own.Namespace, own.Name)
-				}
+		for _, name := range p.SlicesOf(t.name) {
+			if own := p.OwnSlice(name); own != nil {
+				do(own.Namespace, own.Name)
 			}
 		}
 	}

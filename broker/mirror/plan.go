@@ -492,6 +492,18 @@ func (p *Plan) EachSlice(do func(name, service, namespace string, headless bool)
 	}
 }
 
+// SlicesOf returns the names of the desired slices of a Service.
+func (p *Plan) SlicesOf(service string) (names []string) {
+	if t := p.targets[service]; t != nil {
+		for _, h := range t.perCluster {
+			for _, s := range h.all() {
+				names = append(names, s.name)
+			}
+		}
+	}
+	return names
+}
+
 // Names returns the names of all desired Services and slices.
 func (p *Plan) Names() (services, ofSlices []string) {
 	return slices.Collect(p.claims.Names), slices.Collect(maps.Keys(p.slices))

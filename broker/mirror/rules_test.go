@@ -104,7 +104,7 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	if len(all) != 1 {
 		t.Fatalf("slices %v", all)
 	}
-	s, _, _ := p.Slice(all[0])
+	s, _ := p.Slice(all[0])
 	rest(t, &s.ObjectMeta)
 	want := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{
 		Addresses: []string{"10.3.1.5"}, Hostname: ptr.To("n1"),

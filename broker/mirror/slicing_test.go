@@ -286,7 +286,7 @@ func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 		edit(s)
 		p.Slices = map[string]*discoveryv1.EndpointSlice{s.Name: s}
 		n := p.restarted()
-		if _, _, wanted := n.Slice(s.Name); wanted {
+		if _, wanted := n.Slice(s.Name); wanted {
 			t.Errorf("%s: the slice is wanted", name)
 		}
 	}

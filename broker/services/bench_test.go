@@ -42,7 +42,7 @@ func BenchmarkImportSlices(b *testing.B) {
 			for b.Loop() {
 				slices, size = 0, 0
 				p.EachSlice(func(name, _, _ string, _ bool) {
-					s, _, _ := p.Slice(name)
+					s, _ := p.Slice(name)
 					slices, size = slices+1, size+s.Size()
 				})
 				for _, name := range p.ImportSlices() {

@@ -510,6 +510,13 @@ func (e *Engine) ServiceExists(name string) bool {
 	return e.plan.Existing(name) != nil
 }
 
+// SlicesOf returns the names of the desired slices of a Service.
+func (e *Engine) SlicesOf(service string) []string {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.plan.SlicesOf(service)
+}
+
 // servicesPerLock is how many Services are read under one lock, so that an operator's request delays nothing.
 const servicesPerLock = 32
 
@@ -699,7 +706,7 @@ func (e *Engine) desiredSlice(name, owner string) (a writes.Answer[*discoveryv1.
 	if ended && of == owner {
 		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Absent}, true
 	}
-	s, _, wanted := e.plan.Slice(name)
+	s, wanted := e.plan.Slice(name)
 	a = writes.Decide(s, wanted, owner, e.mayDeleteSlice)
 	if a.Verdict == writes.Present && owner == "" && e.plan.Existing(s.Labels[discoveryv1.LabelServiceName]) == nil {
 		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown, Again: missingServiceRetry}, ended

@@ -41,7 +41,7 @@ func (p *ImportPlan) ImportSlices() (names []string) {
 // not known.
 func (p *ImportPlan) ImportSlice(imported string) (out *discoveryv1.EndpointSlice, wanted bool) {
 	namespace, name, _ := strings.Cut(imported, "/")
-	out, _, wanted = p.services.Slice(name)
+	out, wanted = p.services.Slice(name)
 	if !wanted || !isDerived(out.Labels[discoveryv1.LabelServiceName]) ||
 		out.Annotations[naming.AnnotationSourceNamespace] != namespace || p.Denied(namespace) != "" {
 		return nil, false

@@ -159,7 +159,7 @@ func settled(t testing.TB, p *mirror.Plan) (*corev1.Service, []*discoveryv1.Endp
 func written(p *mirror.Plan) (all []*discoveryv1.EndpointSlice) {
 	_, names := p.Names()
 	for _, name := range slices.Sorted(slices.Values(names)) {
-		slice, _, _ := p.Slice(name)
+		slice, _ := p.Slice(name)
 		all = append(all, slice.DeepCopy())
 		p.ObserveSlice(name, slice, now)
 	}

@@ -25,7 +25,7 @@ import (
 type Decides interface {
 	Service(name string) (s *corev1.Service, wanted bool)
 	Retained(name string) *corev1.Service
-	Slice(name string) (s *discoveryv1.EndpointSlice, due time.Time, wanted bool)
+	Slice(name string) (s *discoveryv1.EndpointSlice, wanted bool)
 	Begun() bool
 	IsComplete(cluster string) bool
 	Ended(slice string) (cluster string, ended bool)
@@ -131,7 +131,7 @@ func (c *Cluster) mayGo(cluster string) bool {
 }
 
 func (c *Cluster) writeSlice(name string) Names {
-	want, _, wanted := c.decides.Slice(name)
+	want, wanted := c.decides.Slice(name)
 	have := c.Slices[name]
 	if have == nil {
 		c.decides.ForgetEnded(name)
