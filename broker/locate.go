@@ -14,8 +14,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
@@ -88,29 +90,35 @@ func (l *locating) accepted(f federation.Located) {
 	}
 }
 
-// services adds the Services that the plan derives from the object, and their state in the apiserver.
+// services adds the Services that the plan derives from the object, and their state in the apiserver, and those that
+// exist of it and are not derived from it any longer.
 func (l *locating) services(ctx context.Context, found []federation.Located) error {
-	failing := map[string]string{}
-	if l.b.failing != nil {
-		failing = l.b.failing()
+	all := slices.DeleteFunc(l.b.services.Services(), func(d services.Described) bool {
+		return d.Namespace != l.of.Namespace || d.Name != l.of.Name
+	})
+	planned := len(all)
+	all = append(all, l.others(all)...)
+	written, err := l.slices(ctx, all)
+	if err != nil {
+		return err
 	}
-	planned := false
-	for _, d := range l.b.services.Services() {
-		if d.Namespace != l.of.Namespace || d.Name != l.of.Name {
+	failing := l.b.failing()
+	for i, d := range all {
+		object := "service " + l.process.cfg.MirrorNamespace + "/" + d.Service
+		if i < planned {
+			l.Add(debug.Place{Hop: debug.HopPlan, Object: object, Cluster: sourceOf(d), State: debug.PlaceDone,
+				Detail: describe(d)})
+		} else if len(written[d.Service]) == 0 && !l.b.services.ServiceExists(d.Service) {
 			continue
 		}
-		planned = true
-		object := "service " + l.process.cfg.MirrorNamespace + "/" + d.Service
-		l.Add(debug.Place{Hop: debug.HopPlan, Object: object, Cluster: sourceOf(d), State: debug.PlaceDone,
-			Detail: describe(d)})
-		if err := l.written(ctx, d, object, failing[d.Service]); err != nil {
+		if err := l.written(ctx, d, i < planned, written[d.Service], failing[d.Service]); err != nil {
 			return err
 		}
 		if err := l.ownName(ctx, d); err != nil {
 			return err
 		}
 	}
-	if planned {
+	if planned > 0 {
 		return nil
 	}
 	for _, f := range found {
@@ -122,6 +130,46 @@ func (l *locating) services(ctx context.Context, found []federation.Located) err
 		}
 	}
 	return nil
+}
+
+// others returns the Services with the other names that the broker may have given to some that it made of the object.
+func (l *locating) others(planned []services.Described) (out []services.Described) {
+	add := func(name string, global bool, clusters ...services.DescribedCluster) {
+		is := func(d services.Described) bool { return d.Service == name }
+		if len(validation.IsValidLabelValue(name)) == 0 && !slices.ContainsFunc(planned, is) {
+			out = append(out, services.Described{Service: name, Namespace: l.of.Namespace, Name: l.of.Name, Global: global,
+				Clusters: clusters})
+		}
+	}
+	add(naming.Global(l.of.Namespace, l.of.Name), true)
+	add(naming.Import(l.of.Namespace, l.of.Name), true)
+	for _, r := range l.b.leading.Load().Remotes {
+		add(naming.Mirror(r.ServicePrefix, l.of.Namespace, l.of.Name), false, services.DescribedCluster{Cluster: r.Name})
+	}
+	return out
+}
+
+// slices returns the EndpointSlices that exist of some Services, by the name of the Service.
+func (l *locating) slices(ctx context.Context, all []services.Described) (of map[string][]discoveryv1.EndpointSlice,
+	err error) {
+	var names []string
+	for _, d := range all {
+		names = append(names, d.Service)
+	}
+	if len(names) == 0 {
+		return nil, nil // the object's name is none
+	}
+	list, err := l.process.client.DiscoveryV1().EndpointSlices(l.process.cfg.MirrorNamespace).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + " in (" + strings.Join(names, ",") + ")"})
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "slices of %s: %v", l.of, err)
+	}
+	of = map[string][]discoveryv1.EndpointSlice{}
+	for _, s := range list.Items {
+		name := s.Labels[discoveryv1.LabelServiceName]
+		of[name] = append(of[name], s)
+	}
+	return of, nil
 }
 
 // sourceOf returns the cluster of a mirror; empty for a Service of several clusters.
@@ -153,79 +201,97 @@ func describe(d services.Described) string {
 	return text
 }
 
-// written adds the state of a Service in the apiserver: whether it and its slices exist, and when the broker last wrote
-// them.
-func (l *locating) written(ctx context.Context, d services.Described, object, failing string) error {
-	place := debug.Place{Hop: debug.HopWrite, Object: object, Cluster: sourceOf(d)}
-	namespace := l.process.cfg.MirrorNamespace
+// written adds the state of a Service in the apiserver: whether it and its slices exist, when the broker last wrote
+// them, and what delays the first of the writes that wait.
+func (l *locating) written(ctx context.Context, d services.Described, planned bool,
+	existing []discoveryv1.EndpointSlice, failing string) error {
+	namespace, left := l.process.cfg.MirrorNamespace, ""
+	place := debug.Place{Hop: debug.HopWrite, Object: "service " + namespace + "/" + d.Service, Cluster: sourceOf(d)}
 	service, err := l.process.client.CoreV1().Services(namespace).Get(ctx, d.Service, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return status.Errorf(codes.Unavailable, "%s: %v", place.Object, err)
+	}
+	if !planned {
+		left = "; no cluster is known to offer it, and it is not deleted yet"
+	}
+	is, delays := "IP "+strings.Join(service.Spec.ClusterIPs, ", "), l.delay(writes.Service, d.Service)
 	switch {
 	case failing != "":
-		place.State, place.Detail = debug.PlaceFailed, failing
+		place.State, place.Detail = debug.PlaceFailed, failing+left+delays
 		l.Add(place)
 		return nil
-	case apierrors.IsNotFound(err):
-		place.State = debug.PlaceWaiting
-		place.Detail = "the apiserver does not have it yet" + l.delay(writes.Service, d.Service)
+	case err != nil && planned:
+		place.State, place.Detail = debug.PlaceWaiting, "the apiserver does not have it yet"+delays
 		l.Add(place)
 		return nil
 	case err != nil:
-		return status.Errorf(codes.Unavailable, "%s: %v", object, err)
+		is = "the Service is gone"
 	}
-	list, err := l.process.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: discoveryv1.LabelServiceName + "=" + d.Service})
-	if err != nil {
-		return status.Errorf(codes.Unavailable, "slices of %s: %v", object, err)
-	}
-	planned, endpoints, at, delays := 0, 0, writtenAt(service), l.delay(writes.Service, d.Service)
+	wanted, endpoints, at, names := 0, 0, writtenAt(service), l.b.services.SlicesOf(d.Service)
 	for _, c := range d.Clusters {
-		planned += c.Endpoints
+		wanted += c.Endpoints
 	}
-	for i := range list.Items {
-		for _, e := range list.Items[i].Endpoints {
+	for i := range existing {
+		for _, e := range existing[i].Endpoints {
 			endpoints += len(e.Addresses)
 		}
-		if t := writtenAt(&list.Items[i]); t.After(at) {
+		if t := writtenAt(&existing[i]); t.After(at) {
 			at = t
 		}
-		delays = cmp.Or(delays, l.delay(writes.EndpointSlice, list.Items[i].Name))
+		names = append(names, existing[i].Name)
+	}
+	delays = cmp.Or(delays, l.delay(writes.EndpointSlice, names...))
+	if d.Service == naming.Import(d.Namespace, d.Name) {
+		delays = cmp.Or(delays, l.delay(writes.ServiceImport, d.Namespace+"/"+d.Name),
+			l.delay(writes.ImportSlice, in(d.Namespace, names)...))
 	}
 	place.State, place.Confirmed = debug.PlaceDone, at
-	place.Detail = fmt.Sprintf("IP %s; slices: %d, endpoints: %d%s", strings.Join(service.Spec.ClusterIPs, ", "),
-		len(list.Items), endpoints, delays)
-	if delays != "" || endpoints == 0 && planned > 0 {
+	place.Detail = fmt.Sprintf("%s; slices: %d, endpoints: %d%s%s", is, len(existing), endpoints, left, delays)
+	if delays+left != "" || endpoints == 0 && wanted > 0 {
 		place.State = debug.PlaceWaiting
 	}
 	l.Add(place)
 	return nil
 }
 
+// in returns the names of objects in a namespace, NAMESPACE/NAME.
+func in(namespace string, names []string) (out []string) {
+	for _, name := range names {
+		out = append(out, namespace+"/"+name)
+	}
+	return out
+}
+
 // ownName adds where the own name of a Service of this cluster leads, and the slices that lead it there.
 func (l *locating) ownName(ctx context.Context, d services.Described) error {
-	if d.Own == nil {
+	if !l.process.cfg.GlobalServices.OwnNames || d.Service != naming.Global(d.Namespace, d.Name) {
 		return nil
 	}
-	object := "service " + d.Namespace + "/" + d.Name
-	l.Add(debug.Place{Hop: debug.HopPlan, Object: object, State: debug.PlaceDone, Detail: d.Own.String()})
+	object, own := "service "+d.Namespace+"/"+d.Name, choice.OwnName{}
+	if d.Own != nil {
+		own = *d.Own
+		l.Add(debug.Place{Hop: debug.HopPlan, Object: object, State: debug.PlaceDone, Detail: own.String()})
+	}
 	list, err := l.process.client.DiscoveryV1().EndpointSlices(d.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: writes.OwnedOwnSlices + "," + discoveryv1.LabelServiceName + "=" + d.Name})
 	if err != nil {
 		return status.Errorf(codes.Unavailable, "slices of %s: %v", object, err)
 	}
-	if len(d.Own.Clusters)+len(list.Items) == 0 {
+	if len(own.Clusters)+len(list.Items) == 0 {
 		return nil
 	}
 	place := debug.Place{Hop: debug.HopWrite, Object: object, State: debug.PlaceDone}
-	there, endpoints, delays := map[string]bool{}, 0, ""
+	there, endpoints, names := map[string]bool{}, 0, l.b.services.SlicesOf(d.Service)
 	for i := range list.Items {
 		s := &list.Items[i]
 		there[s.Labels[naming.LabelSourceCluster]], endpoints = true, endpoints+len(s.Endpoints)
 		if t := writtenAt(s); t.After(place.Confirmed) {
 			place.Confirmed = t
 		}
-		delays = cmp.Or(delays, l.delay(writes.OwnSlice, d.Namespace+"/"+s.Name))
+		names = append(names, s.Name)
 	}
-	for _, cluster := range d.Own.Clusters {
+	delays := l.delay(writes.OwnSlice, in(d.Namespace, names)...)
+	for _, cluster := range own.Clusters {
 		if !there[cluster] {
 			delays += "; those of " + cluster + " are not written yet"
 		}
@@ -238,12 +304,13 @@ func (l *locating) ownName(ctx context.Context, d services.Described) error {
 	return nil
 }
 
-// delay returns why the write of an object is delayed; empty if it is not.
-func (l *locating) delay(kind writes.ObjectKind, name string) string {
+// delay returns why a write is delayed, the first of some names; empty if none is.
+func (l *locating) delay(kind writes.ObjectKind, names ...string) string {
 	for _, loop := range l.b.loops {
-		if w, ok := loop.writer.(interface{ Delay(name string) string }); ok && loop.kind == kind {
-			if why := w.Delay(name); why != "" {
-				return fmt.Sprintf("; %s %s: %s", kind, name, why)
+		w, ok := loop.writer.(interface{ Delay(name string) string })
+		for i := 0; ok && loop.kind == kind && i < len(names); i++ {
+			if why := w.Delay(names[i]); why != "" {
+				return fmt.Sprintf("; %s %s: %s", kind, names[i], why)
 			}
 		}
 	}

@@ -35,13 +35,13 @@ func outward(kind string, err error) string {
 	return fmt.Sprintf("its %s cannot be written; the operator of that cluster sees why in semaphorectl status", kind)
 }
 
-// reasons say what delays a write.
+// reasons say what delays a write that has not failed.
 var reasons = map[reconcile.Reason]string{
-	reconcile.Failed:                   "the last attempt failed",
 	reconcile.Reason(writes.Gathering): "more changes may come, which one write then carries",
 	reconcile.Reason(writes.Limited):   "more was written for its remote than limits.kibibytesPerSecond",
 	reconcile.Reason(writes.Contested): "another writer changes it again and again",
-	reconcile.Reason(writes.Stale):     "the apiserver's watch has not reported its newest version",
+	reconcile.Reason(writes.Stale): "the apiserver's watch has not reported its newest version, or what comes first, " +
+		"such as its Service",
 }
 
 // Delay returns why the write of a name is delayed, since when and until when; empty if it is not.
@@ -54,6 +54,10 @@ func (o *Objects[T]) Delay(name string) string {
 	if !w.Until.IsZero() {
 		until = "until " + w.Until.UTC().Format(time.TimeOnly+"Z")
 	}
+	why := reasons[w.Reason]
+	if w.Err != nil {
+		why = w.Err.Error()
+	}
 	return fmt.Sprintf("its write is delayed (%s) since %s, %s: %s", w.Reason,
-		w.Since.UTC().Format(time.TimeOnly+"Z"), until, reasons[w.Reason])
+		w.Since.UTC().Format(time.TimeOnly+"Z"), until, why)
 }

@@ -25,7 +25,8 @@ type Answer[T Object] struct {
 	Verdict Verdict
 	// Object is the desired object, if Verdict is Present.
 	Object T
-	// Again is the time after which the answer changes by itself; 0 if it does not.
+	// Again is the time after which the answer is asked for once more, because another object comes first, whose report
+	// by the watch may change it earlier; 0 for none. Until then the write counts as Stale.
 	Again time.Duration
 }
 

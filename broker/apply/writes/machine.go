@@ -279,7 +279,7 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	}
 	if answer.Again > 0 {
 		m.keep(seen.Name, seen.Change)
-		step.again(answer.Again)
+		step.delay(answer.Again, Stale)
 	}
 	switch {
 	case answer.Verdict == Absent:

@@ -164,6 +164,15 @@ func TestChangeSinceBegin(t *testing.T) {
 	}
 }
 
+// TestWhatComesFirst: a write that waits for another object has a reason.
+func TestWhatComesFirst(t *testing.T) {
+	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, nil)
+	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Again: time.Minute})
+	if !step.Again || step.After != time.Minute || step.Why != Stale {
+		t.Errorf("%+v", step)
+	}
+}
+
 // TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
 func TestEachWriteIsCharged(t *testing.T) {
 	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}

@@ -130,7 +130,8 @@ const (
 	Limited Reason = "limited"
 	// Contested: another writer changes the object again and again.
 	Contested Reason = "contested"
-	// Stale: the apiserver has another version than its watch has reported.
+	// Stale: the apiserver has another version than its watch has reported, or has not reported another object that
+	// comes first.
 	Stale Reason = "stale"
 )
 

@@ -67,6 +67,8 @@ type Wait struct {
 	// Since is when the key began to wait for this reason. Until is when it is tried again; zero if another key that
 	// failed for the same cause is tried first.
 	Since, Until time.Time
+	// Err is that of its last attempt, if that failed.
+	Err error
 }
 
 // Options of a Loop.

@@ -39,7 +39,11 @@ func (it *item[K]) wait() Wait {
 	if it.why == "" {
 		return Wait{}
 	}
-	return Wait{it.why, it.since, it.due()}
+	w := Wait{Reason: it.why, Since: it.since, Until: it.due()}
+	if it.failure != nil {
+		w.Err = it.failure.Err
+	}
+	return w
 }
 
 // lines are keys that wait in lines of their owners. Owners take turns, so that one with thousands of keys delays a key

@@ -40,12 +40,13 @@ func TestWaits(t *testing.T) {
 				t.Errorf("after %s it waits %+v, want %+v", at, w, want)
 			}
 		}
-		is(time.Second/2, Wait{"contested", begin, begin.Add(time.Second)})
-		is(2*time.Second, Wait{"contested", begin, begin.Add(3 * time.Second)})
+		is(time.Second/2, Wait{"contested", begin, begin.Add(time.Second), nil})
+		is(2*time.Second, Wait{"contested", begin, begin.Add(3 * time.Second), nil})
 		time.Sleep(time.Second)
 		synctest.Wait()
 		failed := l.Wait("a")
-		if failed.Reason != Failed || !failed.Since.Equal(begin.Add(3*time.Second)) || !failed.Until.After(failed.Since) {
+		if failed.Reason != Failed || failed.Err == nil || !failed.Since.Equal(begin.Add(3*time.Second)) ||
+			!failed.Until.After(failed.Since) {
 			t.Errorf("it waits %+v", failed)
 		}
 		is(4*time.Second, Wait{})
