@@ -47,8 +47,10 @@ func TestTraceSaysWhy(t *testing.T) {
 			`there is a endpointslice c2-shop-73736d-s0-c2-1 that semaphore did not create: .*`,
 		"s1": `failed there is a service with its name that semaphore did not create; service c2-shop-73736d-s1: ` + failed +
 			`there is a service c2-shop-73736d-s1 that semaphore did not create: .*`,
-		"s2": `failed the apiserver refuses its service \(Invalid\).*` + gone + `service c2-shop-73736d-s2: ` + failed + `.* it stays.*`,
-		"s3": `waiting the Service is gone; slices: 1, endpoints: 1` + gone + `endpointslice c2-shop-73736d-s3-c2-1: ` + failed + `.* it stays.*`,
+		"s2": `failed the apiserver refuses its service \(Invalid\).*` + gone +
+			`service c2-shop-73736d-s2: ` + failed + `.* it stays.*`,
+		"s3": `waiting the Service is gone; slices: 1, endpoints: 1` + gone +
+			`endpointslice c2-shop-73736d-s3-c2-1: ` + failed + `.* it stays.*`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			pattern := regexp.MustCompile("^" + want + "$")

@@ -198,7 +198,7 @@ func Command(access *fleet.Access) *cobra.Command {
   stream  the broker of each cluster has acknowledged it
   accept  that broker holds it, or why it refuses it
   plan    what that broker makes of it: Services, sets, peers
-  write   what the apiserver has of that
+  write   what the apiserver has of that, and what delays a write, since when and until when
   agents  how many agents have programmed a peer
   kernel  the peer on a node, with --agent NODE
 
