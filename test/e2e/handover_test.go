@@ -156,7 +156,9 @@ func (b *servicesBed) dnsIsRight(ctx context.Context, t *testing.T) {
 	}
 	said, err := b.c1.ExecPod(ctx, Namespace, list.Items[0].Name, "semaphorectl", "check", "--config",
 		"/etc/semaphore/config.yaml")
-	if err != nil || !strings.Contains(said, "it has the server blocks of cluster.c2, cluster.global") {
+	// It ends with 3: the broker may not read Calico's policies.
+	if err == nil || !strings.Contains(err.Error(), "exit status 3: semaphorectl: 0 errors, 0 warnings, 1 not checked") ||
+		!strings.Contains(said, "it has the server blocks of cluster.c2, cluster.global") {
 		t.Errorf("check says %q, %v", said, err)
 	}
 }
