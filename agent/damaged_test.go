@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // damage is one way in which something that an agent reads at its start is not as it was.
@@ -183,8 +184,12 @@ func TestDamagedInputs(t *testing.T) {
 			"[10.0.0.0/8]\n", "subnetsFile: "+own+"\n", 1)
 		put(own2, text)
 		removeAtEnd(t, "wireguard.c2", "wireguard.c3")
+		said := filepath.Join(t.TempDir(), "log") // of the agent that was started last
 		start := func() *exec.Cmd {
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+			log := testkit.Value(os.Create(said))(t)
+			defer log.Close()
+			cmd.Stderr = log
 			cmd.Args = cmd.Args[:1]
 			cmd.Env = append(os.Environ(), asAgent+"="+own2)
 			must(t, cmd.Start())
@@ -256,6 +261,7 @@ func TestDamagedInputs(t *testing.T) {
 			})
 			if over != d.ends {
 				t.Errorf("%s: the agent has ended: %t, with %v", d.name, over, err)
+				t.Logf("%s", testkit.Value(os.ReadFile(said))(t))
 			}
 			if leaked := sentTo(t, r); leaked != 0 {
 				t.Errorf("%s: %d of 40 packets have left in the clear", d.name, leaked)

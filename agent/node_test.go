@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,10 +40,21 @@ import (
 // must ends the test on an error.
 var must = testkit.Must
 
-// eventually waits for a condition without a time limit of its own, and returns how long that took.
+// eventually waits for a condition without a time limit of its own, and returns how long that took. If it does not
+// happen, all goroutines are logged: agents run in this process.
 func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	t.Helper()
-	return testkit.Eventually(t, nodetest.Patience(90*time.Second), what, testkit.True(ok))
+	happened := false
+	defer func() {
+		if !happened {
+			var all strings.Builder
+			_ = pprof.Lookup("goroutine").WriteTo(&all, 1) // a Builder takes all
+			t.Log(all.String())
+		}
+	}()
+	took := testkit.Eventually(t, nodetest.Patience(90*time.Second), what, testkit.True(ok))
+	happened = true
+	return took
 }
 
 func ip(t testing.TB, args string) string {
