@@ -260,8 +260,8 @@ func (b *servicesBed) heard(ctx context.Context, within time.Duration) error {
 }
 
 // flapping cuts the stream of c2's exporter repeatedly, each time for less than silentAfter but for more in total,
-// while at first no node has a session with one of c2: agents begin one once the exporter is silent for 7 s. No endpoint
-// may become unused, and nothing may be written.
+// while at first no node has a session with one of c2: agents begin one once the exporter is silent for 7 s. No
+// endpoint may become unused, and nothing may be written.
 func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 	const (
 		times = 7
