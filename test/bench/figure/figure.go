@@ -96,3 +96,15 @@ func Mean(turns []float64) (mean, standardError float64) {
 	}
 	return mean, math.Sqrt(squares / (n - 1) / n)
 }
+
+// Paired returns the geometric means of the turns of a figure and of its floor, and the standard error of the logarithm
+// of their ratio. It is for turns that follow each other: what else the machine does changes both of a pair alike.
+func Paired(turns, floors []float64) (mean, floor, standardError float64) {
+	logs, ratios := make([]float64, len(turns)), make([]float64, len(turns))
+	for i, x := range turns {
+		logs[i], ratios[i] = math.Log(floors[i]), math.Log(x/floors[i])
+	}
+	of, _ := Mean(logs)
+	ratio, standardError := Mean(ratios)
+	return math.Exp(of + ratio), math.Exp(of), standardError
+}
