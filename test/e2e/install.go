@@ -339,7 +339,9 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 		{"apply", "-k", dir},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=300s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=300s"},
-		{"delete", "-k", dir, "--ignore-not-found"},
+		// kubectl waits for one object after the other, at five requests a second.
+		{"delete", "-k", dir, "--ignore-not-found", "--wait=false"},
+		{"wait", "--for=delete", "--timeout=300s", "namespace/" + Namespace},
 	} {
 		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
 			return fmt.Errorf("removing from %s: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
