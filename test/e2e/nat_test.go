@@ -144,7 +144,7 @@ func TestBehindNAT(t *testing.T) {
 	}{
 		{"pods reach pods both ways", b.bothWays, ""},
 		{"Services and sets", b.servicesAndSets, ""},
-		{"the router forgets what is idle", b.idle, ""},
+		{"the router forgets what is idle", b.idle, "the router restarts, and forgets all"},
 		{"the router restarts", b.restarts, ""},
 		{"the router has another address", b.moves, ""},
 		{"two nodes that call", b.apart, ""},
