@@ -88,7 +88,7 @@ func namesakes(t *target) map[string]map[string]bool {
 		}
 		for _, s := range h.all() {
 			for i := range s.members {
-				hostname := s.members[i].exported.GetHostname()
+				hostname := s.members[i].hostname()
 				if other, there := first[hostname]; hostname != "" && there && other != cluster {
 					if out[cluster] == nil {
 						out[cluster] = map[string]bool{}

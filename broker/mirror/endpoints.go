@@ -94,6 +94,14 @@ func (m *member) terminating() bool {
 	return ptr.Deref(m.existing.Conditions.Terminating, false)
 }
 
+// hostname returns the hostname that the endpoint has under a headless Service; empty for none, and for no member.
+func (m *member) hostname() string {
+	if m == nil {
+		return ""
+	}
+	return ptr.Deref(m.endpoint(true).Hostname, "")
+}
+
 func (h *clusterEndpoints) all() (all []*slice) {
 	for _, b := range h.groups {
 		all = append(all, b.slices...)
@@ -150,7 +158,7 @@ func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
 		b := h.groups[k.PortGroup]
 		h.count(b, old, -1)
 		h.count(b, &m, +1)
-		w.updateHostname(h, old.exported, m.exported)
+		w.updateHostname(h, old, &m)
 		if old.ready() != m.ready() || old.usable() != m.usable() || old.terminating() != m.terminating() {
 			w.markDirty(h.target)
 		}
@@ -170,7 +178,7 @@ func (w *work) appendTo(s *slice, k replica.EndpointKey, m member) {
 	s.members = append(s.members, m)
 	h.sliceOf[k] = s
 	h.count(h.groups[k.PortGroup], &m, +1)
-	w.updateHostname(h, nil, m.exported)
+	w.updateHostname(h, nil, &m)
 	w.markDirty(h.target)
 	w.touchSlice(s)
 }
@@ -240,7 +248,7 @@ func (w *work) remove(h *clusterEndpoints, k replica.EndpointKey) {
 	b := h.groups[k.PortGroup]
 	i := s.find(k.Address)
 	h.count(b, &s.members[i], -1)
-	w.updateHostname(h, s.members[i].exported, nil)
+	w.updateHostname(h, &s.members[i], nil)
 	s.members = slices.Delete(s.members, i, i+1)
 	delete(h.sliceOf, k)
 	w.markDirty(h.target)

@@ -217,9 +217,7 @@ func (t *target) hostnamesBefore(cluster string) map[string]bool {
 		}
 		if h := t.perCluster[earlier]; h != nil {
 			for m := range h.members {
-				if e := m.endpoint(true); e.Hostname != nil {
-					taken[*e.Hostname] = true
-				}
+				taken[m.hostname()] = true
 			}
 		}
 	}

@@ -273,6 +273,13 @@ func TestOwnNameOfAHeadlessService(t *testing.T) {
 	if got := fmt.Sprint(hostnames(c.restarted(ownNames))); got != "[none web-1]" {
 		t.Errorf("hostnames of a broker that begins %s", got)
 	}
+	n := c.restarted(ownNames)
+	n.apply("c1", svc("shop", "echo", headless(asking("all", nil))), slc("shop", "a", named("10.1.0.1", "web-0")))
+	touched := n.apply("c1", slc("shop", "a", named("10.1.0.1", "web-1"))).Slices
+	if got := fmt.Sprint(hostnames(n)); got != "[web-0 none]" ||
+		!slices.ContainsFunc(touched, func(t Touched) bool { return t.Name == glEcho+"-c2-1" }) {
+		t.Errorf("before c2 is heard, hostnames %s, and %v are written", got, touched)
+	}
 	c.apply("c1", slc("shop", "a", named("10.1.0.1", "web-9")))
 	if got := fmt.Sprint(hostnames(c)); got != "[web-0 web-1]" {
 		t.Errorf("hostnames when the own one goes %s", got)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Codes are all codes.
@@ -146,8 +145,8 @@ func (t *target) authoritativeCluster() string {
 }
 
 // updateHostname records a change of an endpoint; nil for none.
-func (w *work) updateHostname(h *clusterEndpoints, was, is *semaphorev1.Endpoint) {
-	if was.GetHostname() == is.GetHostname() {
+func (w *work) updateHostname(h *clusterEndpoints, was, is *member) {
+	if was.hostname() == is.hostname() {
 		return
 	}
 	count := func(hostname string, by int) {
@@ -156,8 +155,8 @@ func (w *work) updateHostname(h *clusterEndpoints, was, is *semaphorev1.Endpoint
 			w.touchLent(h.target)
 		}
 	}
-	count(was.GetHostname(), -1)
-	count(is.GetHostname(), +1)
+	count(was.hostname(), -1)
+	count(is.hostname(), +1)
 }
 
 // unclaim removes a claimant of a name that is too long.
