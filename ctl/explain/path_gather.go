@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -716,6 +717,9 @@ func (g *pathGatherer) along(ctx context.Context) {
 		group.Go(func() error { g.onlyProxy(ctx); return nil })
 	}
 	group.Go(func() error { g.pools(ctx); return nil })
+	if f.Mirror != nil && g.source.broker != nil {
+		group.Go(func() error { g.delayed(ctx); return nil })
+	}
 	_ = group.Wait() // none returns an error
 	if f.Target.Cluster == "" && f.There != nil {
 		f.Target.Cluster = f.There.GetCluster()
@@ -723,6 +727,28 @@ func (g *pathGatherer) along(ctx context.Context) {
 	}
 	if f.Target.IP.IsValid() {
 		g.policies(ctx)
+	}
+}
+
+// delayed asks the broker of the source's cluster what delays its write of the mirror or of the mirror's slices.
+func (g *pathGatherer) delayed(ctx context.Context) {
+	n, m := g.facts.Name, g.facts.Mirror
+	of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: n.Namespace, Name: n.Service}
+	p, err := g.source.cluster.Part(ctx, fleet.Broker, "")
+	if err != nil {
+		g.notRead(finding.PathMirror, "%v", err)
+		return
+	}
+	defer p.Close()
+	answer, err := p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
+	if err != nil {
+		g.notRead(finding.PathMirror, "%s: %s", g.source.name, grpcstatus.Convert(err).Message())
+	}
+	for _, at := range answer.GetPlaces() {
+		if at.GetHop() == debug.HopWrite && at.GetState() != debug.PlaceDone &&
+			at.GetObject() == "service "+m.Namespace+"/"+m.Name {
+			m.Write = semaphorev1.PlaceStateName(at.GetState()) + ": " + at.GetDetail()
+		}
 	}
 }
 

@@ -74,9 +74,10 @@ func TestSilentApiservers(t *testing.T) {
 	cfg, admin := startServer(t)
 	k := &kubelet{t: t, sockets: map[string]string{}, answers: debug.Answers{
 		Locate: func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
-			return &semaphorev1.LocateResponse{Places: []*semaphorev1.Place{{Hop: debug.HopSource,
-				Object: "service shop/echo",
-				State:  semaphorev1.PlaceState_PLACE_STATE_DONE}}}, nil
+			return &semaphorev1.LocateResponse{Places: []*semaphorev1.Place{
+				{Hop: debug.HopSource, Object: "service shop/echo", State: debug.PlaceDone},
+				{Hop: debug.HopWrite, Object: "service semaphore/c2-shop-73736d-echo", State: debug.PlaceWaiting,
+					Detail: "its write is delayed"}}}, nil
 		},
 		Holders: func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 			return &semaphorev1.ListHoldersResponse{Holders: []*semaphorev1.Holder{{Cluster: "c9", Pod: "web-0"}}}, nil
@@ -85,7 +86,7 @@ func TestSilentApiservers(t *testing.T) {
 	k.serve(admin)
 	for _, part := range []string{"broker", "exporter"} {
 		k.pod(admin, "semaphore-"+part+"-a", part, true, func() *semaphorev1.GetStatusResponse {
-			return &semaphorev1.GetStatusResponse{Ready: true}
+			return &semaphorev1.GetStatusResponse{Ready: true, Links: []*semaphorev1.LinkStatus{{Cluster: "c2"}}}
 		})
 	}
 	kubetest.Namespace(t, admin, "shop")
@@ -102,12 +103,12 @@ func TestSilentApiservers(t *testing.T) {
 
 	var asking sync.WaitGroup
 	for verb, says := range map[string]string{
-		"status":                            "0 of 0 remotes fresh",
+		"status":                            "0 of 1 remotes fresh",
 		"status -o mermaid":                 "c1",
 		"trace service/shop/echo":           "source",
 		"trace --history service/shop/echo": "exporter/c1",
 		"get ip 10.9.0.1":                   "c9//web-0",
-		"explain c1/shop/client echo.shop.svc.cluster.c2": "shop/client",
+		"explain c1/shop/client echo.shop.svc.cluster.c2": "the broker's write is waiting: its write is delayed",
 		"bundle " + archive: "of 3 clusters",
 		"check --pre":       "Kubernetes",
 	} {

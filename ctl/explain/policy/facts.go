@@ -128,8 +128,9 @@ type Mirror struct {
 	// Ports are texts such as "8080/TCP". Port is that of the question; empty for none.
 	Ports []string
 	Port  string
-	// Problem is the broker's report about it.
-	Problem string
+	// Problem is the broker's report about it. Write is what delays the broker's write of it or of its slices, since when
+	// and until when, as trace has it; empty if nothing does.
+	Problem, Write string
 }
 
 type Slices struct {

@@ -305,6 +305,9 @@ func (j *judge) mirror() Link {
 	if m.Problem != "" {
 		l = l.add("the broker says: %s", m.Problem)
 	}
+	if m.Write != "" {
+		l = l.add("the broker's write is %s", m.Write)
+	}
 	return l
 }
 
