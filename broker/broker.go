@@ -175,7 +175,7 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 // when the engines handle what exporters publish.
 func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func()) error {
 	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
-		Sink: b.engines.feed, WaitForRoom: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
+		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
 	})
 	if b.standing != nil {
 		if err := b.restore(ctx); err != nil {

@@ -1,7 +1,6 @@
 package federation
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -38,18 +37,12 @@ func (f Feed) Take(cluster string, r replica.Result) {
 	}
 }
 
-// Room waits until all engines have room for more changes of a remote. It calls waits before a wait, and returns its
-// error, or ctx's once ctx ends.
-func (f Feed) Room(ctx context.Context, cluster string, waits func() error) error {
+// Room returns nil if all engines have room for more changes of a remote; else a channel that is closed when the first
+// that has none may have some.
+func (f Feed) Room(cluster string) <-chan struct{} {
 	for _, queue := range f.Queues {
-		if !queue.Full(cluster) {
-			continue
-		}
-		if err := waits(); err != nil {
-			return err
-		}
-		if err := queue.WaitForRoom(ctx, cluster); err != nil {
-			return err
+		if room := queue.Room(cluster); room != nil {
+			return room
 		}
 	}
 	return nil

@@ -1,7 +1,6 @@
 package federation
 
 import (
-	"context"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -20,8 +19,9 @@ import (
 // Engines receive the held objects of the remotes. All but Sink may be nil.
 type Engines struct {
 	Sink Sink
-	// WaitForRoom waits until the Sink has room for another message of a cluster; waits is called before it blocks.
-	WaitForRoom func(ctx context.Context, cluster string, waits func() error) error
+	// Room returns nil if the Sink has room for another message of a cluster; else a channel that is closed when there
+	// may be.
+	Room func(cluster string) <-chan struct{}
 	// ResyncDue reports whether an engine needs a snapshot of a remote. It is called at heartbeats.
 	ResyncDue func(cluster string) bool
 	// Outcomes returns the unexpected outcomes of a cluster's services. It is called at heartbeats.

@@ -2,6 +2,7 @@ package federation
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -159,5 +160,31 @@ func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestAWaitEndsWithItsStream: a stream that waits acknowledges before, and waits no longer than it lives.
+func TestAWaitEndsWithItsStream(t *testing.T) {
+	ended, never, room := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	close(ended)
+	close(room)
+	cut, cancel := context.WithCancel(t.Context())
+	cancel()
+	unsent := errors.New("unsent")
+	for _, c := range []struct {
+		ctx   context.Context
+		st    *stream
+		until chan struct{}
+		acks  error
+		want  error
+	}{
+		{t.Context(), &stream{}, room, nil, nil},
+		{t.Context(), &stream{}, never, unsent, unsent},
+		{t.Context(), &stream{ended: ended, reason: errSuperseded}, never, nil, errSuperseded},
+		{cut, &stream{}, never, nil, errDisconnected},
+	} {
+		if err := await(c.ctx, c.st, c.until, func() error { return c.acks }); !errors.Is(err, c.want) {
+			t.Errorf("%v, not %v", err, c.want)
+		}
 	}
 }

@@ -346,9 +346,6 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		if err := s.pace(call.Context(), l, st, m, acknowledge); err != nil {
 			return err
 		}
-		if err := s.waitForRoom(call.Context(), l, st, acknowledge); err != nil {
-			return err
-		}
 		responses, err := s.receive(l, st, m)
 		in.release(m)
 		for _, m := range acks.Send(time.Now(), responses, len(in.messages) > 0) {
@@ -362,17 +359,25 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	}
 }
 
-// pace waits until the limits of changes and bytes per second permit a message. Nothing is read meanwhile, so that
-// gRPC's flow control stops the exporter, which later sends only the newest state of each object. waits is called
-// before the first wait.
+// pace waits until the limits of changes and bytes per second permit a message, and then until the Sink has room for
+// its changes. Nothing is read meanwhile, so that gRPC's flow control stops the exporter, which later sends only the
+// newest state of each object. waits is called before each wait.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
 	l.mu.Lock() // closing the session takes the lock, too
-	n := rateLimitUnits(st.session, m)
+	n, to := rateLimitUnits(st.session, m), l.to
 	l.mu.Unlock()
 	if err := s.wait(ctx, l, st, l.changes, "changes", n, waits); err != nil {
 		return err
 	}
-	return s.wait(ctx, l, st, l.bytes, "bytes", len(m.data), waits)
+	if err := s.wait(ctx, l, st, l.bytes, "bytes", len(m.data), waits); err != nil || to == nil || to.Room == nil {
+		return err
+	}
+	for room := to.Room(l.cluster); room != nil; room = to.Room(l.cluster) {
+		if err := await(ctx, st, room, waits); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // wait takes n tokens from a limiter.
@@ -385,19 +390,10 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 			if !slowed {
 				slowed = true
 				s.options.Metrics.limited(l.cluster, name)
-				if err := waits(); err != nil {
-					reserved.Cancel()
-					return err
-				}
 			}
-			select {
-			case <-time.After(delay):
-			case <-st.ended:
+			if err := await(ctx, st, time.After(delay), waits); err != nil {
 				reserved.Cancel()
-				return st.reason
-			case <-ctx.Done():
-				reserved.Cancel()
-				return errDisconnected
+				return err
 			}
 		}
 		n -= part
@@ -405,38 +401,19 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 	return nil
 }
 
-// waitForRoom waits until the Sink has room for the cluster. Nothing is read meanwhile, as in pace; waits is called
-// before it blocks.
-func (s *Server) waitForRoom(ctx context.Context, l *link, st *stream, waits func() error) error {
-	l.mu.Lock()
-	to := l.to
-	l.mu.Unlock()
-	if to == nil || to.WaitForRoom == nil {
-		return nil
+// await waits until a channel delivers or is closed; an error is why the stream ends before.
+func await[T any](ctx context.Context, st *stream, until <-chan T, waits func() error) error {
+	if err := waits(); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var sent error
-	err := to.WaitForRoom(ctx, l.cluster, func() error {
-		go func() { // ends with the wait
-			select {
-			case <-st.ended:
-				cancel(st.reason)
-			case <-ctx.Done():
-			}
-		}()
-		sent = waits()
-		return sent
-	})
-	switch {
-	case err == nil:
+	select {
+	case <-until:
 		return nil
-	case sent != nil:
-		return sent
-	case context.Cause(ctx) == st.reason && st.reason != nil:
+	case <-st.ended:
 		return st.reason
+	case <-ctx.Done():
+		return errDisconnected
 	}
-	return errDisconnected
 }
 
 // rateLimitUnits returns how many changes a message counts for. A snapshot up to the limit of objects is free, as that

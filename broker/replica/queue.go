@@ -32,7 +32,7 @@ type Part struct {
 // reads on. An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that
 // changes faster than an engine can handle therefore delays itself, and others wait for one of its turns.
 //
-// Push and WaitForRoom are safe for concurrent use, Turn is not.
+// Push and Room are safe for concurrent use, Turn is not.
 type Queue struct {
 	// kinds are the kinds of changes that the engine handles.
 	kinds []semaphorev1.Kind
@@ -126,34 +126,18 @@ func (q *Queue) Holds(cluster string) bool {
 	return f != nil && f.queued
 }
 
-// Full reports whether a stream of a remote must wait before it reads on.
-func (q *Queue) Full(cluster string) bool {
+// Room returns nil if there is room for another message of a remote; else a channel that is closed when there is.
+func (q *Queue) Room(cluster string) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	f := q.fifos[cluster]
-	return f != nil && f.full()
-}
-
-// WaitForRoom waits until there is room for another message of a remote. It fails only if ctx ends before.
-func (q *Queue) WaitForRoom(ctx context.Context, cluster string) error {
-	for {
-		q.mu.Lock()
-		f := q.fifos[cluster]
-		if f == nil || !f.full() {
-			q.mu.Unlock()
-			return nil
-		}
-		if f.room == nil {
-			f.room = make(chan struct{})
-		}
-		room := f.room
-		q.mu.Unlock()
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if f == nil || !f.full() {
+		return nil
 	}
+	if f.room == nil {
+		f.room = make(chan struct{})
+	}
+	return f.room
 }
 
 // Turn calls do with the next parts of the remote whose turn it is. It returns false if nothing is queued.

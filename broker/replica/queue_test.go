@@ -83,52 +83,37 @@ func TestTurnIsBounded(t *testing.T) {
 }
 
 // TestAStreamWaitsForItsRemotesRoom: a stream waits while as much of its remote waits as may, other remotes' do not,
-// and it continues when there is room or it ends.
+// and it continues when there is room.
 func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(func(c []Change) [][]Change { return [][]Change{c} }, kMember)
 		for i := range maxBatches {
-			if q.Full("c2") {
+			if q.Room("c2") != nil {
 				t.Fatalf("full after %d", i)
 			}
 			q.Push("c2", result(i, 1))
 		}
-		if !q.Full("c2") || q.Full("c3") {
-			t.Errorf("full: c2 %v, c3 %v", q.Full("c2"), q.Full("c3"))
+		if q.Room("c2") == nil || q.Room("c3") != nil {
+			t.Errorf("room: c2 %v, c3 %v", q.Room("c2"), q.Room("c3"))
 		}
-		waits := func(ctx context.Context) chan error {
-			ended := make(chan error, 1)
-			go func() { ended <- q.WaitForRoom(ctx, "c2") }()
-			synctest.Wait()
-			return ended
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cut, goesOn := waits(ctx), waits(t.Context())
-		if len(cut)+len(goesOn) > 0 {
-			t.Fatal("nobody waits")
-		}
-		cancel()
-		synctest.Wait()
-		if len(cut) != 1 || !errors.Is(<-cut, context.Canceled) || len(goesOn) > 0 {
-			t.Error("the end of one stream is not that of its wait, or another's")
-		}
-		drain(q, func(Part) {})
-		synctest.Wait()
-		if len(goesOn) != 1 || <-goesOn != nil {
+		room := q.Room("c2")
+		q.Turn(time.Now, func(Part) {})
+		if _, open := <-room; open || q.Room("c2") != nil {
 			t.Error("there is room, and the stream waits")
 		}
+		drain(q, func(Part) {})
 		// Few messages that are large are many.
 		large := Result{Changes: []Change{{Key: Key{Kind: kMember}, New: &semaphorev1.Object{
 			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: string(make([]byte, maxBytes))}}}}}}
 		q.Push("c2", large)
 		q.Push("c2", large)
-		if !q.Full("c2") {
+		if q.Room("c2") == nil {
 			t.Error("2 MiB wait")
 		}
 		drain(q, func(Part) {})
 		q.Push("c2", result(0, 1))
 		q.Push("c2", result(1, 1))
-		if q.Full("c2") {
+		if q.Room("c2") != nil {
 			t.Error("what was taken counts as if it waited")
 		}
 	})
