@@ -43,15 +43,14 @@ func UnusedIn(o *discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// AsIfUsed returns an endpoint of an existing slice as if it were in use, and whether it was not although it is ready
-// at its source. unused is the result of UnusedIn.
-func AsIfUsed(e *discoveryv1.Endpoint, unused map[string]bool) (_ *discoveryv1.Endpoint, wasUnused bool) {
+// AsIfUsed returns an endpoint of an existing slice as if it were in use. unused is the result of UnusedIn.
+func AsIfUsed(e *discoveryv1.Endpoint, unused map[string]bool) *discoveryv1.Endpoint {
 	c := e.Conditions
 	if ptr.Deref(c.Ready, true) || !unused[e.Addresses[0]] {
-		return e, false
+		return e
 	}
 	out := *e
 	out.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true),
 		Terminating: ptr.To(ptr.Deref(c.Terminating, false))}
-	return &out, true
+	return &out
 }

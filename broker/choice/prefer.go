@@ -35,18 +35,6 @@ type Offer struct {
 	Gone bool
 }
 
-// DemoteLastResorts takes clusters for gone that were gone when something was last known of them, if nothing but such
-// is ready: then they are in use because of that, and not because they came back. Taken for present, one would rank
-// before those that are known to be gone, or, if it is preferred, before those that are present.
-func DemoteLastResorts(offers []Offer, wasGoneLast func(cluster string) bool) {
-	if slices.ContainsFunc(offers, func(o Offer) bool { return o.Ready > 0 && !o.Gone && !wasGoneLast(o.Cluster) }) {
-		return
-	}
-	for i, o := range offers {
-		offers[i].Gone = o.Gone || wasGoneLast(o.Cluster)
-	}
-}
-
 // Chooser remembers, for each service, the clusters that are in use and no longer needed, and since when. A new chooser
 // remembers none, and uses those that are needed.
 type Chooser struct {

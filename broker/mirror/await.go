@@ -33,17 +33,13 @@ func (w *work) markClusterDirty(cluster string) {
 	}
 }
 
-// goneClusters returns the gone clusters of a global service. While presence is unknown, the previous broker's result
-// counts.
+// goneClusters returns the gone clusters of a global service.
 func (t *target) goneClusters() []string {
-	var all []string
-	for _, cluster := range t.offeringClusters() {
-		if t.plan.gone[cluster] || t.wasGoneLast(cluster) {
-			all = append(all, cluster)
-		}
-	}
-	return all
+	return slices.DeleteFunc(t.offeringClusters(), func(cluster string) bool { return !t.isGone(cluster) })
 }
+
+// isGone reports whether a cluster counts as gone. While its presence is unknown, the previous broker's result counts.
+func (t *target) isGone(cluster string) bool { return t.plan.gone[cluster] || t.wasGoneLast(cluster) }
 
 // wasGone reports whether the broker that wrote the Service considered the cluster gone.
 func (t *target) wasGone(cluster string) bool {
@@ -54,27 +50,4 @@ func (t *target) wasGone(cluster string) bool {
 // wasGoneLast reports whether nothing newer is known of a cluster than that the previous broker considered it gone.
 func (t *target) wasGoneLast(cluster string) bool {
 	return t.plan.presenceUnknown[cluster] && t.wasGone(cluster)
-}
-
-// treatedAsGone reports whether the cluster counts as gone. While its presence is unknown the previous broker's
-// result counts: the Service's annotation, and that no ready endpoint was in use. Unused endpoints alone prove
-// nothing, as those of a cluster that is not needed are unused, too.
-func (h *clusterEndpoints) treatedAsGone() bool {
-	p := h.target.plan
-	if !p.presenceUnknown[h.cluster] || p.gone[h.cluster] {
-		return p.gone[h.cluster]
-	}
-	return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)
-}
-
-// recordPreviousUse records whether the previous broker used an adopted endpoint. Of a drained endpoint, and of one to
-// which no tunnel leads, that says nothing.
-func (h *clusterEndpoints) recordPreviousUse(m *member, wasUnused bool) {
-	switch {
-	case !m.usable() || !m.ready():
-	case wasUnused:
-		h.wasUnused = true
-	default:
-		h.wasUsed = true
-	}
 }

@@ -114,7 +114,7 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	return n
 }
 
-// An endpoint in use is taken for present, and an unused one is present if nothing else is ready.
+// A remote that the Service names as gone stays gone, and is in use if nothing else is ready; another one is there.
 func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c := blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
@@ -127,7 +127,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.Is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	c = c.restartedAwaiting()
 	c.Is("both were in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
-	// A broker that was stopped on its way leaves some in use: it had begun to leave the cluster, or to come back to it.
+	// A broker that was stopped on its way leaves some in use: the Service says that it had begun to leave the cluster.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1 10.2.0.2")...)
 	c.apply("c3", offers("10.4.0.1")...)
@@ -135,7 +135,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.follow(c.SetGone("c2", true, c.Now))
 	c.Slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
 	c = c.restartedAwaiting()
-	c.Is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
+	c.Is("half of it", shared, "c2-1: 10.2.0.1- 10.2.0.2-; c3-1: 10.4.0.1")
 	// An endpoint that is unused by a drain alone says nothing about the cluster.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1")...)

@@ -26,8 +26,6 @@ type clusterEndpoints struct {
 	ports replica.Ports
 	// unused means that the target does not use these endpoints at present.
 	unused bool
-	// wasUsed and wasUnused record whether the previous broker used ready endpoints that were adopted, or did not.
-	wasUsed, wasUnused bool
 	// sliceOf maps each endpoint to its slice.
 	sliceOf map[replica.EndpointKey]*slice
 	groups  map[replica.PortGroup]*sliceGroup
@@ -301,10 +299,8 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		if h.sliceOf[k] != nil {
 			continue
 		}
-		used, wasUnused := choice.AsIfUsed(e, unused)
-		m := member{address: k.Address, existing: used, drained: w.isDrained(h, k.Address),
+		m := member{address: k.Address, existing: choice.AsIfUsed(e, unused), drained: w.isDrained(h, k.Address),
 			unreached: w.isUnreached(h, k.Address)}
-		h.recordPreviousUse(&m, wasUnused)
 		if h.source != nil {
 			if sent := h.source.Get(k, h.ports); sent != nil {
 				m.exported, m.existing = sent, nil

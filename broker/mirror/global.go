@@ -174,14 +174,11 @@ func (w *work) choose(t *target, now time.Time) {
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
 				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), All: h.notEnding(),
-					Gone: h.treatedAsGone()})
+					Gone: t.isGone(cluster)})
 			}
 		}
 	}
 	settings := t.settings()
-	if settings.WhenGone == config.Demote {
-		choice.DemoteLastResorts(offers, t.wasGoneLast)
-	}
 	inUse, again := w.chooser.InUse(t.name, settings, offers, now)
 	for cluster, h := range t.perCluster {
 		unused := t.shared() && !inUse[cluster]

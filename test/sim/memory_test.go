@@ -30,8 +30,7 @@ func TestASuccessionWithoutAChangeWritesNothing(t *testing.T) {
 
 // forgetting are mistakes by which a new leader takes less from what its predecessor wrote. Not here is what a
 // succession without a change does not show: the owner that writes.Decide compares, since a mirror waits for it
-// already; and that presence depends on which endpoints were in use, for which broker/mirror has
-// TestAwaitKeepsWhatWasUsed and TestAwaitUsesAnUnusedClusterThatWasNotGone.
+// already.
 var forgetting = []mistake{
 	{"existing endpoints are not adopted", "memory", []edit{{"broker/mirror/endpoints.go",
 		"|| !slices.Contains(w.clusters, cluster) || w.complete[cluster] {",
@@ -39,12 +38,10 @@ var forgetting = []mistake{
 	{"a name is taken before its owner is complete", "memory", []edit{{"broker/mirror/target.go",
 		"return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]",
 		"return other == cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]"}}},
-	{"a remote that was gone counts as present until it is known", "memory", []edit{{"broker/mirror/await.go",
-		"return h.wasUnused && !h.wasUsed && h.target.wasGone(h.cluster)", "return false"}}},
-	{"a remote that was the last resort counts as present", "memory", []edit{{"broker/mirror/global.go",
-		"if settings.WhenGone == config.Demote {", "if t.plan == nil && settings.WhenGone == config.Demote {"}}},
+	{"a remote that was gone counts as present until it is known", "memory", []edit{{"broker/mirror/global.go",
+		"Gone: t.isGone(cluster)", "Gone: t.plan.gone[cluster]"}}},
 	{"the annotation of gone clusters forgets those that are not known", "memory", []edit{{"broker/mirror/await.go",
-		"|| t.wasGoneLast(cluster) {", "{"}}},
+		"return !t.isGone(cluster)", "return !t.plan.gone[cluster]"}}},
 	{"a global service forgets clusters that are not complete", "memory", []edit{{"broker/mirror/global.go",
 		"return !t.plan.complete[cluster] && slices.Contains(t.clustersBefore(), cluster)", "return false"}}},
 	{"a global service forgets its settings", "memory", []edit{{"broker/choice/settings.go",
