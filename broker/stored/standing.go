@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -169,61 +168,53 @@ func (s *PeerStore) read(object *corev1.ConfigMap, all map[string]map[string]*se
 	}
 }
 
-// written is the digest of the peers of a remote, and that of their stored text.
+// written is the digest of the peers of a remote, and their stored text.
 type written struct {
 	peers streams.Digest
-	data  [sha256.Size]byte
+	data  []byte
 }
 
 // Run writes changes and restores those of other writers until ctx ends, and returns ctx's error.
 func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
-	done, lost := map[string]written{}, map[string]bool{}
-	forgotten, look := false, false
+	done, look := map[string]written{}, true
 	for {
 		select {
 		case <-s.removed:
-			forgotten = false
+			look = true
 		case <-tick.C:
 			look = true
 		default:
 		}
-		if look {
-			look, forgotten = false, false
-			s.look(ctx, done, lost)
-		}
 		now, changed := peers.Digests()
-		for cluster := range done {
-			if _, is := now[cluster]; !is {
-				delete(done, cluster)
+		maps.DeleteFunc(done, func(cluster string, _ written) bool {
+			_, is := now[cluster]
+			return !is || !s.configured(cluster)
+		})
+		wait, problem := time.Duration(0), ""
+		if look {
+			if err := s.compare(ctx, done); err != nil {
+				wait, problem = retryInterval, fmt.Sprintf("the stored peers cannot be compared: %v", err)
 			}
+			look = problem != ""
 		}
-		wait := time.Duration(0)
 		for _, cluster := range slices.Sorted(maps.Keys(now)) {
 			if was, ok := done[cluster]; ok && was.peers == now[cluster] || !s.configured(cluster) {
 				continue
 			}
-			n, data, err := s.save(ctx, cluster, peers.PeersOf(cluster))
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
+			data, err := s.save(ctx, cluster, peers.PeersOf(cluster))
 			if err != nil {
-				s.problem.Set(fmt.Sprintf("the peers are not stored for the next broker: %v", err))
-				wait = retryInterval
+				wait, problem = retryInterval, fmt.Sprintf("the peers are not stored for the next broker: %v", err)
 				continue
 			}
-			if lost[cluster] {
-				s.maps[shard(cluster)].Restored("the peers of " + cluster)
-				delete(lost, cluster)
-			}
 			done[cluster] = written{now[cluster], data}
-			wait += time.Duration(n) * time.Second / bytesPerSecond
-			s.problem.Set("")
+			wait += time.Duration(len(data)) * time.Second / bytesPerSecond
 		}
-		if !forgotten {
-			forgotten = s.removeUnconfigured(ctx) == nil
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
+		s.problem.Set(problem)
 		if wait == 0 {
 			select {
 			case <-ctx.Done():
@@ -232,7 +223,7 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 			case <-tick.C:
 				look = true
 			case <-s.removed:
-				forgotten = false
+				look = true
 			}
 		}
 		if err := kube.Sleep(ctx, max(wait, batchDelay)); err != nil {
@@ -241,71 +232,54 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 	}
 }
 
-// look finds the written texts that another writer has changed or deleted. It takes them out of done, so that they are
-// written again, and notes them in lost.
-func (s *PeerStore) look(ctx context.Context, done map[string]written, lost map[string]bool) {
-	problem := ""
-	defer func() { s.problem.Set(problem) }()
+// compare removes the peers of remotes that are not configured, and restores and reports the written texts that another
+// writer has changed or deleted.
+func (s *PeerStore) compare(ctx context.Context, done map[string]written) error {
 	for i, m := range s.maps {
-		var here []string
-		for cluster := range done {
-			if shard(cluster) == i {
-				here = append(here, cluster)
+		var lost []string
+		if _, err := m.Change(ctx, func(object *corev1.ConfigMap) {
+			lost = nil
+			maps.DeleteFunc(object.BinaryData, func(cluster string, _ []byte) bool { return !s.configured(cluster) })
+			for cluster, is := range done {
+				if shard(cluster) == i && !bytes.Equal(object.BinaryData[cluster], is.data) {
+					put(object, cluster, is.data)
+					lost = append(lost, cluster)
+				}
 			}
+		}); err != nil {
+			return err
 		}
-		if len(here) == 0 {
-			continue
-		}
-		object, err := m.Get(ctx)
-		if err != nil {
-			problem = fmt.Sprintf("the stored peers cannot be compared: %v", err)
-			continue
-		}
-		for _, cluster := range here {
-			if object == nil || sha256.Sum256(object.BinaryData[cluster]) != done[cluster].data {
-				delete(done, cluster)
-				lost[cluster] = true
-			}
+		for _, cluster := range lost {
+			m.Restored("the peers of " + cluster)
 		}
 	}
+	return nil
 }
 
-// save writes the peers of a remote, and returns the size of the stored text, in bytes, and its digest.
-func (s *PeerStore) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) (int, [sha256.Size]byte,
-	error) {
-	var none [sha256.Size]byte
+func put(object *corev1.ConfigMap, cluster string, data []byte) {
+	if object.BinaryData == nil {
+		object.BinaryData = map[string][]byte{}
+	}
+	object.BinaryData[cluster] = data
+}
+
+// save writes the peers of a remote, and returns the stored text.
+func (s *PeerStore) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) ([]byte, error) {
 	data, err := pack(peers)
 	if err != nil {
-		return 0, none, err
+		return nil, err
 	}
 	if len(data) > maxBytes {
 		// A part of the peers is better than none.
 		data, err = pack(peers[:len(peers)*maxBytes/len(data)])
 		if err != nil {
-			return 0, none, err
+			return nil, err
 		}
 		s.log.Warn("the peers of a remote are too large to store; the next broker learns the others from the remote",
 			"cluster", cluster, "peers", len(peers), "bytes", maxBytes)
 	}
-	_, err = s.maps[shard(cluster)].Change(ctx, func(object *corev1.ConfigMap) {
-		if object.BinaryData == nil {
-			object.BinaryData = map[string][]byte{}
-		}
-		object.BinaryData[cluster] = data
-	})
-	return len(data), sha256.Sum256(data), err
-}
-
-// removeUnconfigured removes the peers of remotes that were removed from the configuration.
-func (s *PeerStore) removeUnconfigured(ctx context.Context) error {
-	for _, m := range s.maps {
-		if _, err := m.Change(ctx, func(object *corev1.ConfigMap) {
-			maps.DeleteFunc(object.BinaryData, func(cluster string, _ []byte) bool { return !s.configured(cluster) })
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = s.maps[shard(cluster)].Change(ctx, func(object *corev1.ConfigMap) { put(object, cluster, data) })
+	return data, err
 }
 
 // pack encodes the peers as gzipped PeeringChanges, the message that agents receive. It contains no time: the same
