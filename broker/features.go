@@ -107,7 +107,8 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(p.rest),
 		Changed:    func(node string) { b.peering.NetworkChanged(node) },
 		NodesKnown: func() bool { return b.nodes.Synced() },
-		Knows:      func(node string) bool { return b.peering.KnowsNetwork(node) }, Log: p.log,
+		Knows:      func(node string) bool { return b.peering.KnowsNetwork(node) },
+		Informers:  p.options.Informers(), Log: p.log,
 	}
 	if cfg.ReserveTunnelAddresses {
 		networks.Reserve = p.rest

@@ -42,16 +42,20 @@ type Watch[T writes.Object] struct {
 	// Saw receives each change: object is the new state, or the last one of a deleted object; before is the previous
 	// state, nil for a new object.
 	Saw func(before, object T, gone bool)
-	// Failed, if not nil, receives the error of a failed list or watch.
+	// Failed, if not nil, receives the error of each failed attempt to list or to watch, and nil after one that succeeds.
 	Failed func(error)
 }
 
 // Informer is an informer that Follow starts. It fails if client-go refuses a handler.
 func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, error) {
-	watched := cache.ToListWatcherWithWatchListSemantics(kube.RetryWhileAway(f.ListWatch,
-		func(ctx context.Context, _ string, attempt int, err error) {
-			opts.watchError(ctx, string(f.Kind), attempt, err)
-		}), f.ListWatch)
+	failed := func(ctx context.Context, attempt int, err error) {
+		opts.watchError(ctx, string(f.Kind), attempt, err)
+		if f.Failed != nil && ctx.Err() == nil {
+			f.Failed(err)
+		}
+	}
+	watched := cache.ToListWatcherWithWatchListSemantics(f.answered(kube.RetryWhileAway(f.ListWatch,
+		func(ctx context.Context, _ string, attempt int, err error) { failed(ctx, attempt, err) })), f.ListWatch)
 	informer := cache.NewSharedIndexInformerWithOptions(watched, f.Example,
 		cache.SharedIndexInformerOptions{ObjectDescription: string(f.Kind), Indexers: f.Indexers})
 	if err := informer.SetTransform(func(object any) (any, error) {
@@ -63,10 +67,7 @@ func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, err
 		return nil, err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		opts.watchError(ctx, string(f.Kind), 1, err)
-		if f.Failed != nil {
-			f.Failed(err)
-		}
+		failed(ctx, 1, err)
 	}); err != nil {
 		return nil, err
 	}
@@ -85,6 +86,27 @@ func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, err
 		DeleteFunc: func(object any) { see(nil, object, true) },
 	})
 	return informer, err
+}
+
+// answered passes nil to Failed when a list or a watch succeeds: an informer reports only errors.
+func (f Watch[T]) answered(lw *cache.ListWatch) *cache.ListWatch {
+	succeeds := func(err error) {
+		if err == nil && f.Failed != nil {
+			f.Failed(nil)
+		}
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			all, err := lw.ListWithContextFunc(ctx, options)
+			succeeds(err)
+			return all, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := lw.WatchFuncWithContext(ctx, options)
+			succeeds(err)
+			return events, err
+		},
+	}
 }
 
 // watchError counts errors of an informer, and logs the first of several.

@@ -15,8 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -48,6 +46,7 @@ type NetworksOptions struct {
 	// the node's current network. Only the reservation of addresses calls them.
 	NodesKnown func() bool
 	Knows      func(node string) bool
+	Informers  apply.InformerOptions
 	Log        *slog.Logger
 }
 
@@ -300,79 +299,40 @@ func (n *Networks) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// clearing ends the problem of an earlier list or watch when one succeeds. An informer reports only errors.
-func (n *Networks) clearing(lw *cache.ListWatch) *cache.ListWatch {
-	out := *lw
-	out.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		all, err := lw.ListWithContextFunc(ctx, options)
-		if err == nil {
-			n.failed(nil)
-		}
-		return all, err
-	}
-	out.WatchFuncWithContext = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-		w, err := lw.WatchFuncWithContext(ctx, options)
-		if err == nil {
-			n.failed(nil)
-		}
-		return w, err
-	}
-	return &out
-}
-
 func (n *Networks) follow(ctx context.Context) error {
 	if n.options.From == config.NodePodCIDRs {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	watched := n.clearing(kube.RetryWhileAway(n.options.Affinities.Follow(&n.unread),
-		func(_ context.Context, _ string, _ int, err error) { n.failed(err) }))
-	informer := cache.NewSharedIndexInformerWithOptions(watched, &kube.BlockAffinity{},
-		cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
-	n.unread.Earlier = func(metadata kube.Object) (kube.Object, bool) {
-		held, ok, err := informer.GetStore().Get(metadata)
-		if err != nil || !ok {
-			return nil, false
-		}
-		object, ok := held.(kube.Object)
-		return object, ok
-	}
-	if err := informer.SetTransform(func(object any) (any, error) {
-		if a, ok := object.(*kube.BlockAffinity); ok {
+	informer, err := apply.Watch[*kube.BlockAffinity]{
+		Kind: "blockaffinity", Example: &kube.BlockAffinity{}, ListWatch: n.options.Affinities.Follow(&n.unread),
+		Reduce: func(a *kube.BlockAffinity) *kube.BlockAffinity {
 			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp,
 				ResourceVersion: a.ResourceVersion}
-		}
-		return object, nil
-	}); err != nil {
-		return err
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		if ctx.Err() == nil {
-			n.failed(err)
-		}
-	}); err != nil {
-		return err
-	}
-	put := func(object any) {
-		if a, ok := object.(*kube.BlockAffinity); ok {
-			n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutBlock(a) })
-		}
-	}
-	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    put,
-		UpdateFunc: func(_, object any) { put(object) },
-		DeleteFunc: func(object any) {
-			if key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object); err == nil {
-				n.change(func(t *podcidr.Table) podcidr.Changed { return t.DeleteBlock(key) })
-			}
+			return a
 		},
-	})
+		Saw: func(_, a *kube.BlockAffinity, gone bool) {
+			n.change(func(t *podcidr.Table) podcidr.Changed {
+				if gone {
+					return t.DeleteBlock(a.Name)
+				}
+				return t.PutBlock(a)
+			})
+		},
+		Failed: n.failed,
+	}.Informer(n.options.Informers)
 	if err != nil {
 		return err
 	}
+	var store apply.Store[*kube.BlockAffinity]
+	store.Set(informer.GetIndexer())
+	n.unread.Earlier = func(metadata kube.Object) (kube.Object, bool) { return store.Get(metadata.GetName()) }
 	ctx, stop := apply.Follow(ctx, informer)
 	defer stop()
-	if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+	if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		for _, a := range store.All() { // the informer may not have passed all of them yet
+			n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutBlock(a) })
+		}
 		n.markSynced()
 	}
 	<-ctx.Done()

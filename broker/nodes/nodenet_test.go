@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -12,17 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
@@ -50,11 +48,16 @@ func (c *calls) take() string {
 	return out
 }
 
+func informers() apply.InformerOptions {
+	return apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)}.Informers()
+}
+
 func start(t *testing.T, cfg *rest.Config, from config.AllowedIPs) (*Networks, *calls) {
 	c := &calls{}
 	n := NewNetworks(NetworksOptions{
 		From: from, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
-		Affinities: kube.NewBlockAffinities(cfg), Changed: c.changed, Log: slog.New(slog.DiscardHandler),
+		Affinities: kube.NewBlockAffinities(cfg), Changed: c.changed, Informers: informers(),
+		Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -211,34 +214,5 @@ func TestAddressesOfPodCIDRs(t *testing.T) {
 				t.Errorf("addresses for devices: %v", got)
 			}
 		})
-	}
-}
-
-// A list or a watch that succeeds ends the problem of one before, also when all was read long ago: an apiserver that
-// starts refuses what it will allow a moment later.
-func TestAProblemEndsWithTheNextSuccess(t *testing.T) {
-	n := NewNetworks(NetworksOptions{From: config.AutoAllowedIPs, Changed: func(string) {},
-		Log: slog.New(slog.DiscardHandler)})
-	lw := n.clearing(&cache.ListWatch{
-		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-			return &kube.BlockAffinityList{}, nil
-		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface,
-			error) {
-			return watch.NewFake(), nil
-		},
-	})
-	for name, call := range map[string]func() error{
-		"list":  func() error { _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); return err },
-		"watch": func() error { _, err := lw.WatchWithContext(t.Context(), metav1.ListOptions{}); return err },
-	} {
-		n.failed(errors.New("forbidden"))
-		if len(n.Problems()) != 1 {
-			t.Fatalf("%s: problems before: %q", name, n.Problems())
-		}
-		testkit.Must(t, call())
-		if p := n.Problems(); len(p) != 0 {
-			t.Errorf("%s: problems after it succeeded: %q", name, p)
-		}
 	}
 }

@@ -111,8 +111,8 @@ func TestReserved(t *testing.T) {
 	knows.Store(true)
 	n := NewNetworks(NetworksOptions{
 		From: config.AutoAllowedIPs, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Affinities: kube.NewBlockAffinities(cfg),
-		Changed:    func(string) {}, Reserve: cfg, NodesKnown: func() bool { return true },
+		Affinities: kube.NewBlockAffinities(cfg), Informers: informers(),
+		Changed: func(string) {}, Reserve: cfg, NodesKnown: func() bool { return true },
 		Knows: func(string) bool { return knows.Load() },
 		Log:   slog.New(slog.DiscardHandler),
 	})
