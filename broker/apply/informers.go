@@ -46,8 +46,32 @@ type Watch[T writes.Object] struct {
 	Failed func(error)
 }
 
-// Informer is an informer that Follow starts. It fails if client-go refuses a handler.
-func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, error) {
+// Run watches into a store until ctx ends, and returns ctx's error. Once Saw has received all that there was, it calls
+// synced, and returns that error. It fails if client-go refuses a handler.
+func (f Watch[T]) Run(ctx context.Context, opts InformerOptions, into *Store[T],
+	synced func(context.Context) error) error {
+	informer, saw, err := f.informer(opts)
+	if err != nil {
+		return err
+	}
+	into.Set(informer.GetIndexer())
+	ctx, stop := follow(ctx, informer)
+	defer stop()
+	if !cache.WaitForCacheSync(ctx.Done(), saw.HasSynced) {
+		return ctx.Err()
+	}
+	return synced(ctx)
+}
+
+// untilEnd waits until ctx ends, and returns its error.
+func untilEnd(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// informer is an informer that follow starts, and whether Saw has received its first list.
+func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cache.ResourceEventHandlerRegistration,
+	error) {
 	failed := func(ctx context.Context, attempt int, err error) {
 		opts.watchError(ctx, string(f.Kind), attempt, err)
 		if f.Failed != nil && ctx.Err() == nil {
@@ -64,12 +88,12 @@ func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, err
 		}
 		return object, nil
 	}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		failed(ctx, 1, err)
 	}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	see := func(before, object any, gone bool) {
 		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
@@ -80,12 +104,12 @@ func (f Watch[T]) Informer(opts InformerOptions) (cache.SharedIndexInformer, err
 			f.Saw(was, is, gone)
 		}
 	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	saw, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { see(nil, object, false) },
 		UpdateFunc: func(before, object any) { see(before, object, false) },
 		DeleteFunc: func(object any) { see(nil, object, true) },
 	})
-	return informer, err
+	return informer, saw, err
 }
 
 // answered passes nil to Failed when a list or a watch succeeds: an informer reports only errors.
@@ -120,9 +144,9 @@ func (opts InformerOptions) watchError(ctx context.Context, kind string, attempt
 	}
 }
 
-// Follow starts an informer. It runs until stop is called or ctx ends; stop waits for its end. The returned context
+// follow starts an informer. It runs until stop is called or ctx ends; stop waits for its end. The returned context
 // ends with it.
-func Follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
+func follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
 	done := make(chan struct{})
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -38,29 +37,22 @@ func (n *Namespaces) Findings() []finding.Finding { return nil }
 
 // Run watches until ctx ends, and returns ctx's error.
 func (n *Namespaces) Run(ctx context.Context) error {
-	informer, err := Watch[*corev1.Namespace]{
+	var store Store[*corev1.Namespace]
+	return Watch[*corev1.Namespace]{
 		Kind: writes.Namespace, ListWatch: ListWatch(n.kube.CoreV1().Namespaces(), metav1.ListOptions{}),
 		Example: &corev1.Namespace{}, Reduce: reduceNamespace,
 		Saw: func(_, ns *corev1.Namespace, gone bool) { n.changed(ns.Name, !gone && ns.DeletionTimestamp == nil) },
-	}.Informer(n.options)
-	if err != nil {
-		return err
-	}
-	ctx, stop := Follow(ctx, informer)
-	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		return ctx.Err()
-	}
-	var names []string
-	for _, object := range informer.GetStore().List() {
-		if ns := object.(*corev1.Namespace); ns.DeletionTimestamp == nil {
-			names = append(names, ns.Name)
+	}.Run(ctx, n.options, &store, func(ctx context.Context) error {
+		var names []string
+		for _, ns := range store.All() {
+			if ns.DeletionTimestamp == nil {
+				names = append(names, ns.Name)
+			}
 		}
-	}
-	n.known(names)
-	n.synced.Store(true)
-	<-ctx.Done()
-	return ctx.Err()
+		n.known(names)
+		n.synced.Store(true)
+		return untilEnd(ctx)
+	})
 }
 
 // reduceNamespace keeps of a namespace what its readers need.

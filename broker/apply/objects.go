@@ -191,7 +191,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	}
 	ended, unserved := context.WithCancel(ctx)
 	defer unserved()
-	informer, err := o.informer(connection.listWatch, func() {
+	informer, _, err := o.informer(connection.listWatch, func() {
 		if connection.unserved != nil {
 			unserved()
 		}
@@ -205,7 +205,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	o.reset(informer.GetIndexer())
 	o.connMu.Unlock()
 
-	following, stop := Follow(ended, informer)
+	following, stop := follow(ended, informer)
 	defer stop()
 	if cache.WaitForCacheSync(following.Done(), informer.HasSynced) {
 		o.begin(before)
@@ -260,7 +260,8 @@ var clusterIndex = cache.Indexers{byCluster: func(object any) ([]string, error) 
 	return []string{labelled.GetLabels()[naming.LabelSourceCluster]}, nil
 }}
 
-func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
+func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer,
+	cache.ResourceEventHandlerRegistration, error) {
 	return Watch[T]{
 		Kind: o.kind.Name, ListWatch: listWatch, Example: o.kind.example,
 		Reduce: writes.Reduce[T], Indexers: clusterIndex,
@@ -275,7 +276,7 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (c
 				unserved()
 			}
 		},
-	}.Informer(o.options.Informers())
+	}.informer(o.options.Informers())
 }
 
 // reset replaces the informer's store.

@@ -31,7 +31,7 @@ func NewPods(kube kubernetes.Interface, namespace, serviceAccount string, ended 
 func (p *Pods) Run(ctx context.Context) error {
 	of := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.serviceAccountName",
 		p.serviceAccount).String()}
-	informer, err := Watch[*corev1.Pod]{
+	return Watch[*corev1.Pod]{
 		Kind: writes.Pod, ListWatch: ListWatch(p.kube.CoreV1().Pods(p.namespace), of), Example: &corev1.Pod{},
 		Reduce: reducePod,
 		Saw: func(_, pod *corev1.Pod, gone bool) {
@@ -39,14 +39,7 @@ func (p *Pods) Run(ctx context.Context) error {
 				p.ended(pod.UID)
 			}
 		},
-	}.Informer(p.options)
-	if err != nil {
-		return err
-	}
-	ctx, stop := Follow(ctx, informer)
-	defer stop()
-	<-ctx.Done()
-	return ctx.Err()
+	}.Run(ctx, p.options, &Store[*corev1.Pod]{}, untilEnd)
 }
 
 // reducePod keeps of a pod what its readers need.

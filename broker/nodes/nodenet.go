@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -304,7 +303,9 @@ func (n *Networks) follow(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	informer, err := apply.Watch[*kube.BlockAffinity]{
+	var store apply.Store[*kube.BlockAffinity]
+	n.unread.Earlier = func(metadata kube.Object) (kube.Object, bool) { return store.Get(metadata.GetName()) }
+	return apply.Watch[*kube.BlockAffinity]{
 		Kind: "blockaffinity", Example: &kube.BlockAffinity{}, ListWatch: n.options.Affinities.Follow(&n.unread),
 		Reduce: func(a *kube.BlockAffinity) *kube.BlockAffinity {
 			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp,
@@ -320,21 +321,9 @@ func (n *Networks) follow(ctx context.Context) error {
 			})
 		},
 		Failed: n.failed,
-	}.Informer(n.options.Informers)
-	if err != nil {
-		return err
-	}
-	var store apply.Store[*kube.BlockAffinity]
-	store.Set(informer.GetIndexer())
-	n.unread.Earlier = func(metadata kube.Object) (kube.Object, bool) { return store.Get(metadata.GetName()) }
-	ctx, stop := apply.Follow(ctx, informer)
-	defer stop()
-	if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		for _, a := range store.All() { // the informer may not have passed all of them yet
-			n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutBlock(a) })
-		}
+	}.Run(ctx, n.options.Informers, &store, func(ctx context.Context) error {
 		n.markSynced()
-	}
-	<-ctx.Done()
-	return ctx.Err()
+		<-ctx.Done()
+		return ctx.Err()
+	})
 }

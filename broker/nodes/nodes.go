@@ -24,7 +24,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -150,21 +149,13 @@ func (n *Nodes) Findings() []finding.Finding {
 
 // Run watches and writes until ctx ends, and returns ctx's error.
 func (n *Nodes) Run(ctx context.Context) error {
-	informer, err := apply.Watch[*corev1.Node]{
+	return apply.Watch[*corev1.Node]{
 		Kind: writes.Node, ListWatch: apply.ListWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}),
 		Example: &corev1.Node{}, Reduce: reduceNode, Saw: n.saw,
-	}.Informer(n.options.Informers())
-	if err != nil {
-		return err
-	}
-	n.store.Set(informer.GetIndexer())
-	ctx, stop := apply.Follow(ctx, informer)
-	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		return ctx.Err()
-	}
-	n.synced.Store(true)
-	return n.loop.Run(ctx)
+	}.Run(ctx, n.options.Informers(), &n.store, func(ctx context.Context) error {
+		n.synced.Store(true)
+		return n.loop.Run(ctx)
+	})
 }
 
 // saw handles a change of a node.

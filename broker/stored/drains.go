@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -136,7 +135,7 @@ func (d *Drains) Findings() []finding.Finding {
 func (d *Drains) Run(ctx context.Context) error {
 	// RBAC allows listing this ConfigMap alone
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, DrainsName).String()
-	informer, err := apply.Watch[*corev1.ConfigMap]{
+	return apply.Watch[*corev1.ConfigMap]{
 		Kind: writes.Drains, Example: &corev1.ConfigMap{},
 		ListWatch: apply.ListWatch(d.kube.CoreV1().ConfigMaps(d.namespace), metav1.ListOptions{FieldSelector: one}),
 		Reduce:    func(cm *corev1.ConfigMap) *corev1.ConfigMap { return cm },
@@ -149,20 +148,12 @@ func (d *Drains) Run(ctx context.Context) error {
 			d.failed = err
 			d.mu.Unlock()
 		},
-	}.Informer(d.options.Informers())
-	if err != nil {
-		return err
-	}
-	d.store.Set(informer.GetIndexer())
-	ctx, stop := apply.Follow(ctx, informer)
-	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		return ctx.Err()
-	}
-	d.publish()
-	close(d.known)
-	d.loop.Enqueue(DrainsName)
-	return d.loop.Run(ctx)
+	}.Run(ctx, d.options.Informers(), &d.store, func(ctx context.Context) error {
+		d.publish()
+		close(d.known)
+		d.loop.Enqueue(DrainsName)
+		return d.loop.Run(ctx)
+	})
 }
 
 // reconcile publishes the active drains, and removes those that have ended.
