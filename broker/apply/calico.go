@@ -90,10 +90,8 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			c.log.Warn("cannot find Calico's API; the broker writes no policy sets and IPPools until it does", "retry", wait,
 				"error", err)
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := kube.Sleep(ctx, wait); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -173,10 +173,8 @@ func (o *Objects[T]) Run(ctx context.Context) error {
 			if err := o.serve(ctx); err != nil {
 				return err
 			}
-			select {
-			case <-time.After(afterUnserved):
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := kube.Sleep(ctx, afterUnserved); err != nil {
+				return err
 			}
 		}
 	})

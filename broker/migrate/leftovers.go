@@ -21,6 +21,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -98,10 +99,8 @@ func (l *Leftovers) Run(ctx context.Context) error {
 				wait = firstPass
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		if err := kube.Sleep(ctx, wait); err != nil {
+			return err
 		}
 	}
 }

@@ -49,7 +49,8 @@ func (c *calls) take() string {
 }
 
 func informers() apply.InformerOptions {
-	return apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)}.Informers()
+	metrics := apply.NewMetrics(prometheus.NewRegistry())
+	return apply.Options{Metrics: metrics, Log: slog.New(slog.DiscardHandler)}.Informers()
 }
 
 func start(t *testing.T, cfg *rest.Config, from config.AllowedIPs) (*Networks, *calls) {

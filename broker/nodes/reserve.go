@@ -135,10 +135,8 @@ func (r *reservations) run(ctx context.Context) error {
 		if differs && len(problems) > 0 {
 			r.log.Warn("some nodes have no reserved address for their devices", "problems", len(problems), "first", problems[0])
 		}
-		select {
-		case <-time.After(r.pass):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := kube.Sleep(ctx, r.pass); err != nil {
+			return err
 		}
 	}
 }

@@ -66,10 +66,8 @@ func whileNoAnswer(ctx context.Context, verb string, failed Failed, request func
 		if failed != nil {
 			failed(ctx, verb, attempt, err)
 		}
-		select {
-		case <-ctx.Done():
+		if Sleep(ctx, whileAway/2+rand.N(whileAway)) != nil {
 			return
-		case <-time.After(whileAway/2 + rand.N(whileAway)):
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // maxRead bounds the events for which one request for the definitions is made.
@@ -61,14 +63,7 @@ func (b *believed) receive(ctx context.Context) {
 
 // poll asks for the definitions at intervals, until they are gone. An apiserver that does not answer proves nothing.
 func (b *believed) poll(ctx context.Context) {
-	ticker := time.NewTicker(pollInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
+	for kube.Sleep(ctx, pollInterval) == nil {
 		if err := b.served(ctx); errors.Is(err, ErrNotServed) {
 			select {
 			case b.gone <- err:

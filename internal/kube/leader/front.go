@@ -33,6 +33,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // ManagedBy is the value of endpointslice.kubernetes.io/managed-by on the slices, which makes Kubernetes' controllers
@@ -156,21 +157,15 @@ func (f *Front) Run(ctx context.Context) error {
 		return nil
 	}
 	for f.Ready() != nil {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(readiness):
+		if err := kube.Sleep(ctx, readiness); err != nil {
+			return err
 		}
 	}
 	defer f.leave(context.WithoutCancel(ctx))
-	ticker := time.NewTicker(heal)
-	defer ticker.Stop()
 	for {
 		f.each(ctx, f.lead)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
+		if err := kube.Sleep(ctx, heal); err != nil {
+			return err
 		}
 	}
 }
