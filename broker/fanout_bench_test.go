@@ -1,24 +1,15 @@
 package broker
 
 import (
-	"bufio"
-	"bytes"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,7 +21,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -45,15 +35,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
-	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
-// benchAgents is the number of streams in the benchmarks: P8 and P9 are about 1,000.
+// benchAgents is the number of streams.
 const benchAgents = 1000
 
 // reviewTakes is the measured time of a TokenReview on a quiet machine. A pod's get takes half of it.
@@ -214,74 +202,19 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 	return sum
 }
 
-// benchAgent attaches as a node, with retries, and acknowledges everything that it receives. It calls received with
-// each message.
-func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
-	received func(*semaphorev1.AttachResponse)) {
-	// the backoff of internal/streams
-	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) {
-		_ = benchStream(ctx, f, address, node, hello, received)
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait/2 + rand.N(wait/2)):
-		}
-	}
-}
+// benchNode is the node of the one peer.
+const benchNode = "ip-172-18-0-0.eu-west-1.compute.internal"
 
-func benchStream(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
-	received func(*semaphorev1.AttachResponse)) error {
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(f.client())),
-		grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(1<<20))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(metadata.AppendToOutgoingContext(ctx, "authorization",
-		"Bearer "+node))
-	if err != nil {
-		return err
-	}
-	for _, m := range []*semaphorev1.AttachRequest{players.AgentHello(hello), players.Report()} {
-		if err := stream.Send(m); err != nil && err != io.EOF {
-			return err
-		}
-	}
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		revision := m.GetSynced().GetRevision()
-		if all := m.GetChanges().GetChanges(); len(all) > 0 {
-			revision = all[len(all)-1].GetRevision()
-		}
-		if revision > 0 {
-			if err := stream.Send(players.Applied(revision)); err != nil && err != io.EOF {
-				return err
-			}
-		}
-		received(m)
-	}
-}
-
-func benchNode(i int) string {
-	return fmt.Sprintf("ip-172-18-%d-%d.eu-west-1.compute.internal", i>>8, i&255)
-}
-
-func benchMesh(nodes int, port uint16) mesh.Changes {
-	m := mesh.Changes{
+func benchMesh(port uint16) mesh.Changes {
+	return mesh.Changes{
 		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1420, PodSubnets: []string{"10.0.0.0/8"}},
-		Peers:  map[string]*semaphorev1.Peer{},
+		Peers: map[string]*semaphorev1.Peer{benchNode: {
+			Key: &semaphorev1.PeerKey{Cluster: "c2", Node: benchNode},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: make([]byte, 32),
+				Address: fmt.Sprintf("172.18.0.0:%d", port)},
+			AllowedIps: []string{"10.0.0.0/24"},
+		}},
 	}
-	for i := range nodes {
-		m.Peers[benchNode(i)] = &semaphorev1.Peer{
-			Key: &semaphorev1.PeerKey{Cluster: "c2", Node: benchNode(i)},
-			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16),
-				Address: fmt.Sprintf("172.18.%d.%d:%d", i>>8, i&255, port)},
-			AllowedIps: []string{fmt.Sprintf("10.%d.%d.0/24", i>>8, i&255)},
-		}
-	}
-	return m
 }
 
 // benchUntil waits for what a benchmark must come to.
@@ -341,8 +274,8 @@ const maxOfFanOut = 160
 func BenchmarkFanOut(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
 	p := startPeering(b, f, kube)
-	p.state.Update("c2", benchMesh(1, 1), nil)
-	stop := startAgents(b, leanAgents, p.address(), f.bundle)
+	p.state.Update("c2", benchMesh(1), nil)
+	stop := startAgents(b, p.address(), f.bundle)
 	defer stop()
 	// of the peer, and of the end mark
 	benchUntil(b, "all agents are synced", func() bool { return p.acks.Load() >= 2*benchAgents })
@@ -350,7 +283,7 @@ func BenchmarkFanOut(b *testing.B) {
 	payload := testkit.Value(proto.Marshal(
 		&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
 			Changes: []*semaphorev1.PeeringChange{{Revision: 7,
-				Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
+				Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1).Peers[benchNode]}}},
 		}}},
 	))(b)
 	streams := startBare(b, f, payload)
@@ -364,7 +297,7 @@ func BenchmarkFanOut(b *testing.B) {
 		p.acks.Store(0)
 		p.wanted.Store(benchAgents)
 		agents.begin()
-		p.state.Update("c2", benchMesh(1, port), nil)
+		p.state.Update("c2", benchMesh(port), nil)
 		<-p.acked
 		agents.end()
 		bare.begin()
@@ -378,145 +311,4 @@ func BenchmarkFanOut(b *testing.B) {
 	figure.Report(b, "encodings",
 		(p.value(b, "semaphore_broker_peering_encodings_total")-encoded)/float64(n)).Floor(1).AtMost(1)
 	figure.WithoutTime(b) // of both kinds together
-}
-
-// BenchmarkFanOutIdle measures the cost of an idle stream for the broker. The agents are in a separate process.
-func BenchmarkFanOutIdle(b *testing.B) {
-	f, kube := newFiles(b), reviewing(b)
-	for b.Loop() {
-		p := startPeering(b, f, kube)
-		p.state.Update("c2", benchMesh(100, 1), nil)
-		before, stacks, heap := resident(b)
-		stop := startAgents(b, wholeAgents, p.address(), f.bundle)
-		benchUntil(b, "all agents have applied all", func() bool {
-			all := p.server.Status(nil, nil)
-			return len(all) == benchAgents &&
-				!slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
-		})
-		resident, stacksNow, heapNow := resident(b)
-		b.ReportMetric(float64(resident-before)/benchAgents, "rss-bytes/stream")
-		b.ReportMetric(float64(stacksNow-stacks)/benchAgents, "stack-bytes/stream")
-		b.ReportMetric(float64(heapNow-heap)/benchAgents, "heap-bytes/stream")
-		stop()
-		p.stop()
-	}
-}
-
-// resident returns this process's resident memory in bytes, and its parts in goroutine stacks and in the heap.
-func resident(b testing.TB) (rss, stacks, heap int64) {
-	b.Helper()
-	for range 5 { // each collection halves stacks that are too large
-		runtime.GC()
-	}
-	debug.FreeOSMemory()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	file := testkit.Value(os.Open("/proc/self/status"))(b)
-	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), "VmRSS:"); ok {
-			kib := testkit.Value(strconv.ParseInt(strings.Fields(rest)[0], 10, 64))(b)
-			return kib << 10, int64(m.StackInuse), int64(m.HeapAlloc)
-		}
-	}
-	b.Fatal("no VmRSS")
-	return 0, 0, 0
-}
-
-// BenchmarkFanOutHerd measures 1,000 agents that reconnect at once to a restarted broker with 5,000 peers, until all
-// are synced. In "late" the broker learns of the remote only after the agents have attached. The floor is as many TLS
-// handshakes and token reviews.
-func BenchmarkFanOutHerd(b *testing.B) {
-	const peers = 5000
-	f, kube := newFiles(b), reviewing(b)
-	m := benchMesh(peers, 51820)
-	d := streams.DigestOf(m.Device)
-	for _, p := range m.Peers {
-		d.Add(streams.DigestOf(p))
-	}
-	held := []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: d.Bytes()}}
-	for _, c := range []struct {
-		name string
-		late bool
-	}{{"digest", false}, {"digest-late", true}} {
-		b.Run(c.name, func(b *testing.B) {
-			var sent, changes int64
-			for b.Loop() {
-				p := startPeering(b, f, kube)
-				if !c.late {
-					p.state.Update("c2", m, nil)
-				}
-				ctx, cancel := context.WithCancel(context.Background())
-				var wg sync.WaitGroup
-				var synced, current, received atomic.Int64
-				for i := range benchAgents {
-					wg.Go(func() {
-						first, whole := true, true
-						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i),
-							&semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: held},
-							func(m *semaphorev1.AttachResponse) {
-								received.Add(int64(len(m.GetChanges().GetChanges())))
-								// Count each agent once, even if its stream is replaced.
-								if m.GetSynced() != nil && first {
-									first = false
-									synced.Add(1)
-								}
-								if len(m.GetSynced().GetClusters()) == 1 && whole {
-									whole = false
-									current.Add(1)
-								}
-							})
-					})
-				}
-				if c.late {
-					benchUntil(b, "all have come", func() bool { return synced.Load() == benchAgents })
-					p.state.Update("c2", m, nil)
-				}
-				benchUntil(b, "all are current", func() bool { return current.Load() == benchAgents })
-				sent, changes = p.listener.sent.Load(), received.Load()
-				cancel()
-				wg.Wait()
-				p.stop()
-			}
-			b.ReportMetric(float64(sent)/benchAgents, "bytes/agent")
-			b.ReportMetric(float64(changes)/benchAgents, "changes/agent")
-			if changes > 0 {
-				b.Errorf("%d changes were sent to agents that hold all", changes)
-			}
-		})
-	}
-	b.Run("floor", func(b *testing.B) {
-		l := testkit.Value(tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS()))(b)
-		defer l.Close()
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					_ = c.(*tls.Conn).Handshake()
-					_, _ = kube.AuthenticationV1().TokenReviews().Create(context.Background(),
-						&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "n1"}}, metav1.CreateOptions{})
-					_, _ = c.Write([]byte{1})
-				}()
-			}
-		}()
-		for b.Loop() {
-			var wg sync.WaitGroup
-			for range benchAgents {
-				wg.Go(func() {
-					c, err := tls.Dial("tcp", l.Addr().String(), f.client())
-					if err != nil {
-						b.Error(err)
-						return
-					}
-					defer c.Close()
-					_, _ = io.ReadFull(c, make([]byte, 1))
-				})
-			}
-			wg.Wait()
-		}
-	})
 }

@@ -32,53 +32,36 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
-// agentsOf is set in the process that runs a benchmark's agents: their kind, the broker's address and a bundle.
+// agentsOf is set in the process that runs a benchmark's agents: the broker's address and a bundle.
 const agentsOf = "SEMAPHORE_BENCH_AGENTS"
 
-// Kinds of agents. All agents of a kind run in a separate process, so that their cost does not count as the broker's.
-const (
-	// wholeAgents speak gRPC, as the product does.
-	wholeAgents = "whole"
-	// leanAgents implement the minimum of HTTP/2 and gRPC. In production each agent has its own node. Here all share the
-	// machine with the broker, and the gRPC cost of an agent would count a thousand times.
-	leanAgents = "lean"
-)
-
-// startAgents starts a process with agents of a kind. stop ends it.
-func startAgents(b testing.TB, kind, address, bundle string) (stop func()) {
+// startAgents starts a process with agents, so that their cost does not count as the broker's. stop ends it.
+func startAgents(b testing.TB, address, bundle string) (stop func()) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
-	cmd.Env = append(os.Environ(), agentsOf+"="+strings.Join([]string{kind, address, bundle}, " "))
+	cmd.Env = append(os.Environ(), agentsOf+"="+address+" "+bundle)
 	cmd.Stderr = os.Stderr
 	stdin := testkit.Value(cmd.StdinPipe())(b)
 	testkit.Must(b, cmd.Start())
 	return sync.OnceFunc(func() {
 		stdin.Close()
 		if err := cmd.Wait(); err != nil {
-			b.Errorf("%s agents: %v", kind, err)
+			b.Errorf("agents: %v", err)
 		}
 	})
 }
 
 func TestAgentsOfABenchmark(t *testing.T) {
 	what := strings.Fields(os.Getenv(agentsOf))
-	if len(what) != 3 {
+	if len(what) != 2 {
 		t.Skip("carries the agents of a benchmark, which starts it")
 	}
-	kind, address, f := what[0], what[1], files{bundle: what[2]}
+	address, f := what[0], files{bundle: what[1]}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for i := range benchAgents {
 		wg.Go(func() {
-			node := fmt.Sprintf("n%d", i)
-			var err error
-			switch kind {
-			case leanAgents:
-				err = leanStream(ctx, f, address, node)
-			default:
-				benchAgent(ctx, f, address, node, &semaphorev1.AgentHello{}, func(*semaphorev1.AttachResponse) {})
-			}
-			if err != nil && ctx.Err() == nil {
+			if err := leanStream(ctx, f, address, fmt.Sprintf("n%d", i)); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 		})
@@ -100,7 +83,8 @@ func dial(ctx context.Context, f files, address string, protocols ...string) (*t
 	return c.(*tls.Conn), func() { stop(); c.Close() }, nil
 }
 
-// leanStream attaches as a node and acknowledges everything that it receives.
+// leanStream attaches as a node and acknowledges everything that it receives. It implements the minimum of HTTP/2 and
+// gRPC: in production each agent has its own node, and here the gRPC cost of an agent would count a thousand times.
 func leanStream(ctx context.Context, f files, address, node string) error {
 	c, stop, err := dial(ctx, f, address, "h2")
 	if err != nil {
@@ -311,7 +295,7 @@ func startBare(b testing.TB, f files, payload []byte) *bareBroker {
 		defer close(done)
 		_ = g.Serve(l)
 	}()
-	stop := startAgents(b, leanAgents, l.Addr().String(), f.bundle)
+	stop := startAgents(b, l.Addr().String(), f.bundle)
 	b.Cleanup(func() { stop(); g.Stop(); <-done })
 	benchUntil(b, "all agents have come", func() bool {
 		p.mu.Lock()
