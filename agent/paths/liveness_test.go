@@ -356,22 +356,3 @@ func TestCountersGoBack(t *testing.T) {
 		t.Errorf("%+v %v", d.Counts(), d.endpoints)
 	}
 }
-
-func BenchmarkObserve5000(b *testing.B) {
-	samples := make([]PeerSample, 5000)
-	for i := range samples {
-		samples[i] = PeerSample{Key: plan.PeerKey{byte(i), byte(i >> 8)},
-			Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 51820), Handshake: began}
-	}
-	var d Liveness
-	now := began
-	b.ReportAllocs()
-	for b.Loop() {
-		now = now.Add(time.Second)
-		for i := range samples {
-			samples[i].Sent += 100
-			samples[i].Received += 100
-		}
-		d.Observe(now, 0, slices.Values(samples))
-	}
-}

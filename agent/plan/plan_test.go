@@ -454,19 +454,6 @@ func manyPeers(n int) *Desired {
 	return want
 }
 
-func BenchmarkSingleChange(b *testing.B) {
-	want := manyPeers(5000)
-	p := programmed(want, Bounds{})
-	key := byte(0)
-	nodes := map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
-	b.ReportAllocs()
-	for b.Loop() {
-		key++
-		nodes["n7"].Wireguard.PublicKey[0] = key
-		p.Change(nodes)
-	}
-}
-
 // TestCheckOfAnUnchangedDeviceDoesNothing: a check of an unchanged device finds nothing to do, and a check of one that
 // differs does. The result agrees with the plan of the whole.
 func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {

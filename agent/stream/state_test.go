@@ -300,30 +300,3 @@ func TestWriterFails(t *testing.T) {
 		t.Errorf("the new file: %v", err)
 	}
 }
-
-func BenchmarkWrite(b *testing.B) {
-	for _, peers := range []int{1000, 5000, 10_000} {
-		b.Run(fmt.Sprintf("%dpeers", peers), func(b *testing.B) {
-			file := filepath.Join(b.TempDir(), "agent.state")
-			networks := state(peers)
-			for b.Loop() {
-				data, err := encode("c1", StateFile{Networks: networks})
-				if err == nil {
-					err = replace(file, data, time.Now())
-				}
-				must(b, err)
-				b.ReportMetric(float64(len(data)), "bytes")
-			}
-		})
-	}
-}
-
-func BenchmarkLoad(b *testing.B) {
-	file := filepath.Join(b.TempDir(), "agent.state")
-	must(b, replace(file, encoded(b, "c1", 5000), time.Now()))
-	for b.Loop() {
-		if _, err := LoadState(file, "c1"); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -297,10 +297,3 @@ func BenchmarkOneNode(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkAllNodes is a remote that is heard for the first time.
-func BenchmarkAllNodes(b *testing.B) {
-	for b.Loop() {
-		benchPlan(5000)
-	}
-}

@@ -42,28 +42,3 @@ func BenchmarkWorstNode(b *testing.B) {
 		}
 	}
 }
-
-// BenchmarkOneOfManyCIDRs is a node among the same that gets another key while the first one claims all their subnet.
-func BenchmarkOneOfManyCIDRs(b *testing.B) {
-	p := New(remotes())
-	for i := range 10_000 {
-		n := benchNode(i, 0)
-		n.PodCidrs = []string{fmt.Sprintf("10.2.%d.%d/32", i>>8, i&255)}
-		if i == 0 {
-			n.PodCidrs = []string{"10.2.0.0/16"}
-		}
-		p.SetNode("c2", fmt.Sprintf("node-%05d", i), n)
-	}
-	p.Update()
-	p.TakeChanges("c2")
-	b.ReportAllocs()
-	key := 0
-	for b.Loop() {
-		key++
-		n := benchNode(500, key)
-		n.PodCidrs = []string{fmt.Sprintf("10.2.200.%d/32", key%250)}
-		p.SetNode("c2", "node-00500", n)
-		p.Update()
-		p.TakeChanges("c2")
-	}
-}

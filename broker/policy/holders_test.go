@@ -133,15 +133,3 @@ func TestShares(t *testing.T) {
 		t.Errorf("%d slots", len(m.slots))
 	}
 }
-
-func BenchmarkTakeOf100Remotes(b *testing.B) {
-	m := NewHolders(Room, holdersStart)
-	change := []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
-		New: member("u", "s", "10.2.0.5"), ObservedAt: holdersStart}}
-	for i := range 2 * Room {
-		m.Take(fmt.Sprint("c", i%100), change, holdersStart)
-	}
-	for i := 0; b.Loop(); i++ {
-		m.Take(fmt.Sprint("c", i%100), change, holdersStart)
-	}
-}

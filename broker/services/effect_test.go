@@ -3,11 +3,9 @@ package services
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -46,32 +44,5 @@ func TestAffected(t *testing.T) {
 	c.follow(c.SetDrains(choice.NewDrains(node, of("c3", "", "")), c.Now))
 	if got := fmt.Sprint(c.engine().Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
 		t.Errorf("drained: %s", got)
-	}
-}
-
-// BenchmarkAffected asks what the drain of a cluster affects, of as many global services with ten endpoints of each of
-// two clusters.
-func BenchmarkAffected(b *testing.B) {
-	for _, services := range []int{1000, 5000} {
-		c := alone(b, "")
-		for i := range services {
-			for n, cluster := range []string{"c2", "c3"} {
-				var addresses []string
-				for e := range 10 {
-					addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 2+2*n, i>>5, i&31*8+e))
-				}
-				name := fmt.Sprintf("s%05d", i)
-				c.Apply(cluster, []replica.Change{
-					svc("shop", name, global()), slc("shop", name+"-x", endpoints(name, strings.Join(addresses, " "))),
-				}, c.Now)
-			}
-		}
-		b.Run(fmt.Sprint(services), func(b *testing.B) {
-			for b.Loop() {
-				if n := len(c.engine().Affected(choice.Drain{Target: choice.Target{Cluster: "c2"}})); n != services {
-					b.Fatal(n)
-				}
-			}
-		})
 	}
 }

@@ -264,20 +264,3 @@ func TestTracker(t *testing.T) {
 		})
 	}
 }
-
-// BenchmarkDecide100 measures a decision about 100 remotes, which each change of one causes.
-func BenchmarkDecide100(b *testing.B) {
-	c, objects := own(b, "encryption: strict"), Objects{}
-	for i := range 100 {
-		o := at(b, i, fmt.Sprint("r", i),
-			fmt.Sprintf("{podSubnets: [10.%d.0.0/16], nodeSubnets: [172.16.%d.0/24]}", 100+i, i))
-		objects[o.Name] = o
-	}
-	before := Decide(c, nil, objects, nil).InEffect
-	if len(before) != 100 {
-		b.Fatal(len(before))
-	}
-	for b.Loop() {
-		Decide(c, before, objects, nil)
-	}
-}

@@ -3,8 +3,6 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
-	"io"
-	"slices"
 	"testing"
 	"time"
 
@@ -14,92 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/broker/admission"
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/exporter/publish"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
-
-// BenchmarkSnapshot measures the first connect of a large cluster, on one core and without a network: 100,000 objects
-// from the exporter's session through protobuf and gzip into the broker's replica.
-func BenchmarkSnapshot(b *testing.B) {
-	const objects = 100_000
-	c := newCatalog()
-	fill(c.Journal(), objects)
-	remote := &brokerConfig(b, "/unused").Remotes[0]
-	compressor := encoding.GetCompressor(gzip.Name)
-	b.ReportAllocs()
-	var raw, wire int
-	for b.Loop() {
-		raw, wire = 0, 0
-		r := replica.New("c2", "c1", "bench", admission.New(remote, nil).Check)
-		receiver := r.Open()
-		sender := publish.NewSession("c2", "c1", "bench", 0, "", c.Rules().Kinds(), c.Journal())
-		for m := sender.Hello(); m != nil; {
-			data := testkit.Value(proto.Marshal(m))(b)
-			var packed bytes.Buffer
-			w := testkit.Value(compressor.Compress(&packed))(b)
-			testkit.Value(w.Write(data))(b)
-			must(b, w.Close())
-			raw, wire = raw+len(data), wire+packed.Len()
-			unpacked := testkit.Value(compressor.Decompress(&packed))(b)
-			data = testkit.Value(io.ReadAll(unpacked))(b)
-			var received semaphorev1.PublishRequest
-			must(b, proto.Unmarshal(data, &received))
-			result := testkit.Value(receiver.Receive(time.Now(), &received))(b)
-			for _, answer := range result.Responses {
-				testkit.Value(sender.Receive(answer))(b)
-			}
-			m = testkit.Value(sender.Next())(b)
-		}
-		held := 0
-		for _, kind := range semaphorev1.Kinds {
-			n, refused := r.Count(kind)
-			if held += n; refused > 0 {
-				b.Fatalf("%d refused: %v", refused, r.Refused()[0])
-			}
-		}
-		if held != objects {
-			b.Fatalf("%d objects held", held)
-		}
-	}
-	b.ReportMetric(float64(raw), "raw-B/op")
-	b.ReportMetric(float64(wire), "wire-B/op")
-	b.ReportMetric(float64(objects)*float64(b.N)/b.Elapsed().Seconds(), "objects/s")
-}
-
-// BenchmarkChange measures single changes in sequence, from the exporter's journal to the broker's plans, over TLS on
-// loopback, among 10,000 other objects.
-func BenchmarkChange(b *testing.B) {
-	w := newWorld(b)
-	const objects = 10_000
-	fill(w.catalog.Journal(), objects)
-	stop := w.publish()
-	b.Cleanup(func() { stop() })
-	w.caughtUp()
-	var took []time.Duration
-	i := 0
-	for b.Loop() {
-		i++
-		n := 100*(i%(objects/100)) + 50 // pods
-		key, object := export(n, objects+i)
-		began := time.Now()
-		revision := put(w.catalog.Journal(), key, object, began)
-		for w.sink.taken() < revision {
-			<-w.sink.news
-		}
-		at, ok := w.sink.at(replica.Key{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name})
-		if !ok || at.Before(began) {
-			b.Fatalf("revision %d was taken, and %s is as before", revision, key)
-		}
-		took = append(took, at.Sub(began))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
-}
 
 // Limits of the cost of a healed partition. Within the journal's memory, they are relative to the size of the changes;
 // with a snapshot, relative to a JSON list of the same objects.

@@ -58,7 +58,7 @@ type world struct {
 
 // newWorld starts the broker, without any exports.
 func newWorld(tb testing.TB) *world {
-	w := &world{tb: tb, dir: tb.TempDir(), sink: &sink{news: make(chan struct{}, 1), seen: map[replica.Key]time.Time{}}}
+	w := &world{tb: tb, dir: tb.TempDir(), sink: &sink{}}
 	trust.In(tb, w.dir, "c1", "c2")
 	w.cfg = brokerConfig(tb, w.dir)
 	w.catalog = newCatalog()
@@ -163,31 +163,20 @@ func (w *world) caughtUp() {
 	}
 }
 
-// sink takes the place of the broker's writers: it records which objects came, and when.
+// sink takes the place of the broker's writers: it records which revision was acknowledged.
 type sink struct {
-	news chan struct{}
-
 	mu   sync.Mutex
-	seen map[replica.Key]time.Time
 	head uint64
 }
 
 // Take implements federation.Sink.
 func (s *sink) Take(_ string, r replica.Result) {
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range r.Changes {
-		s.seen[c.Key] = now
-	}
 	for _, m := range r.Responses {
 		if ack := m.GetAck(); ack != nil {
 			s.head = max(s.head, ack.GetRevision())
 		}
-	}
-	select {
-	case s.news <- struct{}{}:
-	default:
 	}
 }
 
@@ -195,13 +184,6 @@ func (s *sink) taken() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.head
-}
-
-func (s *sink) at(key replica.Key) (time.Time, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at, ok := s.seen[key]
-	return at, ok
 }
 
 // fill exports n objects: of each hundred, 3 nodes, 4 services, 6 slices with ten endpoints, and otherwise pods in

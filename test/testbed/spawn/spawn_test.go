@@ -346,13 +346,3 @@ func TestProcessesEndWithTheirOwner(t *testing.T) {
 		})
 	}
 }
-
-// BenchmarkStart measures the time from Start to the end of a process.
-func BenchmarkStart(b *testing.B) {
-	testkit.NeedsRoot(b, "it makes namespaces")
-	root := b.TempDir()
-	for b.Loop() {
-		p := testkit.Value(Start(Spec{Args: []string{"true"}, Root: root, Mounts: machine}))(b)
-		p.Wait()
-	}
-}
