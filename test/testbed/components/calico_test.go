@@ -1,7 +1,6 @@
 package components
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,30 +8,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
-
-// TestFilesOfCalico checks that krt_tunnel is removed from the template that has it, and that scripts are executable.
-func TestFilesOfCalico(t *testing.T) {
-	const template = "    if (net ~ 10.1.0.0/16) then {\n      krt_tunnel = \"\";  {{- /* no IPIP */}}\n      accept;\n" +
-		"    }\n"
-	const cleaned = "    if (net ~ 10.1.0.0/16) then {\n      accept;\n    }\n"
-	for _, c := range []struct {
-		name, data, want string
-		mode             fs.FileMode
-	}{
-		{"confd/templates/bird_ipam.cfg.template", template, cleaned, 0o644},
-		{"confd/templates/bird.cfg.template", template, template, 0o644},
-		{"etc/service/available/bird/run", "#!/bin/sh\n", "#!/bin/sh\n", 0o755},
-		{"etc/service/available/bird/log/run", "#!/bin/sh\n", "#!/bin/sh\n", 0o755},
-		{"etc/rc.local", "x", "x", 0o755},
-		{"sbin/start_runit", "x", "x", 0o755},
-		{"etc/calico/felix.cfg", "x", "x", 0o644},
-	} {
-		data, mode := asInImage(c.name, []byte(c.data))
-		if string(data) != c.want || mode != c.mode {
-			t.Errorf("%s: mode %o, want %o; content\n%s\nwant\n%s", c.name, mode, c.mode, data, c.want)
-		}
-	}
-}
 
 // TestRealFilesOfCalico checks that the pinned module has the files of a node, and that none has krt_tunnel, which BIRD
 // 1.6 rejects.

@@ -1,5 +1,5 @@
-// Package proxy is a TCP proxy that simulates bad networks: latency, limited rate, silence, half-open connections,
-// resets and refused connections. It acts on the bytes of connections, where no root is available to act on packets.
+// Package proxy is a TCP proxy that simulates bad networks: limited rate, silence, half-open connections and resets. It
+// acts on the bytes of connections, where no root is available to act on packets.
 //
 // The package owns only the connections through the proxy. The caller decides where the proxy listens and how it dials,
 // and in which network namespace.
@@ -17,16 +17,12 @@ import (
 
 // Conditions apply to all current and future connections. The zero value is a good network.
 type Conditions struct {
-	// Latency delays each byte in each direction.
-	Latency time.Duration
 	// Rate limits each connection from client to server, in bytes per second; 0 means no limit. The other direction has no
 	// limit.
 	Rate int
 	// Stall delays all bytes and ends: both sides of a connection see an open, silent connection. New connections are
 	// accepted and silent too. After the stall, the waiting bytes pass.
 	Stall bool
-	// Refuse resets new connections.
-	Refuse bool
 }
 
 // Proxy forwards connections. Create it with New. Its methods are safe for concurrent use.
@@ -34,8 +30,7 @@ type Proxy struct {
 	listener net.Listener
 	dial     func(context.Context) (net.Conn, error)
 
-	accepted atomic.Int64 // all connections, including refused ones
-	up       atomic.Int64 // bytes from client to server
+	up atomic.Int64 // bytes from client to server
 
 	mu         sync.Mutex // guards the following
 	conditions Conditions
@@ -85,9 +80,6 @@ func (p *Proxy) Orphan() {
 	}
 }
 
-// Accepted returns the number of all connections so far, including refused ones.
-func (p *Proxy) Accepted() int { return int(p.accepted.Load()) }
-
 // Passed returns the number of bytes that have passed from client to server.
 func (p *Proxy) Passed() int64 { return p.up.Load() }
 
@@ -131,11 +123,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			return fmt.Errorf("proxy %s: %w", p.Address(), err)
-		}
-		p.accepted.Add(1)
-		if now, _ := p.now(); now.Refuse {
-			abort(client)
-			continue
 		}
 		running.Go(func() { p.carry(ctx, client) })
 	}
@@ -189,18 +176,12 @@ func (p *Proxy) open(ctx context.Context) error {
 	}
 }
 
-// piece is a chunk of bytes in flight and the time at which it was read.
-type piece struct {
-	data []byte
-	read time.Time
-}
-
-// inFlight bounds the delayed pieces of a connection. Beyond it, the sender blocks.
+// inFlight bounds the pieces of a connection that wait. Beyond it, the sender blocks.
 const inFlight = 256
 
 // pump forwards the bytes of one direction, and then the end of the stream.
 func (p *Proxy) pump(ctx context.Context, c *pair, from, to net.Conn, up bool) {
-	pieces := make(chan piece, inFlight)
+	pieces := make(chan []byte, inFlight)
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		for next := range pieces {
@@ -216,7 +197,7 @@ func (p *Proxy) pump(ctx context.Context, c *pair, from, to net.Conn, up bool) {
 	for p.open(ctx) == nil {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			pieces <- piece{append([]byte(nil), buffer[:n]...), time.Now()}
+			pieces <- append([]byte(nil), buffer[:n]...)
 		}
 		if err != nil {
 			break
@@ -226,35 +207,26 @@ func (p *Proxy) pump(ctx context.Context, c *pair, from, to net.Conn, up bool) {
 	writing.Wait()
 }
 
-// pass writes a piece when it is due, at most at the configured rate.
-func (p *Proxy) pass(ctx context.Context, to net.Conn, next piece, up bool) error {
+// pass writes a piece, at most at the configured rate.
+func (p *Proxy) pass(ctx context.Context, to net.Conn, next []byte, up bool) error {
 	const perSecond = 20
-	for len(next.data) > 0 {
+	for len(next) > 0 {
 		if err := p.open(ctx); err != nil {
 			return err
 		}
-		now, changed := p.now()
-		if due := time.Until(next.read.Add(now.Latency)); due > 0 {
-			select {
-			case <-time.After(due):
-			case <-changed:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			continue
-		}
-		size := len(next.data)
+		now, _ := p.now()
+		size := len(next)
 		if up && now.Rate > 0 {
 			size = min(size, max(1, now.Rate/perSecond))
 		}
-		n, err := to.Write(next.data[:size])
+		n, err := to.Write(next[:size])
 		if up {
 			p.up.Add(int64(n))
 		}
 		if err != nil {
 			return err
 		}
-		next.data = next.data[size:]
+		next = next[size:]
 		if up && now.Rate > 0 {
 			select {
 			case <-time.After(time.Second / perSecond):
