@@ -96,7 +96,6 @@ type bench struct {
 	state  *State
 	server *Server
 	conn   *grpc.ClientConn
-	dial   func() *grpc.ClientConn
 }
 
 var agents = config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "semaphore-broker.c1"}
@@ -112,15 +111,13 @@ func newBench(t *testing.T) *bench {
 			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	client := b.start(b.admin)
-	b.server, b.conn, b.dial = client.server, client.conn, client.dial
+	b.server, b.conn = client.server, client.conn
 	return b
 }
 
 type running struct {
 	server *Server
 	conn   *grpc.ClientConn
-	// dial makes a connection of its own, as each agent has one.
-	dial func() *grpc.ClientConn
 }
 
 // start serves, asking kube who agents are. TLS is left out: the federation tests have it.
@@ -132,8 +129,7 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	dial := serve(b.t, s)
-	return running{s, dial(), dial}
+	return running{s, serve(b.t, s)()}
 }
 
 func (b *bench) node(name string) *corev1.Node {
@@ -428,73 +424,5 @@ func TestReports(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
-	}
-}
-
-// Twenty agents at their own pace, one of which reads nothing, see the same state in the end.
-func TestManyAgents(t *testing.T) {
-	b := newBench(t)
-	var streams []call
-	for i := range 20 {
-		name := fmt.Sprint("n", i)
-		b.node(name)
-		streams = append(streams,
-			attach(t, b.dial(), b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
-	}
-	const rounds, peers = 50, 200
-	go func() {
-		for round := range rounds {
-			var nodes []string
-			for i := range peers {
-				if (i+round)%7 > 0 { // some come and go
-					nodes = append(nodes, fmt.Sprintf("p%03d %d", i, round))
-				}
-			}
-			become(b.state, "c2", meshOf("c2", nodes...), nil)
-			time.Sleep(time.Millisecond)
-		}
-	}()
-	want := map[string]string{}
-	for i := range peers {
-		if (i+rounds-1)%7 > 0 {
-			want[fmt.Sprintf("p%03d", i)] = fmt.Sprint(rounds - 1)
-		}
-	}
-	var wg sync.WaitGroup
-	var messages sync.Map
-	for i, stream := range streams[1:] { // the first one reads nothing
-		wg.Go(func() {
-			state := map[string]string{}
-			n := 0
-			for {
-				if len(state) == len(want) {
-					same := true
-					for k, v := range want {
-						same = same && state[k] == v
-					}
-					if same {
-						messages.Store(i, n)
-						return
-					}
-				}
-				m, err := stream.Recv()
-				if err != nil {
-					t.Errorf("agent %d: %v", i, err)
-					return
-				}
-				for _, c := range m.GetChanges().GetChanges() {
-					n++
-					if p := c.GetPeer(); p != nil {
-						state[p.Key.Node] = p.AllowedIps[0]
-					} else if k := c.GetDeletePeer(); k != nil {
-						delete(state, k.Node)
-					}
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if s := b.server.Status(nil, expected); len(s) != 20 {
-		t.Errorf("%d attached", len(s))
 	}
 }
