@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -36,7 +33,6 @@ func (s sink) Take(cluster string, r replica.Result) {
 type peers struct {
 	mu      sync.Mutex
 	allowed map[string]string
-	twice   string
 }
 
 func (p *peers) Update(_ string, c mesh.Changes, _ map[string]time.Time) {
@@ -45,15 +41,6 @@ func (p *peers) Update(_ string, c mesh.Changes, _ map[string]time.Time) {
 	for node, peer := range c.Peers {
 		if p.allowed[node] = strings.Join(peer.GetAllowedIps(), " "); peer == nil {
 			delete(p.allowed, node)
-		}
-	}
-	of := map[string]string{}
-	for node, allowed := range p.allowed {
-		for _, ip := range strings.Fields(allowed) {
-			if other := of[ip]; other != "" {
-				p.twice = fmt.Sprintf("%s has %s, and so has %s", node, ip, other)
-			}
-			of[ip] = node
 		}
 	}
 }
@@ -69,56 +56,6 @@ func (p *peers) are() string {
 	}
 	slices.Sort(out)
 	return strings.Join(out, ", ")
-}
-
-// TestCalicoBlocks checks that the IPAM blocks of c1's nodes become the allowed IPs of their peers in c2, and that no
-// agent of c2 has a block at two peers while it moves.
-func TestCalicoBlocks(t *testing.T) {
-	api := kubetest.Start(t)
-	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "blockaffinities")
-	admin := kubernetes.NewForConfigOrDie(api)
-	affinities := dynamic.NewForConfigOrDie(api).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
-	for i, name := range []string{"n1", "n2"} {
-		newNode(t, admin, name, i+1, fmt.Sprintf("10.1.%d.0/24", i+200)) // Calico's IPAM ignores the CIDR
-	}
-	affinity := func(node, block string) *unstructured.Unstructured {
-		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity",
-			"metadata": map[string]any{"name": node + "-" + strings.NewReplacer(".", "-", "/", "-").Replace(block)},
-			"spec":     map[string]any{"node": node, "cidr": block, "state": "confirmed", "deleted": "false"},
-		}}
-	}
-	create := func(node, block string) {
-		t.Helper()
-		kubetest.CreateObject(t, affinities, affinity(node, block))
-	}
-	create("n1", "10.1.2.0/26")
-	create("n2", "10.1.3.0/26")
-	for i := range 40 { // more than podCIDRs that a node can have
-		create("n2", fmt.Sprintf("10.1.%d.64/26", 10+i))
-	}
-	trust := trust.New(t, "c1", "c2")
-	cfg := brokerOf(t, "c2\nfeatures: [encryption]")
-	c2 := &peers{allowed: map[string]string{}}
-	start(t, api, trust, serveSink(t, trust, "c2", sink{mesh.NewEngine(cfg, c2, logged(t))}, nil),
-		"features: [encryption]\nallowedIPs: calicoBlocks")
-	within(t, "agents know the blocks", func() bool {
-		are := c2.are()
-		return strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.10.64/26 10.1.11.64/26 ") ||
-			strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.3.0/26 10.1.10.64/26 ")
-	})
-	for _, to := range []string{"n2", "n1", "n2"} {
-		from := map[string]string{"n1": "n2", "n2": "n1"}[to]
-		must(t, affinities.Delete(t.Context(), affinity(from, "10.1.2.0/26").GetName(), metav1.DeleteOptions{}))
-		create(to, "10.1.2.0/26")
-		within(t, "the block has moved to "+to, func() bool {
-			n1 := strings.HasPrefix(c2.are(), "n1: 10.1.2.0/26")
-			return n1 == (to == "n1") && strings.Contains(c2.are(), "10.1.2.0/26")
-		})
-	}
-	if c2.twice != "" {
-		t.Error(c2.twice)
-	}
 }
 
 // TestR12AKubeletTakesNoPodCIDR checks a kubelet that registers its Node with the pod CIDR of an older node, under a
