@@ -7,11 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	. "github.com/kube-semaphore/semaphore/agent/kernel"
@@ -216,56 +214,6 @@ func TestManyPeers(t *testing.T) {
 		if len(peers) != count-count/2 ||
 			slices.ContainsFunc(peers, func(p wgtypes.Peer) bool { return p.PublicKey[2]%2 == 0 }) {
 			t.Errorf("every other removed: %d peers", len(peers))
-		}
-	})
-}
-
-// TestF29PortIsTaken (F29, on a device): a port that another program uses is reported as such, and the device continues
-// to work with its previous configuration.
-func TestF29PortIsTaken(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		h := newHost(t)
-		private, err := wgtypes.GeneratePrivateKey()
-		must(t, err)
-		taken, err := net.ListenPacket("udp", "127.0.0.1:51820")
-		must(t, err)
-		t.Cleanup(func() { taken.Close() })
-		must(t, h.Create(t.Context(), device, device, 1420))
-		t.Cleanup(func() { must(t, h.Delete(device)) })
-		set := func(port int) error {
-			return errors.Join(h.Configure(device, wgtypes.Config{PrivateKey: &private, ListenPort: &port}),
-				h.SetLink(device, device, 1420, true))
-		}
-		notified := func(what string, err error) {
-			t.Helper()
-			t.Logf("%s: %v", what, err)
-			if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), device) {
-				t.Errorf("%s: %v", what, err)
-			}
-		}
-		notified("a new device", set(51820))
-		must(t, set(51821))
-		if d := get(t, h, device); !d.Up || d.ListenPort != 51821 {
-			t.Errorf("up: %v, port %d", d.Up, d.ListenPort)
-		}
-		notified("an existing device", set(51820))
-		if d := get(t, h, device); !d.Up || d.ListenPort != 51821 {
-			t.Errorf("a port that cannot be had: up %v, port %d; want the one it had", d.Up, d.ListenPort)
-		}
-		listening := func(port int) bool {
-			c, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", port))
-			if err == nil {
-				c.Close()
-			}
-			return err != nil
-		}
-		if !listening(51821) {
-			t.Error("the device listens no more on the port it had")
-		}
-		must(t, taken.Close())
-		must(t, set(51820))
-		if d := get(t, h, device); d.ListenPort != 51820 || !listening(51820) || listening(51821) {
-			t.Errorf("port %d", d.ListenPort)
 		}
 	})
 }
