@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,14 +18,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -496,61 +489,4 @@ func all(b *testing.B, workers, n int, do func(i int)) {
 		})
 	}
 	must(b, g.Wait())
-}
-
-// BenchmarkSetSize measures one change of a set with many members: the time from the exporter to the watch of the set,
-// for both the added and the removed address, and the apiserver's CPU time. With whole sets it grows with the set; in
-// parts it is that of two parts.
-func BenchmarkSetSize(b *testing.B) {
-	for _, c := range []struct{ members, maxSize int }{
-		{1_000, 50_000}, {10_000, 50_000}, {50_000, 50_000},
-		{50_000, 500}, {50_000, 1_000}, {50_000, 2_000},
-	} {
-		b.Run(fmt.Sprintf("%d-members-in-objects-of-%d", c.members, c.maxSize), func(b *testing.B) {
-			w := newSetsWorld(b, c.maxSize)
-			j := newCatalog()
-			member := func(i, ip int) {
-				key := catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: fmt.Sprint("web-", i)}
-				put(j.Journal(), key, &semaphorev1.Object{Key: key.Proto(),
-					Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{
-						PodUid: fmt.Sprint("uid-", ip), SetName: "web",
-						Ips: []string{netip.AddrFrom4([4]byte{10, byte(ip >> 16), byte(ip >> 8), byte(ip)}).String()},
-					}}}, time.Now())
-			}
-			for i := range c.members {
-				member(i, i)
-			}
-			source := testkit.Value(identity.NewSource(config.TLS{
-				CertFile: filepath.Join(w.dir, "c2/exporter/tls.crt"), KeyFile: filepath.Join(w.dir, "c2/exporter/tls.key"),
-				BundleDir: filepath.Join(w.dir, "bundles"),
-			}))(b)
-			p := publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address}, source, j,
-				debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(prometheus.NewRegistry()), publish.Options{})
-			w.run(p.Run)
-			w.await(c.members)
-			// The apiserver's CPU use without the product.
-			_, _, cpu := w.requests("globalnetworksets")
-			const still = 2 * time.Second
-			time.Sleep(still)
-			_, _, idle := w.requests("globalnetworksets")
-			idle = (idle - cpu) / still.Seconds()
-			// A change is a pod that is created again with another IP.
-			_, _, cpu = w.requests("globalnetworksets")
-			begin, n := time.Now(), 0
-			var took time.Duration
-			for b.Loop() {
-				time.Sleep(200 * time.Millisecond) // it comes alone, and waits for no other write
-				began := time.Now()
-				member(n*997%c.members, c.members+n)
-				n++
-				w.await(c.members + n)
-				w.awaitIn(w.gone, n)
-				took += time.Since(began)
-			}
-			_, _, more := w.requests("globalnetworksets")
-			b.ReportMetric((more-cpu-idle*time.Since(begin).Seconds())/float64(n)*1000, "apiserver-CPU-ms/op")
-			b.ReportMetric(milliseconds(took)/float64(n), "ms/op")
-			b.ReportMetric(0, "ns/op")
-		})
-	}
 }

@@ -3,13 +3,10 @@ package testkit
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
@@ -99,72 +96,6 @@ func TestStateSaysWhatItSaw(t *testing.T) {
 	})
 	if !strings.HasSuffix(text, "last seen: one peer") {
 		t.Error(text)
-	}
-}
-
-func TestCaptureLog(t *testing.T) {
-	before := slog.Default()
-	t.Run("captures", func(t *testing.T) {
-		log := CaptureLog(t)
-		slog.Info("the device was set", "name", "wireguard.c2")
-		if !strings.Contains(log.String(), "name=wireguard.c2") {
-			t.Error(log)
-		}
-	})
-	if slog.Default() != before {
-		t.Error("the default logger is still the test's")
-	}
-}
-
-func TestMetric(t *testing.T) {
-	reg := prometheus.NewRegistry()
-	writes := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes_total"}, []string{"cluster", "result"})
-	reg.MustRegister(writes)
-	writes.WithLabelValues("c2", "ok").Add(2)
-	writes.WithLabelValues("c3", "ok").Add(3)
-	writes.WithLabelValues("c3", "conflict").Add(5)
-	for _, c := range []struct {
-		labels []string
-		sum    float64
-		found  bool
-	}{{nil, 10, true}, {[]string{"ok"}, 5, true}, {[]string{"conflict", "c3"}, 5, true},
-		{[]string{"c2", "conflict"}, 0, false}} {
-		if sum, found := Metric(t, reg, "writes_total", c.labels...); sum != c.sum || found != c.found {
-			t.Errorf("%v: %v, %v", c.labels, sum, found)
-		}
-	}
-}
-
-func TestCommand(t *testing.T) {
-	if got := Command(t, "printf", "%s.", "a b"); got != "a b." {
-		t.Errorf("%q", got)
-	}
-	text := ending(t, func(tb testing.TB) { Command(tb, "sh", "-c", "echo bad >&2; exit 3") })
-	if text != "sh -c echo bad >&2; exit 3: exit status 3\nbad\n" {
-		t.Errorf("the failure is reported as %q", text)
-	}
-}
-
-// where is a namespace that runs in this process, or does not exist.
-type where struct{ err error }
-
-func (where) Name() string { return "here" }
-func (w where) Do(f func() error) error {
-	if w.err != nil {
-		return w.err
-	}
-	return f()
-}
-
-func TestCommandIn(t *testing.T) {
-	Must(t, CommandIn(where{}, "test", "a b", "=", "a b"))
-	for text, err := range map[string]error{
-		"sh -c echo bad; exit 3 in here: exit status 3\nbad\n": CommandIn(where{}, "sh", "-c", "echo bad; exit 3"),
-		"true x in here: it is gone\n":                         CommandIn(where{errors.New("it is gone")}, "true", "x"),
-	} {
-		if err == nil || err.Error() != text {
-			t.Errorf("%v; want %s", err, text)
-		}
 	}
 }
 
