@@ -68,7 +68,6 @@ var clock = map[string]compares{
 	"test/e2e/transitions_test.go kernelUntil":                            {1, clusters},
 	"exporter/blocks_test.go TestR12AKubeletTakesNoPodCIDR":               {1, endsLoop},
 	"exporter/publish/hostile_test.go TestHostileBroker":                  {1, atLeast},
-	"test/bench/world_test.go caughtUp":                                   {1, givesUp},
 	"ctl/verify/load_test.go TestLoad":                                    {1, atLeast},
 	"ctl/link/link_test.go completesObjects":                              {1, besideWrites},
 	"internal/debug/debug_test.go TestRecorderFillsInWho":                 {1, stamp},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"maps"
 	"math"
 	"net/http"
@@ -15,6 +17,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.uber.org/goleak"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -27,6 +30,15 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
+
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	goleak.VerifyTestMain(m)
+}
+
+// must ends the test on an error.
+var must = testkit.Must
 
 // realBroker is cluster c1 with a real apiserver and the whole broker.
 type realBroker struct {
