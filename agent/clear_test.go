@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
@@ -363,80 +361,6 @@ func TestRouteThatWasThereBefore(t *testing.T) {
 		}
 		r.pair(t, got.GetPublicKey())
 		eventually(t, "the remote pod can be reached", reachable)
-	})
-}
-
-// TestTheNodeReachesRemotePods: the node itself reaches a remote pod from an address among its pod CIDRs, also after
-// that address changes, and with a strict reverse path filter.
-func TestTheNodeReachesRemotePods(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		setting(t, "ipv4/conf/all/rp_filter", "1")
-		b, _, r, _ := connect(t)
-		// As on a real node, the kernel's default source address is not a pod's.
-		ip(t, "addr del 10.1.1.1/32 dev lo")
-		ip(t, "addr add 192.0.2.77/32 dev lo")
-		ip(t, "addr add 10.1.1.1/32 dev lo")
-		node := func() bool { return echoed("", "10.2.1.1:7", 4) }
-		if node() {
-			t.Fatal("the node reaches a remote pod with an address that is not among its pod CIDRs: what follows proves nothing")
-		}
-		source := func(want string) func() bool {
-			return func() bool {
-				routes := ip(t, "route show 10.2.0.0/16 type unicast table 7394")
-				if want == "" {
-					return !strings.Contains(routes, " src ") && strings.Contains(routes, device)
-				}
-				return strings.Contains(routes, " src "+want+" ")
-			}
-		}
-		if !source("")() {
-			t.Error("there is a source before the node's pod CIDRs are known")
-		}
-		b.knows(&semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24", "fd00:1:1::/64"}})
-		eventually(t, "the route has the only address there is", source("10.1.1.1"))
-		eventually(t, "the node reaches the remote pod", node)
-		ip(t, "link add tunl0 type veth peer name p0")
-		ip(t, "link set tunl0 up")
-		ip(t, "addr add 10.1.1.200/32 dev tunl0")
-		eventually(t, "the address of Calico's tunnel is preferred", source("10.1.1.200"))
-		eventually(t, "the node reaches the remote pod", node)
-		ip(t, "link del tunl0")
-		eventually(t, "the tunnel has gone", source("10.1.1.1"))
-		eventually(t, "the node reaches the remote pod", node)
-		ip(t, "addr del 10.1.1.1/32 dev lo")
-		eventually(t, "the last address has gone", source(""))
-		ip(t, "addr add 10.1.1.1/32 dev lo")
-		eventually(t, "it is back", source("10.1.1.1"))
-		wider := deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48")
-		ip(t, "addr add fd00:1:1::1/128 dev lo")
-		b.say(wider, r.peer())
-		source6 := func() string {
-			for line := range strings.Lines(ip(t, "-6 route show fd00:2::/48 table all")) {
-				if _, rest, ok := strings.Cut(line, "dev "+device); ok {
-					_, source, _ := strings.Cut(rest, " src ")
-					return strings.TrimSpace("dev " + strings.Split(source, " ")[0])
-				}
-			}
-			return ""
-		}
-		eventually(t, "the IPv6 route has the address there is", func() bool { return source6() == "dev fd00:1:1::1" })
-		ip(t, "addr add fd00:1:1::2/128 dev lo")
-		ip(t, "addr del fd00:1:1::1/128 dev lo")
-		eventually(t, "it has the other, once that has gone", func() bool { return source6() == "dev fd00:1:1::2" })
-		ip(t, "addr del fd00:1:1::2/128 dev lo")
-		eventually(t, "it has none, once both have gone", func() bool { return source6() == "dev" })
-		b.mu.Lock()
-		b.network = nil
-		b.mu.Unlock()
-		b.restart(t, "B")
-		eventually(t, "a broker that does not know has taken over", b.done)
-		if !source("10.1.1.1")() {
-			t.Errorf("the route that existed is gone: %s", ip(t, "route show 10.2.0.0/16 table 7394"))
-		}
-		if problems := b.newest().GetProblems(); slices.ContainsFunc(problems,
-			func(p string) bool { return !strings.Contains(p, "forward") }) {
-			t.Errorf("problems: %q", problems)
-		}
 	})
 }
 
