@@ -2,7 +2,6 @@ package kernel_test
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -153,67 +152,6 @@ func TestBackendsTalkToEachOther(t *testing.T) {
 					}
 				}
 			})
-		}
-	})
-}
-
-// TestManyPeers: a configuration that takes many netlink messages, and a device that is reported in many.
-func TestManyPeers(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		h := newHost(t)
-		must(t, h.Create(t.Context(), device, device, 1420))
-		t.Cleanup(func() { must(t, h.Delete(device)) })
-		const count = 400
-		key := func(i int) wgtypes.Key { return wgtypes.Key{1, byte(i >> 8), byte(i), 31: 1} }
-		prefix := func(a, b, c int) net.IPNet {
-			return net.IPNet{IP: net.IPv4(10, byte(a), byte(b), byte(c)).To4(), Mask: net.CIDRMask(32, 32)}
-		}
-		private, err := wgtypes.GeneratePrivateKey()
-		must(t, err)
-		cfg := wgtypes.Config{PrivateKey: &private, ReplacePeers: true}
-		for i := range count {
-			p := wgtypes.PeerConfig{
-				PublicKey: key(i), ReplaceAllowedIPs: true, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(i)), Port: 1 + i},
-				AllowedIPs: []net.IPNet{prefix(2, i>>8, i),
-					{IP: net.ParseIP(fmt.Sprintf("fd00:2::%x", i)), Mask: net.CIDRMask(128, 128)}},
-			}
-			if i == 200 { // more than one message can contain
-				for j := range 600 {
-					p.AllowedIPs = append(p.AllowedIPs, prefix(3, j>>8, j))
-				}
-			}
-			cfg.Peers = append(cfg.Peers, p)
-		}
-		check := func(what string, count int) {
-			t.Helper()
-			peers := get(t, h, device).Peers
-			if len(peers) != count {
-				t.Errorf("%s: %d peers; want %d", what, len(peers), count)
-			}
-			for _, p := range peers {
-				i := int(p.PublicKey[1])<<8 | int(p.PublicKey[2])
-				want := 2
-				if i == 200 {
-					want = 602
-				}
-				if p.PublicKey != key(i) || len(p.AllowedIPs) != want || p.Endpoint.Port != 1+i {
-					t.Fatalf("%s: peer %d has %d allowed IPs and endpoint %s; want %d", what, i, len(p.AllowedIPs), p.Endpoint, want)
-				}
-			}
-		}
-		for _, what := range []string{"set", "set again"} {
-			must(t, h.Configure(device, cfg))
-			check(what, count)
-		}
-		gone := wgtypes.Config{}
-		for i := range count / 2 {
-			gone.Peers = append(gone.Peers, wgtypes.PeerConfig{PublicKey: key(2 * i), Remove: true, UpdateOnly: true})
-		}
-		must(t, h.Configure(device, gone))
-		peers := get(t, h, device).Peers
-		if len(peers) != count-count/2 ||
-			slices.ContainsFunc(peers, func(p wgtypes.Peer) bool { return p.PublicKey[2]%2 == 0 }) {
-			t.Errorf("every other removed: %d peers", len(peers))
 		}
 	})
 }
