@@ -25,30 +25,6 @@ func TestTagOfCoreDNS(t *testing.T) {
 	}
 }
 
-func TestParseLibraries(t *testing.T) {
-	const linked = `	linux-vdso.so.1 (0x00007fdfa99aa000)
-	libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007fdfa9731000)
-	libz.so.1 => /usr/local/lib/libz.so.1 (0x00007fdfa9700000)
-	/lib64/ld-linux-x86-64.so.2 (0x00007fdfa99ac000)
-`
-	got, err := parseLibraries(linked)
-	want := []string{"/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/lib/libz.so.1", "/lib64/ld-linux-x86-64.so.2"}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v; want %q", got, err, want)
-	}
-	for i, want := range []string{"/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/lib/libz.so.1",
-		"/usr/lib64/ld-linux-x86-64.so.2"} {
-		if inside := inImage(got[i]); inside != want {
-			t.Errorf("library %s is %s in the image, want %s", got[i], inside, want)
-		}
-	}
-	for _, bad := range []string{"	libx.so.1 => not found\n", "	statically linked\n", ""} {
-		if got, err := parseLibraries(bad); err == nil {
-			t.Errorf("%q: libraries %q, want an error", bad, got)
-		}
-	}
-}
-
 // TestPrune checks that the most recently used directories stay, the lock does, and nothing unfinished.
 func TestPrune(t *testing.T) {
 	cache := t.TempDir()
