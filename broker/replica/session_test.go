@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -310,47 +309,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestNoStateOfARefusedObjectIsHeld(t *testing.T) {
-	r := New("c2", "c1", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
-		if o.GetNode().GetPodCidrs()[0] == "bad" {
-			return nil, []admission.Refusal{{Code: finding.InvalidCIDR, Reason: "for the test"}}
-		}
-		return o, nil
-	})
-	s := r.Open()
-	must(t, s, hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1))
-	changed(t, must(t, s, changes(upsert(2, kNode, "n1", "bad"))), "-n1")
-	changed(t, must(t, s, changes(upsert(3, kNode, "n1", "b"))), "+n1")
-	if _, refused := r.Count(kNode); refused != 0 {
-		t.Errorf("%d refused after a newer one was taken", refused)
-	}
-}
-
-func TestNewestStreamIsHeard(t *testing.T) {
-	r := newReplica()
-	older, newer := r.Open(), r.Open()
-	must(t, older, hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "old", "a")))
-	must(t, newer, hello("e2", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "new", "a")), end(kNode, 1, 1))
-	for _, m := range []*semaphorev1.PublishRequest{changes(upsert(2, kNode, "old2", "a")), end(kNode, 2, 2),
-		heartbeat(2)} {
-		if _, err := older.Receive(now, m); !errors.Is(err, ErrSuperseded) {
-			t.Errorf("%v: %v", m, err)
-		}
-	}
-	older.Close()
-	if !newer.Current() {
-		t.Error("the end of the older stream ended the newer one")
-	}
-	changed(t, must(t, newer, changes(upsert(2, kNode, "n2", "a"))), "+n2")
-	// A stream that never says a good Hello disturbs nobody.
-	if _, err := r.Open().Receive(now, hello("e2", 1, 0, kNode)); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a hello from before what was taken: %v", err)
-	}
-	if !newer.Current() {
-		t.Error("a bad hello ended the stream")
-	}
-}
-
 func TestOrder(t *testing.T) {
 	h := hello("e1", 5, 0, kNode, kService)
 	toLive := []*semaphorev1.PublishRequest{hello("e1", 5, 0, kNode), begin(kNode, 5), end(kNode, 5, 0)}
@@ -514,31 +472,6 @@ func TestUnchangedSnapshotIsSkipped(t *testing.T) {
 	s.Close()
 	if w := welcomeOf(t, must(t, r.Open(), hello("e2", 3, 0, kNode))); w.ResumeRevision != 3 {
 		t.Errorf("welcome %v: the new epoch's revision was not taken over", w)
-	}
-}
-
-func TestHeartbeatMovesThePosition(t *testing.T) {
-	r := newReplica()
-	s := r.Open()
-	must(t, s, hello("e1", 3, 0, kNode, kService), sent(9, 9), begin(kNode, 3), end(kNode, 3, 0), sent(9, 9),
-		begin(kService, 3), end(kService, 3, 0))
-	if rev, _ := ackOf(must(t, s, sent(9, 7))); rev != 7 {
-		t.Errorf("ack %d after everything up to 7 was sent", rev)
-	}
-	if rev, _ := ackOf(must(t, s, sent(9, 5))); rev != 7 {
-		t.Errorf("ack %d: a position does not go back", rev)
-	}
-	s.Close()
-	// Without anything to send after the offer, a heartbeat alone says that the sender continues.
-	s = r.Open()
-	if w := welcomeOf(t, must(t, s, hello("e1", 12, 6, kNode, kService))); w.ResumeRevision != 7 {
-		t.Fatalf("welcome %v", w)
-	}
-	if rev, _ := ackOf(must(t, s, sent(12, 12))); rev != 12 {
-		t.Errorf("ack %d", rev)
-	}
-	if _, err := s.Receive(now, begin(kNode, 12)); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a snapshot after the sender continued: %v", err)
 	}
 }
 
