@@ -180,31 +180,6 @@ func TestAnEndpointStaysInItsSlice(t *testing.T) {
 	p.Is("where there is room first", echo, "c2-1: 10.2.0.8; c2-2: 10.2.0.4 10.2.0.6; c2-3: 10.2.0.5 10.2.0.7")
 }
 
-// Two slices of the source have one endpoint for a moment, when its controller moves it. The result does not depend on
-// which came first.
-func TestAnEndpointOfTwoSlices(t *testing.T) {
-	for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
-		p := blank(t)
-		p.apply("c2", svc("shop", "echo", mirrored()))
-		of := map[string]*semaphorev1.EndpointSlice{"a": endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3"),
-			"b": endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3?")}
-		for _, name := range order {
-			p.apply("c2", slc("shop", name, of[name]))
-		}
-		p.Is(strings.Join(order, ", "), echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3")
-		p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3~")))
-		p.Is("what counted is worse now", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3?")
-		p.apply("c2", slc("shop", "a", of["a"]))
-		p.apply("c2", slc("shop", "b", nil))
-		p.Is("one goes", echo, "c2-1: 10.2.0.1? 10.2.0.2~ 10.2.0.3")
-		p.apply("c2", slc("shop", "a", nil))
-		p.Is("both have gone", echo, p.Text(echo))
-		if n := len(p.Plan.slices); n > 0 {
-			t.Errorf("%d slices are wanted", n)
-		}
-	}
-}
-
 // A broker that is started again finds every endpoint where it is, whatever the slices are called and however full they
 // are.
 func TestExistingSlicesKeepTheirEndpoints(t *testing.T) {
