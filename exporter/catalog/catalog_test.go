@@ -371,42 +371,6 @@ func TestSliceContent(t *testing.T) {
 	}
 }
 
-func TestSlicesFollowTheirService(t *testing.T) {
-	now := time.Now()
-	c := newCatalog(t)
-	c.PutSlice(newSlice("echo-1", "echo", "10.1.1.1"), now)
-	exports(t, c)
-	c.PutService(newService("echo", mirrorLabels), now)
-	exports(t, c, "service shop/echo", "endpointslice shop/echo-1")
-	c.PutSlice(newSlice("echo-2", "echo", "10.1.1.2"), now)
-	c.PutSlice(newSlice("other-1", "other", "10.1.1.3"), now)
-	exports(t, c, "service shop/echo", "endpointslice shop/echo-1", "endpointslice shop/echo-2")
-
-	// The label is taken off, and put on again; the slices are not heard of.
-	c.PutService(newService("echo", nil), now)
-	exports(t, c)
-	c.PutService(newService("echo", globalLabels), now)
-	exports(t, c, "service shop/echo", "endpointslice shop/echo-1", "endpointslice shop/echo-2")
-	c.DeleteSlice("shop", "echo-1", now)
-	exports(t, c, "service shop/echo", "endpointslice shop/echo-2")
-
-	// A slice goes from one Service to another, and its exported copy with it at once.
-	c.PutService(newService("other", mirrorLabels), now)
-	head := c.Journal().Head()
-	c.PutSlice(newSlice("echo-2", "other", "10.1.1.2"), now)
-	exports(t, c, "service shop/echo", "service shop/other", "endpointslice shop/other-1", "endpointslice shop/echo-2")
-	if got := c.Journal().Head() - head; got != 1 {
-		t.Errorf("the slice's new Service made %d revisions, not 1", got)
-	}
-	c.PutSlice(newSlice("echo-2", "unknown", "10.1.1.2"), now)
-	exports(t, c, "service shop/echo", "service shop/other", "endpointslice shop/other-1")
-
-	// Its Service goes: it may not come back with one of the same name that is not offered.
-	c.DeleteService("shop", "other", now)
-	c.PutService(newService("other", nil), now)
-	exports(t, c, "service shop/echo")
-}
-
 func TestSlicesThatAreNotExported(t *testing.T) {
 	for name, edit := range map[string]func(*discoveryv1.EndpointSlice){
 		"of no Service": func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
