@@ -1,5 +1,5 @@
-// Package proxy is a TCP proxy that simulates bad networks: limited rate, silence, half-open connections and resets. It
-// acts on the bytes of connections, where no root is available to act on packets.
+// Package proxy is a TCP proxy that simulates bad networks: limited rate, silence, half-open connections, resets and
+// refused connections. It acts on the bytes of connections, where no root is available to act on packets.
 //
 // The package owns only the connections through the proxy. The caller decides where the proxy listens and how it dials,
 // and in which network namespace.
@@ -23,6 +23,8 @@ type Conditions struct {
 	// Stall delays all bytes and ends: both sides of a connection see an open, silent connection. New connections are
 	// accepted and silent too. After the stall, the waiting bytes pass.
 	Stall bool
+	// Refuse resets new connections.
+	Refuse bool
 }
 
 // Proxy forwards connections. Create it with New. Its methods are safe for concurrent use.
@@ -123,6 +125,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			return fmt.Errorf("proxy %s: %w", p.Address(), err)
+		}
+		if now, _ := p.now(); now.Refuse {
+			abort(client)
+			continue
 		}
 		running.Go(func() { p.carry(ctx, client) })
 	}
