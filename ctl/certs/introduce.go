@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -102,9 +101,7 @@ func (o *Word) Ask(ctx context.Context, prompt io.Writer, all []*Introduction) e
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nothing
 	}
-	if _, err := fmt.Fprint(prompt, "Write this? [y/N] "); err != nil {
-		return err
-	}
+	fmt.Fprint(prompt, "Write this? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(f).ReadString('\n')
@@ -307,12 +304,11 @@ func (x *Introduction) differs() bool {
 }
 
 // describe prints a cluster's share of another.
-func (x *Introduction) describe(w io.Writer) error {
-	say := func(what, was, is string) error {
-		if is == "" {
-			return nil
-		}
+func (x *Introduction) describe(w io.Writer) {
+	say := func(what, was, is string) {
 		switch {
+		case is == "":
+			return
 		case x.before == nil || was == "":
 		case was == is:
 			is += " (as before)"
@@ -320,25 +316,20 @@ func (x *Introduction) describe(w io.Writer) error {
 			is += " (instead of " + was + ")"
 		}
 		for _, line := range show.Wrap(show.Printable(fmt.Sprintf("  %-7s %s", what, is)), "          ", show.LineWidth) {
-			if _, err := fmt.Fprintln(w, line); err != nil {
-				return err
-			}
+			fmt.Fprintln(w, line)
 		}
-		return nil
 	}
-	if _, err := fmt.Fprintf(w, "%s gets of %s, which says that it is %s:\n", show.Printable(x.Here.Cluster.Context),
-		show.Printable(x.There), show.Printable(x.Name)); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s gets of %s, which says that it is %s:\n", show.Printable(x.Here.Cluster.Context),
+		show.Printable(x.There), show.Printable(x.Name))
 	was := cmp.Or(x.before, &known{})
-	errs := []error{say("roots", fingerprints(was.roots), fingerprints(x.Bundle))}
+	say("roots", fingerprints(was.roots), fingerprints(x.Bundle))
 	if x.Facts != nil {
 		text := func(all []netip.Prefix) string { return preflight.Subnets{Prefixes: all}.String() }
-		errs = append(errs, say("pods", text(was.Pods), text(x.Pods)), say("nodes", text(was.Nodes), text(x.Nodes)),
-			say("broker", strings.Join(was.addresses, " "), strings.Join(x.Addresses, " ")),
-			say("source", was.source, x.Source))
+		say("pods", text(was.Pods), text(x.Pods))
+		say("nodes", text(was.Nodes), text(x.Nodes))
+		say("broker", strings.Join(was.addresses, " "), strings.Join(x.Addresses, " "))
+		say("source", was.source, x.Source)
 	}
-	return errors.Join(errs...)
 }
 
 // fingerprints returns those of roots, as other verbs print them.
@@ -362,9 +353,7 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	}
 	for _, x := range all {
 		if x.differs() {
-			if err := x.describe(w); err != nil {
-				return err
-			}
+			x.describe(w)
 		}
 	}
 	return nil

@@ -73,10 +73,9 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 			if knows, _ := coredns.KnowsImports(f.image); knows {
 				write = coredns.PrintImports
 			}
-			if err := write(cmd.OutOrStdout(), blocks); err != nil {
-				return err
-			}
-			return nextOfBlocks(cmd.ErrOrStderr())
+			err = write(cmd.OutOrStdout(), blocks)
+			nextOfBlocks(cmd.ErrOrStderr())
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&f.configFile, "config", "", "configuration `file` of a broker")
@@ -145,16 +144,14 @@ func (f *corednsFlags) printOfCluster(cmd *cobra.Command, access *fleet.Access) 
 	if err != nil {
 		return err
 	}
-	if err := show.PrintLines(cmd.OutOrStdout(), string(out)); err != nil {
-		return err
-	}
-	return nextOfBlocks(cmd.ErrOrStderr())
+	err = show.PrintLines(cmd.OutOrStdout(), string(out))
+	nextOfBlocks(cmd.ErrOrStderr())
+	return err
 }
 
-func nextOfBlocks(w io.Writer) error {
-	_, err := fmt.Fprintln(w, "next: add these blocks to the Corefile (kubectl -n kube-system edit configmap coredns), "+
+func nextOfBlocks(w io.Writer) {
+	fmt.Fprintln(w, "next: add these blocks to the Corefile (kubectl -n kube-system edit configmap coredns), "+
 		"or have\nsemaphorectl link --dns add them and keep them current")
-	return err
 }
 
 // blocksOf returns the blocks for remotes that flags name, and with imports that of imported Services.

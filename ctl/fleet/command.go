@@ -7,13 +7,11 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
 
-// Heading prints which of several clusters the following lines are about. It fails if w does.
-func Heading(w io.Writer, access *Access, p *Part) error {
-	if len(access.Contexts) < 2 {
-		return nil
+// Heading prints which of several clusters the following lines are about.
+func Heading(w io.Writer, access *Access, p *Part) {
+	if len(access.Contexts) > 1 {
+		fmt.Fprintf(w, "%s: ", p.Context)
 	}
-	_, err := fmt.Fprintf(w, "%s: ", p.Context)
-	return err
 }
 
 // Again returns a command for the cluster of a part, to be pasted. Without flags that name a cluster it is the verb

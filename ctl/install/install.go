@@ -172,9 +172,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			findings = append(findings, preflight.JudgePair(other.facts, one.facts)...)
 		}
 		all, findings = append(all, one), append(findings, found...)
-		if err := one.describe(said); err != nil {
-			return err
-		}
+		one.describe(said)
 	}
 	if err := printBlockers(said, findings); err != nil {
 		return err
@@ -345,11 +343,10 @@ func fieldsOf(o *unstructured.Unstructured) string {
 }
 
 // describe prints the facts and the plan.
-func (i *installation) describe(w io.Writer) error {
-	if err := preflight.Describe(w, i.facts); err != nil || i.objects == nil {
-		return err
+func (i *installation) describe(w io.Writer) {
+	if preflight.Describe(w, i.facts); i.objects != nil {
+		_ = show.PrintLines(w, show.Tabbed(i.plan))
 	}
-	return show.PrintLines(w, show.Tabbed(i.plan))
 }
 
 func (i *installation) plan(t io.Writer) {
@@ -399,10 +396,8 @@ func definitionRef(objects []*unstructured.Unstructured) (apply.Ref, bool) {
 func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 	done, err := definitions.Apply(ctx, i.Client)
 	for _, d := range done {
-		if _, err := fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
-			d.Name, d.Action, show.Printable(d.Why)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
+			d.Name, d.Action, show.Printable(d.Why))
 	}
 	return err
 }

@@ -57,14 +57,10 @@ Exit code 0 when all is removed, or without --yes; 1 when the cluster cannot be 
 					return err
 				}
 				if r == nil {
-					if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: semaphore is not installed\n", c.Context); err != nil {
-						return err
-					}
+					fmt.Fprintf(cmd.OutOrStdout(), "%s: semaphore is not installed\n", c.Context)
 					continue
 				}
-				if err := r.print(cmd.OutOrStdout()); err != nil {
-					return err
-				}
+				r.print(cmd.OutOrStdout())
 				all = append(all, r)
 			}
 			if len(all) > 0 && !yes {
@@ -222,10 +218,8 @@ func (r *removal) closeThere(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(w, "the ServiceAccount for %[2]s still exists in %[1]s; with the kubeconfig of %[1]s:\n"+
-			"%[3]s", name, r.record.Values.Cluster, text); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "the ServiceAccount for %[2]s still exists in %[1]s; with the kubeconfig of %[1]s:\n"+
+			"%[3]s", name, r.record.Values.Cluster, text)
 	}
 	return nil
 }
@@ -256,12 +250,12 @@ func (r *removal) readNodes(ctx context.Context) error {
 	return nil
 }
 
-func (r *removal) print(w io.Writer) error {
+func (r *removal) print(w io.Writer) {
 	text := fmt.Sprintf("%s: to remove\n", r.Cluster.Context)
 	for _, line := range r.lines {
 		text += "  " + line + "\n"
 	}
-	return show.PrintLines(w, text)
+	_ = show.PrintLines(w, text)
 }
 
 // run removes everything. The parts are stopped first, so that they restore nothing; their objects are removed while
@@ -302,10 +296,8 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err := r.RemoveAll(ctx, apply.NamespaceRef(r.Cluster.Namespace)); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(w, "%s: removed, after %s\n", show.Printable(r.Cluster.Context),
-		time.Since(began).Round(100*time.Millisecond)); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s: removed, after %s\n", show.Printable(r.Cluster.Context),
+		time.Since(began).Round(100*time.Millisecond))
 	return r.closeThere(w)
 }
 

@@ -577,10 +577,8 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 			stays := s.remote != nil && linked(s.remote)
 			if stays {
 				s.remote, s.subnets = nil, false
-				if _, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context,
-					f.name); err != nil {
-					return err
-				}
+				fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context,
+					f.name)
 			}
 			if !stays || s.read {
 				all = append(all, s)
@@ -588,10 +586,8 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 			if l.yes {
 				continue
 			}
-			if _, err := fmt.Fprintf(w, "%s: may have the ServiceAccount %s/%s, and its rights\n", f.applier.Cluster.Context,
-				apply.ReaderNamespace, apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName()); err != nil {
-				return err
-			}
+			fmt.Fprintf(w, "%s: may have the ServiceAccount %s/%s, and its rights\n", f.applier.Cluster.Context,
+				apply.ReaderNamespace, apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName())
 		}
 	}
 	if err := l.leave(ctx, w, all); err != nil {

@@ -518,11 +518,9 @@ func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 		if !s.read {
 			continue
 		}
-		if _, err = fmt.Fprintf(w, "the ServiceAccount for %[1]s still exists in %[2]s; with a context of %[2]s:\n"+
+		fmt.Fprintf(w, "the ServiceAccount for %[1]s still exists in %[2]s; with a context of %[2]s:\n"+
 			"  %[3]s --agentless CONTEXT=%[2]s --yes\n", s.Cluster.Context, name,
-			fleet.CommandFor(s.Cluster, "unlink")); err != nil {
-			return err
-		}
+			fleet.CommandFor(s.Cluster, "unlink"))
 	}
 	return nil
 }
@@ -581,9 +579,7 @@ func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 		is := s.remote != nil || s.read || s.subnets
 		known = known || is
 		if !l.yes || !is {
-			if _, err := io.WriteString(w, s.String()); err != nil {
-				return err
-			}
+			io.WriteString(w, s.String())
 		} else if err := s.end(ctx, w); err != nil {
 			return err
 		}
@@ -610,9 +606,7 @@ func (s *share) end(ctx context.Context, w io.Writer) error {
 		if err := s.Of(ref).Delete(ctx, s.of, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: %s: %w", s.Cluster.Context, ref, err)
 		}
-		if _, err := fmt.Fprintf(w, "%s: %s deleted\n", s.Cluster.Context, ref); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: %s deleted\n", s.Cluster.Context, ref)
 	}
 	// After the RemoteCluster: until its slices are gone, the broker may have to write them.
 	if s.subnets {
@@ -620,10 +614,8 @@ func (s *share) end(ctx context.Context, w io.Writer) error {
 			return err
 		}
 		if s.remote == nil {
-			if _, err := fmt.Fprintf(w, "%s: pod subnets of %s removed from semaphore-subnets\n", s.Cluster.Context,
-				s.of); err != nil {
-				return err
-			}
+			fmt.Fprintf(w, "%s: pod subnets of %s removed from semaphore-subnets\n", s.Cluster.Context,
+				s.of)
 		}
 	}
 	return endReading(ctx, w, s.Applier, s.of)

@@ -83,22 +83,16 @@ func PrintPlanned(w io.Writer, clusters []Planned, output string) error {
 		return PrintValue(w, map[string]any{"clusters": clusters}, output)
 	}
 	for _, c := range clusters {
-		if _, err := fmt.Fprintf(w, "---\n# %s\n", Printable(c.Comment)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "---\n# %s\n", Printable(c.Comment))
 		for _, key := range slices.Sorted(maps.Keys(c.SubnetKeys)) {
-			if _, err := fmt.Fprintf(w, "# the ConfigMap semaphore-subnets also gets %s: %q\n", Printable(key),
-				c.SubnetKeys[key]); err != nil {
-				return err
-			}
+			fmt.Fprintf(w, "# the ConfigMap semaphore-subnets also gets %s: %q\n", Printable(key),
+				c.SubnetKeys[key])
 		}
 		text, err := YAML(c.Objects)
 		if err != nil {
 			return err
 		}
-		if _, err := w.Write(text); err != nil {
-			return err
-		}
+		w.Write(text)
 	}
 	return nil
 }

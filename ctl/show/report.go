@@ -41,9 +41,7 @@ func Report(w io.Writer, findings []Finding, output string) error {
 			if f.Level != finding.OK && f.Fix != "" && !again {
 				line += fmt.Sprintf("         to do (%s): %s\n", Printable(f.Side), Printable(f.Fix))
 			}
-			if _, err := io.WriteString(w, line); err != nil {
-				return err
-			}
+			io.WriteString(w, line)
 		}
 	}
 	says := Number(uint64(count[finding.Error]), "error", "errors") + ", " +

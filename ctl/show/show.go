@@ -2,7 +2,7 @@
 // exit code has one meaning. It has the output that verbs share: findings, tables, times, events, and their formats and
 // completions.
 //
-// It sends no request.
+// It sends no request. A verb need not look at the error of a write to its output: program.Main ends with the first.
 package show
 
 import (
@@ -118,13 +118,13 @@ func escaped(text string) string {
 }
 
 // PrintLines prints a text of several lines, each printable. It fails if w does.
-func PrintLines(w io.Writer, text string) error {
+func PrintLines(w io.Writer, text string) (err error) {
 	for line := range strings.Lines(text) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(Printable(line), " ")); err != nil {
-			return err
+		if err == nil {
+			_, err = fmt.Fprintln(w, strings.TrimRight(Printable(line), " "))
 		}
 	}
-	return nil
+	return err
 }
 
 // Printable keeps text from another cluster from controlling the terminal: it replaces control characters, and those

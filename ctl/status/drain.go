@@ -1,10 +1,8 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -82,19 +80,12 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 					if err != nil {
 						return err
 					}
-					if err := fleet.Heading(cmd.OutOrStdout(), access, p); err != nil {
-						return err
+					fleet.Heading(cmd.OutOrStdout(), access, p)
+					next := "nothing was changed: without --dry-run it is drained"
+					if !req.GetDryRun() {
+						next = "to use it again: " + fleet.Again(access, p, "undrain "+show.TargetName(req.Target))
 					}
-					if err := printDrained(cmd.OutOrStdout(), answer, req.GetDryRun()); err != nil {
-						return err
-					}
-					if req.GetDryRun() {
-						_, err = fmt.Fprintln(cmd.OutOrStdout(), "nothing was changed: without --dry-run it is drained")
-						return err
-					}
-					_, err = fmt.Fprintf(cmd.OutOrStdout(), "to use it again: %s\n",
-						fleet.Again(access, p, "undrain "+show.TargetName(req.Target)))
-					return err
+					return show.PrintLines(cmd.OutOrStdout(), drained(answer, req.GetDryRun())+next+"\n")
 				})
 			},
 		}
@@ -136,9 +127,7 @@ func Undrain(access *fleet.Access) *cobra.Command {
 					if _, err := p.Control().Undrain(ctx, &semaphorev1.UndrainRequest{Target: what}); err != nil {
 						return err
 					}
-					if err := fleet.Heading(cmd.OutOrStdout(), access, p); err != nil {
-						return err
-					}
+					fleet.Heading(cmd.OutOrStdout(), access, p)
 					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is no longer drained\nto see what still is: %s\n",
 						show.Printable(show.TargetName(what)), fleet.Again(access, p, "get drains"))
 					return err
@@ -153,7 +142,8 @@ func Undrain(access *fleet.Access) *cobra.Command {
 	return cmd
 }
 
-func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) error {
+// drained returns what an order to drain means.
+func drained(answer *semaphorev1.DrainResponse, dry bool) string {
 	d := answer.GetDrain()
 	does := "is drained"
 	if dry {
@@ -163,7 +153,7 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 	if d.GetUntil() != nil {
 		until = " until " + d.GetUntil().AsTime().Format(time.RFC3339)
 	}
-	var text bytes.Buffer
+	var text strings.Builder
 	fmt.Fprintf(&text, "%s %s%s: %s of %s not used here\n", show.TargetName(d.GetTarget()), does, until,
 		show.Number(d.GetEndpoints(), "ready endpoint", "ready endpoints"), show.Number(d.GetServices(), "service",
 			"services"))
@@ -173,5 +163,5 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 	for _, warning := range answer.GetWarnings() {
 		fmt.Fprintf(&text, "warning: %s\n", warning)
 	}
-	return show.PrintLines(w, text.String())
+	return text.String()
 }

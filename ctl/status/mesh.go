@@ -131,9 +131,7 @@ func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output s
 	if output == "wide" {
 		for _, f := range facts {
 			for _, s := range f.Parts {
-				if _, err := fmt.Fprintln(w); err != nil {
-					return err
-				}
+				fmt.Fprintln(w)
 				if err := statusTable(w, s); err != nil {
 					return err
 				}
@@ -223,9 +221,7 @@ func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 		if line = show.Printable(line); i == 0 {
 			line = show.Paint(w, colour, line)
 		}
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, line)
 	}
 	return show.PrintLines(w, meshText(m, most, output == "wide"))
 }

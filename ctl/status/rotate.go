@@ -93,15 +93,11 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 			ordered++
 			first = cmp.Or(first, n.GetNode())
 		}
-		if _, err := fmt.Fprintf(w, "%s: %s\n", show.Printable(n.GetNode()), line); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: %s\n", show.Printable(n.GetNode()), line)
 	}
 	if ordered > 0 {
-		if _, err := fmt.Fprintf(w, "to see the result: %s\n", fleet.Again(access, parts[0],
-			"trace --history node/"+first)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "to see the result: %s\n", fleet.Again(access, parts[0],
+			"trace --history node/"+first))
 	}
 	switch {
 	case asked == 0:

@@ -154,9 +154,7 @@ func printAnswers(w io.Writer, answers []*semaphorev1.GetStatusResponse, output 
 	for i, s := range answers {
 		if i > 0 {
 			separator := map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output]
-			if _, err := io.WriteString(w, separator); err != nil {
-				return err
-			}
+			io.WriteString(w, separator)
 		}
 		if err := printStatus(w, s, output); err != nil {
 			return err
@@ -181,9 +179,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(s.GetFindings()) > 0 {
 		colour = show.Red
 	}
-	if _, err := fmt.Fprintln(w, show.Paint(w, colour, show.Printable(who+": "+finding.Summary(s)))); err != nil {
-		return err
-	}
+	fmt.Fprintln(w, show.Paint(w, colour, show.Printable(who+": "+finding.Summary(s))))
 	var text strings.Builder
 	fmt.Fprintf(&text, "version %s, up %s%s\n", s.GetSoftwareVersion(), show.Since(s, s.GetStartedAt()), role(s))
 	text.WriteString(show.Tabbed(func(t io.Writer) { writeTables(t, s) }))

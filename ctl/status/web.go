@@ -49,10 +49,8 @@ func (p *page) show(ctx context.Context, w io.Writer, c *fleet.Cluster) error {
 				"broker's configuration (docs/picture.md): %w", c.Context, pods[0].Namespace, pods[0].Name, p.port, p.port,
 				errors.Join(err, said.Err()))
 		}
-		if _, err := fmt.Fprintf(w, "%s shows the mesh as the broker of %s sees it; Ctrl-C ends this\n", url,
-			show.Printable(c.Context)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s shows the mesh as the broker of %s sees it; Ctrl-C ends this\n", url,
+			show.Printable(c.Context))
 		if p.open {
 			return browse(ctx, url)
 		}

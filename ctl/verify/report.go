@@ -74,10 +74,8 @@ func (r *Report) Print(w io.Writer, output string) error {
 	if r.Well() {
 		colour = show.Green
 	}
-	if _, err := fmt.Fprintf(w, "%s\n%d passed, %d failed, %d unchecked, in %.1f s\n\n",
-		show.Paint(w, colour, show.Printable(r.Verdict)), r.Passed, r.Failed, r.Unchecked, r.Seconds); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s\n%d passed, %d failed, %d unchecked, in %.1f s\n\n",
+		show.Paint(w, colour, show.Printable(r.Verdict)), r.Passed, r.Failed, r.Unchecked, r.Seconds)
 	var text strings.Builder
 	text.WriteString(show.Tabbed(r.table))
 	first := true

@@ -544,9 +544,7 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 		if len(names) > 0 {
 			said = "removed " + strings.Join(names, ", ")
 		}
-		if _, err := fmt.Fprintf(w, "%s: %s\n", c.Context, show.Printable(said)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: %s\n", c.Context, show.Printable(said))
 	}
 	return nil
 }

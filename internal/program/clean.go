@@ -2,6 +2,7 @@ package program
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"os"
 	"sync"
@@ -17,6 +18,8 @@ type Clean struct {
 	mu  sync.Mutex
 	// rest is the beginning of a character, or of a sequence, whose end the next call writes.
 	rest []byte
+	// failed is the first failure, which ends in the exit code of the program: no caller has to look at each write.
+	failed error
 }
 
 func NewClean(f *os.File) *Clean { return &Clean{raw: f} }
@@ -38,21 +41,23 @@ func (c *Clean) Write(p []byte) (int, error) {
 	text, rest := cleaned(append(c.rest, p...))
 	c.rest = bytes.Clone(rest)
 	if _, err := c.raw.Write(text); err != nil {
+		c.failed = cmp.Or(c.failed, err)
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// Close writes a space for an incomplete character, and fails if that does. It does not close the file.
+// Close writes a space for an incomplete character. It fails if any write did, with the first failure. It does not
+// close the file.
 func (c *Clean) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.rest) == 0 {
-		return nil
+	if len(c.rest) > 0 {
+		c.rest = nil
+		_, err := io.WriteString(c.raw, " ")
+		c.failed = cmp.Or(c.failed, err)
 	}
-	c.rest = nil
-	_, err := io.WriteString(c.raw, " ")
-	return err
+	return c.failed
 }
 
 // cleaned returns text without control characters, and the bytes at its end that more bytes may complete.

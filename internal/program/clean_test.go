@@ -1,8 +1,10 @@
 package program
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -44,5 +46,17 @@ func TestClean(t *testing.T) {
 			}
 			f.Close()
 		}
+	}
+}
+
+// TestCleanFails: the first failure to write is the error of the program, although nobody looks at that of the write.
+func TestCleanFails(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	testkit.Must(t, err)
+	defer full.Close()
+	c := NewClean(full)
+	_, _ = c.Write([]byte("all is well"))
+	if err := c.Close(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("got %v, want that of the write", err)
 	}
 }

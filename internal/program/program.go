@@ -143,7 +143,9 @@ func Main(cmd *cobra.Command) {
 	cmd.SetErr(problems)
 	err := cmd.ExecuteContext(ctx)
 	stop()
-	_ = out.Close()
+	if failed := out.Close(); err == nil {
+		err = failed
+	}
 	if err == nil {
 		return
 	}
