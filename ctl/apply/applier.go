@@ -33,8 +33,9 @@ func (a *Applier) ApplyTyped(ctx context.Context, typed any) error {
 	return err
 }
 
-// poll is the interval at which the state that a command waits for is read.
-const poll = time.Second
+// poll is the interval at which the state that a command waits for is read, and quiet how long it does not say so: most
+// is done at once.
+const poll, quiet = 300 * time.Millisecond, time.Second
 
 // Applier writes objects to one cluster, and reports on progress the reasons why it waits.
 type Applier struct {
@@ -117,12 +118,12 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	return unchanged, nil
 }
 
-// Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist is no
-// error.
+// Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist, or a
+// namespace that is being deleted, is no error.
 func (a *Applier) Remove(ctx context.Context, r Ref) error {
 	foreground := metav1.DeletePropagationForeground
 	err := a.Of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, r, err)
 	}
 	return nil
@@ -175,7 +176,7 @@ func (a *Applier) Until(ctx context.Context, what string, ask func() (left strin
 		case left == "":
 			return nil
 		case left != said:
-			if time.Since(began) >= poll { // most are done at once
+			if time.Since(began) >= quiet {
 				a.Say("waiting for %s: %s", what, left)
 			}
 			said = left
@@ -221,7 +222,7 @@ func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) strin
 	all, _ := fleet.List[corev1.Pod](ctx, a.Cluster.Objects, fleet.PodsGVR, of.GetNamespace(),
 		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})})
 	for i := range all {
-		if why := stuck(&all[i]); why != "" {
+		if why := Stuck(&all[i]); why != "" {
 			return why
 		}
 	}

@@ -33,7 +33,7 @@ func TestGoneNamesFinalizers(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := New(c, io.Discard)
-		ctx, cancel := context.WithTimeout(t.Context(), poll/2)
+		ctx, cancel := context.WithTimeout(t.Context(), quiet)
 		err = a.Gone(ctx, Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Namespace: "sys",
 			Name: "x"})
 		if err == nil || !strings.HasSuffix(err.Error(), want) {

@@ -55,8 +55,8 @@ func Unready(o *unstructured.Unstructured) (string, error) {
 	return "", nil
 }
 
-// stuck returns why a pod does not run, such as an image that cannot be pulled; empty if its status gives no reason.
-func stuck(pod *corev1.Pod) string {
+// Stuck returns why a pod does not run, such as an image that cannot be pulled; empty if its status gives no reason.
+func Stuck(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
 			return "pod " + pod.Name + ": " + c.Message
@@ -69,7 +69,7 @@ func stuck(pod *corev1.Pod) string {
 			return fmt.Sprintf("pod %s: %s: %s ended with code %d: kubectl -n %s logs --previous %s", pod.Name, w.Reason,
 				c.Name, last.ExitCode, pod.Namespace, pod.Name)
 		case strings.Contains(w.Reason, "Image"): // ErrImagePull, ImagePullBackOff, ErrImageNeverPull, InvalidImageName
-			return fmt.Sprintf("pod %s: %s: %s; let node %s pull %s, or install with another --image", pod.Name, w.Reason,
+			return fmt.Sprintf("pod %s: %s: %s; let node %s pull %s, or give another --image", pod.Name, w.Reason,
 				w.Message, pod.Spec.NodeName, c.Image)
 		default:
 			return fmt.Sprintf("pod %s: %s: %s", pod.Name, w.Reason, w.Message)

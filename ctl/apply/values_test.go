@@ -270,7 +270,7 @@ func TestStuck(t *testing.T) {
 	crashed := waits("CrashLoopBackOff", "back-off")
 	crashed.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2}
 	first := corev1.PodStatus{InitContainerStatuses: waits("ErrImageNeverPull", "never").ContainerStatuses}
-	pull := "; let node n1 pull example.org/image:v2, or install with another --image"
+	pull := "; let node n1 pull example.org/image:v2, or give another --image"
 	for want, status := range map[string]corev1.PodStatus{
 		"": waits("ContainerCreating", ""),
 		"pod p: ImagePullBackOff: unknown" + pull:                   waits("ImagePullBackOff", "unknown"),
@@ -281,7 +281,7 @@ func TestStuck(t *testing.T) {
 			Status: corev1.ConditionFalse, Message: "no node has room"}}},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{NodeName: "n1"}, Status: status}
-		if got := stuck(pod); got != want && (want == "" || !strings.HasPrefix(got, want)) {
+		if got := Stuck(pod); got != want && (want == "" || !strings.HasPrefix(got, want)) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

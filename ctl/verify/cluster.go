@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -29,6 +31,7 @@ import (
 
 type verified struct {
 	*fleet.Cluster
+	*apply.Applier
 	number int
 	name   string
 	broker *fleet.Part
@@ -55,8 +58,8 @@ func (c *verified) readConfig(ctx context.Context, configMap string) (p fleet.Pa
 }
 
 // openVerified reads the properties of a cluster on which the checks depend.
-func openVerified(ctx context.Context, c *fleet.Cluster) (_ *verified, err error) {
-	out := &verified{Cluster: c, pods: map[string]Pod{}}
+func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (_ *verified, err error) {
+	out := &verified{Cluster: c, Applier: apply.New(c, progress), pods: map[string]Pod{}}
 	if out.broker, err = c.Part(ctx, fleet.Broker, ""); err != nil {
 		return nil, err
 	}
@@ -113,42 +116,39 @@ func (c *verified) create(ctx context.Context, namespace, image string) error {
 	return nil
 }
 
-func (c *verified) createOne(ctx context.Context, object any) error {
-	u, err := asUnstructured(object)
+// createOne makes an object. A pod is refused until a controller has created the namespace's ServiceAccount.
+func (c *verified) createOne(ctx context.Context, typed any) error {
+	object, err := fleet.Object(typed)
 	if err != nil {
 		return err
 	}
-	of := map[string]schema.GroupVersionResource{"Namespace": fleet.NamespacesGVR, "Pod": fleet.PodsGVR,
-		"Service": fleet.ServicesGVR}[u.GetKind()]
-	resource := c.Objects.Client.Resource(of).Namespace(u.GetNamespace())
-	for began := time.Now(); ; {
-		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
-		// A pod is refused until a controller has created the namespace's ServiceAccount.
-		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount \"default\" not found") &&
-			time.Since(began) < 10*time.Second {
-			if err := kube.Sleep(ctx, 200*time.Millisecond); err != nil {
-				return err
-			}
-			continue
+	delete(object.Object, "status")
+	ref := apply.RefOf(object)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return c.Until(ctx, ref.String(), func() (string, error) {
+		_, err := c.Of(ref).Create(ctx, object, metav1.CreateOptions{})
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount \"default\" not found") {
+			return err.Error(), nil
 		}
 		if err != nil {
-			return fmt.Errorf("%s: create %s %s: %w", c.Context, strings.ToLower(u.GetKind()), u.GetName(), err)
+			err = fmt.Errorf("%s: create %s: %w", c.Context, ref, err)
 		}
-		return nil
-	}
+		return "", err
+	})
 }
 
 // awaitPods waits until the pods run, and reports where.
 func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
-	for began := time.Now(); ; {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	return c.Until(ctx, "the pods of "+namespace, func() (string, error) {
 		all, err := fleet.List[corev1.Pod](ctx, c.Objects, fleet.PodsGVR, namespace, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
 		var waiting []string
-		for _, p := range all {
-			if why := notRunning(&p); why != "" {
-				waiting = append(waiting, "pod "+p.Name+": "+why)
+		for i := range all {
+			p := &all[i]
+			if !isReady(p) {
+				waiting = append(waiting, cmp.Or(apply.Stuck(p), "pod "+p.Name+": "+string(p.Status.Phase)))
 				continue
 			}
 			pod := Pod{Name: p.Name, Node: p.Spec.NodeName}
@@ -159,37 +159,14 @@ func (c *verified) awaitPods(ctx context.Context, namespace string, within time.
 			}
 			c.pods[p.Name] = pod
 		}
-		if len(waiting) == 0 && len(c.pods) == 3 {
-			return nil
-		}
-		if time.Since(began) > within {
-			return fmt.Errorf("%s: after %s %s", c.Context, within, strings.Join(waiting, "; "))
-		}
-		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
-			return err
-		}
-	}
+		return strings.Join(waiting, "; "), err
+	})
 }
 
-// notRunning returns why a pod does not run yet; empty if it does.
-func notRunning(p *corev1.Pod) string {
-	for _, s := range p.Status.ContainerStatuses {
-		switch {
-		case s.State.Waiting != nil:
-			return strings.TrimSuffix(s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
-		case s.State.Terminated != nil:
-			return "it ended: " + s.State.Terminated.Reason + " " + s.State.Terminated.Message
-		}
-	}
-	for _, condition := range p.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return condition.Message
-		}
-		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && len(p.Status.PodIPs) > 0 {
-			return ""
-		}
-	}
-	return string(p.Status.Phase)
+func isReady(p *corev1.Pod) bool {
+	return len(p.Status.PodIPs) > 0 && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // ask makes a pod ask. An error means that the pod could not be made to.
@@ -297,43 +274,20 @@ func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.P
 	return fleet.ReceiveSets(ctx, c.broker, request)
 }
 
-// removeNamespace deletes a namespace, and waits until it no longer exists.
-func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
-	resource := c.Objects.Client.Resource(fleet.NamespacesGVR)
-	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
-		!apierrors.IsConflict(err) {
-		return fmt.Errorf("delete namespace %s: %w", namespace, err)
-	}
-	for {
-		_, err := resource.Get(ctx, namespace, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if sleepErr := kube.Sleep(ctx, 300*time.Millisecond); sleepErr != nil {
-			if err == nil {
-				err = sleepErr
-			}
-			return fmt.Errorf("namespace %s is still there: %w", namespace, err)
-		}
-	}
-}
-
 // awaitNothing waits until the broker has neither Services nor sets of the namespace.
 func (c *verified) awaitNothing(ctx context.Context, namespace string) error {
-	for {
+	return c.Until(ctx, "the broker to remove what it has of "+namespace, func() (string, error) {
 		services, err := c.mirrors(ctx, namespace)
 		if err != nil {
-			return err
+			return "", err
 		}
 		sets, err := c.sets(ctx, namespace)
 		if err != nil {
-			return fmt.Errorf("%s: %s", c.broker.Where, grpcstatus.Convert(err).Message())
+			return "", fmt.Errorf("%s: %s", c.broker.Where, grpcstatus.Convert(err).Message())
 		}
 		if len(services)+len(sets) == 0 {
-			return nil
+			return "", nil
 		}
-		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
-			return fmt.Errorf("the broker still has %d Services and %d sets of it", len(services), len(sets))
-		}
-	}
+		return fmt.Sprintf("it still has %d Services and %d sets of it", len(services), len(sets)), nil
+	})
 }

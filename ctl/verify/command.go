@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,6 +63,12 @@ func (p *progress) say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fmt.Fprintf(p.w, "%5.1fs  %s\n", time.Since(p.began).Seconds(), show.Printable(fmt.Sprintf(format, args...)))
+}
+
+// Write says lines.
+func (p *progress) Write(lines []byte) (int, error) {
+	p.say("%s", strings.TrimSpace(string(lines)))
+	return len(lines), nil
 }
 
 // removeWithin bounds the removal, however the checks ended.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -87,7 +88,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	for _, p := range pods.Items {
 		must(t, clients.CoreV1().Pods(namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 	}
-	must(t, own.removeNamespace(t.Context(), namespace))
+	must(t, own.RemoveAll(t.Context(), apply.NamespaceRef(namespace)))
 	left, err := clients.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: labelVerify})
 	must(t, err)
 	if len(left.Items) > 0 {
@@ -131,7 +132,7 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verified{Cluster: c, calico: calico.GroupVersion, pods: map[string]Pod{}}, nil
+	return &verified{Cluster: c, Applier: apply.New(c, io.Discard), calico: calico.GroupVersion, pods: map[string]Pod{}}, nil
 }
 
 // verifyRole returns the role in docs/install.md.
@@ -208,24 +209,19 @@ func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 	})
 }
 
-// TestNotRunning: the reason why a pod does not run comes from its kubelet or the scheduler.
-func TestNotRunning(t *testing.T) {
+// TestIsReady: a pod is asked once it is ready and has an IP.
+func TestIsReady(t *testing.T) {
 	ready := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
-	for want, status := range map[string]corev1.PodStatus{
-		"": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}, PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}},
-			ContainerStatuses: []corev1.ContainerStatus{
-				{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
-		"Running": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}}, // it has no IP yet
-		"Pending": {Phase: corev1.PodPending},
-		"0/3 nodes are available": {Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled,
-			Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}},
-		"ErrImagePull: no such host": {ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
-			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such host"}}}}},
-		"it ended: Error exec format": {ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
-			Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "exec format"}}}}},
+	for _, test := range []struct {
+		want   bool
+		status corev1.PodStatus
+	}{
+		{true, corev1.PodStatus{Conditions: []corev1.PodCondition{ready}, PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}}}},
+		{false, corev1.PodStatus{Conditions: []corev1.PodCondition{ready}}},
+		{false, corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}}}},
 	} {
-		if got := notRunning(&corev1.Pod{Status: status}); got != want {
-			t.Errorf("%q, want %q", got, want)
+		if got := isReady(&corev1.Pod{Status: test.status}); got != test.want {
+			t.Errorf("%+v: %t", test.status, got)
 		}
 	}
 }

@@ -13,8 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
-
-	"github.com/kube-semaphore/semaphore/ctl/fleet"
 )
 
 // Objects that verify creates in each cluster. All of it is in one namespace, and is deleted with it.
@@ -135,14 +133,4 @@ func verifyPolicyObject(calico schema.GroupVersion, namespace string,
 		"spec": map[string]any{"order": int64(100), "selector": fmt.Sprintf("%s == '%s'", labelVerify, verifyServer),
 			"types": []any{"Ingress"}, "ingress": rules},
 	}}
-}
-
-// asUnstructured converts an object for the dynamic client.
-func asUnstructured(object any) (*unstructured.Unstructured, error) {
-	out, err := fleet.Object(object)
-	if err != nil {
-		return nil, err
-	}
-	delete(out.Object, "status")
-	return out, nil
 }

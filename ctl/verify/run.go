@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -94,7 +95,9 @@ func (v *verifier) open(ctx context.Context) error {
 		return err
 	}
 	var failed []error
-	v.clusters, failed = fleet.All(clusters, func(c *fleet.Cluster) (*verified, error) { return openVerified(ctx, c) })
+	v.clusters, failed = fleet.All(clusters, func(c *fleet.Cluster) (*verified, error) {
+		return openVerified(ctx, c, v.progress)
+	})
 	if err := errors.Join(failed...); err != nil {
 		return err
 	}
@@ -449,9 +452,8 @@ func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
 			}
 		}
 		policy := verifyPolicyObject(w.to.calico, v.namespace, w.to.brokerConfig.Domains(), others)
-		policies := w.to.Objects.Client.Resource(w.to.calico.WithResource("networkpolicies")).Namespace(v.namespace)
-		if _, err := policies.Create(ctx, policy, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("%s: create Calico's NetworkPolicy: %w", w.to.Context, err)
+		if err := w.to.createOne(ctx, policy); err != nil {
+			return err
 		}
 	}
 	for _, w := range checked {
@@ -493,25 +495,11 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c Check) (Check, err
 func (v *verifier) remove(ctx context.Context) []Check {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin) // also after an interruption
 	defer cancel()
-	out := make([]Check, len(v.clusters))
-	failed := make([]error, len(v.clusters))
 	began := time.Now()
-	each := func(do func(*verified) error) {
-		var g errgroup.Group
-		for i, c := range v.clusters {
-			g.Go(func() error {
-				failed[i] = errors.Join(failed[i], do(c))
-				return nil
-			})
-		}
-		_ = g.Wait() // none returns an error
-	}
-	each(func(c *verified) error { return c.removeNamespace(ctx, v.namespace) })
-	each(func(c *verified) error { return c.awaitNothing(ctx, v.namespace) })
-	for i, c := range v.clusters {
-		out[i] = JudgeCleanup(Check{From: c.name, Name: Cleanup,
-			Seconds: time.Since(began).Seconds()}, v.namespace, failed[i])
-	}
+	out, _ := fleet.All(v.clusters, func(c *verified) (Check, error) {
+		left := errors.Join(c.RemoveAll(ctx, apply.NamespaceRef(v.namespace)), c.awaitNothing(ctx, v.namespace))
+		return JudgeCleanup(Check{From: c.name, Name: Cleanup, Seconds: time.Since(began).Seconds()}, v.namespace, left), nil
+	})
 	return out
 }
 
@@ -529,15 +517,14 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		one := &verified{Cluster: c}
 		said := "nothing of the check is left"
 		var names []string
 		for _, n := range all {
 			if !strings.HasPrefix(n.Name, namespacePrefix) {
 				continue // not one of verify
 			}
-			if err := one.removeNamespace(ctx, n.Name); err != nil {
-				return fmt.Errorf("%s: %w", c.Context, err)
+			if err := apply.New(c, v.progress).RemoveAll(ctx, apply.NamespaceRef(n.Name)); err != nil {
+				return err
 			}
 			names = append(names, n.Name)
 		}
