@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -84,13 +85,39 @@ const (
 
 // ServerSideApply writes an object as semaphorectl's field manager; force takes over fields that others own. It fails
 // if the apiserver refuses, or others own a field and force is not set.
-func ServerSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any,
-	force bool) (*unstructured.Unstructured, error) {
+func ServerSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any, force bool,
+	dryRun ...string) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(object)
 	if err != nil {
 		return nil, err
 	}
-	return in.Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+	return in.Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: FieldManager, Force: &force,
+		DryRun: dryRun})
+}
+
+// SetData sets keys of a ConfigMap, and removes those that are nil; those of others stay. Without a version it makes
+// a ConfigMap that does not exist, unless there is nothing to set. It fails if the apiserver refuses, or has another
+// version.
+func SetData(ctx context.Context, in dynamic.ResourceInterface, ref Ref, data map[string]any, version string,
+	dryRun ...string) error {
+	patch := map[string]any{"data": data}
+	if version != "" {
+		patch["metadata"] = map[string]any{"resourceVersion": version}
+	}
+	text, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	_, err = in.Patch(ctx, ref.Name, types.MergePatchType, text,
+		metav1.PatchOptions{FieldManager: FieldManager, DryRun: dryRun})
+	maps.DeleteFunc(data, func(_ string, value any) bool { return value == nil })
+	if !apierrors.IsNotFound(err) || version != "" || len(data) == 0 {
+		return err
+	}
+	_, err = in.Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": ref.Name, "namespace": ref.Namespace}, "data": data}},
+		metav1.CreateOptions{FieldManager: FieldManager, DryRun: dryRun})
+	return err
 }
 
 // Apply writes one object by server-side apply. It fails if others own a field that it sets, unless Force is set, and
@@ -116,6 +143,23 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 		return Changed, nil
 	}
 	return unchanged, nil
+}
+
+// ApplyAll writes objects in their order, and waits until those with pods are ready. It fails as Apply and Ready do.
+func (a *Applier) ApplyAll(ctx context.Context, all []*unstructured.Unstructured) error {
+	for _, o := range all {
+		if _, err := a.Apply(ctx, o); err != nil {
+			return err
+		}
+	}
+	for _, o := range all {
+		if Runs(o.GetKind()) {
+			if err := a.Ready(ctx, RefOf(o)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist, or a

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
@@ -17,11 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
@@ -400,13 +396,7 @@ func dryRun(dry bool) []string {
 }
 
 func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructured, dry bool) error {
-	data, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	_, err = p.remotes.Patch(ctx, object.GetName(), types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
-	if err != nil {
+	if _, err := apply.ServerSideApply(ctx, p.remotes, object.GetName(), object, false, dryRun(dry)...); err != nil {
 		return fmt.Errorf("%s: RemoteCluster %s: %w", p.Cluster.Context, object.GetName(), err)
 	}
 	return nil
@@ -414,20 +404,9 @@ func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructur
 
 // trust writes the roots of a cluster to the ConfigMap of bundles, and keeps those of others.
 func (p *Store) trust(ctx context.Context, name string, bundle []byte, dry bool) error {
-	patch, err := json.Marshal(map[string]any{"data": map[string]string{name + ".pem": string(bundle)}})
-	if err != nil {
-		return err
-	}
-	_, err = p.configMaps.Patch(ctx, identity.BundlesConfigMap, types.MergePatchType, patch,
-		metav1.PatchOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
-	if apierrors.IsNotFound(err) {
-		_, err = p.configMaps.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": corev1.SchemeGroupVersion.String(), "kind": "ConfigMap",
-			"metadata": map[string]any{"name": identity.BundlesConfigMap, "namespace": p.Cluster.Namespace},
-			"data":     map[string]any{name + ".pem": string(bundle)},
-		}}, metav1.CreateOptions{FieldManager: apply.FieldManager, DryRun: dryRun(dry)})
-	}
-	if err != nil {
+	ref := apply.ConfigMapRef(p.Cluster.Namespace, identity.BundlesConfigMap)
+	if err := apply.SetData(ctx, p.configMaps, ref, map[string]any{name + ".pem": string(bundle)}, "",
+		dryRun(dry)...); err != nil {
 		return fmt.Errorf("%s: %w", p.Cluster.Context, err)
 	}
 	return nil

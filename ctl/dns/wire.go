@@ -125,29 +125,15 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err e
 	}
 	where := apply.ConfigMapRef(fleet.System, fleet.CoreDNS)
 	value := any(coredns.WithSection(d.corefile, blocks))
-	key := "Corefile"
+	key, version := "Corefile", d.version
 	if d.file != "" {
-		where, key, value = apply.ConfigMapRef(fleet.System, d.custom), d.file, blocks
+		version, where, key, value = "", apply.ConfigMapRef(fleet.System, d.custom), d.file, blocks
 		if blocks == "" {
 			value = nil
 		}
 	}
-	object := map[string]any{"data": map[string]any{key: value}}
-	if d.file == "" {
-		object["metadata"] = map[string]any{"resourceVersion": d.version}
-	}
-	patch, err := json.Marshal(object)
-	if err != nil {
-		return "", err
-	}
-	options := metav1.PatchOptions{FieldManager: apply.FieldManager}
-	_, err = d.Of(where).Patch(ctx, where.Name, types.MergePatchType, patch, options)
-	if apierrors.IsNotFound(err) && blocks != "" {
-		_, err = d.Of(where).Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1",
-			"kind": "ConfigMap", "metadata": map[string]any{"name": where.Name, "namespace": where.Namespace},
-			"data": map[string]any{key: blocks}}}, metav1.CreateOptions{FieldManager: apply.FieldManager})
-	}
-	if err != nil && !(apierrors.IsNotFound(err) && blocks == "") {
+	if err := apply.SetData(ctx, d.Of(where), where, map[string]any{key: value}, version); err != nil &&
+		!(apierrors.IsNotFound(err) && blocks == "") {
 		return "", fmt.Errorf("%s: %s: %w", d.Cluster.Context, where, err)
 	}
 	return "wrote", d.restart(ctx, blocks)

@@ -30,6 +30,12 @@ func All[In, Out any](of []In, do func(In) (Out, error)) ([]Out, []error) {
 	return out, failed
 }
 
+// AllOf is All for what has to be done with each of them. It fails with all errors.
+func AllOf[In, Out any](of []In, do func(In) (Out, error)) ([]Out, error) {
+	out, failed := All(of, do)
+	return out, errors.Join(failed...)
+}
+
 // Status asks a part for its status, and closes the connection. It fails with the message of the part if that does not
 // answer within timeout.
 func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {

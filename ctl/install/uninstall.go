@@ -323,20 +323,7 @@ func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructure
 	if err := r.RemoveAll(ctx, r.Workload("Job", "semaphore-cleanup")); err != nil {
 		return err
 	}
-	for _, o := range cleanup {
-		if _, err := r.Apply(ctx, o); err != nil {
-			return err
-		}
-	}
-	for _, o := range cleanup {
-		if !apply.Runs(o.GetKind()) {
-			continue
-		}
-		if err := r.Ready(ctx, apply.RefOf(o)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.ApplyAll(ctx, cleanup)
 }
 
 // unannotate removes annotations of a node; a node that no longer exists has none.

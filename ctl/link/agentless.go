@@ -116,18 +116,12 @@ func (f *foreignCluster) reach(cfg *rest.Config) error {
 }
 
 func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
-	clusters, err := l.access.Clusters()
+	out, err := l.given(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var out []*linkedCluster
-	for _, c := range clusters {
-		p, err := l.party(ctx, c)
-		if err != nil {
-			return nil, err
-		}
+	for _, p := range out {
 		p.applier.Force = true
-		out = append(out, p)
 	}
 	return out, nil
 }
@@ -307,20 +301,9 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err := p.pki.PinSubnets(ctx, x.Name, x.Pods, false); err != nil {
 		return err
 	}
-	if _, err := p.applier.Apply(ctx, remote); err != nil {
+	objects[0] = remote
+	if err := p.applier.ApplyAll(ctx, objects); err != nil {
 		return err
-	}
-	for _, o := range objects[1:] {
-		if _, err := p.applier.Apply(ctx, o); err != nil {
-			return err
-		}
-	}
-	for _, o := range objects {
-		if apply.Runs(o.GetKind()) {
-			if err := p.applier.Ready(ctx, apply.RefOf(o)); err != nil {
-				return err
-			}
-		}
 	}
 	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
 		f.name, preflight.Subnets{Prefixes: x.Pods}, what.Namespace(), clear)
@@ -396,10 +379,8 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range objects {
-		if _, err := f.applier.Apply(ctx, o); err != nil {
-			return nil, err
-		}
+	if err := f.applier.ApplyAll(ctx, objects); err != nil {
+		return nil, err
 	}
 	out := map[string][]byte{}
 	secret := apply.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),

@@ -181,17 +181,10 @@ Exit code 0 when it is done, or without --yes; 1 when a cluster cannot be asked,
 // parties returns the selected clusters, and which of them are linked: those of --context with each other, or each of
 // them with all others that have semaphore.
 func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]*linkedCluster, err error) {
-	given, err := l.access.Clusters()
-	if err != nil {
+	if all, err = l.given(ctx); err != nil {
 		return nil, nil, err
 	}
-	for _, c := range given {
-		p, err := l.party(ctx, c)
-		if err != nil {
-			return nil, nil, err
-		}
-		all = append(all, p)
-	}
+	given := len(all)
 	if l.withAll {
 		if all, err = l.others(ctx, all); err != nil {
 			return nil, nil, err
@@ -202,7 +195,7 @@ func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]
 			if a.Name == b.Name {
 				return nil, nil, fmt.Errorf("%s and %s: both are named %q", a.facts.Context, b.facts.Context, a.Name)
 			}
-			if !l.withAll || i < len(given) != (i+1+j < len(given)) {
+			if !l.withAll || i < given != (i+1+j < given) {
 				pairs = append(pairs, [2]*linkedCluster{a, b})
 			}
 		}
@@ -211,6 +204,15 @@ func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]
 		return nil, nil, errors.New("--context: give two or more clusters, or --with-all")
 	}
 	return all, pairs, nil
+}
+
+// given asks the clusters of --context.
+func (l *linker) given(ctx context.Context) ([]*linkedCluster, error) {
+	clusters, err := l.access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	return fleet.AllOf(clusters, func(c *fleet.Cluster) (*linkedCluster, error) { return l.party(ctx, c) })
 }
 
 // others adds the clusters of the kubeconfig that have semaphore. A cluster that cannot be reached is an error: the
@@ -486,13 +488,11 @@ func (l *linker) unlink(ctx context.Context, w io.Writer) error {
 		}
 		return show.Report(w, found, "table")
 	}
-	var all []*share
-	for _, x := range gets {
-		s, err := shareOf(ctx, to[x].applier, x.Name)
-		if err != nil {
-			return err
-		}
-		all = append(all, s)
+	all, err := fleet.AllOf(gets, func(x *certs.Introduction) (*share, error) {
+		return shareOf(ctx, to[x].applier, x.Name)
+	})
+	if err != nil {
+		return err
 	}
 	return l.leave(ctx, w, all)
 }
@@ -503,13 +503,11 @@ func (l *linker) forget(ctx context.Context, w io.Writer, name string) error {
 	if err != nil {
 		return err
 	}
-	var all []*share
-	for _, c := range clusters {
-		s, err := shareOf(ctx, apply.New(c, l.progress), name)
-		if err != nil {
-			return err
-		}
-		all = append(all, s)
+	all, err := fleet.AllOf(clusters, func(c *fleet.Cluster) (*share, error) {
+		return shareOf(ctx, apply.New(c, l.progress), name)
+	})
+	if err != nil {
+		return err
 	}
 	if err := l.leave(ctx, w, all); err != nil {
 		return err

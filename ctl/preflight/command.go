@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -38,8 +37,7 @@ func SurveyAll(ctx context.Context, access *fleet.Access) ([]*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, failed := fleet.All(clusters, func(c *fleet.Cluster) (*Cluster, error) { return Survey(ctx, c) })
-	return found, errors.Join(failed...)
+	return fleet.AllOf(clusters, func(c *fleet.Cluster) (*Cluster, error) { return Survey(ctx, c) })
 }
 
 func printPreflight(w io.Writer, clusters []*Cluster, output string) error {

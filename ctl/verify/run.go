@@ -94,11 +94,9 @@ func (v *verifier) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var failed []error
-	v.clusters, failed = fleet.All(clusters, func(c *fleet.Cluster) (*verified, error) {
+	if v.clusters, err = fleet.AllOf(clusters, func(c *fleet.Cluster) (*verified, error) {
 		return openVerified(ctx, c, v.progress)
-	})
-	if err := errors.Join(failed...); err != nil {
+	}); err != nil {
 		return err
 	}
 	for i, c := range v.clusters {
