@@ -3,14 +3,12 @@ package ctl
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -88,15 +86,6 @@ error: the exit code is 2 then.`,
 	return cmd
 }
 
-func prefixesOf(all []v1alpha1.Subnet) (out []netip.Prefix) {
-	for _, s := range all {
-		if p, err := netip.ParsePrefix(string(s)); err == nil { // another one is reported as such
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
 // printMigration prints objects as they are applied: without fields that only a cluster sets.
 func printMigration(cmd *cobra.Command, m *remotes.Migration) error {
 	objects, notes, missing := m.Objects()
@@ -118,7 +107,9 @@ func printMigration(cmd *cobra.Command, m *remotes.Migration) error {
 		}
 	}
 	for _, o := range objects {
-		for _, why := range preflight.Unusual(prefixesOf(o.Spec.PodSubnets), prefixesOf(o.Spec.NodeSubnets)) {
+		pods, _ := preflight.Prefixes(o.Spec.PodSubnets) // another text is reported as such
+		nodes, _ := preflight.Prefixes(o.Spec.NodeSubnets)
+		for _, why := range preflight.Unusual(pods, nodes) {
 			notes = append(notes, o.Name+": "+why+": make sure that they are its own")
 		}
 	}

@@ -58,12 +58,12 @@ func subnetsOf(flag string, all map[string]string, context string) (out []netip.
 	if !ok {
 		return nil, nil
 	}
-	for one := range strings.SplitSeq(text, "+") {
-		p, err := netip.ParsePrefix(one)
-		if err != nil || p != p.Masked() {
-			return nil, fmt.Errorf("--%s %s=%s: %q is no network, such as 10.2.0.0/16", flag, context, text, one)
-		}
-		out = append(out, p)
+	out, err = preflight.Prefixes(strings.Split(text, "+"))
+	if i := slices.IndexFunc(out, func(p netip.Prefix) bool { return p != p.Masked() }); err == nil && i >= 0 {
+		err = fmt.Errorf("%q is no network, but %s", out[i], out[i].Masked())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--%s %s=%s: %w", flag, context, text, err)
 	}
 	return out, nil
 }
@@ -176,18 +176,11 @@ func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 				k.addresses = append(k.addresses, string(other))
 			}
 		}
-		for _, field := range []struct {
-			name string
-			of   []v1alpha1.Subnet
-			to   *[]netip.Prefix
-		}{{"podSubnets", r.Spec.PodSubnets, &k.Pods}, {"nodeSubnets", r.Spec.NodeSubnets, &k.Nodes}} {
-			for _, text := range field.of {
-				prefix, err := netip.ParsePrefix(string(text))
-				if err != nil {
-					return nil, fmt.Errorf("%s: RemoteCluster %s: spec.%s: %w", p.Cluster.Context, k.Name, field.name, err)
-				}
-				*field.to = append(*field.to, prefix)
-			}
+		if k.Pods, err = preflight.Prefixes(r.Spec.PodSubnets); err != nil {
+			return nil, fmt.Errorf("%s: RemoteCluster %s: spec.podSubnets: %w", p.Cluster.Context, k.Name, err)
+		}
+		if k.Nodes, err = preflight.Prefixes(r.Spec.NodeSubnets); err != nil {
+			return nil, fmt.Errorf("%s: RemoteCluster %s: spec.nodeSubnets: %w", p.Cluster.Context, k.Name, err)
 		}
 		out[k.Name] = k
 	}

@@ -108,14 +108,9 @@ func (p *prefixesFlag) String() string { return preflight.Subnets{Prefixes: *p}.
 func (p *prefixesFlag) Type() string { return "CIDRs" }
 
 func (p *prefixesFlag) Set(text string) error {
-	for one := range strings.SplitSeq(text, ",") {
-		prefix, err := netip.ParsePrefix(strings.TrimSpace(one))
-		if err != nil {
-			return fmt.Errorf("%q is no network, such as 10.1.0.0/16", one)
-		}
-		*p = append(*p, prefix)
-	}
-	return nil
+	all, err := preflight.Prefixes(strings.Split(text, ","))
+	*p = append(*p, all...)
+	return err
 }
 
 // flagOf is the flag of a wish; most have its name.

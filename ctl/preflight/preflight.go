@@ -8,9 +8,10 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -28,6 +29,19 @@ type Subnets struct {
 // String returns a text such as "10.1.0.0/16 fd00:1::/48".
 func (s Subnets) String() string {
 	return strings.Join(show.Texts(s.Prefixes), " ")
+}
+
+// Prefixes returns the networks among texts, without white space around them. It fails, beside them, for the first that
+// is none.
+func Prefixes[T ~string](texts []T) (out []netip.Prefix, err error) {
+	for _, text := range texts {
+		if p, bad := netip.ParsePrefix(strings.TrimSpace(string(text))); bad == nil {
+			out = append(out, p)
+		} else if err == nil {
+			err = fmt.Errorf("%q is no network, such as 10.1.0.0/16", text)
+		}
+	}
+	return out, err
 }
 
 // Node is a node of a cluster, as its object describes it.
@@ -115,7 +129,7 @@ func (c *Cluster) Name() string {
 func (c *Cluster) OldKernels() []string {
 	var out []string
 	for _, n := range c.Nodes {
-		if !hasWireGuard(n.Kernel) {
+		if olderThan("5.6", n.Kernel) { // which comes with WireGuard
 			out = append(out, n.Name+" ("+n.Kernel+")")
 		}
 	}
@@ -184,7 +198,7 @@ func one(cluster *Cluster) []show.Finding {
 
 // apiserver judges the version, the rights, the unread objects, and the clock.
 func (c *judged) apiserver() {
-	if minor, ok := minorOf(c.Version); ok && minor < 30 {
+	if olderThan("1.30", c.Version) {
 		c.add(finding.KubernetesOld, "Kubernetes", "upgrade to 1.30 or later",
 			"it is %s, and admission policies by CEL are of 1.30", c.Version)
 	}
@@ -416,28 +430,11 @@ func shortened(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// minorOf returns the second number of a version such as v1.33.2+k3s1.
-func minorOf(version string) (int, bool) {
-	m := regexp.MustCompile(`^v?1\.(\d+)`).FindStringSubmatch(version)
-	if m == nil {
-		return 0, false
-	}
-	n, err := strconv.Atoi(m[1])
-	return n, err == nil
-}
-
-var kernelVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
-
-// hasWireGuard reports whether a kernel of that version has WireGuard built in; it assumes so for a version that it
-// cannot parse.
-func hasWireGuard(kernel string) bool {
-	m := kernelVersion.FindStringSubmatch(kernel)
-	if m == nil {
-		return true
-	}
-	major, _ := strconv.Atoi(m[1])
-	minor, _ := strconv.Atoi(m[2])
-	return major > 5 || major == 5 && minor >= 6
+// olderThan reports whether a version of Kubernetes or of a kernel, such as v1.33.2+k3s1 or 5.4.0-42-generic, is older
+// than another; not for one that it cannot parse.
+func olderThan(least, text string) bool {
+	v, err := version.ParseGeneric(text)
+	return err == nil && v.LessThan(version.MustParseGeneric(least))
 }
 
 // Cover returns few networks that contain all addresses, each of at least 256 or 2^64 addresses, because nodes come and

@@ -130,11 +130,7 @@ func (s *surveyor) readNodes(ctx context.Context) {
 				node.InternalIPs = append(node.InternalIPs, ip)
 			}
 		}
-		for _, text := range n.Spec.PodCIDRs {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				node.PodCIDRs = append(node.PodCIDRs, p)
-			}
-		}
+		node.PodCIDRs, _ = Prefixes(n.Spec.PodCIDRs)
 		node.Calls = callsOf(n.Annotations)
 		all = append(all, node.InternalIPs...)
 		s.out.Nodes = append(s.out.Nodes, node)
@@ -288,10 +284,9 @@ func (s *surveyor) readPodSubnets() {
 
 func parsed(list, from string) Subnets {
 	out := Subnets{From: from}
-	for text := range strings.SplitSeq(list, ",") {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
-			out.Prefixes = append(out.Prefixes, p.Masked())
-		}
+	out.Prefixes, _ = Prefixes(strings.Split(list, ",")) // what another one means is not known
+	for i, p := range out.Prefixes {
+		out.Prefixes[i] = p.Masked()
 	}
 	return out
 }
