@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
@@ -102,7 +103,7 @@ func printMigration(cmd *cobra.Command, m *remotes.Migration) error {
 		}
 	}
 	say := func(line string) {
-		for _, one := range show.Wrap(show.Printable(line), "  ", show.LineWidth) {
+		for _, one := range finding.Wrap(show.Printable(line), "  ", show.LineWidth) {
 			fmt.Fprintln(cmd.ErrOrStderr(), one)
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
@@ -304,7 +305,7 @@ func (x *Introduction) describe(w io.Writer) {
 		default:
 			is += " (instead of " + was + ")"
 		}
-		for _, line := range show.Wrap(show.Printable(fmt.Sprintf("  %-7s %s", what, is)), "          ", show.LineWidth) {
+		for _, line := range finding.Wrap(show.Printable(fmt.Sprintf("  %-7s %s", what, is)), "          ", show.LineWidth) {
 			fmt.Fprintln(w, line)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
@@ -235,7 +236,7 @@ func (p *Store) create(ctx context.Context, w io.Writer, name string, v identity
 		line = fmt.Sprintf("%s: nothing made: all of it is in namespace %s already", p.Cluster.Context, p.Cluster.Namespace)
 	}
 	_, err = fmt.Fprintf(w, "%s\nnext: %s --context PEER, once PEER has an authority too\n",
-		strings.Join(show.Wrap(line, "  ", show.LineWidth), "\n"), fleet.CommandFor(p.Cluster, "pki exchange"))
+		strings.Join(finding.Wrap(line, "  ", show.LineWidth), "\n"), fleet.CommandFor(p.Cluster, "pki exchange"))
 	return err
 }
 

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf16"
-	"unicode/utf8"
 
 	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -140,21 +139,3 @@ func Printable(s string) string {
 
 // LineWidth is the maximum width of a line for a person, in columns.
 const LineWidth = 100
-
-// Wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word
-// that is longer is broken.
-func Wrap(line, indent string, most int) (lines []string) {
-	for utf8.RuneCountInString(line) > most {
-		runes := []rune(line)
-		at := most
-		for i := most; i > most/2; i-- {
-			if runes[i] == ' ' {
-				at = i
-				break
-			}
-		}
-		lines = append(lines, strings.TrimRight(string(runes[:at]), " "))
-		line = indent + strings.TrimLeft(string(runes[at:]), " ")
-	}
-	return append(lines, line)
-}

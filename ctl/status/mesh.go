@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -217,7 +218,7 @@ func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 	if !m.Well {
 		colour = show.Red
 	}
-	for i, line := range show.Wrap(m.Verdict, "  ", most) {
+	for i, line := range finding.Wrap(m.Verdict, "  ", most) {
 		if line = show.Printable(line); i == 0 {
 			line = show.Paint(w, colour, line)
 		}
@@ -264,7 +265,7 @@ func meshText(m *mesh.Mesh, most int, wide bool) string {
 	if len(m.Notes) > 0 {
 		out.WriteString("\nNOTES\n")
 		for _, note := range m.Notes {
-			for _, line := range show.Wrap("  "+note, "    ", most) {
+			for _, line := range finding.Wrap("  "+note, "    ", most) {
 				out.WriteString(line + "\n")
 			}
 		}
@@ -352,7 +353,7 @@ func Findings(out *strings.Builder, m *mesh.Mesh, most int) {
 			where = ""
 		}
 		for _, line := range show.FindingLines(is, where) {
-			for _, part := range show.Wrap(line, "             ", most) {
+			for _, part := range finding.Wrap(line, "             ", most) {
 				out.WriteString(part + "\n")
 			}
 		}

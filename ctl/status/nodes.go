@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -53,7 +54,7 @@ func printNodes(w io.Writer, s *semaphorev1.GetStatusResponse, output string) er
 		problems := slices.Clone(n.GetProblems())
 		slices.Sort(problems)
 		for _, p := range problems {
-			fmt.Fprintln(&text, strings.Join(show.Wrap(show.Printable(n.GetNode()+": "+p), "  ", show.LineWidth), "\n"))
+			fmt.Fprintln(&text, strings.Join(finding.Wrap(show.Printable(n.GetNode()+": "+p), "  ", show.LineWidth), "\n"))
 		}
 	}
 	return show.PrintLines(w, strings.TrimLeft(text.String(), "\n"))

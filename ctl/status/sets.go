@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -117,7 +118,7 @@ func printSets(w io.Writer, found *fleet.BrokerSets, output string, pods bool) e
 		for _, s := range found.Sets {
 			state := show.SetState(s)
 			if state != show.AsDesired {
-				wrong = append(wrong, show.Wrap(show.SetName(s)+": "+state, "  ", show.LineWidth)...)
+				wrong = append(wrong, finding.Wrap(show.SetName(s)+": "+state, "  ", show.LineWidth)...)
 				state = "see below"
 			}
 			objects := objectsOf(s)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -240,24 +241,9 @@ func writeTraffic(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	show.Section(w, "TRAFFIC OF SERVICE\tOUT/S\tIN/S\tOUT\tIN\tCONNECTIONS\tNODES", s.GetServiceTraffic(),
 		int(s.GetServiceTrafficTotal()), func(t *semaphorev1.ServiceTrafficStatus) string {
 			return fmt.Sprintf("%s/%s\t%s\t%s\t%s\t%s\t%d\t%d", t.GetNamespace(), t.GetService(),
-				scaled(t.GetSentPerSecond()), scaled(t.GetReceivedPerSecond()), scaled(t.GetSentBytes()),
-				scaled(t.GetReceivedBytes()), t.GetConnections(), t.GetNodes())
+				mesh.Bytes(t.GetSentPerSecond()), mesh.Bytes(t.GetReceivedPerSecond()), mesh.Bytes(t.GetSentBytes()),
+				mesh.Bytes(t.GetReceivedBytes()), t.GetConnections(), t.GetNodes())
 		})
-}
-
-// scaled is a number of bytes for people.
-func scaled(n uint64) string {
-	value := float64(n)
-	for _, unit := range []string{"B", "kB", "MB", "GB", "TB"} {
-		switch {
-		case value < 1000 && unit == "B":
-			return fmt.Sprintf("%d B", n)
-		case value < 1000:
-			return fmt.Sprintf("%.1f %s", value, unit)
-		}
-		value /= 1000
-	}
-	return fmt.Sprintf("%.1f PB", value)
 }
 
 // writeFindings prints each finding with its evidence, who can act, and a command.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Cluster is a verified cluster, with the objects that verify created in it.
@@ -88,7 +89,7 @@ func (r *Report) Print(w io.Writer, output string) error {
 			first = false
 		}
 		line := fmt.Sprintf("  %s: %s (%s)", c.Code, show.Printable(c.Fix), c.Code.Anchor())
-		fmt.Fprintln(&text, strings.Join(show.Wrap(line, "    ", show.LineWidth), "\n"))
+		fmt.Fprintln(&text, strings.Join(finding.Wrap(line, "    ", show.LineWidth), "\n"))
 	}
 	return show.PrintLines(w, text.String())
 }
@@ -104,7 +105,7 @@ func (r *Report) table(t io.Writer) {
 		if c.Code != "" {
 			detail = string(c.Code) + ": " + detail
 		}
-		lines := show.Wrap(show.Printable(detail), "", detailWidth)
+		lines := finding.Wrap(show.Printable(detail), "", detailWidth)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, show.Dash(c.To), c.Name, c.Result, took, lines[0])
 		for _, more := range lines[1:] {
 			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)

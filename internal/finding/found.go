@@ -88,6 +88,24 @@ func (f Finding) On(node string) Finding {
 	return f
 }
 
+// Wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word
+// that is longer is broken.
+func Wrap(line, indent string, most int) (lines []string) {
+	for utf8.RuneCountInString(line) > most {
+		runes := []rune(line)
+		at := most
+		for i := most; i > most/2; i-- {
+			if runes[i] == ' ' {
+				at = i
+				break
+			}
+		}
+		lines = append(lines, strings.TrimRight(string(runes[:at]), " "))
+		line = indent + strings.TrimLeft(string(runes[at:]), " ")
+	}
+	return append(lines, line)
+}
+
 // Clean makes a printable line of a text of any origin. Characters that control a terminal, or change the direction of
 // text (Unicode's categories other than L, M, N, P, S and the space), become spaces, and a long text is cut.
 func Clean(text string) string { return CleanTo(text, maxEvidence+len(cutMark)) }

@@ -290,8 +290,11 @@ func trafficOf(m *Mesh) map[[2]string]uint64 {
 }
 
 // perSecond formats a number of bytes per second, as the broker's page does.
-func perSecond(bytes uint64) string {
-	n, units := float64(bytes), []string{"B/s", "kB/s", "MB/s", "GB/s"}
+func perSecond(bytes uint64) string { return Bytes(bytes) + "/s" }
+
+// Bytes is a number of bytes for people.
+func Bytes(bytes uint64) string {
+	n, units := float64(bytes), []string{"B", "kB", "MB", "GB", "TB", "PB"}
 	i := 0
 	for ; n >= 1000 && i < len(units)-1; i++ {
 		n /= 1000

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // The sizes of an SVG, in its own units.
@@ -48,7 +50,7 @@ type drawing struct {
 func (p *Picture) SVG() string {
 	places, width, height := p.layout()
 	lines := p.lines()
-	titles := broken(p.Verdict, int(width-2*margin)/9)
+	titles := finding.Wrap(p.Verdict, "", int(width-2*margin)/9)
 	d := &drawing{Picture: p, places: places, top: float64(2*margin + lineHeight*len(titles))}
 	total := d.top + height + float64(margin+lineHeight*len(lines))
 
@@ -192,28 +194,6 @@ func (p *Picture) hub() int {
 		}
 	}
 	return -1
-}
-
-// broken are the lines of a text, broken between words where possible.
-func broken(s string, most int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(s) {
-		for len([]rune(word)) > most {
-			if line != "" {
-				lines, line = append(lines, line), ""
-			}
-			lines, word = append(lines, string([]rune(word)[:most])), string([]rune(word)[most:])
-		}
-		switch {
-		case line == "":
-			line = word
-		case len([]rune(line))+1+len([]rune(word)) > most:
-			lines, line = append(lines, line), word
-		default:
-			line += " " + word
-		}
-	}
-	return append(lines, line)
 }
 
 func escapeXML(s string) string {
