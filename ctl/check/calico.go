@@ -1,8 +1,6 @@
 package check
 
 import (
-	"fmt"
-
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -27,29 +25,27 @@ type Calico struct {
 func judgeCalico(c Calico) []show.Finding {
 	switch {
 	case c.Forbidden:
-		return []show.Finding{{Code: finding.CalicoNotRead, Subject: "Calico's pools and IPAM", Evidence: c.Err.Error()}}
+		return []show.Finding{show.Found(finding.CalicoNotRead, "", "Calico's pools and IPAM", "", "%v", c.Err)}
 	case c.Err != nil:
-		return []show.Finding{{Code: finding.CalicoUnreadable, Subject: "Calico's pools and IPAM", Side: "here",
-			Evidence: c.Err.Error(),
-			Fix:      "give --kubeconfig of a user who may read ippools and ipamconfigs"}}
+		return []show.Finding{show.Found(finding.CalicoUnreadable, "here", "Calico's pools and IPAM",
+			"give --kubeconfig of a user who may read ippools and ipamconfigs", "%v", c.Err)}
 	}
 	var all []show.Finding
 	for _, r := range c.Remotes {
 		all = append(all, preflight.JudgePools(c.Pools, c.PoolResource, "", r)...)
 	}
 	if len(all) == 0 && len(c.Remotes) > 0 {
-		all = append(all, show.Finding{Code: finding.PoolsHarmless, Subject: "IPPools",
-			Evidence: fmt.Sprintf("none of %d gives out or announces IPs of remote pods", len(c.Pools))})
+		all = append(all, show.Found(finding.PoolsHarmless, "", "IPPools", "",
+			"none of %d gives out or announces IPs of remote pods", len(c.Pools)))
 	}
 	switch {
 	case c.IPAM.Blocks && c.IPAM.Strict:
-		all = append(all, show.Finding{Code: finding.AffinityStrict, Subject: "Calico's IPAM",
-			Evidence: "nodes take IPs of their own blocks only"})
+		all = append(all, show.Found(finding.AffinityStrict, "", "Calico's IPAM", "",
+			"nodes take IPs of their own blocks only"))
 	case c.IPAM.Blocks:
-		all = append(all, show.Finding{Code: finding.AffinityNotStrict, Subject: "Calico's IPAM", Side: "here",
-			Fix: c.IPAM.BeStrict(""),
-			Evidence: "strictAffinity is not set: a node whose blocks are full takes single IPs of another node's block, and " +
-				"pods with these reach no remote cluster, nor are they reached"})
+		all = append(all, show.Found(finding.AffinityNotStrict, "here", "Calico's IPAM", c.IPAM.BeStrict(""),
+			"strictAffinity is not set: a node whose blocks are full takes single IPs of another node's block, and "+
+				"pods with these reach no remote cluster, nor are they reached"))
 	}
 	return all
 }

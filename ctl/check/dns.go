@@ -40,20 +40,18 @@ type DNS struct {
 // themselves, so that no finding here prevents the connection of clusters.
 func judgeDNS(d DNS) []show.Finding {
 	if d.Unreachable != "" {
-		return []show.Finding{{Code: finding.CoreDNSNotRead, Subject: d.Where,
-			Evidence: "no cluster is reachable from here: " + d.Unreachable}}
+		return []show.Finding{show.Found(finding.CoreDNSNotRead, "", d.Where, "",
+			"no cluster is reachable from here: %s", d.Unreachable)}
 	}
 	if d.Err != nil {
-		return []show.Finding{{Code: finding.CoreDNSUnreadable, Subject: d.Where, Side: "here", Evidence: d.Err.Error(),
-			Fix: "name the ConfigMap with --coredns NAMESPACE/NAME, or give --coredns none where another DNS " +
-				"serves the cluster"}}
+		return []show.Finding{show.Found(finding.CoreDNSUnreadable, "here", d.Where, "name the ConfigMap with --coredns "+
+			"NAMESPACE/NAME, or give --coredns none where another DNS serves the cluster", "%v", d.Err)}
 	}
 	var all []show.Finding
 	want, left := coredns.Served(d.Want)
 	for _, text := range left {
 		why, fix, _ := strings.Cut(text, "; ")
-		all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: d.Where, Side: "here",
-			Evidence: "there can be " + why, Fix: fix})
+		all = append(all, show.Found(finding.CoreDNSBlockMissing, "here", d.Where, fix, "there can be %s", why))
 	}
 	faults := map[string]coredns.Fault{}
 	for _, f := range coredns.Compare(d.Corefile, want) {
@@ -66,29 +64,29 @@ func judgeDNS(d DNS) []show.Finding {
 		case !wrong:
 			right = append(right, b.Zone())
 		case f.Missing:
-			all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: d.Where, Side: "here",
-				Evidence: missing(d.Corefile, b), Fix: d.Print + ", and add what it prints"})
+			all = append(all, show.Found(finding.CoreDNSBlockMissing, "here", d.Where, d.Print+", and add what it prints",
+				"%s", missing(d.Corefile, b)))
 		default:
-			all = append(all, show.Finding{Code: finding.CoreDNSBlockDiffers, Subject: d.Where, Side: "here",
-				Evidence: fmt.Sprintf("its server block %s lacks the line %q, by which names become those of mirrors in %s",
-					b.Zone(), f.Line, b.MirrorNamespace),
-				Fix: d.Print + ", and put what it prints in its place"})
+			all = append(all, show.Found(finding.CoreDNSBlockDiffers, "here", d.Where,
+				d.Print+", and put what it prints in its place",
+				"its server block %s lacks the line %q, by which names become those of mirrors in %s", b.Zone(), f.Line,
+				b.MirrorNamespace))
 		}
 	}
 	if d.Wired && len(want) > 0 && len(right) == 0 && !slices.ContainsFunc(want, func(b coredns.Block) bool {
 		return !faults[b.Cluster].Missing
 	}) {
-		return []show.Finding{{Code: finding.CoreDNSLost, Subject: d.Where, Side: "here",
-			Evidence: "semaphorectl put server blocks there, and all of them are gone: no name of a remote Service " +
-				"resolves", Fix: "semaphorectl install --dns, which has the broker restore them, too; or link --dns"}}
+		return []show.Finding{show.Found(finding.CoreDNSLost, "here", d.Where,
+			"semaphorectl install --dns, which has the broker restore them, too; or link --dns", "semaphorectl put server "+
+				"blocks there, and all of them are gone: no name of a remote Service resolves")}
 	}
 	if d.MarkErr != nil && !errors.Is(d.MarkErr, d.Err) {
-		all = append(all, show.Finding{Code: finding.CoreDNSNotRead, Subject: d.Where,
-			Evidence: "whether semaphorectl put blocks there: " + d.MarkErr.Error()})
+		all = append(all, show.Found(finding.CoreDNSNotRead, "", d.Where, "", "whether semaphorectl put blocks there: %v",
+			d.MarkErr))
 	}
 	if len(right) > 0 {
-		all = append(all, show.Finding{Code: finding.CoreDNSComplete, Subject: d.Where,
-			Evidence: "it has the server blocks of " + strings.Join(right, ", ")})
+		all = append(all, show.Found(finding.CoreDNSComplete, "", d.Where, "", "it has the server blocks of %s",
+			strings.Join(right, ", ")))
 	}
 	return append(all, judgeCache(d, want)...)
 }
@@ -97,8 +95,8 @@ func judgeDNS(d DNS) []show.Finding {
 func judgeCache(d DNS, want []coredns.Block) []show.Finding {
 	const where = "ConfigMap " + fleet.System + "/" + fleet.NodeLocal
 	if d.CacheErr != nil {
-		return []show.Finding{{Code: finding.CoreDNSNotRead, Subject: where,
-			Evidence: "whether NodeLocal DNSCache asks CoreDNS for names of remotes: " + d.CacheErr.Error()}}
+		return []show.Finding{show.Found(finding.CoreDNSNotRead, "", where, "",
+			"whether NodeLocal DNSCache asks CoreDNS for names of remotes: %v", d.CacheErr)}
 	}
 	if d.Cache == "" {
 		return nil
@@ -106,9 +104,9 @@ func judgeCache(d DNS, want []coredns.Block) []show.Finding {
 	var all []show.Finding
 	for _, f := range coredns.Compare(d.Cache, want) {
 		if f.Missing {
-			all = append(all, show.Finding{Code: finding.CoreDNSBlockMissing, Subject: where, Side: "here",
-				Evidence: missing(d.Cache, f.Block),
-				Fix:      "add a server block that forwards it to CoreDNS: docs/services.md, names in the DNS"})
+			all = append(all, show.Found(finding.CoreDNSBlockMissing, "here", where,
+				"add a server block that forwards it to CoreDNS: docs/services.md, names in the DNS", "%s",
+				missing(d.Cache, f.Block)))
 		}
 	}
 	return all

@@ -52,21 +52,13 @@ func Judge(f Facts) []show.Finding {
 	if f.PolicyKeys != nil {
 		all = append(all, judgePolicyKeys(*f.PolicyKeys)...)
 	}
-	return graded(append(all, judgeClock(f, all)...))
-}
-
-func graded(all []show.Finding) []show.Finding {
-	for i := range all {
-		all[i].Level = all[i].Code.Level()
-	}
-	return all
+	return append(all, judgeClock(f, all)...)
 }
 
 // judgeConfig judges a configuration file: one finding for each fault.
 func judgeConfig(c Config) []show.Finding {
 	if c.Err == nil {
-		return []show.Finding{{Code: finding.ConfigValid, Subject: c.File,
-			Evidence: "the configuration " + c.Of + " is valid"}}
+		return []show.Finding{show.Found(finding.ConfigValid, "", c.File, "", "the configuration %s is valid", c.Of)}
 	}
 	wrong := []error{c.Err}
 	if several, ok := c.Err.(interface{ Unwrap() []error }); ok {
@@ -74,14 +66,13 @@ func judgeConfig(c Config) []show.Finding {
 	}
 	var all []show.Finding
 	for _, err := range wrong {
-		f := show.Finding{Code: finding.ConfigInvalid, Subject: c.File, Evidence: err.Error(), Side: "here",
-			Fix: "correct the key that it names; docs/configuration.md has them all"}
+		fix := "correct the key that it names; docs/configuration.md has them all"
 		if strings.HasPrefix(err.Error(), `cluster: ""`) {
-			f.Fix = "name the cluster in the file, or by --cluster where an overlay adds it"
+			fix = "name the cluster in the file, or by --cluster where an overlay adds it"
 		} else if strings.HasPrefix(err.Error(), "spec.") {
-			f.Fix = "correct the field that it names; docs/remotes.md has them all"
+			fix = "correct the field that it names; docs/remotes.md has them all"
 		}
-		all = append(all, f)
+		all = append(all, show.Found(finding.ConfigInvalid, "here", c.File, fix, "%v", err))
 	}
 	return all
 }
@@ -99,13 +90,13 @@ func judgeClock(f Facts, found []show.Finding) []show.Finding {
 		return nil
 	}
 	now := f.Now.UTC().Format(layout)
-	clock := show.Finding{Code: finding.ClockSynchronised, Subject: "this machine's clock",
-		Evidence: fmt.Sprintf("it says %s, and the kernel considers it synchronised: check the other side's", now)}
-	if !f.ClockSynced {
-		clock.Code, clock.Side, clock.Fix = finding.ClockNotSynchronised, "here", "timedatectl set-ntp true"
-		clock.Evidence = fmt.Sprintf("it says %s, and the kernel does not consider it synchronised with any time server", now)
+	const subject = "this machine's clock"
+	if f.ClockSynced {
+		return []show.Finding{show.Found(finding.ClockSynchronised, "", subject, "",
+			"it says %s, and the kernel considers it synchronised: check the other side's", now)}
 	}
-	return []show.Finding{clock}
+	return []show.Finding{show.Found(finding.ClockNotSynchronised, "here", subject, "timedatectl set-ntp true",
+		"it says %s, and the kernel does not consider it synchronised with any time server", now)}
 }
 
 func judgeBundle(b Bundle, now time.Time) []show.Finding {
@@ -113,8 +104,7 @@ func judgeBundle(b Bundle, now time.Time) []show.Finding {
 		"--peer-bundle %s=%s.pem | kubectl apply -f -",
 		b.Cluster, b.Cluster, b.Cluster, b.Cluster)
 	bad := func(code finding.Code, format string, args ...any) []show.Finding {
-		return []show.Finding{{Code: code, Subject: b.File, Evidence: fmt.Sprintf(format, args...), Side: "here",
-			Fix: fetch}}
+		return []show.Finding{show.Found(code, "here", b.File, fetch, format, args...)}
 	}
 	switch {
 	case b.Missing:
@@ -129,13 +119,12 @@ func judgeBundle(b Bundle, now time.Time) []show.Finding {
 	for _, root := range b.Roots {
 		name := fmt.Sprintf("root %s of %s", Fingerprint(root), b.Cluster)
 		if len(root.URIs) == 1 && root.URIs[0].Host != b.Cluster {
-			all = append(all, show.Finding{Code: finding.BundleOfAnotherCluster, Subject: b.File, Side: "here", Fix: fetch,
-				Evidence: fmt.Sprintf("a root in it is that of %q", root.URIs[0].Host)})
+			all = append(all, bad(finding.BundleOfAnotherCluster, "a root in it is that of %q", root.URIs[0].Host)...)
 			continue
 		}
 		if !root.IsCA {
-			all = append(all, show.Finding{Code: finding.RootIsNoAuthority, Subject: b.File, Side: b.Cluster, Fix: fetch,
-				Evidence: fmt.Sprintf("%s is no certificate of an authority: nothing that it signed is trusted", name)})
+			all = append(all, show.Found(finding.RootIsNoAuthority, b.Cluster, b.File, fetch,
+				"%s is no certificate of an authority: nothing that it signed is trusted", name))
 			continue
 		}
 		all = append(all, judgeTime(finding.Root, name, root, now, b.Cluster, "semaphorectl pki rotate-ca --dir DIR"))
@@ -145,21 +134,20 @@ func judgeBundle(b Bundle, now time.Time) []show.Finding {
 
 func judgeTime(kind finding.Validity, subject string, cert *x509.Certificate, now time.Time, side,
 	renew string) show.Finding {
-	f := show.Finding{Code: kind.Good, Subject: subject, Evidence: fmt.Sprintf("valid until %s, %s from now",
-		cert.NotAfter.UTC().Format(layout), days(cert.NotAfter.Sub(now)))}
 	err := identity.CheckValidity(cert, now)
 	life, left := cert.NotAfter.Sub(cert.NotBefore), cert.NotAfter.Sub(now)
+	until := fmt.Sprintf("valid until %s, %s from now", cert.NotAfter.UTC().Format(layout), days(left))
 	switch {
 	case err != nil && now.Before(cert.NotBefore):
 		// Issuers backdate certificates, so that the fault is a clock and not the certificate.
-		f.Code, f.Evidence = kind.NotYet, err.Error()
-		f.Side, f.Fix = "the side whose clock is wrong", "timedatectl status, on both sides"
+		return show.Found(kind.NotYet, "the side whose clock is wrong", subject, "timedatectl status, on both sides", "%v",
+			err)
 	case err != nil:
-		f.Code, f.Evidence, f.Side, f.Fix = kind.Expired, err.Error(), side, renew
+		return show.Found(kind.Expired, side, subject, renew, "%v", err)
 	case left < soon(life):
-		f.Code, f.Side, f.Fix = kind.ExpiresSoon, side, renew
+		return show.Found(kind.ExpiresSoon, side, subject, renew, "%s", until)
 	}
-	return f
+	return show.Found(kind.Good, "", subject, "", "%s", until)
 }
 
 // soon is when the end of a certificate is worth a warning: automatic renewal happens at a third of the life or
@@ -176,7 +164,7 @@ func days(d time.Duration) string {
 // judgeOwn judges the certificate that a part shows to others.
 func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding {
 	bad := func(code finding.Code, subject, fix, format string, args ...any) show.Finding {
-		return show.Finding{Code: code, Subject: subject, Evidence: fmt.Sprintf(format, args...), Side: "here", Fix: fix}
+		return show.Found(code, "here", subject, fix, format, args...)
 	}
 	if own.CertErr != nil {
 		return []show.Finding{bad(finding.CertificateUnreadable, own.CertFile, own.Fix, "%v", own.CertErr)}
@@ -196,9 +184,8 @@ func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding 
 		all = append(all, bad(finding.KeyUnusable, own.KeyFile, own.Fix, "%v", own.KeyErr))
 	}
 	if own.KeyOpen {
-		all = append(all, show.Finding{Code: finding.KeyOpen, Subject: own.KeyFile, Side: "here", Fix: "chmod 600 " +
-			own.KeyFile,
-			Evidence: "everyone on this machine may read it"})
+		all = append(all, bad(finding.KeyOpen, own.KeyFile, "chmod 600 "+own.KeyFile,
+			"everyone on this machine may read it"))
 	}
 	all = append(all, judgeTime(finding.Certificate, id.String(), cert, now, "here", own.Fix))
 	b, known := bundles[identity.ClusterOf(id)]
@@ -245,8 +232,7 @@ func judgeDialled(d Dialled, bundles map[string]Bundle, now time.Time) []show.Fi
 		from = "here"
 	}
 	bad := func(code finding.Code, side, fix, format string, args ...any) []show.Finding {
-		return []show.Finding{{Code: code, Subject: d.Address, Evidence: fmt.Sprintf(format, args...), Side: side,
-			Fix: fix}}
+		return []show.Finding{show.Found(code, side, d.Address, fix, format, args...)}
 	}
 	service := fmt.Sprintf("semaphorectl status --context %[1]s; kubectl --context %[1]s -n semaphore get "+
 		"service,endpointslice,pods", there)
@@ -271,10 +257,7 @@ func judgeDialled(d Dialled, bundles map[string]Bundle, now time.Time) []show.Fi
 			"it speaks %s at most, so that it is no part of semaphore (which wants TLS 1.3)", tls.VersionName(d.Version))
 	}
 	all = append(all, judgePeer(d, bundles, there, now)...)
-	if f, ok := judgeAnswer(d, there, from); ok {
-		all = append(all, f)
-	}
-	return all
+	return append(all, judgeAnswer(d, there, from))
 }
 
 func isTimeout(err error) bool {
@@ -283,46 +266,43 @@ func isTimeout(err error) bool {
 }
 
 func judgeHandshake(d Dialled, there, service string) []show.Finding {
-	f := show.Finding{Subject: d.Address, Side: there, Fix: service}
+	bad := func(code finding.Code, format string, args ...any) []show.Finding {
+		return []show.Finding{show.Found(code, there, d.Address, service, format, args...)}
+	}
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(d.HandshakeErr, &record):
-		f.Code, f.Evidence = finding.NotTLS,
-			fmt.Sprintf("something answers that does not speak TLS: another service has this port (%v)", d.HandshakeErr)
+		return bad(finding.NotTLS, "something answers that does not speak TLS: another service has this port (%v)",
+			d.HandshakeErr)
 	case isTimeout(d.HandshakeErr):
-		f.Code, f.Evidence = finding.TLSSilent, "the port is open and nothing answers TLS: a load balancer without a pod "+
-			"behind it, or a service that waits for its caller to speak first"
+		return bad(finding.TLSSilent, "the port is open and nothing answers TLS: a load balancer without a pod "+
+			"behind it, or a service that waits for its caller to speak first")
 	case errors.Is(d.HandshakeErr, io.EOF), errors.Is(d.HandshakeErr, syscall.ECONNRESET):
-		f.Code, f.Evidence = finding.TLSCut,
-			fmt.Sprintf("the connection is cut before TLS is agreed on: a load balancer without a pod behind it, or a "+
-				"firewall (%v)", d.HandshakeErr)
+		return bad(finding.TLSCut, "the connection is cut before TLS is agreed on: a load balancer without a pod behind "+
+			"it, or a firewall (%v)", d.HandshakeErr)
 	case strings.Contains(d.HandshakeErr.Error(), "protocol version"):
-		f.Code, f.Evidence = finding.TLSOld,
-			fmt.Sprintf("it speaks no TLS of this age, so that it is no part of semaphore: %v", d.HandshakeErr)
-	default:
-		f.Code, f.Evidence = finding.TLSFailed, d.HandshakeErr.Error()
+		return bad(finding.TLSOld, "it speaks no TLS of this age, so that it is no part of semaphore: %v", d.HandshakeErr)
 	}
-	return []show.Finding{f}
+	return bad(finding.TLSFailed, "%v", d.HandshakeErr)
 }
 
 // judgePeer judges the certificate that a listener showed.
 func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time) []show.Finding {
 	if len(d.Certs) == 0 {
-		return []show.Finding{{Code: finding.ListenerNameWrong, Subject: d.Address, Evidence: "it shows no certificate",
-			Side: there, Fix: "correct the address"}}
+		return []show.Finding{show.Found(finding.ListenerNameWrong, there, d.Address, "correct the address",
+			"it shows no certificate")}
 	}
 	id, err := x509svid.IDFromCert(d.Certs[0])
 	if err != nil {
-		return []show.Finding{{Code: finding.ListenerNameWrong, Subject: d.Address, Side: there,
-			Fix: "correct the address, in the exporter's configuration",
-			Evidence: fmt.Sprintf("its certificate (%s) has no SPIFFE ID, so that it is no part of semaphore: %v",
-				d.Certs[0].Subject, err)}}
+		return []show.Finding{show.Found(finding.ListenerNameWrong, there, d.Address,
+			"correct the address, in the exporter's configuration",
+			"its certificate (%s) has no SPIFFE ID, so that it is no part of semaphore: %v", d.Certs[0].Subject, err)}
 	}
 	var all []show.Finding
 	if id != d.Expect {
-		all = append(all, show.Finding{Code: finding.ListenerNameWrong, Subject: d.Address, Side: "here",
-			Fix:      "correct the address or the cluster's name, in the exporter's configuration",
-			Evidence: fmt.Sprintf("%s is there, and %s is expected", id, d.Expect)})
+		all = append(all, show.Found(finding.ListenerNameWrong, "here", d.Address,
+			"correct the address or the cluster's name, in the exporter's configuration",
+			"%s is there, and %s is expected", id, d.Expect))
 	}
 	subject := id.String() + " at " + d.Address
 	all = append(all, judgeTime(finding.ListenerCertificate, subject, d.Certs[0], now, there,
@@ -330,45 +310,38 @@ func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time
 	b, known := bundles[identity.ClusterOf(id)]
 	switch err := chain(d.Certs, b, now); {
 	case len(bundles) == 0 && !d.Showed: // only an address was given
-		all = append(all, show.Finding{Code: finding.ListenerNotVerified, Subject: subject, Side: "here",
-			Evidence: "no root certificates were given to verify it with",
-			Fix:      "give --config, --dir or --tls-dir"})
+		all = append(all, show.Found(finding.ListenerNotVerified, "here", subject, "give --config, --dir or --tls-dir",
+			"no root certificates were given to verify it with"))
 	case !known:
-		all = append(all, show.Finding{Code: finding.ListenerUntrusted, Subject: subject, Side: "here",
-			Evidence: fmt.Sprintf("no root certificates of %s are known here", identity.ClusterOf(id)),
-			Fix: fmt.Sprintf("take the bundle of %s (semaphorectl pki bundle, there), and give it to semaphorectl pki secrets "+
-				"--peer-bundle", identity.ClusterOf(id))})
+		all = append(all, show.Found(finding.ListenerUntrusted, "here", subject, "take the bundle of "+
+			identity.ClusterOf(id)+" (semaphorectl pki bundle, there), and give it to semaphorectl pki secrets --peer-bundle",
+			"no root certificates of %s are known here", identity.ClusterOf(id)))
 	case len(b.Roots) == 0: // judgeBundle reports it
 	case err != nil:
-		all = append(all, show.Finding{Code: finding.ListenerUntrusted, Subject: subject, Side: "here", Evidence: err.Error(),
-			Fix: fmt.Sprintf("get the bundle of %s again (semaphorectl pki bundle, there): compare it with %s", there,
-				b.File)})
+		all = append(all, show.Found(finding.ListenerUntrusted, "here", subject, fmt.Sprintf(
+			"get the bundle of %s again (semaphorectl pki bundle, there): compare it with %s", there, b.File), "%v", err))
 	}
 	return all
 }
 
 // judgeAnswer judges how the listener answered our certificate.
-func judgeAnswer(d Dialled, there, from string) (show.Finding, bool) {
-	f := show.Finding{Subject: d.Address, Side: there}
+func judgeAnswer(d Dialled, there, from string) show.Finding {
 	logs := fmt.Sprintf("in %s: kubectl -n semaphore logs deploy/semaphore-%s | grep refused", there,
 		strings.TrimPrefix(d.Expect.Path(), "/"))
 	switch {
 	case d.AfterErr == nil && (d.Showed || !d.Mutual):
-		f.Code, f.Side, f.Evidence = finding.ConnectionAgreed, "", "TLS 1.3 is agreed on"
+		taken := ""
 		if d.Mutual {
-			f.Evidence += ", and our certificate is taken"
+			taken = ", and our certificate is taken"
 		}
+		return show.Found(finding.ConnectionAgreed, "", d.Address, "", "TLS 1.3 is agreed on%s", taken)
 	case !d.Showed:
-		f.Code, f.Side = finding.CertificateNotShown, from
-		f.Evidence = "no certificate was shown to it, so that it is not known whether it accepts ours"
-		f.Fix = "give --tls-dir, --dir or --config"
+		return show.Found(finding.CertificateNotShown, from, d.Address, "give --tls-dir, --dir or --config",
+			"no certificate was shown to it, so that it is not known whether it accepts ours")
 	case isTimeout(d.AfterErr):
-		f.Code, f.Evidence, f.Fix = finding.SilentAfterTLS, "it agreed on TLS, and says nothing since", logs
-	default:
-		f.Code, f.Fix = finding.RefusedByListener, logs
-		f.Evidence = fmt.Sprintf("it refuses our certificate, and TLS lets it say no more than %q: the reason is in its "+
-			"log. Usual are: it has no or another bundle of %s, it does not list %s, or the clocks differ", d.AfterErr,
-			from, from)
+		return show.Found(finding.SilentAfterTLS, there, d.Address, logs, "it agreed on TLS, and says nothing since")
 	}
-	return f, true
+	return show.Found(finding.RefusedByListener, there, d.Address, logs,
+		"it refuses our certificate, and TLS lets it say no more than %q: the reason is in its log. Usual are: it has no or "+
+			"another bundle of %s, it does not list %s, or the clocks differ", d.AfterErr, from, from)
 }

@@ -114,7 +114,7 @@ func TestJudgeOwn(t *testing.T) {
 	} {
 		o := good
 		test.own(&o)
-		got := graded(judgeOwn(o, test.roots, test.at))
+		got := judgeOwn(o, test.roots, test.at)
 		complete(t, got)
 		if codes(got) != test.want {
 			t.Errorf("%s: %s; want %s", name, codes(got), test.want)
@@ -153,7 +153,7 @@ func TestJudgeBundle(t *testing.T) {
 	} {
 		b := test.bundle
 		b.Cluster, b.File = "c1", "c1.pem"
-		got := graded(judgeBundle(b, test.at))
+		got := judgeBundle(b, test.at)
 		complete(t, got)
 		if name == "no authority" {
 			test.want = "ERROR:RootIsNoAuthority"
@@ -225,7 +225,7 @@ func TestJudgeDialled(t *testing.T) {
 	} {
 		d := good
 		test.change(&d)
-		got := graded(judgeDialled(d, test.roots, test.at))
+		got := judgeDialled(d, test.roots, test.at)
 		complete(t, got)
 		if codes(got) != test.want || got[len(got)-1].Side != test.side {
 			t.Errorf("%s: %s, by %q; want %s, by %q", name, codes(got), got[len(got)-1].Side, test.want, test.side)

@@ -1,8 +1,6 @@
 package check
 
 import (
-	"fmt"
-
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
@@ -22,19 +20,19 @@ func judgePolicies(p Policies) []show.Finding {
 	const subject = "Calico's policies"
 	switch {
 	case p.Forbidden:
-		return []show.Finding{{Code: finding.PoliciesNotRead, Subject: subject,
-			Evidence: p.Err.Error() + "; --kubeconfig of a user who may read them has them judged"}}
+		return []show.Finding{show.Found(finding.PoliciesNotRead, "", subject, "",
+			"%v; --kubeconfig of a user who may read them has them judged", p.Err)}
 	case p.Err != nil:
-		return []show.Finding{{Code: finding.PoliciesUnreadable, Subject: subject, Side: "here", Evidence: p.Err.Error(),
-			Fix: "give --kubeconfig of a user who may read Calico's policies and sets"}}
+		return []show.Finding{show.Found(finding.PoliciesUnreadable, "here", subject,
+			"give --kubeconfig of a user who may read Calico's policies and sets", "%v", p.Err)}
 	case len(p.Open) == 0:
-		return []show.Finding{{Code: finding.PoliciesNameClusters, Subject: subject,
-			Evidence: fmt.Sprintf("all of %d policies that select sets name a cluster", p.Total)}}
+		return []show.Finding{show.Found(finding.PoliciesNameClusters, "", subject, "",
+			"all of %d policies that select sets name a cluster", p.Total)}
 	}
 	var all []show.Finding
 	for _, open := range p.Open {
-		all = append(all, show.Finding{Code: finding.PolicyWithoutCluster, Subject: subject, Side: "here", Evidence: open,
-			Fix: "name the cluster, and the namespace, in the selector: docs/policies.md"})
+		all = append(all, show.Found(finding.PolicyWithoutCluster, "here", subject,
+			"name the cluster, and the namespace, in the selector: docs/policies.md", "%s", open))
 	}
 	return all
 }

@@ -25,16 +25,15 @@ type RemoteKey struct {
 
 // judgePolicyKeys judges the keys of the ConfigMap semaphore-subnets.
 func judgePolicyKeys(k PolicyKeys) []show.Finding {
-	f := show.Finding{Subject: "ConfigMap semaphore-subnets"}
+	const subject = "ConfigMap semaphore-subnets"
+	f := show.Found(finding.PolicyKeysAgree, "", subject, "", "admission policies know the subnets of the broker's file")
 	switch {
 	case k.Differ != nil:
-		f.Code, f.Side, f.Evidence = finding.PolicyKeysDiffer, "here", k.Differ.Error()
-		f.Fix = "write the same subnets into both: docs/overlays.md"
+		f = show.Found(finding.PolicyKeysDiffer, "here", subject, "write the same subnets into both: docs/overlays.md", "%v",
+			k.Differ)
 	case k.Err != nil:
-		f.Code, f.Side, f.Evidence = finding.PolicyKeysUnreadable, "here", k.Err.Error()
-		f.Fix = "give --kubeconfig of a user who may list ConfigMaps"
-	default:
-		f.Code, f.Evidence = finding.PolicyKeysAgree, "admission policies know the subnets of the broker's file"
+		f = show.Found(finding.PolicyKeysUnreadable, "here", subject, "give --kubeconfig of a user who may list ConfigMaps",
+			"%v", k.Err)
 	}
 	all := []show.Finding{f}
 	for _, r := range k.Remotes {
@@ -46,14 +45,12 @@ func judgePolicyKeys(k PolicyKeys) []show.Finding {
 }
 
 func judgeRemoteKey(r RemoteKey) show.Finding {
-	f := show.Finding{Code: finding.RemotePodSubnetsDiffer, Side: "here", Subject: "ConfigMap " + r.ConfigMap,
-		Fix: fmt.Sprintf("kubectl -n %s patch configmap %s --type merge -p '{\"data\":{%q:%q}}'; semaphorectl link does it, "+
-			"and in an overlay it is a literal: docs/overlays.md", r.Namespace, r.ConfigMap, r.Key, r.Want)}
+	is := fmt.Sprintf("%s is %q, and RemoteCluster %s has %q: own names of Services lead to endpoints of %[3]s "+
+		"only as far as both agree", r.Key, r.Have, r.Remote, r.Want)
 	if r.Have == "" {
-		f.Evidence = fmt.Sprintf("it has no key %s, so own names of Services lead to no endpoint of %s", r.Key, r.Remote)
-	} else {
-		f.Evidence = fmt.Sprintf("%s is %q, and RemoteCluster %s has %q: own names of Services lead to endpoints of %[3]s "+
-			"only as far as both agree", r.Key, r.Have, r.Remote, r.Want)
+		is = fmt.Sprintf("it has no key %s, so own names of Services lead to no endpoint of %s", r.Key, r.Remote)
 	}
-	return f
+	return show.Found(finding.RemotePodSubnetsDiffer, "here", "ConfigMap "+r.ConfigMap,
+		fmt.Sprintf("kubectl -n %s patch configmap %s --type merge -p '{\"data\":{%q:%q}}'; semaphorectl link does it, "+
+			"and in an overlay it is a literal: docs/overlays.md", r.Namespace, r.ConfigMap, r.Key, r.Want), "%s", is)
 }

@@ -139,7 +139,7 @@ func TestDial(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := Dial(t.Context(), test.address, "c1", test.expect, test.show, 2*time.Second)
-			got := graded(judgeDialled(d, test.roots, now))
+			got := judgeDialled(d, test.roots, now)
 			complete(t, got)
 			if codes(got) != test.want {
 				t.Errorf("%s; want %s\n%+v", codes(got), test.want, got)

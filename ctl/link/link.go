@@ -453,12 +453,12 @@ func nodesInside(here, there *linkedCluster) (out []show.Finding) {
 			if local.Bits() > nodes.Bits() || !local.Contains(nodes.Addr()) {
 				continue
 			}
-			out = append(out, show.Finding{Code: finding.NodesInside, Level: finding.Error, Side: here.facts.Context,
-				Subject: here.facts.Context + " and " + there.facts.Context + ": nodes",
-				Evidence: fmt.Sprintf("the nodes of %s in %s are inside %s, which %s calls its own", there.facts.Context, nodes,
-					local, here.facts.Context),
-				Fix: fmt.Sprintf("name the nodes of each cluster alone: %s --node-subnets %s",
-					fleet.CommandFor(here.applier.Cluster, "install"), apply.Addresses(here.facts.Nodes))})
+			out = append(out, show.Found(finding.NodesInside, here.facts.Context,
+				here.facts.Context+" and "+there.facts.Context+": nodes",
+				fmt.Sprintf("name the nodes of each cluster alone: %s --node-subnets %s",
+					fleet.CommandFor(here.applier.Cluster, "install"), apply.Addresses(here.facts.Nodes)),
+				"the nodes of %s in %s are inside %s, which %s calls its own", there.facts.Context, nodes, local,
+				here.facts.Context))
 		}
 	}
 	return out

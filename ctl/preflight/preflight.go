@@ -168,8 +168,7 @@ type judged struct {
 }
 
 func (c *judged) add(code finding.Code, subject, fix, evidence string, args ...any) {
-	c.all = append(c.all, show.Finding{Code: code, Level: code.Level(), Subject: c.Context + ": " + subject,
-		Evidence: fmt.Sprintf(evidence, args...), Side: c.Context, Fix: fix})
+	c.all = append(c.all, show.Found(code, c.Context, c.Context+": "+subject, fix, evidence, args...))
 }
 
 // one returns the faults of a cluster by itself, by subject.
@@ -307,8 +306,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 	var all []show.Finding
 	between := a.Context + " and " + b.Context
 	add := func(code finding.Code, subject, fix, evidence string, args ...any) {
-		all = append(all, show.Finding{Code: code, Level: code.Level(), Subject: between + ": " + subject,
-			Evidence: fmt.Sprintf(evidence, args...), Side: "both", Fix: fix})
+		all = append(all, show.Found(code, "both", between+": "+subject, fix, evidence, args...))
 	}
 	if a.Name() == b.Name() {
 		add(finding.ClusterNameTaken, "names", "name one of them otherwise", "both would be %q", a.Name())
@@ -350,7 +348,7 @@ func JudgePair(a, b *Cluster) []show.Finding {
 		remote := Remote{Name: there.Context, Pods: there.Pods.Prefixes}
 		for _, f := range JudgePools(here.Calico.Pools, here.Calico.PoolResource, here.Context, remote) {
 			if f.Code != finding.PoolEnabled { // the subnets overlap, as was said
-				f.Level, f.Side, f.Subject = f.Code.Level(), here.Context, here.Context+": "+f.Subject
+				f.Side, f.Subject = here.Context, here.Context+": "+f.Subject
 				all = append(all, f)
 			}
 		}
@@ -388,11 +386,10 @@ func JudgePools(pools []fleet.Pool, resource, context string, remote Remote) (al
 			}
 		}
 		if !covered && masquerades {
-			all = append(all, show.Finding{Code: finding.PoolMissing, Side: "here",
-				Subject:  fmt.Sprintf("pods of %s, %s", remote.Name, subnet),
-				Evidence: "no IPPool has them, so that Calico replaces the pods' IPs by those of their nodes (SNAT)",
-				Fix: "nothing before semaphorectl install, which does it: manageIPPools: true of the broker, with the component " +
-					"features/ippools; or make a disabled pool as docs/overlays.md has it"})
+			all = append(all, show.Found(finding.PoolMissing, "here", fmt.Sprintf("pods of %s, %s", remote.Name, subnet),
+				"nothing before semaphorectl install, which does it: manageIPPools: true of the broker, with the component "+
+					"features/ippools; or make a disabled pool as docs/overlays.md has it",
+				"no IPPool has them, so that Calico replaces the pods' IPs by those of their nodes (SNAT)"))
 		}
 	}
 	return all
@@ -400,26 +397,23 @@ func JudgePools(pools []fleet.Pool, resource, context string, remote Remote) (al
 
 // judgePool judges a pool that overlaps a subnet of a remote. patch is the command that changes it, but for the patch.
 func judgePool(p fleet.Pool, remote string, subnet netip.Prefix, patch string) []show.Finding {
-	f := show.Finding{Code: finding.PoolEnabled, Subject: fmt.Sprintf("IPPool %s, %s", p.Name, p.CIDR), Side: "here"}
+	bad := func(code finding.Code, fix, evidence string, args ...any) []show.Finding {
+		return []show.Finding{show.Found(code, "here", fmt.Sprintf("IPPool %s, %s", p.Name, p.CIDR), fix, evidence, args...)}
+	}
 	switch {
 	case !p.Disabled && p.CIDR.Bits() < subnet.Bits():
-		f.Evidence = fmt.Sprintf("Calico gives pods of this cluster IPs of it, and %s of it are those of pods of %s", subnet,
-			remote)
-		f.Fix = "put pools in its place that do not overlap the subnet, or give the clusters other subnets: two pods must " +
-			"not have one IP"
+		return bad(finding.PoolEnabled, "put pools in its place that do not overlap the subnet, or give the clusters other "+
+			"subnets: two pods must not have one IP",
+			"Calico gives pods of this cluster IPs of it, and %s of it are those of pods of %s", subnet, remote)
 	case !p.Disabled:
-		f.Evidence = fmt.Sprintf("Calico gives pods of this cluster IPs of it, and they are those of pods of %s (%s)",
-			remote, subnet)
-		f.Fix = patch + `'{"spec":{"disabled":true,"disableBGPExport":true}}'`
+		return bad(finding.PoolEnabled, patch+`'{"spec":{"disabled":true,"disableBGPExport":true}}'`,
+			"Calico gives pods of this cluster IPs of it, and they are those of pods of %s (%s)", remote, subnet)
 	case !p.DisableBGPExport:
-		f.Code = finding.PoolExported
-		f.Evidence = fmt.Sprintf("it has no disableBGPExport, so that where Calico speaks BGP each node announces its route "+
-			"to the pods of %s, and others follow that in place of their own", remote)
-		f.Fix = patch + `'{"spec":{"disableBGPExport":true}}'`
-	default:
-		return nil
+		return bad(finding.PoolExported, patch+`'{"spec":{"disableBGPExport":true}}'`, "it has no disableBGPExport, so that "+
+			"where Calico speaks BGP each node announces its route to the pods of %s, and others follow that in place of "+
+			"their own", remote)
 	}
-	return []show.Finding{f}
+	return nil
 }
 
 // shortened joins a list for people.

@@ -21,8 +21,15 @@ type Finding struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// Blocker is a finding that keeps a verb from writing to the cluster of a context.
-func Blocker(context string, code finding.Code, subject, fix, evidence string, args ...any) Finding {
-	return Finding{Code: code, Level: finding.Error, Side: context, Fix: fix, Subject: context + ": " + subject,
+// Found is a finding with the level of its code. Side and fix may be empty.
+func Found(code finding.Code, side, subject, fix, evidence string, args ...any) Finding {
+	return Finding{Code: code, Level: code.Level(), Side: side, Subject: subject, Fix: fix,
 		Evidence: fmt.Sprintf(evidence, args...)}
+}
+
+// Blocker is a finding that keeps a verb from writing to the cluster of a context, whatever its code is elsewhere.
+func Blocker(context string, code finding.Code, subject, fix, evidence string, args ...any) Finding {
+	f := Found(code, context, context+": "+subject, fix, evidence, args...)
+	f.Level = finding.Error
+	return f
 }

@@ -294,7 +294,7 @@ func perSecond(bytes uint64) string { return Bytes(bytes) + "/s" }
 
 // Bytes is a number of bytes for people.
 func Bytes(bytes uint64) string {
-	n, units := float64(bytes), []string{"B", "kB", "MB", "GB", "TB", "PB"}
+	n, units := float64(bytes), []string{"B", "kB", "MB", "GB"}
 	i := 0
 	for ; n >= 1000 && i < len(units)-1; i++ {
 		n /= 1000
