@@ -41,7 +41,7 @@ func TestTrafficTable(t *testing.T) {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))
 	}
 	if want := []string{"OUT/S IN/S OUT IN CONNECTIONS NODES",
-		"semaphore/c2-shop-73736d-echo 1.5 kB 2.0 GB 999 B 12.3 MB 42 3"}; !found || len(lines) < 4 ||
+		"semaphore/c2-shop-73736d-echo 1.5 kB 2.0 GB 999 B 12 MB 42 3"}; !found || len(lines) < 4 ||
 		!slices.Equal(lines[:2], want) || lines[3] != "and 5 more" || strings.Contains(lines[2], "\x1b") {
 		t.Errorf("the table is %q", lines)
 	}
