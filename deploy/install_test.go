@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -21,7 +22,7 @@ import (
 // a hand-written overlay, for any features and components, and that the parts accept the configuration.
 func TestInstallIsKustomize(t *testing.T) {
 	values := func(change func(*apply.Values)) apply.Values {
-		v := apply.Values{Cluster: "c1", Namespace: apply.DefaultNamespace,
+		v := apply.Values{Cluster: "c1", Namespace: fleet.DefaultNamespace,
 			Features:   config.Features{config.Encryption, config.Services, config.Policy},
 			PodSubnets: testkit.Prefixes("10.1.0.0/16", "fd00:1::/48"), ServiceSubnets: testkit.Prefixes("10.101.0.0/16"),
 			NodeSubnets: testkit.Prefixes("192.0.2.8/29"), Expose: apply.NodePort}
@@ -64,7 +65,7 @@ func TestInstallIsKustomize(t *testing.T) {
 			without.Components = slices.DeleteFunc(slices.Clone(v.Components), func(c string) bool { return c == "monitors" })
 			write(testkit.Value(apply.Overlay(without, relative))(t))
 			namespace := ""
-			if v.Namespace != apply.DefaultNamespace {
+			if v.Namespace != fleet.DefaultNamespace {
 				namespace = "namespace: " + v.Namespace + "\n"
 			}
 			cleanup := filepath.Join(filepath.Dir(dir), "cleanup")

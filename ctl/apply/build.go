@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -75,21 +76,21 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 	}
 	k.Components = append(k.Components, path.Join(manifests, "cluster-name"))
 	k.ConfigMaps = []generator{
-		{Name: "semaphore-cluster", Namespace: DefaultNamespace, Literals: []string{"name=" + v.Cluster}},
-		{Name: "semaphore-exporter", Namespace: DefaultNamespace, Behavior: "merge",
+		{Name: "semaphore-cluster", Namespace: fleet.DefaultNamespace, Literals: []string{"name=" + v.Cluster}},
+		{Name: "semaphore-exporter", Namespace: fleet.DefaultNamespace, Behavior: "merge",
 			Files: []string{"config.yaml=exporter.yaml"}},
-		{Name: "semaphore-broker", Namespace: DefaultNamespace, Behavior: "merge",
+		{Name: "semaphore-broker", Namespace: fleet.DefaultNamespace, Behavior: "merge",
 			Files: []string{"config.yaml=broker.yaml"}},
-		{Name: "semaphore-subnets", Namespace: DefaultNamespace, Behavior: "merge", Files: []string{"broker.yaml"},
+		{Name: "semaphore-subnets", Namespace: fleet.DefaultNamespace, Behavior: "merge", Files: []string{"broker.yaml"},
 			Literals: policyKeys(v)},
 	}
 	files := map[string]any{"exporter.yaml": exporterConfig(v), "broker.yaml": brokerConfig(v)}
-	if v.Namespace != DefaultNamespace {
+	if v.Namespace != fleet.DefaultNamespace {
 		k.Namespace = v.Namespace
 		if encrypts {
 			files["agent.yaml"] = map[string]any{"broker": map[string]any{"address": "semaphore-broker." + v.Namespace +
 				".svc:8444"}}
-			k.ConfigMaps = append(k.ConfigMaps, generator{Name: "semaphore-agent", Namespace: DefaultNamespace,
+			k.ConfigMaps = append(k.ConfigMaps, generator{Name: "semaphore-agent", Namespace: fleet.DefaultNamespace,
 				Behavior: "merge", Files: []string{"config.yaml=agent.yaml"}})
 		}
 	}
@@ -137,7 +138,7 @@ func imagesOf(reference string) []image {
 
 // features adds the features to a configuration. All features need no key.
 func features(v Values, into map[string]any) map[string]any {
-	if len(v.Features) < len(allFeatures) {
+	if len(v.Features) < len(AllFeatures) {
 		into["features"] = v.Features
 	}
 	return into
@@ -189,7 +190,7 @@ func brokerConfig(v Values) map[string]any {
 	if slices.Contains(v.Components, "networksets") {
 		out["sets"] = map[string]any{"namespaced": true}
 	}
-	if v.Namespace != DefaultNamespace {
+	if v.Namespace != fleet.DefaultNamespace {
 		out["mirrorNamespace"], out["agents"] = v.Namespace, map[string]any{"namespace": v.Namespace}
 	}
 	return features(v, imports(v, out))
@@ -238,7 +239,7 @@ func build(v Values, cleanup string) ([]*unstructured.Unstructured, error) {
 		dir = overlayDir + "-cleanup"
 		text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../overlay]\n" +
 			"components: [../deploy/" + cleanup + "]\n"
-		if v.Namespace != DefaultNamespace {
+		if v.Namespace != fleet.DefaultNamespace {
 			text += "namespace: " + v.Namespace + "\n"
 		}
 		overlays[dir] = map[string][]byte{"kustomization.yaml": []byte(text)}

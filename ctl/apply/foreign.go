@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -71,7 +72,7 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	}
 	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Namespace: f.Namespace(),
 		Resources: []string{path.Join(manifests, "foreign-exporter")}, Components: []string{}, Images: imagesOf(f.Image),
-		ConfigMaps: []generator{{Name: "semaphore-exporter", Namespace: DefaultNamespace, Behavior: "merge",
+		ConfigMaps: []generator{{Name: "semaphore-exporter", Namespace: fleet.DefaultNamespace, Behavior: "merge",
 			Files: []string{"config.yaml=exporter.yaml"}}}}
 	return encoded(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }

@@ -21,8 +21,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-const DefaultNamespace = "semaphore"
-
 // Repository is the image's repository in the manifests.
 const Repository = "ghcr.io/kube-semaphore/semaphore"
 
@@ -33,8 +31,8 @@ const (
 	LoadBalancer = "LoadBalancer"
 )
 
-// allFeatures lists the features in the order in which they are printed.
-var allFeatures = config.Features{config.Encryption, config.Services, config.Policy}
+// AllFeatures lists the features in the order in which they are printed.
+var AllFeatures = config.Features{config.Encryption, config.Services, config.Policy}
 
 // Wishes are the choices of an operator; empty fields are derived from the cluster. The cluster stores them, so that
 // the next installation starts from them.
@@ -100,7 +98,7 @@ func (w Wishes) Check() error {
 		}
 	}
 	for i, f := range w.Features {
-		if !slices.Contains(allFeatures, f) {
+		if !slices.Contains(AllFeatures, f) {
 			return wrong("features", "%q: use encryption, services, policy", f)
 		}
 		if slices.Contains(w.Features[:i], f) {

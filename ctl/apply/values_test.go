@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -109,13 +110,13 @@ func TestDecide(t *testing.T) {
 			if x.found == nil {
 				x.found = func(*preflight.Cluster) {}
 			}
-			want := Values{Cluster: "prod", Namespace: DefaultNamespace, Features: allFeatures,
+			want := Values{Cluster: "prod", Namespace: fleet.DefaultNamespace, Features: AllFeatures,
 				Components: []string{"ippools"},
 				PodSubnets: prefixes("10.1.0.0/16"), ServiceSubnets: prefixes("10.101.0.0/16"),
 				NodeSubnets: prefixes("192.0.2.0/24"), Expose: NodePort}
 			x.want(&want)
 			want.Components = slices.Sorted(slices.Values(append(want.Components, "network-policies")))
-			got, _, findings := Decide(found(x.found), x.wishes, DefaultNamespace, x.version)
+			got, _, findings := Decide(found(x.found), x.wishes, fleet.DefaultNamespace, x.version)
 			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(),
 				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 				t.Error(diff)
@@ -150,7 +151,7 @@ func TestPossible(t *testing.T) {
 			"monitors network-policies"},
 	} {
 		v, reasons, _ := Decide(found(func(c *preflight.Cluster) { c.Calico, c.MCS, c.PodMonitors = nil, x.mcs, x.monitors }),
-			x.wishes, DefaultNamespace, "")
+			x.wishes, fleet.DefaultNamespace, "")
 		var out []string
 		for _, r := range reasons {
 			if r.Without {
@@ -204,7 +205,7 @@ func TestWishes(t *testing.T) {
 
 // TestRecord: the record of an installation is read as it was written.
 func TestRecord(t *testing.T) {
-	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, DefaultNamespace, "")
+	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, fleet.DefaultNamespace, "")
 	objects := testkit.Value(Build(v))(t)
 	r := &Record{Wishes: Wishes{Name: "c1", NodeSubnets: prefixes("192.0.2.0/24")}, Values: v, Version: "v1"}
 	for _, o := range objects {
@@ -290,8 +291,8 @@ func TestStuck(t *testing.T) {
 // TestPoliciesFindSubnets: the admission policies find the subnets of the installation in any namespace, with and
 // without encryption.
 func TestPoliciesFindSubnets(t *testing.T) {
-	for _, features := range []config.Features{allFeatures, {config.Services}} {
-		for _, namespace := range []string{DefaultNamespace, "federation"} {
+	for _, features := range []config.Features{AllFeatures, {config.Services}} {
+		for _, namespace := range []string{fleet.DefaultNamespace, "federation"} {
 			v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, namespace, "")
 			v.Features, v.Components = features, []string{MCS}
 			objects := testkit.Value(Build(v))(t)

@@ -145,7 +145,7 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := e.target.OneCluster(); err != nil {
+	if err := e.target.Access.OneCluster(); err != nil {
 		return err
 	}
 	sets, err := e.brokerSets(cmd, from)

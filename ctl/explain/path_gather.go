@@ -465,15 +465,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 			m.Exists, m.Owned, m.Created = true, false, foreign.CreationTimestamp.Time
 		}
 	} else {
-		m.Namespace, m.Name, m.Exists = g.mirror.Namespace, g.mirror.Name, true
-		m.Created, m.ClusterIP = g.mirror.CreationTimestamp.Time, g.mirror.Spec.ClusterIP
-		m.Headless = m.ClusterIP == corev1.ClusterIPNone
-		for _, p := range g.mirror.Spec.Ports {
-			m.Ports = append(m.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
-		}
-		if g.port != 0 {
-			m.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
-		}
+		m = g.mirrorOf(g.mirror)
 	}
 	for _, problem := range g.source.broker.GetProblems() {
 		if strings.Contains(problem, m.Name) || strings.Contains(problem, " "+namespace+"/"+name) {
@@ -485,6 +477,19 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		g.facts.DNS = &policy.DNS{Zone: block(remote, prefix, in, "").Zone()}
 	}
 	return nil
+}
+
+// mirrorOf returns the facts of a Service that leads to a remote one.
+func (g *pathGatherer) mirrorOf(s *corev1.Service) *policy.Mirror {
+	m := &policy.Mirror{Namespace: s.Namespace, Name: s.Name, Exists: true, Owned: true,
+		Created: s.CreationTimestamp.Time, ClusterIP: s.Spec.ClusterIP, Headless: s.Spec.ClusterIP == corev1.ClusterIPNone}
+	for _, p := range s.Spec.Ports {
+		m.Ports = append(m.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+	}
+	if g.port != 0 {
+		m.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
+	}
+	return m
 }
 
 // usualPrefix begins the names of mirrors of a remote, or of services of several clusters, unless the RemoteCluster has

@@ -64,15 +64,7 @@ func (g *pathGatherer) readOwn(ctx context.Context, service *corev1.Service) err
 // as semaphore is between them.
 func (g *pathGatherer) byOwn(ctx context.Context) {
 	s, own := g.mirror, g.facts.Name.Own
-	m := &policy.Mirror{Namespace: s.Namespace, Name: s.Name, Exists: true, Owned: true,
-		Created: s.CreationTimestamp.Time, ClusterIP: s.Spec.ClusterIP, Headless: s.Spec.ClusterIP == corev1.ClusterIPNone}
-	for _, p := range s.Spec.Ports {
-		m.Ports = append(m.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
-	}
-	if g.port != 0 {
-		m.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
-	}
-	g.facts.Mirror = m
+	g.facts.Mirror = g.mirrorOf(s)
 	ready := map[string][]netip.Addr{}
 	all := 0
 	for _, slice := range g.slices {

@@ -112,12 +112,12 @@ func (a *Access) Clusters() ([]*Cluster, error) {
 
 // Cluster returns the one cluster of the flags, for commands that are about one. It fails if they name several.
 func (a *Access) Cluster() (*Cluster, error) {
+	if err := a.OneCluster(); err != nil {
+		return nil, err
+	}
 	all, err := a.Clusters()
 	if err != nil {
 		return nil, err
-	}
-	if len(all) > 1 {
-		return nil, errors.New("--context: give one; this command is about one cluster")
 	}
 	return all[0], nil
 }

@@ -98,8 +98,8 @@ func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which
 }
 
 // OneCluster returns an error if the flags name several clusters, for commands that are about one.
-func (t *Target) OneCluster() error {
-	if len(t.Access.Contexts) > 1 {
+func (a *Access) OneCluster() error {
+	if len(a.Contexts) > 1 {
 		return errors.New("--context: give one; this command is about one cluster")
 	}
 	return nil
@@ -109,7 +109,7 @@ func (t *Target) OneCluster() error {
 // broker leads. It fails if none of them answers and leads.
 func (t *Target) Broker(ctx context.Context, timeout time.Duration,
 	does string) (*semaphorev1.GetStatusResponse, error) {
-	if err := t.OneCluster(); err != nil {
+	if err := t.Access.OneCluster(); err != nil {
 		return nil, err
 	}
 	var found *semaphorev1.GetStatusResponse

@@ -130,7 +130,7 @@ func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 func (l *linker) checkAgentless() error {
 	a := &l.agentless
 	for _, f := range a.features {
-		if !slices.Contains([]string{"encryption", "services", "policy"}, f) {
+		if !apply.AllFeatures.Has(config.Feature(f)) {
 			return fmt.Errorf("--features %q: use encryption, services, policy", f)
 		}
 	}
@@ -336,7 +336,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 }
 
 func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
-	for _, feature := range everyFeature {
+	for _, feature := range apply.AllFeatures {
 		role, err := f.applier.Get(ctx, apply.Ref{
 			GroupVersionKind: schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
 			Name:             "semaphore-reader-" + string(feature) + "-" + reader})
@@ -404,13 +404,10 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 	return out, err
 }
 
-// everyFeature has all features for which a reader may have rights.
-var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
-
 // ManualRevocation returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights. It
 // fails as apply.BuildReader does.
 func ManualRevocation(cluster, reader string) (string, error) {
-	what := apply.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
+	what := apply.Foreign{Cluster: cluster, Reader: reader, Features: apply.AllFeatures}
 	objects, err := apply.BuildReader(what)
 	if err != nil {
 		return "", err
@@ -579,7 +576,7 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	}
 	for _, p := range here {
 		for _, f := range there {
-			if err := f.close(ctx, w, apply.Foreign{Cluster: f.name, Reader: p.Name, Features: everyFeature}); err != nil {
+			if err := f.close(ctx, w, apply.Foreign{Cluster: f.name, Reader: p.Name, Features: apply.AllFeatures}); err != nil {
 				return err
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -34,20 +33,23 @@ the agent refuses while it is not attached to its broker, because its peers woul
 Exit code 0 when all nodes received the order, 2 when some did not, 1 when no part answered.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if t.Part != "" && t.Part != fleet.Broker {
-				return fmt.Errorf("--part %q: ask a broker, or an agent by --agent or through its socket", t.Part)
-			}
 			if within < 0 {
 				return fmt.Errorf("--within %s: use 0s or more", within)
 			}
 			if cmd.Flags().Changed("within") {
 				req.Within = durationpb.New(within)
 			}
-			parts, unreached := t.Dial(cmd.Context())
-			if len(parts) == 0 {
-				return unreached
-			}
-			return errors.Join(unreached, rotateKey(cmd.Context(), cmd.OutOrStdout(), access, parts, req, timeout))
+			var nodes []*semaphorev1.NodeRotation
+			var asked *fleet.Part
+			err := t.Brokers(cmd.Context(), timeout, "takes such an order, and an agent by --agent or through its socket",
+				"a broker or an agent", func(ctx context.Context, p *fleet.Part) error {
+					answer, err := p.Control().RotateKey(ctx, req)
+					nodes, asked = append(nodes, answer.GetNodes()...), cmp.Or(asked, p)
+					return err
+				})
+			return cmp.Or(err, printRotations(cmd.OutOrStdout(), nodes, func(node string) string {
+				return fleet.Again(access, asked, "trace --history node/"+node)
+			}))
 		},
 	}
 	t.Flags(cmd)
@@ -65,15 +67,8 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 	return cmd
 }
 
-// rotateKey asks the brokers or agents among the parts.
-func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*fleet.Part,
-	req *semaphorev1.RotateKeyRequest, timeout time.Duration) error {
-	var nodes []*semaphorev1.NodeRotation
-	asked, failed := fleet.Each(ctx, timeout, parts, func(ctx context.Context, p *fleet.Part) error {
-		answer, err := p.Control().RotateKey(ctx, req)
-		nodes = append(nodes, answer.GetNodes()...)
-		return err
-	})
+// printRotations prints which nodes received the order, and the command that shows the result. It fails if some did not.
+func printRotations(w io.Writer, nodes []*semaphorev1.NodeRotation, result func(node string) string) error {
 	ordered, not, first := 0, 0, ""
 	for _, n := range nodes {
 		line := "order received"
@@ -96,16 +91,9 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 		fmt.Fprintf(w, "%s: %s\n", show.Printable(n.GetNode()), line)
 	}
 	if ordered > 0 {
-		fmt.Fprintf(w, "to see the result: %s\n", fleet.Again(access, parts[0],
-			"trace --history node/"+first))
+		fmt.Fprintf(w, "to see the result: %s\n", result(first))
 	}
-	switch {
-	case asked == 0:
-		return errors.New("none of the parts asked is a broker or an agent: give --context, or run this in the pod of the " +
-			"leading broker, or give --address")
-	case failed != nil:
-		return failed
-	case not > 0:
+	if not > 0 {
 		return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%d of %d nodes did not receive the order",
 			not, ordered+not)}
 	}

@@ -42,7 +42,7 @@ remote is disconnected.`,
 				parts = append(parts, "", "")
 				req.Cluster, req.Namespace, req.Name = parts[0], parts[1], parts[2]
 			}
-			if err := t.OneCluster(); err != nil {
+			if err := access.OneCluster(); err != nil {
 				return err
 			}
 			found, err := fleet.AskSets(cmd.Context(), &t, &req, timeout)
