@@ -132,7 +132,8 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verified{Cluster: c, Applier: apply.New(c, io.Discard), calico: calico.GroupVersion, pods: map[string]Pod{}}, nil
+	return &verified{Cluster: c, Applier: apply.New(c, io.Discard), calico: calico.GroupVersion,
+		pods: map[string]Pod{}}, nil
 }
 
 // verifyRole returns the role in docs/install.md.
