@@ -67,7 +67,8 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 	return cmd
 }
 
-// printRotations prints which nodes received the order, and the command that shows the result. It fails if some did not.
+// printRotations prints which nodes received the order, and the command that shows the result. It fails if some did
+// not.
 func printRotations(w io.Writer, nodes []*semaphorev1.NodeRotation, result func(node string) string) error {
 	ordered, not, first := 0, 0, ""
 	for _, n := range nodes {
