@@ -24,7 +24,7 @@ var prefixes = testkit.Prefixes
 // found returns an ordinary cluster, modified by change.
 func found(change func(*preflight.Cluster)) *preflight.Cluster {
 	c := &preflight.Cluster{Context: "admin@prod", Names: []string{"prod"}, Version: "v1.34.1", CNI: "Calico",
-		Calico: &preflight.Calico{Strict: true}, Pods: preflight.Subnets{Prefixes: prefixes("10.1.0.0/16")},
+		Calico: &preflight.Calico{IPAM: fleet.IPAM{Strict: true}}, Pods: preflight.Subnets{Prefixes: prefixes("10.1.0.0/16")},
 		Services: preflight.Subnets{Prefixes: prefixes("10.101.0.0/16")},
 		IPs:      preflight.Subnets{Prefixes: prefixes("192.0.2.0/24")},
 		Nodes: []preflight.Node{{Name: "n1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.7")},

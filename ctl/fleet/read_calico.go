@@ -64,10 +64,12 @@ func (c *Objects) IPPools(ctx context.Context) (pools []Pool, resource string, e
 
 // IPAM is how Calico's IPAM gives out addresses.
 type IPAM struct {
-	// Blocks is set if it has assigned blocks to nodes, Strict if nodes may take no IP of another node's block.
-	Blocks, Strict bool
+	// Blocks is set if it has assigned blocks to nodes, else their podCIDRs do; Strict if nodes may take no IP of another
+	// node's block.
+	Blocks bool `json:"blocks"`
+	Strict bool `json:"strictAffinity"`
 	// Configs is kubectl's name of the resource with that setting; empty if the cluster serves none.
-	Configs string
+	Configs string `json:"ipamConfigs,omitempty"`
 }
 
 // IPAM reads how Calico's IPAM gives out addresses. It fails if an object cannot be read, beside those before.

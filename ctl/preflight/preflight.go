@@ -60,12 +60,7 @@ type Node struct {
 }
 
 type Calico struct {
-	// Blocks is set if its own IPAM assigns addresses; else the nodes' podCIDRs do.
-	Blocks bool `json:"blocks"`
-	// Strict is set if its IPAM lets no node borrow from the blocks of another.
-	Strict bool `json:"strictAffinity"`
-	// IPAMConfigs is kubectl's name of the resource with that setting; empty if the cluster serves none.
-	IPAMConfigs string `json:"ipamConfigs,omitempty"`
+	fleet.IPAM
 	// WireGuard is set if Calico itself encrypts between the nodes of the cluster.
 	WireGuard bool `json:"wireguard"`
 	// BPF is set if Calico's eBPF dataplane handles packets, and BPFL3Interfaces is its setting bpfL3IfacePattern: the
@@ -229,8 +224,7 @@ func (c *judged) calico() {
 		return
 	}
 	if c.Calico.Blocks && !c.Calico.Strict {
-		fix := fleet.IPAM{Configs: c.Calico.IPAMConfigs}.BeStrict(c.Context)
-		c.add(finding.AffinityNotStrict, "Calico's IPAM", fix,
+		c.add(finding.AffinityNotStrict, "Calico's IPAM", c.Calico.BeStrict(c.Context),
 			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
 	}
 	c.bpf()

@@ -20,7 +20,7 @@ func prefixes(texts ...string) Subnets { return Subnets{Prefixes: testkit.Prefix
 func well(name, n string) *Cluster {
 	return &Cluster{
 		Context: name, Names: []string{name}, Version: "v1.33.2", CNI: "Calico",
-		Calico: &Calico{Strict: true, Blocks: true, NATOutgoing: true, Pools: []fleet.Pool{
+		Calico: &Calico{IPAM: fleet.IPAM{Strict: true, Blocks: true}, NATOutgoing: true, Pools: []fleet.Pool{
 			{Name: "own", CIDR: netip.MustParsePrefix("10." + n + ".0.0/16"), NATOutgoing: true},
 			{Name: "others", CIDR: netip.MustParsePrefix("10.0.0.0/8"), Disabled: true, DisableBGPExport: true}}},
 		Pods: prefixes("10." + n + ".0.0/16"), Services: prefixes("10.96.0.0/12"), IPs: prefixes("192.0.2.0/24"),

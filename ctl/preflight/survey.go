@@ -230,9 +230,8 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	if err == nil || len(c.Pools) > 0 {
 		s.pools(c)
 	}
-	ipam, err := s.IPAM(ctx)
+	c.IPAM, err = s.IPAM(ctx)
 	s.unread(err)
-	c.Blocks, c.Strict, c.IPAMConfigs = ipam.Blocks, ipam.Strict, ipam.Configs
 	type felixConfiguration struct {
 		Spec struct {
 			WireGuard bool   `json:"wireguardEnabled"`
