@@ -72,7 +72,7 @@ func TestFlagsOfClusters(t *testing.T) {
 		"status --context c1 --socket x":                                   "without --context",
 		"get sets --context c1 --context c2 --kubeconfig /nowhere":         "this command is about one cluster",
 		"status --part agent --kubeconfig /nowhere":                        "by --agent NODE",
-		"rotate-key --all --part exporter --kubeconfig /nowhere":           "ask a broker",
+		"rotate-key --all --part exporter --kubeconfig /nowhere":           "only a broker",
 		"explain --from a/b/c --to a/b --context c1 --context c2":          "this command is about one cluster",
 		"get drains --context c1,c2 --kubeconfig /nowhere":                 "this command is about one cluster",
 		"drain cluster c2 --part exporter --context c1 --kubeconfig /nope": "only a broker",

@@ -162,12 +162,12 @@ func (a *Applier) ApplyAll(ctx context.Context, all []*unstructured.Unstructured
 	return nil
 }
 
-// Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist, or a
-// namespace that is being deleted, is no error.
+// Remove deletes an object and its dependents. It fails if the apiserver refuses; an object that does not exist is no
+// error.
 func (a *Applier) Remove(ctx context.Context, r Ref) error {
 	foreground := metav1.DeletePropagationForeground
 	err := a.Of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, r, err)
 	}
 	return nil

@@ -274,6 +274,16 @@ func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.P
 	return fleet.ReceiveSets(ctx, c.broker, request)
 }
 
+// removeNamespace deletes a namespace, without a word to the garbage collector, and waits until it no longer exists.
+func removeNamespace(ctx context.Context, a *apply.Applier, namespace string) error {
+	ref := apply.NamespaceRef(namespace)
+	if err := a.Of(ref).Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
+		!apierrors.IsConflict(err) {
+		return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, ref, err)
+	}
+	return a.Gone(ctx, ref)
+}
+
 // awaitNothing waits until the broker has neither Services nor sets of the namespace.
 func (c *verified) awaitNothing(ctx context.Context, namespace string) error {
 	return c.Until(ctx, "the broker to remove what it has of "+namespace, func() (string, error) {

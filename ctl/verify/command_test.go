@@ -88,7 +88,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	for _, p := range pods.Items {
 		must(t, clients.CoreV1().Pods(namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 	}
-	must(t, own.RemoveAll(t.Context(), apply.NamespaceRef(namespace)))
+	must(t, removeNamespace(t.Context(), own.Applier, namespace))
 	left, err := clients.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: labelVerify})
 	must(t, err)
 	if len(left.Items) > 0 {

@@ -495,7 +495,7 @@ func (v *verifier) remove(ctx context.Context) []Check {
 	defer cancel()
 	began := time.Now()
 	out, _ := fleet.All(v.clusters, func(c *verified) (Check, error) {
-		left := errors.Join(c.RemoveAll(ctx, apply.NamespaceRef(v.namespace)), c.awaitNothing(ctx, v.namespace))
+		left := errors.Join(removeNamespace(ctx, c.Applier, v.namespace), c.awaitNothing(ctx, v.namespace))
 		return JudgeCleanup(Check{From: c.name, Name: Cleanup, Seconds: time.Since(began).Seconds()}, v.namespace, left), nil
 	})
 	return out
@@ -521,7 +521,7 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 			if !strings.HasPrefix(n.Name, namespacePrefix) {
 				continue // not one of verify
 			}
-			if err := apply.New(c, v.progress).RemoveAll(ctx, apply.NamespaceRef(n.Name)); err != nil {
+			if err := removeNamespace(ctx, apply.New(c, v.progress), n.Name); err != nil {
 				return err
 			}
 			names = append(names, n.Name)
