@@ -131,7 +131,6 @@ func (w *world) exports(is metav1.ConditionStatus, reason finding.Code) {
 	w.t.Helper()
 	o := w.object()
 	w.exporter.Propose(w.t.Context(), o, exporting(o, is, reason))
-	w.noProblem(w.exporter)
 }
 
 // reports has the broker report.
@@ -140,14 +139,6 @@ func (w *world) reports(link *semaphorev1.LinkStatus) {
 	o := w.object()
 	w.broker.Report(w.t.Context(), o, report.StatusOf(o,
 		remotes.Verdict{InEffect: &o, Reason: finding.Accepted, Message: "the spec is in effect"}, link))
-	w.noProblem(w.broker)
-}
-
-func (w *world) noProblem(writer *follow.StatusWriter) {
-	w.t.Helper()
-	for _, problem := range writer.Problems() {
-		w.t.Error(problem)
-	}
 }
 
 // is compares what kstatus and Argo CD say.
