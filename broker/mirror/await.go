@@ -33,9 +33,14 @@ func (w *work) markClusterDirty(cluster string) {
 	}
 }
 
-// goneClusters returns the gone clusters of a global service.
+// goneClusters returns the clusters that count as gone, of those that offer a global service or have endpoints in it: a
+// cluster may export the endpoints and not the Service.
 func (t *target) goneClusters() []string {
-	return slices.DeleteFunc(t.offeringClusters(), func(cluster string) bool { return !t.isGone(cluster) })
+	offering := t.offeringClusters()
+	return slices.DeleteFunc(slices.Clone(t.plan.clusters), func(cluster string) bool {
+		h := t.perCluster[cluster]
+		return !t.isGone(cluster) || !slices.Contains(offering, cluster) && (h == nil || len(h.sliceOf) == 0)
+	})
 }
 
 // isGone reports whether a cluster counts as gone. While its presence is unknown, the previous broker's result counts.

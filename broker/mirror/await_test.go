@@ -114,6 +114,22 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	return n
 }
 
+// A remote that has joined while the one that decides was silent is not named among the clusters of the Service. Gone,
+// it is named as that as long as it has endpoints there.
+func TestAwaitNamesWhoeverHasEndpoints(t *testing.T) {
+	c := blank(t)
+	c.apply("c2", offers("10.2.0.1")...)
+	c = c.restarted()
+	c.apply("c3", offers("10.4.0.1")...)
+	c.follow(c.SetGone("c3", true, c.Now))
+	c = c.restarted()
+	c.follow(c.SetGone("c3", true, c.Now))
+	c.apply("c2", offers("10.2.0.1")...)
+	c.Is("c3 is gone", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	c = c.restartedAwaiting()
+	c.Is("it is not known yet", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+}
+
 // A remote that the Service names as gone stays gone, and is in use if nothing else is ready; another one is there.
 func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c := blank(t)
