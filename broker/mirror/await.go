@@ -33,8 +33,8 @@ func (w *work) markClusterDirty(cluster string) {
 	}
 }
 
-// goneClusters returns the clusters that count as gone, of those that offer a global service or have endpoints in it: a
-// cluster may export the endpoints and not the Service.
+// goneClusters returns the clusters that count as gone, of those that offer a global service or have endpoints in it:
+// one that joined while the deciding cluster was silent is not among the clusters of the existing Service.
 func (t *target) goneClusters() []string {
 	offering := t.offeringClusters()
 	return slices.DeleteFunc(slices.Clone(t.plan.clusters), func(cluster string) bool {
@@ -44,15 +44,12 @@ func (t *target) goneClusters() []string {
 }
 
 // isGone reports whether a cluster counts as gone. While its presence is unknown, the previous broker's result counts.
-func (t *target) isGone(cluster string) bool { return t.plan.gone[cluster] || t.wasGoneLast(cluster) }
+func (t *target) isGone(cluster string) bool {
+	return t.plan.gone[cluster] || t.plan.presenceUnknown[cluster] && t.wasGone(cluster)
+}
 
 // wasGone reports whether the broker that wrote the Service considered the cluster gone.
 func (t *target) wasGone(cluster string) bool {
 	s := t.existing()
 	return s != nil && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGoneClusters], ","), cluster)
-}
-
-// wasGoneLast reports whether nothing newer is known of a cluster than that the previous broker considered it gone.
-func (t *target) wasGoneLast(cluster string) bool {
-	return t.plan.presenceUnknown[cluster] && t.wasGone(cluster)
 }

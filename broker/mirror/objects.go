@@ -86,7 +86,7 @@ func (t *target) noteKnown() *corev1.Service {
 	offering := t.goneClusters()
 	gone := slices.DeleteFunc(slices.Clone(t.plan.clusters), func(cluster string) bool {
 		known := t.wasGone(cluster) || slices.Contains(t.clustersBefore(), cluster)
-		return !slices.Contains(offering, cluster) && !t.wasGoneLast(cluster) && !(known && t.plan.gone[cluster])
+		return !slices.Contains(offering, cluster) && !(known && t.isGone(cluster))
 	})
 	was, noted := s.Annotations[naming.AnnotationGoneClusters]
 	now := strings.Join(gone, ",")

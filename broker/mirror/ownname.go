@@ -186,14 +186,14 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	if uid != "" { // Kubernetes deletes it with the Service
 		out.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: of.name, UID: uid}}
 	}
-	taken := t.hostnamesBefore(h.cluster)
+	taken := t.hostnames.Of(h.cluster)
 	for i := range s.members {
 		m := &s.members[i]
 		if !m.lendable() {
 			continue
 		}
 		e := m.endpoint(t.shape.headless)
-		if e.Hostname != nil && taken[*e.Hostname] {
+		if t.shape.headless && taken[ptr.Deref(e.Hostname, "")] {
 			e.Hostname = nil
 		}
 		out.Endpoints = append(out.Endpoints, e)
@@ -202,26 +202,6 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 		return nil
 	}
 	return out
-}
-
-// hostnamesBefore returns the hostnames of the clusters before one, also of endpoints that these have not exported
-// since this broker started.
-func (t *target) hostnamesBefore(cluster string) map[string]bool {
-	taken := map[string]bool{}
-	if !t.shape.headless {
-		return taken
-	}
-	for _, earlier := range t.plan.clusters {
-		if earlier == cluster {
-			break
-		}
-		if h := t.perCluster[earlier]; h != nil {
-			for m := range h.members {
-				taken[m.hostname()] = true
-			}
-		}
-	}
-	return taken
 }
 
 // lendable reports whether an endpoint is under the own name of a Service that leads to its cluster.
