@@ -194,7 +194,8 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 		})
 		wait, problem := time.Duration(0), ""
 		if look {
-			if err := s.compare(ctx, done); err != nil {
+			n, err := s.compare(ctx, done)
+			if wait = atRate(n); err != nil {
 				wait, problem = retryInterval, fmt.Sprintf("the stored peers cannot be compared: %v", err)
 			}
 			look = problem != ""
@@ -209,7 +210,7 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 				continue
 			}
 			done[cluster] = written{now[cluster], data}
-			wait += time.Duration(len(data)) * time.Second / bytesPerSecond
+			wait += atRate(len(data))
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -232,9 +233,12 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 	}
 }
 
+// atRate is the time within which no more than n bytes may be written.
+func atRate(n int) time.Duration { return time.Duration(n) * time.Second / bytesPerSecond }
+
 // compare removes the peers of remotes that are not configured, and restores and reports the written texts that another
-// writer has changed or deleted.
-func (s *PeerStore) compare(ctx context.Context, done map[string]written) error {
+// writer has changed or deleted. It returns the size of these, in bytes.
+func (s *PeerStore) compare(ctx context.Context, done map[string]written) (n int, _ error) {
 	for i, m := range s.maps {
 		var lost []string
 		if _, err := m.Change(ctx, func(object *corev1.ConfigMap) {
@@ -247,13 +251,14 @@ func (s *PeerStore) compare(ctx context.Context, done map[string]written) error 
 				}
 			}
 		}); err != nil {
-			return err
+			return n, err
 		}
 		for _, cluster := range lost {
 			m.Restored("the peers of " + cluster)
+			n += len(done[cluster].data)
 		}
 	}
-	return nil
+	return n, nil
 }
 
 func put(object *corev1.ConfigMap, cluster string, data []byte) {
