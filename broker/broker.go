@@ -69,12 +69,11 @@ type broker struct {
 	propagation *report.Tracker
 	metrics     *apply.Metrics
 	engines
-	// peering, nodes, networks, agentPods and placing are nil when encryption is off.
-	peering   *peering.Server
-	nodes     *nodes.Nodes
-	networks  *nodes.Networks
-	agentPods *apply.Pods
-	placing   *placing
+	// peering, nodes, networks and placing are nil when encryption is off.
+	peering  *peering.Server
+	nodes    *nodes.Nodes
+	networks *nodes.Networks
+	placing  *placing
 	// standing stores state for the next broker; both are nil when encryption is off. drains and leftovers are nil when
 	// services are off, and presence is nil when services or encryption are off.
 	drains   *stored.Drains
@@ -215,7 +214,6 @@ func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func(
 	}
 	if b.networks != nil {
 		g.Go(func() error { return b.networks.Run(ctx) })
-		g.Go(func() error { return b.agentPods.Run(ctx) })
 		g.Go(func() error { return b.placing.run(ctx) })
 	}
 	if b.presence != nil {

@@ -166,7 +166,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 	b.Helper()
 	p := &peeringBroker{acked: make(chan struct{}, 1), state: peering.NewState(), registry: prometheus.NewRegistry()}
 	p.server = peering.New(peering.Options{
-		Network: func(string) *semaphorev1.NodeNetwork { return nil },
+		Network: func(string) *semaphorev1.NodeNetwork { return nil }, PodsKnown: func() bool { return true },
 		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}},
 		Agents: config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "broker.c1"},
 		Kube:   kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),

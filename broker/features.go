@@ -100,7 +100,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
 	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
 		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
-	b.agentPods = apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
+	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
 	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
 	networks := nodes.NetworksOptions{
@@ -124,11 +124,12 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	}
 	b.peering = peering.New(peering.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
-		Kube: p.unlimited, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
+		Kube: p.unlimited, Nodes: b.nodes, PodsKnown: agentPods.Synced, Network: b.networks.Network, Reports: b.nodes,
+		State:   state,
 		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
 		Traffic: counted,
 	})
-	b.loops = append(b.loops, loop{writer: b.nodes, kind: writes.Node})
+	b.loops = append(b.loops, loop{writer: b.nodes, kind: writes.Node}, loop{writer: agentPods, kind: writes.Pod})
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		b.nodes.Follow(cfg.Families())
 		b.standing.Follow(remoteNames(cfg))

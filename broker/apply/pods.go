@@ -2,13 +2,16 @@ package apply
 
 import (
 	"context"
+	"sync/atomic"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Pods watches the pods of one ServiceAccount, and reports which of them end.
@@ -18,6 +21,7 @@ type Pods struct {
 	serviceAccount string
 	ended          func(types.UID)
 	options        InformerOptions
+	synced         atomic.Bool
 }
 
 // NewPods calls ended with the UID of each pod that is deleted, or whose containers have terminated for good. It may
@@ -26,6 +30,12 @@ func NewPods(kube kubernetes.Interface, namespace, serviceAccount string, ended 
 	options InformerOptions) *Pods {
 	return &Pods{kube: kube, namespace: namespace, serviceAccount: serviceAccount, ended: ended, options: options}
 }
+
+// Synced reports whether the pods are known: the end of each pod that is there from then on is reported.
+func (p *Pods) Synced() bool { return p.synced.Load() }
+
+// Findings returns nothing: Synced shows a failing list.
+func (p *Pods) Findings() []finding.Finding { return nil }
 
 // Run watches until ctx ends, and returns ctx's error.
 func (p *Pods) Run(ctx context.Context) error {
@@ -39,7 +49,10 @@ func (p *Pods) Run(ctx context.Context) error {
 				p.ended(pod.UID)
 			}
 		},
-	}.Run(ctx, p.options, &Store[*corev1.Pod]{}, untilEnd)
+	}.Run(ctx, p.options, &Store[*corev1.Pod]{}, func(ctx context.Context) error {
+		p.synced.Store(true)
+		return untilEnd(ctx)
+	})
 }
 
 // reducePod keeps of a pod what its readers need.

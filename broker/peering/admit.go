@@ -69,7 +69,9 @@ type Admission struct {
 	kube   kubernetes.Interface
 	agents config.Agents
 	nodes  LiveNodes
-	refuse func(reason string)
+	// podsKnown is Options.PodsKnown.
+	podsKnown func() bool
+	refuse    func(reason string)
 	// review returns the agent that a token belongs to. It is Admission.reviewToken except in tests.
 	review func(ctx context.Context, token string) (Agent, error)
 
@@ -79,7 +81,7 @@ type Admission struct {
 
 func newAdmission(o Options) *Admission {
 	a := &Admission{
-		kube: o.Kube, agents: o.Agents, nodes: o.Nodes, refuse: o.Metrics.refused,
+		kube: o.Kube, agents: o.Agents, nodes: o.Nodes, podsKnown: o.PodsKnown, refuse: o.Metrics.refused,
 		admissions: semaphore.NewWeighted(maxAdmissions), renewals: semaphore.NewWeighted(maxRenewals),
 		failures: conns.NewFailures(failureBurst, failureInterval, maxSources),
 	}
@@ -188,6 +190,9 @@ func (a *Admission) reviewToken(ctx context.Context, token string) (Agent, error
 	// The review copies the node from the token, which can outlive a node that is deleted and created again.
 	if !a.nodes.Synced() {
 		return Agent{}, status.Error(codes.Unavailable, "the broker does not know the nodes yet")
+	}
+	if !a.podsKnown() {
+		return Agent{}, status.Error(codes.Unavailable, "the broker does not know the agents' pods yet")
 	}
 	if uid, ok := a.nodes.UID(agent.Node); !ok || uid != agent.NodeUID {
 		return Agent{}, status.Errorf(codes.PermissionDenied,

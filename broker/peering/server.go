@@ -59,6 +59,8 @@ type Options struct {
 	Agents  config.Agents
 	Kube    kubernetes.Interface
 	Nodes   LiveNodes
+	// PodsKnown reports whether PodDeleted is called for each pod that ends from now on; no agent is admitted before.
+	PodsKnown func() bool
 	// Network returns the pod network of a node, which is immutable; nil while it is unknown. If the function is nil,
 	// no network is known.
 	Network func(node string) *semaphorev1.NodeNetwork

@@ -111,6 +111,7 @@ func newBench(t *testing.T) *bench {
 			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	client := b.start(b.admin)
+	client.watchPods(t)
 	b.server, b.conn = client.server, client.conn
 	return b
 }
@@ -118,18 +119,34 @@ func newBench(t *testing.T) *bench {
 type running struct {
 	server *Server
 	conn   *grpc.ClientConn
+	pods   *apply.Pods
 }
 
-// start serves, asking kube who agents are. TLS is left out: the federation tests have it.
+// watchPods watches the agents' pods until the test ends, and returns when they are known.
+func (r running) watchPods(t *testing.T) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.pods.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-done })
+	testkit.Eventually(t, time.Minute, "the pods are known", testkit.True(r.pods.Synced))
+}
+
+// start serves, asking kube who agents are; none is admitted before watchPods. TLS is left out: the federation tests
+// have it.
 func (b *bench) start(kube kubernetes.Interface) running {
 	b.t.Helper()
-	s := New(Options{
-		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, Agents: agents,
-		Kube: kube, Nodes: b.nodes, Network: b.nodes.Network, Reports: b.nodes, State: b.state,
+	var s *Server
+	options := apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)}
+	pods := apply.NewPods(b.admin, "semaphore", "semaphore-agent", func(uid types.UID) { s.PodDeleted(uid) },
+		options.Informers())
+	s = New(Options{
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, Agents: agents, Kube: kube, Nodes: b.nodes,
+		PodsKnown: pods.Synced, Network: b.nodes.Network, Reports: b.nodes, State: b.state,
 		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	return running{s, serve(b.t, s)()}
+	return running{s, serve(b.t, s)(), pods}
 }
 
 func (b *bench) node(name string) *corev1.Node {
@@ -295,6 +312,7 @@ func TestAdmission(t *testing.T) {
 		cfg := rest.CopyConfig(b.rest)
 		cfg.Impersonate.UserName = "nobody"
 		weak := b.start(kubernetes.NewForConfigOrDie(cfg))
+		weak.watchPods(t)
 		if err := end(attach(t, weak.conn, good)); status.Code(err) != codes.Unavailable {
 			t.Errorf("%v", err)
 		}
@@ -324,13 +342,13 @@ func TestAdmission(t *testing.T) {
 	t.Run("the pod is deleted under a stream", func(t *testing.T) {
 		pod := b.pod("deleted", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
-		watching, stop := context.WithCancel(ctx)
-		done := make(chan struct{})
-		pods := apply.NewPods(b.admin, "semaphore", "semaphore-agent", b.server.PodDeleted,
-			apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)}.Informers())
-		go func() { defer close(done); _ = pods.Run(watching) }()
-		defer func() { stop(); <-done }()
-		stream := attach(t, b.conn, token)
+		fresh := b.start(b.admin)
+		_, err := attach(t, fresh.conn, token).Recv()
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "agents' pods") {
+			t.Fatalf("before the pods are known: %v", err)
+		}
+		fresh.watchPods(t)
+		stream := attach(t, fresh.conn, token)
 		testkit.Value(stream.Recv())(t)
 		testkit.Must(t, b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted",
 			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
@@ -344,7 +362,7 @@ func TestAdmission(t *testing.T) {
 		case <-time.After(reviewInterval / 2):
 			t.Fatal("the stream has not ended before its token is reviewed again")
 		}
-		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied &&
+		if err := end(attach(t, fresh.conn, token)); status.Code(err) != codes.PermissionDenied &&
 			status.Code(err) != codes.Unauthenticated {
 			t.Errorf("another stream of it: %v", err)
 		}
