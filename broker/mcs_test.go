@@ -19,7 +19,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -106,7 +105,7 @@ func TestServiceImports(t *testing.T) {
 		return true, ""
 	})
 
-	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
+	testkit.Value(mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
 	var last *mcsv1beta1.ServiceImport
 	imported := func(name, want string) {
 		t.Helper()
@@ -243,7 +242,7 @@ func TestServiceImports(t *testing.T) {
 	eventually(t, "the broker is ready without the API", func() (bool, string) {
 		return get("http://" + w.cfg.Listen.HTTP + "/readyz")
 	})
-	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
+	testkit.Value(mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(w.rest)))(t)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
 	theirs := w.foreignImport(t, client)

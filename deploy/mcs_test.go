@@ -14,7 +14,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -66,7 +65,7 @@ func TestImportWritesElsewhere(t *testing.T) {
 // applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
 func (s *server) applyImports(t *testing.T, text string) {
 	t.Helper()
-	testkit.Value(definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(s.admin)))(t)
+	testkit.Value(mcs.ApplyDefinitions(t.Context(), dynamic.NewForConfigOrDie(s.admin)))(t)
 	s.applied(t, text)
 }
 

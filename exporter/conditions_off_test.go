@@ -11,7 +11,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/mcstest"
@@ -50,7 +49,7 @@ func TestConditionsGoWithTheFeature(t *testing.T) {
 	write(theirs, "Theirs")
 	write(ours, "Valid", "Ready", "Conflict")
 	// The earlier exporter wrote v1alpha1. Since then the definitions were upgraded.
-	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	_, err = mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	theirs, err = mcs.New(cfg, "theirs")
 	testkit.Must(t, err)

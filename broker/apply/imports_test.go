@@ -15,7 +15,6 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/mcstest"
@@ -57,7 +56,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	}
 	apply := func() {
 		t.Helper()
-		testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
+		testkit.Value(mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 	}
 	problem("there are none", "no ServiceImports are written", mcsv1beta1.ServiceExportFullName)
 	apply()
@@ -138,7 +137,7 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 	if n := len(withoutLists(requests.Take())); n > 4 {
 		t.Errorf("%d writes of two imports and their status", n)
 	}
-	testkit.Value(definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
+	testkit.Value(mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 	has("all fields", func(i *mcsv1beta1.ServiceImport) bool {
 		wanted = wanted.DeepCopy()
 		wanted.Spec.Ports[0].Port++

@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -37,7 +36,7 @@ const finalizer = "example.org/protection"
 func TestForeignFinalizer(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
-	testkit.Value(definitions.Apply(t.Context(), dynamic.NewForConfigOrDie(cfg)))(t)
+	testkit.Value(mcs.ApplyDefinitions(t.Context(), dynamic.NewForConfigOrDie(cfg)))(t)
 	client, requests := counted(cfg)
 	wrapped := rest.CopyConfig(cfg)
 	wrapped.Wrap(requests.Wrap)

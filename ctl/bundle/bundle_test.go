@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 
@@ -135,7 +135,7 @@ func createBundled(t *testing.T, cfg *rest.Config) {
 		"globalnetworkpolicies", "networkpolicies")
 	kubetest.InstallRemoteClusters(t, cfg)
 	client := dynamic.NewForConfigOrDie(cfg)
-	testkit.Value(definitions.Apply(t.Context(), client))(t)
+	testkit.Value(mcs.ApplyDefinitions(t.Context(), client))(t)
 	groups := discovery.NewDiscoveryClientForConfigOrDie(cfg)
 	for text := range strings.SplitSeq(bundledYAML, "\n---\n") {
 		var o unstructured.Unstructured

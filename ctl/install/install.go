@@ -25,7 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
@@ -389,7 +389,7 @@ func definitionRef(objects []*unstructured.Unstructured) (apply.Ref, bool) {
 // defineMCS applies the definitions of the Multi-Cluster Services API that are absent or older, with the caller's
 // rights: no part may write any.
 func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
-	done, err := definitions.Apply(ctx, i.Client)
+	done, err := mcs.ApplyDefinitions(ctx, i.Client)
 	for _, d := range done {
 		fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
 			d.Name, d.Action, show.Printable(d.Why))

@@ -20,7 +20,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/mcstest"
@@ -112,10 +111,10 @@ func TestServiceExports(t *testing.T) {
 	// The upgrade to definitions that serve v1beta1 and store it: the exports are not sent again, and what changes
 	// afterwards by the new version is followed.
 	head := c.Journal().Head()
-	upgraded, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	upgraded, err := mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	for _, d := range upgraded {
-		if d.Action != definitions.Update {
+		if d.Action != mcs.Updated {
 			t.Errorf("the definition %s was %s: %s", d.Name, d.Action, d.Why)
 		}
 	}
@@ -171,7 +170,7 @@ func TestServiceExports(t *testing.T) {
 	}
 	moves("10.1.1.2")
 	says("endpointslice shop/echo-1", "service shop/echo")
-	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	_, err = mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	soon(t, func() error {
 		if problems := finding.Texts(w.Findings()); len(problems) > 0 {
@@ -203,7 +202,7 @@ func TestServiceExports(t *testing.T) {
 	says("endpointslice shop/echo-1", "service shop/echo")
 
 	// It comes back: what is not exported any more goes.
-	_, err = definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	_, err = mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	says()
 	export.Spec = mcsv1beta1.ServiceExportSpec{}

@@ -22,7 +22,6 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -142,7 +141,7 @@ func TestOf(t *testing.T) {
 func TestWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	_, err := mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	client, err := mcs.New(cfg, "semaphore-exporter")
 	testkit.Must(t, err)

@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -79,7 +78,7 @@ func newWorld(t testing.TB, n int) *world {
 	w := &world{t: t, own: (&answer{}).set("", true), other: (&answer{}).set("", true), now: time.Now()}
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	_, err := definitions.Apply(ctx, dynamic.NewForConfigOrDie(cfg))
+	_, err := mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	testkit.Must(t, err)
 	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
 	cfg = rest.CopyConfig(cfg)

@@ -29,7 +29,6 @@ import (
 	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -88,7 +87,7 @@ func customs() []custom {
 			inStatus: &damage{"conditions", "status.conditions[0].lastTransitionTime", []any{condition}},
 			example:  example,
 			install: func(t *testing.T, cfg *rest.Config) {
-				for _, d := range testkit.Value(definitions.All())(t) {
+				for _, d := range testkit.Value(mcs.Definitions())(t) {
 					define(t, cfg, d, kind, bad.field)
 				}
 			},

@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -106,7 +105,7 @@ func newEnvironment(t *testing.T) *environment {
 func (e *environment) define(change func(*apiextensionsv1.CustomResourceDefinition)) {
 	e.t.Helper()
 	all := e.crds.ApiextensionsV1().CustomResourceDefinitions()
-	for _, d := range testkit.Value(definitions.All())(e.t) {
+	for _, d := range testkit.Value(Definitions())(e.t) {
 		change(d)
 		have, err := all.Get(e.t.Context(), d.Name, metav1.GetOptions{})
 		if err == nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -42,7 +41,7 @@ func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
 	for _, name := range namespaces[1:] {
 		kubetest.Namespace(b, c, name)
 	}
-	testkit.Value(definitions.Apply(b.Context(), dynamic.NewForConfigOrDie(c.rest)))(b)
+	testkit.Value(mcs.ApplyDefinitions(b.Context(), dynamic.NewForConfigOrDie(c.rest)))(b)
 	client := testkit.Value(mcs.New(c.rest, "bench"))(b)
 	c.exports, c.imports = client.Exports(), client.Imports()
 	testkit.Eventually(b, time.Minute, "the API is served", func() error {

@@ -28,7 +28,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
@@ -160,7 +159,7 @@ func newMCSBed(ctx context.Context, t testing.TB, s *Scenario) *mcsBed {
 	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
 		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
 	for _, c := range s.tb.Clusters() {
-		testkit.Value(definitions.Apply(ctx, c.Dynamic))(t)
+		testkit.Value(mcs.ApplyDefinitions(ctx, c.Dynamic))(t)
 		client := testkit.Value(mcs.New(c.REST, "test"))(t)
 		b.exports[c], b.imports[c] = client.Exports(), client.Imports()
 	}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
@@ -69,7 +69,7 @@ func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, er
 // installs semaphore and the workloads. c2 exports echo.
 func (s *Scenario) Prepare(ctx context.Context) error {
 	for _, c := range s.tb.Clusters() {
-		if _, err := definitions.Apply(ctx, c.Dynamic); err != nil {
+		if _, err := mcs.ApplyDefinitions(ctx, c.Dynamic); err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}
 	}

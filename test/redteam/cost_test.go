@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -65,7 +65,7 @@ func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
 
 // withMCS enables the Multi-Cluster Services API.
 func withMCS(v *victim) {
-	_, err := definitions.Apply(v.t.Context(), dynamic.NewForConfigOrDie(v.rest))
+	_, err := mcs.ApplyDefinitions(v.t.Context(), dynamic.NewForConfigOrDie(v.rest))
 	if err == nil {
 		_, err = v.kube.CoreV1().Namespaces().Create(v.t.Context(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})

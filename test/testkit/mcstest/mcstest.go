@@ -7,7 +7,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -16,7 +16,7 @@ import (
 // differs.
 func V02(tb testing.TB) []*apiextensionsv1.CustomResourceDefinition {
 	tb.Helper()
-	all := testkit.Value(definitions.All())(tb)
+	all := testkit.Value(mcs.Definitions())(tb)
 	for _, d := range all {
 		d.Labels = nil
 		d.Spec.Versions = slices.DeleteFunc(d.Spec.Versions,

@@ -1,4 +1,4 @@
-package definitions
+package mcs
 
 import (
 	"fmt"
@@ -6,24 +6,16 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
 
-func TestMain(m *testing.M) {
-	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(m)
-}
-
-func TestDecide(t *testing.T) {
+func TestDecideDefinition(t *testing.T) {
 	of := func(labels ...string) *apiextensionsv1.CustomResourceDefinition {
 		d := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
 		if len(labels) > 0 {
@@ -41,30 +33,31 @@ func TestDecide(t *testing.T) {
 		want Action
 		why  string
 	}{
-		{of(), Update, "before v0.4"},
-		{of("v0.4.1", "3"), Update, "older than v0.5.2, revision 1"},
-		{of("v0.5.2", "0"), Update, "older"},
-		{of("v0.5.2", "1"), Leave, "it is of v0.5.2, revision 1"},
-		{of("v0.5.2", "2"), Leave, "newer"},
-		{of("v0.5.10", "0"), Leave, "newer"},
-		{of("v1.0.0", "0"), Leave, "newer"},
-		{of("v0.6.0-rc.1", "0"), Leave, "newer"},
-		{of("main", "0"), Leave, "no release"},
-		{deleted, Leave, "being deleted"},
+		{of(), Updated, "before v0.4"},
+		{of("v0.4.1", "3"), Updated, "older than v0.5.2, revision 1"},
+		{of("v0.5.2", "0"), Updated, "older"},
+		{of("v0.5.2", "1"), Left, "it is of v0.5.2, revision 1"},
+		{of("v0.5.2", "2"), Left, "newer"},
+		{of("v0.5.10", "0"), Left, "newer"},
+		{of("v1.0.0", "0"), Left, "newer"},
+		{of("v0.6.0-rc.1", "0"), Left, "newer"},
+		{of("main", "0"), Left, "no release"},
+		{deleted, Left, "being deleted"},
 	} {
-		if got, why := decide(c.have, of("v0.5.2", "1")); got != c.want || !strings.Contains(why, c.why) {
+		got, why := decideDefinition(c.have, of("v0.5.2", "1"))
+		if got != c.want || !strings.Contains(why, c.why) {
 			t.Errorf("%v: %s, %q; want %s, %q", c.have, got, why, c.want, c.why)
 		}
 	}
 }
 
-// TestApply: an apiserver gets the definitions once, definitions of v0.2 (only v1alpha1) are updated, and newer ones
-// are kept. The version of the API is the newest that both definitions serve.
-func TestApply(t *testing.T) {
+// TestApplyDefinitions: an apiserver gets the definitions once, those of v0.2 (only v1alpha1) are updated, and newer
+// ones are kept. The version of the API is the newest that both definitions serve.
+func TestApplyDefinitions(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
-	client := testkit.Value(mcs.New(cfg, "test"))(t)
+	client := testkit.Value(New(cfg, "test"))(t)
 	version := func(want string) {
 		t.Helper()
 		testkit.Eventually(t, 10*time.Second, "the version", func() error {
@@ -80,7 +73,7 @@ func TestApply(t *testing.T) {
 	}
 	version("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
 
-	all := testkit.Value(All())(t)
+	all := testkit.Value(Definitions())(t)
 	for _, d := range all { // before v0.4: only v1alpha1, without a label
 		d.Labels = nil
 		var old []apiextensionsv1.CustomResourceDefinitionVersion
@@ -96,7 +89,7 @@ func TestApply(t *testing.T) {
 	version("v1alpha1")
 	apply := func(want Action) {
 		t.Helper()
-		done := testkit.Value(Apply(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
+		done := testkit.Value(ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg)))(t)
 		for _, d := range done {
 			if d.Action != want {
 				t.Errorf("%s was %s (%s), not %s", d.Name, d.Action, d.Why, want)
@@ -106,11 +99,11 @@ func TestApply(t *testing.T) {
 			t.Errorf("%d definitions", len(done))
 		}
 	}
-	apply(Update)
+	apply(Updated)
 	version("v1beta1")
-	apply(Leave)
+	apply(Left)
 	newer := kubetest.Get(t, crds, all[0].Name)
 	newer.Labels["multicluster.x-k8s.io/release-version"] = "v9.0.0"
 	kubetest.Update(t, crds, newer)
-	apply(Leave)
+	apply(Left)
 }

@@ -1,6 +1,4 @@
-// Package definitions applies the CustomResourceDefinitions of the Multi-Cluster Services API, with the rights of
-// the person who runs semaphorectl: no part may write CustomResourceDefinitions.
-package definitions
+package mcs
 
 import (
 	"cmp"
@@ -21,12 +19,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// resource is that of CustomResourceDefinitions.
-var resource = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
+// This file applies the CustomResourceDefinitions of the API, with the rights of the person who runs semaphorectl: no
+// part may write CustomResourceDefinitions.
 
-// All returns the definitions of the release of sigs.k8s.io/mcs-api that this build has. It fails if they cannot be
+// definitionsOf is their resource.
+var definitionsOf = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
+
+// Definitions returns those of the release of sigs.k8s.io/mcs-api that this build has. It fails if they cannot be
 // decoded.
-func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+func Definitions() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	var all []*apiextensionsv1.CustomResourceDefinition
 	for _, data := range [][]byte{crd.ServiceExportCRD, crd.ServiceImportCRD} {
 		d := &apiextensionsv1.CustomResourceDefinition{}
@@ -42,34 +43,34 @@ func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 type Action string
 
 const (
-	Create Action = "created"
-	Update Action = "updated"
-	Leave  Action = "left"
+	Created Action = "created"
+	Updated Action = "updated"
+	Left    Action = "left"
 )
 
-// decide returns what to do with the definition that a cluster has, and why. Another installation may have
+// decideDefinition returns what to do with the definition that a cluster has, and why. Another installation may have
 // applied a newer one, so it never replaces a definition by an older one.
-func decide(have, want metav1.Object) (Action, string) {
+func decideDefinition(have, want metav1.Object) (Action, string) {
 	if have.GetDeletionTimestamp() != nil {
-		return Leave, "it is being deleted: run this again when it has gone"
+		return Left, "it is being deleted: run this again when it has gone"
 	}
 	is, known := releaseOf(have)
 	wanted, _ := releaseOf(want)
 	if !known {
 		// Releases before v0.4 have no label; their schema lacks fields that this one has.
 		if have.GetLabels()[crd.ReleaseVersionLabel] == "" {
-			return Update, "it is of a release before v0.4"
+			return Updated, "it is of a release before v0.4"
 		}
-		return Leave, fmt.Sprintf("its label %s is %q, which is no release", crd.ReleaseVersionLabel,
+		return Left, fmt.Sprintf("its label %s is %q, which is no release", crd.ReleaseVersionLabel,
 			have.GetLabels()[crd.ReleaseVersionLabel])
 	}
 	switch order := slices.Compare(is[:], wanted[:]); {
 	case order < 0:
-		return Update, fmt.Sprintf("it is of %s, older than %s", is, wanted)
+		return Updated, fmt.Sprintf("it is of %s, older than %s", is, wanted)
 	case order > 0:
-		return Leave, fmt.Sprintf("it is of %s, newer than %s", is, wanted)
+		return Left, fmt.Sprintf("it is of %s, newer than %s", is, wanted)
 	}
-	return Leave, fmt.Sprintf("it is of %s", is)
+	return Left, fmt.Sprintf("it is of %s", is)
 }
 
 // release is the version of a definition: that of the release, and the revision within it.
@@ -109,14 +110,14 @@ type Applied struct {
 	Why string
 }
 
-// Apply creates the definitions that are absent and updates older ones. It ends with the first request that fails, and
-// returns the definitions before that one.
-func Apply(ctx context.Context, client dynamic.Interface) ([]Applied, error) {
-	all, err := All()
+// ApplyDefinitions creates the definitions that are absent and updates older ones. It ends with the first request that
+// fails, and returns the definitions before that one.
+func ApplyDefinitions(ctx context.Context, client dynamic.Interface) ([]Applied, error) {
+	all, err := Definitions()
 	if err != nil {
 		return nil, err
 	}
-	definitions := client.Resource(resource)
+	definitions := client.Resource(definitionsOf)
 	var done []Applied
 	for _, d := range all {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(d)
@@ -124,15 +125,15 @@ func Apply(ctx context.Context, client dynamic.Interface) ([]Applied, error) {
 			return done, err
 		}
 		want := &unstructured.Unstructured{Object: content}
-		action, why := Create, "there is none"
+		action, why := Created, "there is none"
 		have, err := definitions.Get(ctx, d.Name, metav1.GetOptions{})
 		if err == nil {
-			action, why = decide(have, want)
+			action, why = decideDefinition(have, want)
 		}
 		switch {
 		case apierrors.IsNotFound(err):
 			_, err = definitions.Create(ctx, want, metav1.CreateOptions{FieldManager: "semaphorectl"})
-		case action == Update:
+		case action == Updated:
 			labels := have.GetLabels()
 			if labels == nil {
 				labels = map[string]string{}
