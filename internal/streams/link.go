@@ -22,23 +22,12 @@ import (
 // This file keeps a stream from one part to another: it dials, lets the caller run the stream, and begins again
 // whenever it ends.
 
-// Pings find within 15 s that the other end no longer answers; servers allow them every 5 s, see
+// Keepalives find a half-open connection in 15 s; servers allow them every 5 s, see
 // https://github.com/grpc/grpc-go/blob/master/Documentation/keepalive.md.
 const (
 	pingEvery   = 10 * time.Second
 	pingTimeout = 5 * time.Second
 )
-
-// The kernel probes a connection that is silent for probeAfter, every probeEvery, and ends one that has received
-// nothing for pingTimeout: gRPC makes that its TCP_USER_TIMEOUT, see tcp(7). So the end of a killed leader's pod is
-// noticed within 6 s, when the next one leads.
-const (
-	probeAfter = 3 * time.Second
-	probeEvery = time.Second
-)
-
-var dialer = net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: probeAfter, Interval: probeEvery,
-	Count: int(pingTimeout / probeEvery)}}
 
 // connectWithin is the timeout of a connection.
 const connectWithin = 5 * time.Second
@@ -129,7 +118,7 @@ func once(ctx context.Context, end End, address string,
 	carry func(context.Context, *grpc.ClientConn) error) (reached bool, err error) {
 	var accepted atomic.Bool
 	dial := func(ctx context.Context, address string) (net.Conn, error) {
-		conn, err := dialer.DialContext(ctx, "tcp", address)
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err == nil {
 			accepted.Store(true)
 		}
