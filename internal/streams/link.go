@@ -29,12 +29,18 @@ const (
 	pingTimeout = 5 * time.Second
 )
 
-// connectWithin is the timeout of a connection.
-const connectWithin = 5 * time.Second
+// connectWithin is the timeout of a connection with its TLS handshake. An address that does not answer at all, such as
+// that of a killed leader until the next one leads, is given up after answersWithin, in which a lost packet is sent
+// once more.
+const (
+	connectWithin = 5 * time.Second
+	answersWithin = 2 * time.Second
+)
 
 // A stream that failed is retried after minBackoff, then twice as long, up to maxBackoff, with jitter, so that
 // thousands of agents do not return to a new broker at one moment. As long as nothing accepts the connection, an
-// attempt costs nobody anything, and the wait is maxUnreached at most: a broker that begins to lead is soon found.
+// attempt costs nobody anything: the wait counts from its begin, and is maxUnreached at most, so that a broker that
+// begins to lead is soon found.
 // After a stream that lasted for a while the backoff starts over.
 const (
 	minBackoff   = 500 * time.Millisecond
@@ -103,10 +109,14 @@ func keep(ctx context.Context, addresses []string, try func(address string) (boo
 		} else {
 			wait = min(2*wait, longest)
 		}
+		pause = pause/2 + rand.N(pause/2)
+		if !reached && !held && !exhausted(err) {
+			pause -= time.Since(started)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(pause/2 + rand.N(pause/2)):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -118,7 +128,7 @@ func once(ctx context.Context, end End, address string,
 	carry func(context.Context, *grpc.ClientConn) error) (reached bool, err error) {
 	var accepted atomic.Bool
 	dial := func(ctx context.Context, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		conn, err := (&net.Dialer{Timeout: answersWithin}).DialContext(ctx, "tcp", address)
 		if err == nil {
 			accepted.Store(true)
 		}

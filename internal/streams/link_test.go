@@ -22,7 +22,7 @@ import (
 )
 
 // TestKeepBacksOffAndStartsOver: the backoff grows up to maxBackoff, or up to maxUnreached while nothing accepts the
-// connection, and starts over after a stream that lasted for a while.
+// connection, counted from the begin of the attempt, and starts over after a stream that lasted for a while.
 func TestKeepBacksOffAndStartsOver(t *testing.T) {
 	for reached, longest := range map[bool]time.Duration{true: maxBackoff, false: maxUnreached} {
 		synctest.Test(t, func(t *testing.T) {
@@ -34,6 +34,10 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 			try := func(string) (bool, error) {
 				at = append(at, time.Since(started))
 				switch len(at) {
+				case 7:
+					if !reached {
+						time.Sleep(answersWithin)
+					}
 				case 8:
 					time.Sleep(2 * heldLong) // this stream lasts long enough
 					return true, failed
