@@ -270,7 +270,10 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client, s.echoURL+"/")
+	stream, err := s.startTraffic(ctx, client, s.echoURL+"/")
+	if err != nil {
+		return "", err
+	}
 	defer stream.stop()
 
 	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo",
@@ -345,7 +348,10 @@ func ownName(ctx context.Context, s *Scenario) (string, error) {
 	if err := until(ctx, settle, func() error { return s.globalHas(ctx, "web", 2) }); err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client, webURL+"/")
+	stream, err := s.startTraffic(ctx, client, webURL+"/")
+	if err != nil {
+		return "", err
+	}
 	defer stream.stop()
 	answered := func(by string) error {
 		return until(ctx, settle, func() error {
@@ -407,7 +413,10 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stream := s.startTraffic(ctx, client, s.echoURL+"/")
+	stream, err := s.startTraffic(ctx, client, s.echoURL+"/")
+	if err != nil {
+		return "", err
+	}
 	defer stream.stop()
 
 	// A killed broker does not release its Lease, so the standby waits until the Lease expires. Its pod is deleted too,

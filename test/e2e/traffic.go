@@ -1,16 +1,20 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -242,37 +246,69 @@ type tally struct {
 	last     map[string]time.Time // when a pod that answered was last asked
 }
 
+// asking requests a URL again and again, each time on a new connection. For each request it prints a line: when it asked,
+// in seconds since the machine started, curl's exit code, and what curl printed. It is one process of the pod: to start
+// one for each request takes ten times as long as the request.
+const asking = `while read -r asked _ < /proc/uptime; do
+said=$(curl -sS --max-time "$2" "$1" 2>&1)
+printf '%s %s %s\n' "$asked" "$?" "$said"
+sleep 0.05
+done`
+
 // startTraffic sends requests from a pod continuously, each on a new connection.
-func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod, url string) *traffic {
+func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod, url string) (*traffic, error) {
+	from, err := s.c1.Pod(ctx, pod.Namespace, pod.Name)
+	if err != nil {
+		return nil, err
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
 	t := &traffic{}
 	t.byPod, t.last = map[string]int{}, map[string]time.Time{}
 	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			asked := time.Now()
-			a, err := s.fetchURL(ctx, pod, url, patience)
-			if ctx.Err() != nil {
-				return
-			}
-			t.mu.Lock()
-			if err != nil {
-				t.failed = append(t.failed, err.Error())
-			} else {
-				t.answered++
-				t.byPod[a.Pod]++
-				t.last[a.Pod] = asked
-			}
-			t.mu.Unlock()
+	var running sync.WaitGroup
+	running.Go(func() {
+		err := from.ExecTo(ctx, write, "sh", "-c", asking, "sh", url, fmt.Sprint(patience.Seconds()))
+		write.Close()
+		if ctx.Err() == nil {
+			t.add("", "", fmt.Sprintf("the requests ended early: %v", err))
 		}
-	}()
+	})
+	running.Go(func() {
+		for lines := bufio.NewScanner(read); lines.Scan(); {
+			asked, rest, _ := strings.Cut(lines.Text(), " ")
+			code, said, _ := strings.Cut(rest, " ")
+			t.add(asked, code, said)
+		}
+	})
 	t.stop = func() tally {
 		cancel()
-		<-done
+		read.Close()
+		running.Wait()
 		return t.tally
 	}
-	return t
+	return t, nil
+}
+
+// add counts a line of asking.
+func (t *traffic) add(asked, code, said string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var a answer
+	var since unix.Timespec
+	up, err := strconv.ParseFloat(asked, 64)
+	if err == nil {
+		err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &since)
+	}
+	if code != "0" || err != nil || json.Unmarshal([]byte(said), &a) != nil {
+		t.failed = append(t.failed, strings.TrimSpace(asked+" "+code+" "+said))
+		return
+	}
+	t.answered++
+	t.byPod[a.Pod]++
+	t.last[a.Pod] = time.Now().Add(time.Duration(up*1e9) - time.Duration(since.Nano()))
 }
 
 // globalHas returns nil once a global service has this number of endpoints in c1: then its broker knows what both

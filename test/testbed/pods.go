@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -173,26 +174,33 @@ func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...st
 
 // Exec is ExecPod for a known pod.
 func (p *Pod) Exec(ctx context.Context, args ...string) (string, error) {
-	fail := func(out string, err error, more string) (string, error) {
-		return out, fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name,
+	var stdout bytes.Buffer
+	err := p.ExecTo(ctx, &stdout, args...)
+	return stdout.String(), err
+}
+
+// ExecTo is Exec with a writer for stdout. A process that outlives ctx ends when it writes to a pipe that nobody reads.
+func (p *Pod) ExecTo(ctx context.Context, stdout io.Writer, args ...string) error {
+	fail := func(err error, more string) error {
+		return fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name,
 			p.Node.cluster.Name, err, more)
 	}
 	if p.Container.PID == 0 {
-		return fail("", errors.New("its first container does not run"), "")
+		return fail(errors.New("its first container does not run"), "")
 	}
 	pid, err := p.Node.PID()
 	if err != nil {
-		return fail("", err, "")
+		return fail(err, "")
 	}
-	var stdout, stderr bytes.Buffer
+	var stderr bytes.Buffer
 	err = spawn.Join(ctx, pid, spawn.JoinSpec{
 		Args: append([]string{"runc", "--root", "/run/containerd/runc/k8s.io", "exec", p.Container.ID}, args...),
-		Env:  nodeEnv(), Groups: p.Node.cluster.tb.cgroups.FilesInside(p.Node.daemons()), Stdout: &stdout, Stderr: &stderr,
+		Env:  nodeEnv(), Groups: p.Node.cluster.tb.cgroups.FilesInside(p.Node.daemons()), Stdout: stdout, Stderr: &stderr,
 	})
 	if err != nil {
-		return fail(stdout.String(), err, errorOutput(&stderr))
+		return fail(err, errorOutput(&stderr))
 	}
-	return stdout.String(), nil
+	return nil
 }
 
 // KillPod kills the processes of all containers of a pod, like a crash.
