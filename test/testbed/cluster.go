@@ -84,7 +84,7 @@ func (c *Cluster) up(ctx context.Context) error {
 	}
 	done()
 	g, ctx := errgroup.WithContext(ctx)
-	apiserver, calico, nodes := newGate(), newGate(), newGate()
+	apiserver, calico := newGate(), newGate()
 	g.Go(func() error {
 		if err := c.startControlPlane(ctx); err != nil {
 			return err
@@ -114,13 +114,10 @@ func (c *Cluster) up(ctx context.Context) error {
 		if err := c.routePods(ctx); err != nil {
 			return err
 		}
-		nodes.open()
-		return c.waitMesh(ctx)
-	})
-	g.Go(func() error {
-		if err := nodes.wait(ctx); err != nil {
+		if err := c.waitMesh(ctx); err != nil {
 			return err
 		}
+		// Only now: each answer that a missing route loses makes the patience with the next one longer.
 		return c.waitDNS(ctx, c.Nodes[0])
 	})
 	return g.Wait()

@@ -133,6 +133,8 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 		"--authentication-skip-lookup=true",
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--concurrent-gc-syncs=2",
+		// A node that was not ready at one look has a taint until the next one, 5 s later by default.
+		"--node-monitor-period=1s",
 		"--profiling=false",
 	}, masks...), c.tb.paths.ControllerManager)
 }
