@@ -336,7 +336,7 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	for _, args := range [][]string{
 		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter",
 			"deployment/semaphore-broker", "daemonset/semaphore-agent"},
-		{"apply", "-k", dir},
+		{"apply", "-k", dir, "-l", "app.kubernetes.io/component=cleanup"},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=300s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=300s"},
 		// kubectl waits for one object after the other, at five requests a second.

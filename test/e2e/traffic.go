@@ -246,9 +246,9 @@ type tally struct {
 	last     map[string]time.Time // when a pod that answered was last asked
 }
 
-// asking requests a URL again and again, each time on a new connection. For each request it prints a line: when it asked,
-// in seconds since the machine started, curl's exit code, and what curl printed. It is one process of the pod: to start
-// one for each request takes ten times as long as the request.
+// asking requests a URL again and again, each time on a new connection. For each request it prints a line: when it
+// asked, in seconds since the machine started, curl's exit code, and what curl printed. It is one process of the pod:
+// to start one for each request takes ten times as long as the request.
 const asking = `while read -r asked _ < /proc/uptime; do
 said=$(curl -sS --max-time "$2" "$1" 2>&1)
 printf '%s %s %s\n' "$asked" "$?" "$said"
