@@ -40,8 +40,8 @@ const poll, quiet = 300 * time.Millisecond, time.Second
 
 // Applier writes objects to one cluster, and reports on progress the reasons why it waits.
 type Applier struct {
+	*fleet.Cluster
 	Client   dynamic.Interface
-	Cluster  *fleet.Cluster
 	progress io.Writer
 	// Force takes over fields that other field managers own.
 	Force bool

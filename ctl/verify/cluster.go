@@ -30,7 +30,6 @@ import (
 )
 
 type verified struct {
-	*fleet.Cluster
 	*apply.Applier
 	number int
 	name   string
@@ -59,7 +58,7 @@ func (c *verified) readConfig(ctx context.Context, configMap string) (p fleet.Pa
 
 // openVerified reads the properties of a cluster on which the checks depend.
 func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (_ *verified, err error) {
-	out := &verified{Cluster: c, Applier: apply.New(c, progress), pods: map[string]Pod{}}
+	out := &verified{Applier: apply.New(c, progress), pods: map[string]Pod{}}
 	if out.broker, err = c.Part(ctx, fleet.Broker, ""); err != nil {
 		return nil, err
 	}

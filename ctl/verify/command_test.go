@@ -132,7 +132,7 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verified{Cluster: c, Applier: apply.New(c, io.Discard), calico: calico.GroupVersion,
+	return &verified{Applier: apply.New(c, io.Discard), calico: calico.GroupVersion,
 		pods: map[string]Pod{}}, nil
 }
 
@@ -190,7 +190,7 @@ func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 					Request: r, Body: io.NopCloser(strings.NewReader(`{"apiVersion":"v1","kind":"ServiceList","items":[]}`))}, nil
 			})})
 		must(t, err)
-		w := &way{&verified{name: "c1", noCorefile: errors.New("it is not asked for"), Cluster: c},
+		w := &way{&verified{name: "c1", noCorefile: errors.New("it is not asked for"), Applier: apply.New(c, io.Discard)},
 			&verified{name: "c2"}, map[Name]Check{PodIP: {Result: Passed}}}
 		v := &verifier{timeout: 20 * time.Second, namespace: "sem-verify-test",
 			progress: &progress{w: io.Discard, began: time.Now()}}
