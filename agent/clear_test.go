@@ -377,8 +377,9 @@ func TestConfiguredSource(t *testing.T) {
 				"routeSource 10.1.1.7 is no address of this node")
 		})
 		ip(t, "addr add 10.1.1.7/32 dev lo")
+		// Not by its number: ip fails if the table does not exist yet.
 		eventually(t, "the route has it",
-			func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16 table 7394"), "src 10.1.1.7") })
+			func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16 table all"), "src 10.1.1.7") })
 		eventually(t, "nothing is reported any longer", func() bool { return len(b.newest().GetProblems()) == 0 })
 	})
 }
