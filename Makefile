@@ -108,7 +108,7 @@ test-documents:
 .PHONY: test-agent
 test-agent:
 	@echo "== the agent on nodes of namespaces"
-	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 $(AGENT)
 
 # The agent's tests wait more than they compute. This has the rest of the processors.
 .PHONY: below-idle
