@@ -2,14 +2,12 @@ package apply
 
 import (
 	"context"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Namespaces watches the cluster's namespaces. A terminating namespace counts as deleted: nothing can be created in it,
@@ -19,7 +17,7 @@ type Namespaces struct {
 	options InformerOptions
 	known   func(names []string)
 	changed func(name string, there bool)
-	synced  atomic.Bool
+	onlyWatched
 }
 
 // NewNamespaces returns a watch. It calls known with the first list, and changed with each change; a change may come
@@ -28,12 +26,6 @@ func NewNamespaces(kube kubernetes.Interface, known func([]string), changed func
 	options InformerOptions) *Namespaces {
 	return &Namespaces{kube: kube, options: options, known: known, changed: changed}
 }
-
-// Synced reports whether the namespaces are known.
-func (n *Namespaces) Synced() bool { return n.synced.Load() }
-
-// Findings returns nothing: Synced shows a failing list.
-func (n *Namespaces) Findings() []finding.Finding { return nil }
 
 // Run watches until ctx ends, and returns ctx's error.
 func (n *Namespaces) Run(ctx context.Context) error {

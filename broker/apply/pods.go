@@ -2,7 +2,6 @@ package apply
 
 import (
 	"context"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,7 +10,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Pods watches the pods of one ServiceAccount, and reports which of them end.
@@ -21,7 +19,8 @@ type Pods struct {
 	serviceAccount string
 	ended          func(types.UID)
 	options        InformerOptions
-	synced         atomic.Bool
+	// Synced reports whether the end of each pod that is there from now on is reported.
+	onlyWatched
 }
 
 // NewPods calls ended with the UID of each pod that is deleted, or whose containers have terminated for good. It may
@@ -30,12 +29,6 @@ func NewPods(kube kubernetes.Interface, namespace, serviceAccount string, ended 
 	options InformerOptions) *Pods {
 	return &Pods{kube: kube, namespace: namespace, serviceAccount: serviceAccount, ended: ended, options: options}
 }
-
-// Synced reports whether the pods are known: the end of each pod that is there from then on is reported.
-func (p *Pods) Synced() bool { return p.synced.Load() }
-
-// Findings returns nothing: Synced shows a failing list.
-func (p *Pods) Findings() []finding.Finding { return nil }
 
 // Run watches until ctx ends, and returns ctx's error.
 func (p *Pods) Run(ctx context.Context) error {
