@@ -8,9 +8,10 @@ MAKEFLAGS += --no-print-directory
 
 # All that is compiled is compiled as what ships is, without a C library and without paths: vet, tests and programs
 # share what the cache has. With other flags each of them compiles all dependencies for itself. Without gRPC's page of
-# traces (grpcnotrace), whose templates call methods by name, the linker leaves out the methods that nothing calls.
+# traces (grpcnotrace), whose templates call methods by name, the linker leaves out the methods that nothing calls. No
+# program keeps what a debugger reads (-s -w), so that no compiler writes it (-dwarf=false): an eighth of its time.
 export CGO_ENABLED := 0
-export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath -tags=grpcnotrace
+export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath -tags=grpcnotrace -gcflags=all=-dwarf=false
 
 # Compilers that collect their garbage less often take a quarter less time, and a third more memory.
 COMPILERS := 400

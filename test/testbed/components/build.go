@@ -18,6 +18,9 @@ import (
 // reportEvery is the interval of progress lines during a build.
 const reportEvery = 15 * time.Second
 
+// goFlags are the Makefile's: with different ones, each would compile what the other has compiled.
+var goFlags = []string{"-trimpath", "-tags=grpcnotrace", "-gcflags=all=-dwarf=false"}
+
 // goCommand prepares a go command for the module in dir, without a workspace.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
@@ -63,8 +66,8 @@ func (b *Builder) run(ctx context.Context, what string, minutes float64, dir str
 
 // uncompiled returns how many packages a build of packages has yet to compile. It loads the modules that are missing.
 func (b *Builder) uncompiled(ctx context.Context, dir string, packages []string) (int, error) {
-	cmd := goCommand(ctx, dir, append([]string{"list", "-deps", "-trimpath", "-tags=grpcnotrace", "-f",
-		"{{if .Stale}}x{{end}}"}, packages...)...)
+	args := append([]string{"list", "-deps", "-f", "{{if .Stale}}x{{end}}"}, goFlags...)
+	cmd := goCommand(ctx, dir, append(args, packages...)...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
@@ -147,11 +150,10 @@ func (b *Builder) programs(ctx context.Context, dir, arch string, names []string
 		return nil, err
 	}
 	defer unlock()
-	// These are the Makefile's flags: with different ones, each would rebuild what the other has built. -buildvcs=false
-	// gives the same programs outside of a repository; the version has the commit.
+	// -buildvcs=false gives the same programs outside of a repository; the version has the commit.
 	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + Version(ctx, repo)
 	paths := map[string]string{}
-	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
+	args := append([]string{"build", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}, goFlags...)
 	for _, name := range names {
 		paths[name] = filepath.Join(bin, name)
 		args = append(args, "./cmd/"+name)

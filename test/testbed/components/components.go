@@ -380,7 +380,7 @@ func (b *Builder) build(ctx context.Context, plan *plan) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	args := []string{"build", "-v", "-trimpath", "-tags=grpcnotrace", "-ldflags=" + plan.ldflags, "-o", tmp + "/"}
+	args := append([]string{"build", "-v", "-ldflags=" + plan.ldflags, "-o", tmp + "/"}, goFlags...)
 	var packages, names []string
 	for _, p := range plan.missing {
 		packages, names = append(packages, p.pkg), append(names, path.Base(p.name))
