@@ -25,7 +25,7 @@ type sink struct{ engine *mesh.Engine }
 // Take implements federation.Sink.
 func (s sink) Take(cluster string, r replica.Result) {
 	s.engine.Queue().Push(cluster, r)
-	for s.engine.Queue().Turn(time.Now, s.engine.Take) {
+	for s.engine.Queue().Turn(s.engine.Take) {
 	}
 }
 

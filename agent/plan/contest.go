@@ -4,16 +4,16 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/internal/spacing"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 // heals spaces how often the agent heals a device that another program changes. It cannot win against a program that
 // writes all the time.
-var heals = spacing.Rule{Free: 10, Least: time.Second, Most: 30 * time.Second, Calm: time.Minute}
+var heals = waiting.Rule{Free: 10, Least: time.Second, Most: 30 * time.Second, Calm: time.Minute}
 
 // contest counts how often a device was healed lately. The zero value is that of a device that no other program
 // changes.
-type contest struct{ spacing.Repeats }
+type contest struct{ waiting.Repeats }
 
 func (c *contest) healed(now time.Time) { c.Add(heals, now) }
 

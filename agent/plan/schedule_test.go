@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/internal/spacing"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 // TestContest: the first heals are immediate, those of a writer that continues come less and less often and are
@@ -40,12 +40,12 @@ func TestContest(t *testing.T) {
 // The first heal after a whole heals.Calm starts the count again.
 func TestContestEnds(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
-	c := contest{spacing.Repeats{Times: heals.Free, Last: now}}
+	c := contest{waiting.Repeats{Times: heals.Free, Last: now}}
 	c.healed(now.Add(heals.Calm))
 	if c.Times != 1 {
 		t.Errorf("%d heals after %s of quiet", c.Times, heals.Calm)
 	}
-	c = contest{spacing.Repeats{Times: heals.Free, Last: now}}
+	c = contest{waiting.Repeats{Times: heals.Free, Last: now}}
 	c.healed(now.Add(heals.Calm - 1))
 	if c.Times != heals.Free+1 {
 		t.Errorf("%d heals, the last one within %s", c.Times, heals.Calm)

@@ -8,16 +8,14 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// maxBatches and maxBytes limit the queued changes of a remote; above them its stream must wait. A stream waits
-	// after a push, so each limit may be exceeded by one message.
-	maxBatches, maxBytes = 16, 1 << 20
-	// turnChanges and turnTime bound a turn: it ends with the part that reaches either limit.
-	turnChanges, turnTime = 256, 2 * time.Millisecond
-)
+// maxMessages and maxBytes limit what is queued of a remote; above them its stream must wait. A stream waits after a
+// push, so each limit may be exceeded by one message. A turn is a part of at most partChanges changes, where a message
+// can be split.
+const maxMessages, maxBytes, partChanges = 16, 1 << 20, 32
 
 // Part is a part of the changes of one message.
 type Part struct {
@@ -29,8 +27,8 @@ type Part struct {
 
 // Queue holds the changes of replicas until one engine handles them: a bounded FIFO for each remote, served in fair
 // turns. A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it
-// reads on. An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that
-// changes faster than an engine can handle therefore delays itself, and others wait for one of its turns.
+// reads on. A remote that changes faster than an engine can handle therefore delays itself, and others wait for one
+// part of its changes.
 //
 // Push and Room are safe for concurrent use, Turn is not.
 type Queue struct {
@@ -39,145 +37,128 @@ type Queue struct {
 	split func([]Change) [][]Change
 
 	mu    sync.Mutex
-	fifos map[string]*fifo
-	// order are the remotes with queued changes, in the order of their turns.
-	order []string
+	lines waiting.Lines[queued]
+	loads map[string]*load
 	wake  chan struct{}
 }
 
-type fifo struct {
-	batches []batch
-	bytes   int
-	// queued means that the remote is in order.
-	queued bool
-	// room is closed when there is room; nil while no stream waits.
-	room chan struct{}
+// queued is a part, and with the last one of a message the bytes of all.
+type queued struct {
+	Part
+	last  bool
+	bytes int
 }
 
-// batch holds the remaining parts of the changes of one message.
-type batch struct {
-	parts     [][]Change
-	completed semaphorev1.Kind
-	bytes     int
+// load counts what is queued or handled of a remote.
+type load struct {
+	parts, messages, bytes int
+	// room is closed when there is room; nil while no stream waits.
+	room chan struct{}
 }
 
 // NewQueue makes an empty queue of an engine that handles changes of some kinds. split splits the changes of one
 // message where they may be applied separately; nil for everywhere.
 func NewQueue(split func([]Change) [][]Change, kinds ...semaphorev1.Kind) *Queue {
-	return &Queue{kinds: kinds, split: split, fifos: map[string]*fifo{}, wake: make(chan struct{}, 1)}
+	return &Queue{kinds: kinds, split: split, loads: map[string]*load{}, wake: make(chan struct{}, 1)}
 }
 
 // Push appends the changes of a message of a remote. It never blocks.
 func (q *Queue) Push(cluster string, r Result) {
-	b := batch{}
+	var completed semaphorev1.Kind
 	if slices.Contains(q.kinds, r.Completed) {
-		b.completed = r.Completed
+		completed = r.Completed
 	}
 	var changes []Change
+	size := 0
 	for _, c := range r.Changes {
 		if slices.Contains(q.kinds, c.Key.Kind) {
 			changes = append(changes, c)
-			if b.bytes < maxBytes {
-				b.bytes += proto.Size(c.New)
+			if size < maxBytes {
+				size += proto.Size(c.New)
 			}
 		}
 	}
-	if len(changes) == 0 && b.completed == semaphorev1.Kind_KIND_UNSPECIFIED {
+	if len(changes) == 0 && completed == semaphorev1.Kind_KIND_UNSPECIFIED {
 		return
 	}
-	b.parts = q.parts(changes)
+	parts := q.parts(changes)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f := q.fifos[cluster]
-	if f == nil {
-		f = &fifo{}
-		q.fifos[cluster] = f
+	l := q.loads[cluster]
+	if l == nil {
+		l = &load{}
+		q.loads[cluster] = l
 	}
-	if f.batches = append(f.batches, b); !f.queued {
-		f.queued = true
-		q.order = append(q.order, cluster)
+	for i, part := range parts {
+		one := queued{Part: Part{Cluster: cluster, Changes: part}}
+		if one.last = i == len(parts)-1; one.last {
+			one.Completed, one.bytes = completed, size
+		}
+		q.lines.Push(cluster, one)
 	}
-	f.bytes += b.bytes
+	l.parts, l.messages, l.bytes = l.parts+len(parts), l.messages+1, l.bytes+size
 	q.Wake()
 }
 
 // parts splits the changes of one message into small parts where possible.
 func (q *Queue) parts(changes []Change) [][]Change {
-	const few = turnChanges / 8
 	switch {
 	case len(changes) == 0:
 		return [][]Change{nil}
-	case q.split != nil && len(changes) > few:
+	case q.split != nil && len(changes) > partChanges:
 		return q.split(changes)
 	}
-	return slices.Collect(slices.Chunk(changes, few))
+	return slices.Collect(slices.Chunk(changes, partChanges))
 }
 
 // full reports whether a stream of the remote must wait. The caller must hold mu.
-func (f *fifo) full() bool {
-	return len(f.batches) >= maxBatches || f.bytes >= maxBytes && len(f.batches) > 1
+func (l *load) full() bool {
+	return l.messages >= maxMessages || l.bytes >= maxBytes && l.messages > 1
 }
 
 // Holds reports whether something of a remote is queued or handled.
 func (q *Queue) Holds(cluster string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f := q.fifos[cluster]
-	return f != nil && f.queued
+	return q.loads[cluster] != nil
 }
 
 // Room returns nil if there is room for another message of a remote; else a channel that is closed when there is.
 func (q *Queue) Room(cluster string) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f := q.fifos[cluster]
-	if f == nil || !f.full() {
+	l := q.loads[cluster]
+	if l == nil || !l.full() {
 		return nil
 	}
-	if f.room == nil {
-		f.room = make(chan struct{})
+	if l.room == nil {
+		l.room = make(chan struct{})
 	}
-	return f.room
+	return l.room
 }
 
-// Turn calls do with the next parts of the remote whose turn it is. It returns false if nothing is queued.
-func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
-	q.mu.Lock()
-	if len(q.order) == 0 {
-		q.mu.Unlock()
-		return false
-	}
-	cluster := q.order[0]
-	f := q.fifos[cluster]
-	q.mu.Unlock()
-	begin, changes := now(), 0
-	for {
-		// Only Turn removes from the front, and Push appends at the end.
-		q.mu.Lock()
-		b := &f.batches[0]
-		part := Part{Cluster: cluster, Changes: b.parts[0]}
-		if b.parts = b.parts[1:]; len(b.parts) == 0 {
-			part.Completed = b.completed
-			f.bytes -= b.bytes
-			f.batches[0] = batch{}
-			f.batches = f.batches[1:]
-		}
-		empty := len(f.batches) == 0
-		q.mu.Unlock()
-		do(part)
-		if changes += len(part.Changes); empty || changes >= turnChanges || now().Sub(begin) >= turnTime {
-			break
-		}
-	}
+// Turn calls do with the next part of the remote whose turn it is. It returns false if nothing is queued.
+func (q *Queue) Turn(do func(Part)) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.order = q.order[1:]
-	if f.queued = len(f.batches) > 0; f.queued {
-		q.order = append(q.order, cluster)
+	cluster, part, ok := q.lines.Pop(func(string) bool { return false }, func(queued) bool { return false })
+	if !ok {
+		return false
 	}
-	if f.room != nil && !f.full() {
-		close(f.room)
-		f.room = nil
+	q.mu.Unlock()
+	do(part.Part)
+	q.mu.Lock()
+	l := q.loads[cluster]
+	l.parts--
+	if part.last {
+		l.messages, l.bytes = l.messages-1, l.bytes-part.bytes
+	}
+	if l.room != nil && !l.full() {
+		close(l.room)
+		l.room = nil
+	}
+	if l.parts == 0 {
+		delete(q.loads, cluster)
 	}
 	return true
 }
@@ -190,7 +171,7 @@ func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, d
 		if !at.IsZero() && !time.Now().Before(at) {
 			due()
 		}
-		if q.Turn(time.Now, do) {
+		if q.Turn(do) {
 			continue
 		}
 		var timer <-chan time.Time

@@ -23,7 +23,7 @@ func result(from, n int) Result {
 func drain(q *Queue, do func(Part)) (turns []string) {
 	for {
 		was := len(turns)
-		if !q.Turn(time.Now, func(p Part) {
+		if !q.Turn(func(p Part) {
 			if len(turns) == was {
 				turns = append(turns, p.Cluster)
 			}
@@ -35,7 +35,7 @@ func drain(q *Queue, do func(Part)) (turns []string) {
 }
 
 // TestRemotesTakeTurns: what a remote sent comes in its order, its end mark last; and who has sent much waits for who
-// has sent little.
+// has sent little: before its first change come a part's of the other, 32.
 func TestRemotesTakeTurns(t *testing.T) {
 	q := NewQueue(nil, kMember)
 	q.Push("c2", result(0, 5000))
@@ -47,6 +47,9 @@ func TestRemotesTakeTurns(t *testing.T) {
 	turns := drain(q, func(p Part) {
 		for _, c := range p.Changes {
 			got[p.Cluster] = append(got[p.Cluster], c.Key.Name)
+		}
+		if p.Cluster == "c3" && len(got["c2"]) > 32 {
+			t.Errorf("%d changes of c2 come before the one of c3", len(got["c2"]))
 		}
 		if p.Completed == kMember {
 			completed[p.Cluster] = len(got[p.Cluster])
@@ -65,29 +68,12 @@ func TestRemotesTakeTurns(t *testing.T) {
 	}
 }
 
-// TestTurnIsBounded: of a remote whose changes take long no more is taken in a turn than by which its time is over.
-func TestTurnIsBounded(t *testing.T) {
-	q := NewQueue(nil, kMember)
-	q.Push("c2", result(0, 1000))
-	now := time.Unix(0, 0)
-	parts := 0
-	q.Turn(func() time.Time { return now }, func(Part) { parts++; now = now.Add(turnTime) })
-	if parts != 1 {
-		t.Errorf("%d parts in one turn", parts)
-	}
-	changes := 0
-	q.Turn(func() time.Time { return now }, func(p Part) { changes += len(p.Changes) })
-	if changes != turnChanges {
-		t.Errorf("%d changes in one turn", changes)
-	}
-}
-
 // TestAStreamWaitsForItsRemotesRoom: a stream waits while as much of its remote waits as may, other remotes' do not,
 // and it continues when there is room.
 func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(func(c []Change) [][]Change { return [][]Change{c} }, kMember)
-		for i := range maxBatches {
+		for i := range maxMessages {
 			if q.Room("c2") != nil {
 				t.Fatalf("full after %d", i)
 			}
@@ -97,7 +83,7 @@ func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 			t.Errorf("room: c2 %v, c3 %v", q.Room("c2"), q.Room("c3"))
 		}
 		room := q.Room("c2")
-		q.Turn(time.Now, func(Part) {})
+		q.Turn(func(Part) {})
 		if _, open := <-room; open || q.Room("c2") != nil {
 			t.Error("there is room, and the stream waits")
 		}
@@ -110,9 +96,10 @@ func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 		if q.Room("c2") == nil {
 			t.Error("2 MiB wait")
 		}
-		drain(q, func(Part) {})
 		q.Push("c2", result(0, 1))
 		q.Push("c2", result(1, 1))
+		q.Turn(func(Part) {})
+		q.Turn(func(Part) {})
 		if q.Room("c2") != nil {
 			t.Error("what was taken counts as if it waited")
 		}

@@ -90,7 +90,7 @@ func (f *fixture) snapshot(n int) {
 // take has the engine take all of what a message led to.
 func (f *fixture) take(cluster string, r replica.Result) {
 	f.Queue().Push(cluster, r)
-	for f.Queue().Turn(time.Now, f.Take) {
+	for f.Queue().Turn(f.Take) {
 	}
 }
 

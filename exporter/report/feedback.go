@@ -22,7 +22,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/spacing"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 // This file reports on each offered Service whether it is exported, to which clusters, and if not, why: as Events on
@@ -47,7 +47,7 @@ const (
 
 // ofEvents spaces the writes of one Service: a broker of another cluster that changes its mind again and again must not
 // use up what all Services share.
-var ofEvents = spacing.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Minute, Calm: 10 * time.Minute}
+var ofEvents = waiting.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Minute, Calm: 10 * time.Minute}
 
 // Feedback writes the Events of one exporter.
 type Feedback struct {
@@ -89,7 +89,7 @@ type eventState struct {
 	// since.
 	writtenEvent, writtenAnnotation, current string
 	since                                    time.Time
-	writes                                   spacing.Repeats
+	writes                                   waiting.Repeats
 	// verdicts are the last known verdicts by cluster.
 	verdicts map[string]verdict
 }

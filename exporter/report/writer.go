@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/spacing"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 )
 
 // ofConditions spaces the writes of one export.
-var ofConditions = spacing.Rule{Least: time.Second, Most: time.Minute, Calm: 2 * time.Minute}
+var ofConditions = waiting.Rule{Least: time.Second, Most: time.Minute, Calm: 2 * time.Minute}
 
 // ConditionMetrics count the writes.
 type ConditionMetrics struct {
@@ -96,7 +96,7 @@ type state struct {
 	current, written uint64
 	since            time.Time
 	// writes counts by the time when the pass of a write began.
-	writes spacing.Repeats
+	writes waiting.Repeats
 	said   []said
 	// conflict is the own broker's last answer, and ended since when it reports no conflict.
 	conflict Conflict

@@ -185,8 +185,8 @@ func (b *broker) take(source string, r replica.Result) {
 		b.tunnels.Queue().Push(source, r)
 		b.mirrors.Queue().Push(source, r)
 		b.policy.Queue().Push(source, r)
-		for b.tunnels.Queue().Turn(b.w.clock, b.tunnels.Take) || b.mirrors.Queue().Turn(b.w.clock, b.mirrors.Take) ||
-			b.policy.Queue().Turn(b.w.clock, b.policy.Take) {
+		for b.tunnels.Queue().Turn(b.tunnels.Take) || b.mirrors.Queue().Turn(b.mirrors.Take) ||
+			b.policy.Queue().Turn(b.policy.Take) {
 		}
 	}
 }

@@ -340,7 +340,7 @@ func (m *memory) take(cluster string, r replica.Result) {
 		take  func(replica.Part)
 	}{{m.tunnels.Queue(), m.tunnels.Take}, {m.mirrors.Queue(), m.mirrors.Take}, {m.policy.Queue(), m.policy.Take}} {
 		e.queue.Push(cluster, r)
-		for e.queue.Turn(m.clock, e.take) {
+		for e.queue.Turn(e.take) {
 		}
 	}
 	for _, remote := range m.remotes() {

@@ -242,7 +242,7 @@ func (s *succession) doubt(remote string, all map[string]*semaphorev1.Node) {
 
 func (s *succession) take(remote string, result replica.Result) {
 	s.engine.Queue().Push(remote, result)
-	for s.engine.Queue().Turn(func() time.Time { return s.now }, s.engine.Take) {
+	for s.engine.Queue().Turn(s.engine.Take) {
 	}
 }
 

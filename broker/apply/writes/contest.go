@@ -6,15 +6,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/internal/spacing"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 // The broker restores a change by another writer immediately for the first times in a row, and then ever later. An
 // object that another writer deletes is absent while the broker waits, which its users notice: that wait stays short,
 // however often it is deleted. Calm is twice the last wait, if that is longer.
 var (
-	ofChanges   = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 5 * time.Minute, Calm: time.Minute}
-	ofDeletions = spacing.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 100 * time.Millisecond, Calm: time.Minute}
+	ofChanges   = waiting.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 5 * time.Minute, Calm: time.Minute}
+	ofDeletions = waiting.Rule{Free: 3, Least: 100 * time.Millisecond, Most: 100 * time.Millisecond, Calm: time.Minute}
 )
 
 // maxContests bounds how many contests are remembered.
@@ -135,7 +135,7 @@ func (c *contests) count(key contestKey, now time.Time, what func() (manager str
 	return &copied, max(o.due.Sub(now), 0)
 }
 
-func (o *Contest) rule() spacing.Rule {
+func (o *Contest) rule() waiting.Rule {
 	if o.Missing {
 		return ofDeletions
 	}

@@ -30,7 +30,7 @@ type gate[K comparable] struct {
 }
 
 func newGate[K comparable](cause Cause) *gate[K] {
-	return &gate[K]{cause: cause, since: time.Now(), waiting: newLines[K]()}
+	return &gate[K]{cause: cause, since: time.Now(), waiting: &lines[K]{}}
 }
 
 // failed adds a key that failed for the cause, and schedules a probe.

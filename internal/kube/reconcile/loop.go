@@ -146,7 +146,7 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	}
 	l := &Loop[K]{
 		name: name, reconcile: reconcile, options: options, workers: options.Workers,
-		ownerOf: func(K) string { return "" }, owners: map[string]*owner{}, items: map[K]*item[K]{}, line: newLines[K](),
+		ownerOf: func(K) string { return "" }, owners: map[string]*owner{}, items: map[K]*item[K]{}, line: &lines[K]{},
 		gates: map[string]*gate[K]{},
 	}
 	l.news = sync.NewCond(&l.mu)

@@ -1,6 +1,10 @@
 package reconcile
 
-import "time"
+import (
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/waiting"
+)
 
 // item is a key that waits, is being reconciled, or fails.
 type item[K comparable] struct {
@@ -46,17 +50,12 @@ func (it *item[K]) wait() Wait {
 	return w
 }
 
-// lines are keys that wait in lines of their owners. Owners take turns, so that one with thousands of keys delays a key
-// of another owner by one key.
+// lines are keys that wait in lines of their owners.
 type lines[K comparable] struct {
-	of map[string][]*item[K]
-	// order lists the owners with a line, in the order of their turns.
-	order []string
+	waiting.Lines[*item[K]]
 	// n is the number of keys. A line may still have some that were taken in another owner's turn.
 	n int
 }
-
-func newLines[K comparable]() *lines[K] { return &lines[K]{of: map[string][]*item[K]{}} }
 
 // push appends a key to an owner's line. A key whose owner changed is taken in the first turn of either owner.
 func (s *lines[K]) push(it *item[K], owner string) {
@@ -67,36 +66,16 @@ func (s *lines[K]) push(it *item[K], owner string) {
 		s.n++
 	}
 	it.in, it.line = s, owner
-	line, there := s.of[owner]
-	if s.of[owner] = append(line, it); !there {
-		s.order = append(s.order, owner)
-	}
+	s.Push(owner, it)
 }
 
 // pop takes the first key of the owner whose turn it is, leaving out owners that have enough; nil for none.
 func (s *lines[K]) pop(enough func(owner string) bool) *item[K] {
-	for range len(s.order) {
-		owner := s.order[0]
-		s.order = s.order[1:]
-		line := s.of[owner]
-		var found *item[K]
-		for found == nil && len(line) > 0 && !enough(owner) {
-			if it := line[0]; it.in == s {
-				found = it
-			}
-			line[0] = nil
-			line = line[1:]
-		}
-		if s.of[owner] = line; len(line) > 0 {
-			s.order = append(s.order, owner)
-		} else {
-			delete(s.of, owner)
-		}
-		if found != nil {
-			found.in, found.line = nil, owner
-			s.n--
-			return found
-		}
+	owner, it, ok := s.Pop(enough, func(it *item[K]) bool { return it.in != s })
+	if !ok {
+		return nil
 	}
-	return nil
+	it.in, it.line = nil, owner
+	s.n--
+	return it
 }

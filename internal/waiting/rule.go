@@ -1,11 +1,12 @@
-// Package spacing is the rule by which all parts wait before they repeat something: to restore what another writer
-// changes again and again, or to write once more what keeps changing.
-package spacing
+// Package waiting has the two rules by which all parts wait: owners take turns (Lines), and what repeats follows ever
+// later (Rule).
+package waiting
 
 import "time"
 
-// Rule lets the first Free repetitions follow at once. After each further one the wait doubles, from Least to Most.
-// After Calm without any, the count starts again.
+// Rule spaces repetitions: to restore what another writer changes again and again, or to write once more what keeps
+// changing. It lets the first Free repetitions follow at once. After each further one the wait doubles, from Least to
+// Most. After Calm without any, the count starts again.
 type Rule struct {
 	Free              int
 	Least, Most, Calm time.Duration
