@@ -222,14 +222,16 @@ RACED  = $$(git grep --untracked -lE '^\s+go (func|[A-Za-z.]+)\(' -- '*.go' ':!*
 	xargs -n1 dirname | sort -u | sed 's|^|./|')
 endif
 
-# Go's cache has the results of what has not changed: these tests run no program that it does not know of.
+# Go's cache has the results of what has not changed: these tests run no program that it does not know of. Those with
+# the race detector run beside those without: both wait more than they compute.
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests, with the race detector where goroutines start"
 	@mkdir -p $(BIN); failed=0; \
-	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(UNITFLAGS) $(RACED) || failed=1; \
+	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(UNITFLAGS) $(RACED) & race=$$!; \
 	$(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- $(UNITFLAGS) \
 		$$(go list $(UNITS) | grep -vxF "$$(go list $(RACED))") || failed=1; \
+	wait $$race || failed=1; \
 	cat $(BIN)/unit-race.json $(BIN)/unit-bare.json > $(BIN)/unit.json; exit $$failed
 
 # PLANT="broker/mesh agent/" plants those whose file begins so.
