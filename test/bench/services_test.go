@@ -429,6 +429,8 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 			for b.Loop() {
 				apart := newCluster(b, mirrors)
 				o := apart.observe(mirrors)
+				// As for the broker: the apiserver works for seconds on a new type, and is asked for it before it serves it.
+				kubetest.InstallRemoteClusters(b, apart.rest)
 				began := time.Now()
 				apart.create(mirrors, services, endpoints)
 				o.await(b, "the creations", whole(o))
@@ -439,8 +441,9 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 				o = c1.observe(mirrors)
 				_, services0, before := requests(b, c1.rest, "services")
 				_, slices0, _ := requests(b, c1.rest, "endpointslices")
+				broker := newRealBroker(b, c1.rest, "services", func(*config.Broker) {})
 				began = time.Now()
-				newRealBroker(b, c1.rest, "services", func(*config.Broker) {}).export(c2.rest, "services")
+				broker.export(c2.rest, "services")
 				o.await(b, "the first sync", whole(o))
 				synced += time.Since(began)
 				_, services1, cpu := requests(b, c1.rest, "services")

@@ -137,7 +137,7 @@ const calicoVersion = "v3.28.5"
 // tools are built in this order. Calico needs other versions of Kubernetes' libraries, and is a module of its own.
 var tools = []tool{
 	{
-		name: "components", own: []string{"coredns"}, minutes: 6.5,
+		name: "components", own: []string{"coredns"}, minutes: 5,
 		vars: map[string]string{
 			// Without these variables, apiserver, kubelet and clients report version v0.0.0-master.
 			"k8s.io/component-base/version.gitVersion":         kubernetesModule,
