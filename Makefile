@@ -11,7 +11,8 @@ MAKEFLAGS += --no-print-directory
 # traces (grpcnotrace), whose templates call methods by name, the linker leaves out the methods that nothing calls. No
 # program keeps what a debugger reads (-s -w), so that no compiler writes it (-dwarf=false): an eighth of its time.
 export CGO_ENABLED := 0
-export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath -tags=grpcnotrace -gcflags=all=-dwarf=false
+AS_SHIPPED         := -trimpath -tags=grpcnotrace -gcflags=all=-dwarf=false
+export GOFLAGS     := $(filter-out $(AS_SHIPPED),$(GOFLAGS)) $(AS_SHIPPED)
 
 # Compilers that collect their garbage less often take a quarter less time, and a third more memory.
 COMPILERS := 400
