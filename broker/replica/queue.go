@@ -13,9 +13,11 @@ import (
 )
 
 // maxMessages and maxBytes limit what is queued of a remote; above them its stream must wait. A stream waits after a
-// push, so each limit may be exceeded by one message. A turn is a part of at most partChanges changes, where a message
-// can be split.
-const maxMessages, maxBytes, partChanges = 16, 1 << 20, 32
+// push, so each limit may be exceeded by one message.
+const maxMessages, maxBytes = 16, 1 << 20
+
+// PartChanges is the most changes of a part, unless the engine splits messages itself. A part is a turn of its remote.
+const PartChanges = 32
 
 // Part is a part of the changes of one message.
 type Part struct {
@@ -49,9 +51,9 @@ type queued struct {
 	bytes int
 }
 
-// load counts what is queued or handled of a remote.
+// load counts the messages of a remote of which a part is queued or handled.
 type load struct {
-	parts, messages, bytes int
+	messages, bytes int
 	// room is closed when there is room; nil while no stream waits.
 	room chan struct{}
 }
@@ -96,7 +98,7 @@ func (q *Queue) Push(cluster string, r Result) {
 		}
 		q.lines.Push(cluster, one)
 	}
-	l.parts, l.messages, l.bytes = l.parts+len(parts), l.messages+1, l.bytes+size
+	l.messages, l.bytes = l.messages+1, l.bytes+size
 	q.Wake()
 }
 
@@ -105,10 +107,10 @@ func (q *Queue) parts(changes []Change) [][]Change {
 	switch {
 	case len(changes) == 0:
 		return [][]Change{nil}
-	case q.split != nil && len(changes) > partChanges:
+	case q.split != nil && len(changes) > PartChanges:
 		return q.split(changes)
 	}
-	return slices.Collect(slices.Chunk(changes, partChanges))
+	return slices.Collect(slices.Chunk(changes, PartChanges))
 }
 
 // full reports whether a stream of the remote must wait. The caller must hold mu.
@@ -149,7 +151,6 @@ func (q *Queue) Turn(do func(Part)) bool {
 	do(part.Part)
 	q.mu.Lock()
 	l := q.loads[cluster]
-	l.parts--
 	if part.last {
 		l.messages, l.bytes = l.messages-1, l.bytes-part.bytes
 	}
@@ -157,7 +158,7 @@ func (q *Queue) Turn(do func(Part)) bool {
 		close(l.room)
 		l.room = nil
 	}
-	if l.parts == 0 {
+	if l.messages == 0 {
 		delete(q.loads, cluster)
 	}
 	return true

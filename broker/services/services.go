@@ -762,7 +762,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 
 // few changes make a part of a message together. maxMoves bounds a part of one Service between whose slices endpoints
 // move.
-const few, maxMoves = 32, 256
+const few, maxMoves = replica.PartChanges, 256
 
 // split splits the changes of one message between Services, so that an endpoint that moves between slices of a Service
 // within a message is not removed in between. A slice that moves to another Service joins both.

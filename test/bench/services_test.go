@@ -429,7 +429,7 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 			for b.Loop() {
 				apart := newCluster(b, mirrors)
 				o := apart.observe(mirrors)
-				// As for the broker: the apiserver works for seconds on a new type, and is asked for it before it serves it.
+				// The broker's apiserver has just got this type, too, and works on it for seconds.
 				kubetest.InstallRemoteClusters(b, apart.rest)
 				began := time.Now()
 				apart.create(mirrors, services, endpoints)
