@@ -52,7 +52,6 @@ recording: build ## docs/images/demo.svg, which plays, from a run of the demo
 .PHONY: modules
 modules:
 	@(cd tools/components && go list -deps tool ./coredns 2>&1 >/dev/null) | sed '/^go: downloading/d'
-	@(cd tools/calico && go list -deps tool 2>&1 >/dev/null) | sed '/^go: downloading/d'
 
 # Three tiers: make unit after each change, make test before a change is sent and in CI, make test-all each night and
 # before a release. docs/faults.md lists what only make test-all finds. The tests that a change is most likely to break
@@ -61,7 +60,7 @@ modules:
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
-	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
+	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
 	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
 	echo "== the slowest twenty tests"; \

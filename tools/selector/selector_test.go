@@ -78,8 +78,8 @@ func TestVersion(t *testing.T) {
 		}
 		return regexp.MustCompile(`github\.com/projectcalico/calico v\S+`).FindString(string(data))
 	}
-	if own, nodes := pinned("go.mod"), pinned("../calico/go.mod"); own == "" || own != nodes {
-		t.Errorf("this has %q, tools/calico %q", own, nodes)
+	if own, nodes := pinned("go.mod"), pinned("../components/go.mod"); own == "" || own != nodes {
+		t.Errorf("this has %q, tools/components %q", own, nodes)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,16 +31,27 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs go with args and packages in dir and reports its progress. minutes is the time on two cores with an empty
-// cache. args has -v, so that go prints the name of each package that it compiles.
-func (b *Builder) run(ctx context.Context, what string, minutes float64, dir string, args, packages []string) error {
+// componentFlags leave out what a testbed does not use, and compile without inlining what the product does not import:
+// that takes a fifth less. The apiserver's library and etcd, where a testbed spends its time, are compiled as theirs are.
+var componentFlags = []string{
+	"-tags=grpcnotrace,nri_no_wasm",
+	"-gcflags=k8s.io/kubernetes/...=-dwarf=false -l", "-gcflags=k8s.io/kubectl/...=-dwarf=false -l",
+	"-gcflags=github.com/containerd/containerd/v2/...=-dwarf=false -l",
+	"-gcflags=github.com/projectcalico/calico/...=-dwarf=false -l",
+}
+
+// run builds packages of the module in dir into bin and reports its progress. minutes is the time on two cores with an
+// empty cache.
+func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, bin string,
+	flags, packages []string) error {
 	b.say("building %s (from nothing about %s min on two cores; once)", what, trimZero(minutes))
 	started := time.Now()
-	total, err := b.uncompiled(ctx, dir, packages)
+	total, err := b.uncompiled(ctx, dir, flags, packages)
 	if err != nil {
 		return fmt.Errorf("build %s: %w", what, err)
 	}
-	cmd := goCommand(ctx, dir, append(args, packages...)...)
+	// With -v, go prints the name of each package that it compiles.
+	cmd := goCommand(ctx, dir, slices.Concat([]string{"build", "-v", "-o", bin + "/"}, flags, packages)...)
 	var out counted
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -65,9 +77,9 @@ func (b *Builder) run(ctx context.Context, what string, minutes float64, dir str
 }
 
 // uncompiled returns how many packages a build of packages has yet to compile. It loads the modules that are missing.
-func (b *Builder) uncompiled(ctx context.Context, dir string, packages []string) (int, error) {
-	args := append([]string{"list", "-deps", "-f", "{{if .Stale}}x{{end}}"}, goFlags...)
-	cmd := goCommand(ctx, dir, append(args, packages...)...)
+func (b *Builder) uncompiled(ctx context.Context, dir string, flags, packages []string) (int, error) {
+	cmd := goCommand(ctx, dir, slices.Concat([]string{"list", "-deps", "-f", "{{if .Stale}}x{{end}}"}, flags,
+		packages)...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.Output()

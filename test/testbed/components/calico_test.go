@@ -18,7 +18,7 @@ func TestRealFilesOfCalico(t *testing.T) {
 	repo := testkit.Value(FindRepository())(t)
 	dir := t.TempDir()
 	var paths Paths
-	testkit.Must(t, (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir,
+	testkit.Must(t, (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "components"), dir,
 		&paths))
 	for _, program := range []string{"sbin/start_runit", "etc/rc.local", "etc/service/available/felix/run",
 		"etc/service/available/bird/run"} {

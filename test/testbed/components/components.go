@@ -109,7 +109,9 @@ type tool struct {
 	// vars are linker variables. A value that is the path of a module stands for the module's pinned version.
 	vars     map[string]string
 	programs []program
-	minutes  float64 // build time of all on two cores with an empty cache
+	minutes  float64  // build time of all on two cores with an empty cache
+	flags    []string // of go build, after goFlags
+	changes  []change
 }
 
 // program is one program of a tool.
@@ -134,16 +136,20 @@ const (
 // calicoVersion is the release of the pinned Calico commit, according to the manifests in that commit.
 const calicoVersion = "v3.28.5"
 
-// tools are built in this order. Calico needs other versions of Kubernetes' libraries, and is a module of its own.
+// tools are built in this order. Calico's API server needs other versions of Kubernetes' libraries, and is a module of
+// its own.
 var tools = []tool{
 	{
-		name: "components", own: []string{"coredns"}, minutes: 5,
+		name: "components", own: []string{"bpfproxy", "coredns", "ec2", "ec2/types"}, minutes: 5.5,
+		flags: componentFlags, changes: changes,
 		vars: map[string]string{
 			// Without these variables, apiserver, kubelet and clients report version v0.0.0-master.
 			"k8s.io/component-base/version.gitVersion":         kubernetesModule,
 			"k8s.io/client-go/pkg/version.gitVersion":          kubernetesModule,
 			containerdModule + "/version.Version":              containerdModule,
 			cniModule + "/pkg/utils/buildversion.BuildVersion": cniModule,
+			"main.VERSION": calicoVersion,
+			calicoModule + "/node/pkg/lifecycle/startup.VERSION": calicoVersion,
 		},
 		programs: []program{
 			{name: "etcd", module: etcdModule, pkg: etcdModule, path: func(p *Paths) *string { return &p.Etcd },
@@ -167,18 +173,17 @@ var tools = []tool{
 			{name: cniDirectory + "/bandwidth", module: cniModule, pkg: cniModule + "/plugins/meta/bandwidth"},
 			{name: "coredns", module: corednsModule, pkg: Module + "/tools/components/coredns",
 				path: func(p *Paths) *string { return &p.CoreDNS }},
-		},
-	},
-	{
-		name: "calico", own: []string{"ec2", "ec2/types"}, minutes: 2,
-		vars: map[string]string{"main.VERSION": calicoVersion,
-			calicoModule + "/node/pkg/lifecycle/startup.VERSION": calicoVersion},
-		programs: []program{
 			calico("calico-node", "/node/cmd/calico-node", func(p *Paths) *string { return &p.CalicoNode }),
 			calico("calico", "/cni-plugin/cmd/calico", func(p *Paths) *string { return &p.CalicoCNI }),
 			calico("install", "/cni-plugin/cmd/install", func(p *Paths) *string { return &p.CalicoCNIInstall }),
 			calico("kube-controllers", "/kube-controllers/cmd/kube-controllers",
 				func(p *Paths) *string { return &p.CalicoKubeControllers }),
+		},
+	},
+	{
+		name: calicoAPIServer, minutes: 2,
+		vars: map[string]string{"main.VERSION": calicoVersion},
+		programs: []program{
 			{name: calicoAPIServer, module: calicoModule, pkg: calicoModule + "/apiserver/cmd/apiserver", onDemand: true},
 		},
 	},
@@ -226,7 +231,7 @@ func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
 			if loopback, ok := plan.found[cniDirectory+"/loopback"]; ok {
 				paths.CNIPlugins = filepath.Dir(loopback)
 			}
-			if plan.name == "calico" {
+			if plan.name == "components" {
 				if err := b.ensureCalicoFiles(ctx, plan.source, plan.dir, &paths); err != nil {
 					return err
 				}
@@ -380,12 +385,21 @@ func (b *Builder) build(ctx context.Context, plan *plan) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	args := append([]string{"build", "-v", "-ldflags=" + plan.ldflags, "-o", tmp + "/"}, goFlags...)
+	flags := append(slices.Clone(goFlags), plan.flags...)
+	if len(plan.changes) > 0 {
+		modfile, err := changed(ctx, plan.source, tmp, plan.changes)
+		if err != nil {
+			return err
+		}
+		flags = append(flags, "-modfile="+modfile)
+	}
 	var packages, names []string
 	for _, p := range plan.missing {
 		packages, names = append(packages, p.pkg), append(names, path.Base(p.name))
 	}
-	if err := b.run(ctx, strings.Join(names, ", "), plan.minutes, plan.source, args, packages); err != nil {
+	flags = append(flags, "-ldflags="+plan.ldflags)
+	bin := filepath.Join(tmp, "bin")
+	if err := b.run(ctx, strings.Join(names, ", "), plan.minutes, plan.source, bin, flags, packages); err != nil {
 		return err
 	}
 	for _, p := range plan.missing {
@@ -393,7 +407,7 @@ func (b *Builder) build(ctx context.Context, plan *plan) error {
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return err
 		}
-		if err := os.Rename(filepath.Join(tmp, builtName(p.pkg)), to); err != nil {
+		if err := os.Rename(filepath.Join(bin, builtName(p.pkg)), to); err != nil {
 			return err
 		}
 	}
@@ -431,7 +445,7 @@ func (t tool) ldflags(pinned map[string]string) (string, error) {
 // cacheKey identifies the pinned versions, the code of the module itself, the compiler and the flags of a build.
 func (t tool) cacheKey(ctx context.Context, source, ldflags string) (string, error) {
 	h := sha256.New()
-	fmt.Fprintln(h, ldflags)
+	fmt.Fprintln(h, ldflags, goFlags, t.flags, t.changes)
 	files := []string{"go.mod", "go.sum"}
 	for _, dir := range t.own {
 		found, err := filepath.Glob(filepath.Join(source, dir, "*.go"))
