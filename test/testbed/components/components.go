@@ -140,7 +140,7 @@ const calicoVersion = "v3.28.5"
 // its own.
 var tools = []tool{
 	{
-		name: "components", own: []string{"bpfproxy", "coredns", "ec2", "ec2/types"}, minutes: 5.5,
+		name: "components", own: []string{"bpfproxy", "coredns", "ec2", "ec2/types"}, minutes: 4,
 		flags: componentFlags, changes: changes,
 		vars: map[string]string{
 			// Without these variables, apiserver, kubelet and clients report version v0.0.0-master.

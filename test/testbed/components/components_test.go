@@ -74,6 +74,51 @@ func TestSharedVersions(t *testing.T) {
 	}
 }
 
+// TestChange makes each kind of change in a copy of a module, whose other files stay as they are.
+func TestChange(t *testing.T) {
+	source, module, copied := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	write := func(dir, file, text string) {
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(file)), 0o755))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o444))
+	}
+	for _, file := range []string{"root.go", "a/kept.go", "a/left.go", "a/b/changed.go", "a/b/replaced.go", "c/kept.go"} {
+		write(module, file, "once twice twice of "+file)
+	}
+	write(source, "own.go", "own")
+	for _, c := range []struct {
+		change
+		want, err string
+	}{
+		{change: change{file: "a/left.go"}},
+		{change: change{file: "a/b/replaced.go", with: "own.go"}, want: "own"},
+		{change: change{file: "a/b/changed.go", old: "once", new: "1"}, want: "1 twice twice of a/b/changed.go"},
+		{change: change{file: "a/b/changed.go", old: "twice"}, err: `a/b/changed.go has "twice" 2 times instead of once`},
+		{change: change{file: "a/b/changed.go", old: "once"}, err: `a/b/changed.go has "once" 0 times instead of once`},
+		{change: change{file: "a/gone.go"}, err: "no such file"},
+	} {
+		testkit.Must(t, copyAlong(module, copied, filepath.Dir(c.file)))
+		err := c.make(source, filepath.Join(copied, c.file))
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%+v: %v, want %q", c.change, err, c.err)
+			}
+			continue
+		}
+		testkit.Must(t, err)
+		if data, err := os.ReadFile(filepath.Join(copied, c.file)); string(data) != c.want || (err != nil) != (c.want == "") {
+			t.Errorf("%+v: %q (%v), want %q", c.change, data, err, c.want)
+		}
+	}
+	for _, file := range []string{"root.go", "a/kept.go", "c/kept.go"} {
+		if data, err := os.ReadFile(filepath.Join(copied, file)); string(data) != "once twice twice of "+file {
+			t.Errorf("%s: %q (%v)", file, data, err)
+		}
+	}
+	if target, err := os.Readlink(filepath.Join(copied, "c")); target != filepath.Join(module, "c") {
+		t.Errorf("c is %q (%v): a directory without a change is a link", target, err)
+	}
+}
+
 func TestBuiltName(t *testing.T) {
 	for pkg, want := range map[string]string{
 		"go.etcd.io/etcd/server/v3":                        "server",

@@ -527,7 +527,7 @@ func TestOfficialPins(t *testing.T) {
 				if strings.HasPrefix(m.name, cniDirectory+"/") && pin != "cni-plugins" {
 					t.Errorf("%s comes from %q: all plugins come from one pin", m.name, pin)
 				}
-				if (pin == "") != (plan.name == "calico") { // as the pin file says
+				if (pin == "") != (m.module == calicoModule) { // as the pin file says
 					t.Errorf("%s of %s for %s: pin %q", m.name, plan.name, arch, pin)
 				}
 				for _, p := range pins {
