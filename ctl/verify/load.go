@@ -134,7 +134,7 @@ func (p Path) stream(ctx context.Context, began time.Time, while time.Duration, 
 		return 0, err
 	}
 	buffer := make([]byte, chunk)
-	for sent := 0.0; time.Since(began) < while; {
+	for sent := 0.0; sent == 0 || time.Since(began) < while; { // the connection may have taken longer
 		if ahead := sent - rate*time.Since(began).Seconds(); rate > 0 && ahead > 0 {
 			time.Sleep(time.Duration(ahead / rate * float64(time.Second)))
 		}
@@ -192,7 +192,7 @@ func (p Path) Requests(ctx context.Context, clients int, while time.Duration) (f
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range all {
 		g.Go(func() error {
-			for time.Since(began) < while {
+			for all[i] == 0 || time.Since(began) < while {
 				if err := p.request(ctx, while); err != nil {
 					return err
 				}

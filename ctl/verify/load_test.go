@@ -34,6 +34,13 @@ func TestLoad(t *testing.T) {
 	if n, err := p.Requests(t.Context(), 4, while); err != nil || n <= 0 {
 		t.Errorf("%.0f requests, %v", n, err)
 	}
+	// Where connecting takes all of the time, something is measured nevertheless: no bandwidth is 0 that nobody tried.
+	if n, err := p.Bandwidth(t.Context(), 2, 0, 0); err != nil || n <= 0 {
+		t.Errorf("in no time %.0f bytes per second, %v", n, err)
+	}
+	if n, err := p.Requests(t.Context(), 2, 0); err != nil || n <= 0 {
+		t.Errorf("in no time %.0f requests, %v", n, err)
+	}
 
 	ended := make(chan error, 1)
 	go func() {

@@ -32,7 +32,7 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 }
 
 // componentFlags leave out what a testbed does not use, and compile without inlining what the product does not import:
-// that takes a fifth less. The apiserver's library and etcd, where a testbed spends its time, are compiled as theirs are.
+// that takes a fifth less. A testbed spends its time in the apiserver's library and etcd, which keep it.
 var componentFlags = []string{
 	"-tags=grpcnotrace,nri_no_wasm",
 	"-gcflags=k8s.io/kubernetes/...=-dwarf=false -l", "-gcflags=k8s.io/kubectl/...=-dwarf=false -l",
