@@ -119,7 +119,7 @@ func start(t testing.TB, servers servers, serviceRanges string, flags []string) 
 		"--advertise-address=192.0.2.1",
 		"--service-cluster-ip-range="+serviceRanges,
 		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
-		"--client-ca-file="+pki.ca,
+		"--client-ca-file="+pki.ca, "--token-auth-file="+pki.tokens,
 		// An aggregated API server uses these to learn on whose behalf the apiserver asks.
 		"--requestheader-client-ca-file="+pki.ca, "--requestheader-allowed-names="+frontProxy,
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
@@ -133,11 +133,10 @@ func start(t testing.TB, servers servers, serviceRanges string, flags []string) 
 		"--disable-admission-plugins=ServiceAccount",
 		"--allow-privileged=true", "--profiling=false")...)
 	store.cfg = &rest.Config{
-		Host: "https://" + address,
-		TLSClientConfig: rest.TLSClientConfig{
-			CAData: pki.caPEM, CertData: pki.admin.Cert, KeyData: pki.admin.Key,
-		},
-		QPS: -1,
+		Host:            "https://" + address,
+		TLSClientConfig: rest.TLSClientConfig{CAData: pki.caPEM},
+		BearerToken:     pki.admin,
+		QPS:             -1,
 	}
 	keys.Store(store.cfg.Host, dir)
 	if err := store.start(ctx, t); err != nil {
@@ -179,8 +178,7 @@ func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 	file := clientcmdapi.NewConfig()
 	file.Clusters["test"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
 	file.AuthInfos["test"] = &clientcmdapi.AuthInfo{
-		ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken,
-		Impersonate: cfg.Impersonate.UserName, ImpersonateGroups: cfg.Impersonate.Groups,
+		Token: cfg.BearerToken, Impersonate: cfg.Impersonate.UserName, ImpersonateGroups: cfg.Impersonate.Groups,
 	}
 	file.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
 	file.CurrentContext = "test"
