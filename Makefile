@@ -58,7 +58,7 @@ modules:
 # are in make test, too: see CHANGED.
 .PHONY: test
 test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
-	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json
+	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/agent.done
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
@@ -111,11 +111,6 @@ test-agent:
 	@echo "== the agent on nodes of namespaces"
 	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 $(AGENT)
 
-# The agent's tests wait more than they compute. This has the rest of the processors.
-.PHONY: below-idle
-below-idle:
-	@chrt --idle 0 $(MAKE) -k -j2 vet unit-recorded staticcheck test-packages
-
 # Packages that the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
 test-packages:
@@ -127,14 +122,20 @@ test-packages:
 # what starts is not ready in time.
 .PHONY: lane-clusters
 lane-clusters:
-	@failed=0; flock --close $(BIN)/agent.lock $(MAKE) test-agent || failed=1; \
+	@failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	$(MAKE) test-clusters || failed=1; exit $$failed
 
+# The agent's tests have the processors first. After them the components that last longest begin, beside lint and unit
+# tests; then those that the unit tests have not run whole.
 .PHONY: lane-components
 lane-components:
-	@failed=0; $(MAKE) below-idle || failed=1; \
-	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; exit $$failed
+	@$(BEHIND); failed=0; $(MAKE) test-packages || failed=1; \
+	$(MAKE) -k -j2 vet unit-recorded staticcheck & units=$$!; \
+	$(AGENT_DONE); $(MAKE) test-longest & longest=$$!; \
+	wait $$units || failed=1; \
+	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; \
+	wait $$longest || failed=1; exit $$failed
 
 CLUSTERS   := ./test/e2e
 FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
@@ -155,8 +156,9 @@ ENDING     := setpriv --pdeathsig TERM
 # In the lane of clusters the next package is linked while the one before it is tested: the tests take turns by a lock.
 # So the time of a package has its wait for the lock in it; that of a test has not.
 TURNS       = -exec 'flock --close $(BIN)/$@.lock $(ENDING)'
-# The longest components come first: at the end they would run alone.
-LONGEST    := broker test/redteam ctl/install ctl/link ctl/check broker/apply ctl/fleet
+# Components that last longest, and the longest of the others, which come first: at the end they would run alone.
+LONGEST    := broker test/redteam ctl/link broker/apply ctl/install
+LONG       := deploy exporter/publish exporter internal/kube/leader internal/kube broker/stored ctl/fleet broker/nodes
 
 .PHONY: test-clusters
 test-clusters:
@@ -172,6 +174,7 @@ WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
 SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | \
 	sed 's|^|./|' | xargs go list
 
+COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -p 2 -timeout 20m -exec '$(ENDING)'
 # A bed needs less than one of two processors in the mean, and three times as long where it has to wait for them. So the
 # other lane has a control group, which counts as a quarter of one process beside those of the bed. Beside the agent's
 # tests it has only what they leave, where the kernel can do that; else it waits for their end.
@@ -179,16 +182,19 @@ BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup
 	b=$$g/semaphore-behind-$$$$; mkdir $$b; trap "echo $$$$ > $$g/cgroup.procs; rmdir $$b" EXIT; \
 	quarter() { [ -e $$b/cpu.weight ] && echo 25 > $$b/cpu.weight || echo 256 > $$b/cpu.shares; }; \
 	if [ -e $$b/cpu.idle ]; then \
-	  echo 1 > $$b/cpu.idle; (flock $(BIN)/agent.lock true; echo 0 > $$b/cpu.idle; quarter) & \
-	else flock $(BIN)/agent.lock true; quarter; fi; \
+	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; quarter) & \
+	else $(AGENT_DONE); quarter; fi; \
 	echo $$$$ > $$b/cgroup.procs
+AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $$$$ 2>/dev/null; do sleep 1; done
+.PHONY: test-longest
+test-longest:
+	@$(COMPONENTS) $(LONGEST:%=./%)
 
 .PHONY: test-components
 test-components:
-	@$(BEHIND); all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
+	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT) $(LONGEST:%=./%))"); \
 	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
-	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -p 3 -timeout 20m -exec '$(ENDING)' \
-		$$(for p in $(LONGEST); do grep "/semaphore/$$p$$" <<< "$$all" || true; done) $$all
+	$(COMPONENTS) $$(for p in $(LONG); do grep "/semaphore/$$p$$" <<< "$$all" || true; done) $$all
 
 # Tests of package agent that run on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
