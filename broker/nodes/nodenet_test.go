@@ -123,12 +123,16 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	// A cluster without Calico's types is known to have no blocks.
 	has("n1", "10.1.1.0/24 fd00:1:0:1::/64")
 	has("n2", "10.1.2.0/24")
-	eventually(t, "who asks for n1 and n2 hears of them", func() (bool, string) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		all := strings.Join(c.nodes, " ")
-		return strings.Contains(all, "n1") && strings.Contains(all, "n2"), all
-	})
+	heard := func(when string) {
+		t.Helper()
+		eventually(t, when+", who asks for n1 and n2 hears of them", func() (bool, string) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			all := strings.Join(c.nodes, " ")
+			return strings.Contains(all, "n1") && strings.Contains(all, "n2"), all
+		})
+	}
+	heard("at first")
 
 	kubetest.InstallCalicoType(t, cfg, gv, "blockaffinities", func(spec *apiextensions.JSONSchemaProps) {
 		if gv != kubetest.CalicoCRD {
@@ -166,9 +170,7 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	create("n2", "10.1.200.64/26")
 	has("n1", "10.1.2.0/26 fd00:1::40/122")
 	has("n2", "10.1.200.64/26 10.1.201.0/26")
-	if got := c.take(); !strings.Contains(got, "n1") || !strings.Contains(got, "n2") {
-		t.Errorf("after the move of a block, heard of %q", got)
-	}
+	heard("after the move of a block")
 	n.DeleteNode("n1")
 	if got := n.Network("n1"); got != nil {
 		t.Errorf("a node that is gone has %v", got)
