@@ -122,7 +122,7 @@ test-packages:
 # what starts is not ready in time.
 .PHONY: lane-clusters
 lane-clusters:
-	@failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
+	@trap 'touch $(BIN)/agent.done' EXIT; failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	$(MAKE) test-clusters || failed=1; exit $$failed
 
@@ -139,7 +139,7 @@ lane-components:
 
 CLUSTERS   := ./test/e2e
 FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
-# These lose packets where wireguard-go waits for a processor: nothing is beside them but what is below idle priority.
+# These lose packets where wireguard-go waits for a processor: beside them is only what takes what they leave idle.
 AGENT      := ./agent ./agent/kernel ./agent/paths
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
@@ -179,7 +179,8 @@ COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -p 2 -timeout 20m -
 # other lane has a control group, which counts as a fifth of one process beside those of the bed. Beside the agent's
 # tests it has only what they leave, where the kernel can do that; else it waits for their end.
 BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup.subtree_control; \
-	b=$$g/semaphore-behind-$$$$; mkdir $$b; trap "echo $$$$ > $$g/cgroup.procs; rmdir $$b" EXIT; \
+	b=$$g/semaphore-behind-$$$$; mkdir $$b; \
+	trap "kill \$$(jobs -p) 2>/dev/null || true; wait || true; echo $$$$ > $$g/cgroup.procs; rmdir $$b || true" EXIT; \
 	fifth() { [ -e $$b/cpu.weight ] && echo 20 > $$b/cpu.weight || echo 205 > $$b/cpu.shares; }; \
 	if [ -e $$b/cpu.idle ]; then \
 	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; fifth) & \

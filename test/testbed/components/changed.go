@@ -35,6 +35,12 @@ var changes = []change{
 	// A rule's mark and mask have other types in the netlink library.
 	{module: calicoModule, file: "felix/routerule/rule_lib.go", old: "Mask = int(mask)", new: "Mask = &mask"},
 	{module: calicoModule, file: "felix/routerule/rule_lib.go", old: "Mark = int(mark)", new: "Mark = mark"},
+	{module: calicoModule, file: "felix/routerule/rule_lib.go", old: "(r.nlRule.Mask == p.nlRule.Mask)",
+		new: "((r.nlRule.Mask == nil) == (p.nlRule.Mask == nil) && " +
+			"(r.nlRule.Mask == nil || *r.nlRule.Mask == *p.nlRule.Mask))"},
+	// The library reports a list of links that changed meanwhile, and Felix would end. Its own took the list.
+	{module: calicoModule, file: "felix/ifacemonitor/iface_monitor.go", old: "links, err := m.netlinkStub.LinkList()",
+		new: "links, err := m.netlinkStub.LinkList()\n\tif errors.Is(err, unix.EINTR) {\n\t\terr = nil\n\t}"},
 	// kube-controllers compacts an etcd of its own. A testbed's Calico keeps its objects in the apiserver.
 	{module: calicoModule, file: "kube-controllers/cmd/kube-controllers/main.go",
 		old: "etcd3.StartCompactor(ctx, etcdClient, interval)",

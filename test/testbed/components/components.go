@@ -380,7 +380,14 @@ func (b *Builder) build(ctx context.Context, plan *plan) error {
 	if err := os.MkdirAll(plan.dir, 0o755); err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(plan.dir), ".building-")
+	const building = ".building-"
+	left, _ := filepath.Glob(filepath.Join(filepath.Dir(plan.dir), building+"*")) // no other process builds now
+	for _, dir := range left {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(plan.dir), building)
 	if err != nil {
 		return err
 	}

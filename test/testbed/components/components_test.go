@@ -39,6 +39,7 @@ func TestMissingPackages(t *testing.T) {
 
 func TestPinnedVersions(t *testing.T) {
 	repo := testkit.Value(FindRepository())(t)
+	versions := map[string]string{} // of modules of programs: Calico's are in both tools
 	for _, tool := range tools {
 		pinned := testkit.Value(pinnedVersions(filepath.Join(repo, "tools", tool.name)))(t)
 		if _, err := tool.ldflags(pinned); err != nil {
@@ -48,6 +49,10 @@ func TestPinnedVersions(t *testing.T) {
 			if pinned[p.module] == "" {
 				t.Errorf("tools/%s/go.mod requires no %s, for %s", tool.name, p.module, p.name)
 			}
+			if other := versions[p.module]; other != "" && other != pinned[p.module] {
+				t.Errorf("%s has version %s in tools/%s, and %s in another", p.module, pinned[p.module], tool.name, other)
+			}
+			versions[p.module] = pinned[p.module]
 		}
 	}
 }
