@@ -40,6 +40,9 @@ var componentFlags = []string{
 	"-gcflags=github.com/projectcalico/calico/...=-dwarf=false -l",
 }
 
+// apiServerFlags do the same for Calico's API server, which shares only the standard library with the product.
+var apiServerFlags = []string{"-gcflags=k8s.io/...=-dwarf=false -l", "-gcflags=github.com/...=-dwarf=false -l"}
+
 // run builds packages of the module in dir into bin and reports its progress. minutes is the time on two cores with an
 // empty cache.
 func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, bin string,

@@ -181,7 +181,7 @@ var tools = []tool{
 		},
 	},
 	{
-		name: calicoAPIServer, minutes: 1.5, flags: []string{"-gcflags=all=-dwarf=false -l"},
+		name: calicoAPIServer, minutes: 1.5, flags: apiServerFlags,
 		vars: map[string]string{"main.VERSION": calicoVersion},
 		programs: []program{
 			{name: calicoAPIServer, module: calicoModule, pkg: calicoModule + "/apiserver/cmd/apiserver", onDemand: true},
