@@ -176,15 +176,15 @@ SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | 
 
 COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -p 2 -timeout 20m -exec '$(ENDING)'
 # A bed needs less than one of two processors in the mean, and three times as long where it has to wait for them. So the
-# other lane has a control group, which counts as a fifth of one process beside those of the bed. Beside the agent's
+# other lane has a control group, which counts as a quarter of one process beside those of the bed. Beside the agent's
 # tests it has only what they leave, where the kernel can do that; else it waits for their end.
 BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup.subtree_control; \
 	b=$$g/semaphore-behind-$$$$; mkdir $$b; \
 	trap "kill \$$(jobs -p) 2>/dev/null || true; wait || true; echo $$$$ > $$g/cgroup.procs; rmdir $$b || true" EXIT; \
-	fifth() { [ -e $$b/cpu.weight ] && echo 20 > $$b/cpu.weight || echo 205 > $$b/cpu.shares; }; \
+	quarter() { [ -e $$b/cpu.weight ] && echo 25 > $$b/cpu.weight || echo 256 > $$b/cpu.shares; }; \
 	if [ -e $$b/cpu.idle ]; then \
-	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; fifth) & \
-	else $(AGENT_DONE); fifth; fi; \
+	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; quarter) & \
+	else $(AGENT_DONE); quarter; fi; \
 	echo $$$$ > $$b/cgroup.procs
 AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $$$$ 2>/dev/null; do sleep 1; done
 .PHONY: test-longest

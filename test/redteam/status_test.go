@@ -55,6 +55,7 @@ func TestStatusStaysSmall(t *testing.T) {
 		report.Devices = append(report.Devices, &semaphorev1.DeviceReport{Cluster: fmt.Sprint("d", i),
 			Interface: strings.Repeat("i", 64), Problem: strings.Repeat("d", 512)})
 	}
+	ended := make(chan string, nodes) // why agents' streams have ended
 	for i := range nodes {
 		token := v.agentToken(fmt.Sprintf("n%02d", i), fmt.Sprintf("198.51.100.%d", i+1))
 		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
@@ -66,7 +67,17 @@ func TestStatusStaysSmall(t *testing.T) {
 				t.Fatalf("agent %d: %v", i, err)
 			}
 		}
+		go func() {
+			for {
+				var data []byte
+				if err := s.call.RecvMsg(&data); err != nil {
+					ended <- fmt.Sprintf("that of agent %d ended: %v", i, err)
+					return
+				}
+			}
+		}()
 	}
+	var ends []string
 	conn, err := grpc.NewClient("unix://"+v.path("broker.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	defer conn.Close()
@@ -80,8 +91,11 @@ func TestStatusStaysSmall(t *testing.T) {
 				n++
 			}
 		}
+		for len(ended) > 0 {
+			ends = append(ends, <-ended)
+		}
 		if err == nil && n < nodes {
-			err = fmt.Errorf("%d of %d nodes", n, nodes)
+			err = fmt.Errorf("%d of %d nodes; of their streams: %q", n, nodes, ends)
 		}
 		return err
 	})
