@@ -174,7 +174,7 @@ WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
 SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | \
 	sed 's|^|./|' | xargs go list
 
-COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -p 2 -timeout 20m -exec '$(ENDING)'
+COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -timeout 20m -exec '$(ENDING)'
 # A bed needs less than one of two processors in the mean, and three times as long where it has to wait for them. So the
 # other lane has a control group, which counts as a quarter of one process beside those of the bed. Beside the agent's
 # tests it has only what they leave, where the kernel can do that; else it waits for their end.
@@ -186,7 +186,9 @@ BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup
 	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; quarter) & \
 	else $(AGENT_DONE); quarter; fi; \
 	echo $$$$ > $$b/cgroup.procs
+# A waiter in the background ends with its lane, too.
 AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $$$$ 2>/dev/null; do sleep 1; done
+
 .PHONY: test-longest
 test-longest:
 	@$(COMPONENTS) $(LONGEST:%=./%)

@@ -107,16 +107,10 @@ func copyAlong(module, copied, rel string) error {
 		}
 	}
 	from, to := filepath.Join(module, rel), filepath.Join(copied, rel)
-	info, err := os.Lstat(to)
-	if err == nil && info.IsDir() {
+	if info, err := os.Lstat(to); err == nil && info.IsDir() {
 		return nil // it is copied
 	}
-	if err == nil {
-		err = os.Remove(to)
-	} else if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {

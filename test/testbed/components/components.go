@@ -380,15 +380,11 @@ func (b *Builder) build(ctx context.Context, plan *plan) error {
 	if err := os.MkdirAll(plan.dir, 0o755); err != nil {
 		return err
 	}
-	const building = ".building-"
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(plan.dir), building+"*")) // no other process builds now
-	for _, dir := range left {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
+	tmp := filepath.Join(filepath.Dir(plan.dir), ".building") // what is there is of a killed build: one has the lock
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(plan.dir), building)
-	if err != nil {
+	if err := os.Mkdir(tmp, 0o755); err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
