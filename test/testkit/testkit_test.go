@@ -117,3 +117,32 @@ func TestLacks(t *testing.T) {
 		t.Errorf("elsewhere it ends with %q", text)
 	}
 }
+
+// TestNotTested: make test-all fails for what could not be tested; make test counts it, with the tests that it runs for
+// a change, too.
+func TestNotTested(t *testing.T) {
+	for value, want := range map[string]string{
+		"all":        "error NOT TESTED: no wheel",
+		tier.Changed: "log NOT TESTED: no wheel",
+		"":           "log NOT TESTED: no wheel",
+	} {
+		t.Setenv(tier.Variable, value)
+		said := &lines{TB: t}
+		tier.NotTested(said, "no %s", "wheel")
+		if said.text != want {
+			t.Errorf("with %s=%q: %q; want %q", tier.Variable, value, said.text, want)
+		}
+		if all := tier.All(); all != (value != "") {
+			t.Errorf("with %s=%q all tests run: %t", tier.Variable, value, all)
+		}
+	}
+}
+
+// lines records what a test says.
+type lines struct {
+	testing.TB
+	text string
+}
+
+func (l *lines) Logf(format string, args ...any)   { l.text += "log " + fmt.Sprintf(format, args...) }
+func (l *lines) Errorf(format string, args ...any) { l.text += "error " + fmt.Sprintf(format, args...) }
