@@ -438,7 +438,7 @@ vet: $(TOOLS)/.built
 
 .PHONY: staticcheck
 staticcheck: $(TOOLS)/.built
-	$(TOOLS)/staticcheck ./...
+	GOGC=$(COMPILERS) $(TOOLS)/staticcheck ./...
 
 .PHONY: clean-testbed
 clean-testbed: ## remove what a killed testbed left behind (never one that runs)

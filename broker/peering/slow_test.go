@@ -47,8 +47,9 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 type readers struct {
 	server *Server
 	dial   func() *grpc.ClientConn
-	// seen is the round that each of them has of the last peer.
+	// seen is the round that each of them has of the last peer, and news has an element after a change of it.
 	seen [4]atomic.Int64
+	news chan struct{}
 }
 
 const slowPeers = 200
@@ -58,7 +59,7 @@ func allowed(round int) string { return fmt.Sprint(round, " ", strings.Repeat("x
 
 func newReaders(t *testing.T) *readers {
 	t.Helper()
-	r := &readers{}
+	r := &readers{news: make(chan struct{}, 1)}
 	r.server, _ = newReviewed()
 	r.dial = serve(t, r.server)
 	for i := range r.seen {
@@ -74,6 +75,10 @@ func newReaders(t *testing.T) *readers {
 						var round int64
 						fmt.Sscan(p.GetAllowedIps()[0], &round)
 						r.seen[i].Store(round)
+						select {
+						case r.news <- struct{}{}:
+						default:
+						}
 					}
 				}
 			}
@@ -91,12 +96,14 @@ func (r *readers) round(t *testing.T, round int) time.Duration {
 	}
 	start := time.Now()
 	become(r.server.options.State, "c2", meshOf("c2", nodes...), nil)
+	late := time.After(3 * time.Minute)
 	for i := range r.seen {
 		for r.seen[i].Load() < int64(round) {
-			if time.Since(start) > 3*time.Minute {
+			select {
+			case <-r.news:
+			case <-late:
 				t.Fatalf("round %d has not come to agent %d", round, i)
 			}
-			runtime.Gosched()
 		}
 	}
 	return time.Since(start)
@@ -108,7 +115,7 @@ func (r *readers) round(t *testing.T, round int) time.Duration {
 func TestAnAgentThatStopsReading(t *testing.T) {
 	free, with := newReaders(t), newReaders(t)
 	s := with.server
-	const peers, warm, rounds = slowPeers, 20, 140
+	const peers, warm, rounds = slowPeers, 20, 80
 	heap := func() int64 {
 		// Twice, because what gRPC keeps in pools survives once.
 		runtime.GC()

@@ -29,7 +29,9 @@ type attempts struct {
 	source  string
 	limiter *rate.Limiter
 	running int
-	ended   chan struct{} // closed and replaced when an attempt ends
+	// look has one who waits look again, once. Who then needs no longer wait passes it on: were all to look whenever an
+	// attempt ends, a herd behind one address would cost the square of its size.
+	look chan struct{}
 }
 
 // NewFailures has a source fail burst times in a row, and then once every interval. Successful admissions do not count.
@@ -50,8 +52,9 @@ func (f *Failures) Sources() int {
 func (f *Failures) Acquire(ctx context.Context, source string) (end func(failed bool), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	a := f.of(source)
+	defer a.next()
 	for {
-		a := f.of(source)
 		left := a.limiter.TokensAt(time.Now())
 		if left < 1 {
 			return nil, ErrTooOften
@@ -60,10 +63,9 @@ func (f *Failures) Acquire(ctx context.Context, source string) (end func(failed 
 			a.running++
 			return func(failed bool) { f.release(a, failed) }, nil
 		}
-		ended := a.ended
 		f.mu.Unlock()
 		select {
-		case <-ended:
+		case <-a.look:
 		case <-ctx.Done():
 		}
 		f.mu.Lock()
@@ -82,7 +84,7 @@ func (f *Failures) of(source string) *attempts {
 	if len(f.sources) >= f.most {
 		delete(f.sources, f.used.Remove(f.used.Back()).(*attempts).source)
 	}
-	a := &attempts{source: source, limiter: rate.NewLimiter(rate.Every(f.every), f.burst), ended: make(chan struct{})}
+	a := &attempts{source: source, limiter: rate.NewLimiter(rate.Every(f.every), f.burst), look: make(chan struct{}, 1)}
 	f.sources[source] = f.used.PushFront(a)
 	return a
 }
@@ -94,6 +96,12 @@ func (f *Failures) release(a *attempts, failed bool) {
 	if failed {
 		a.limiter.AllowN(time.Now(), 1)
 	}
-	close(a.ended)
-	a.ended = make(chan struct{})
+	a.next()
+}
+
+func (a *attempts) next() {
+	select {
+	case a.look <- struct{}{}:
+	default:
+	}
 }
