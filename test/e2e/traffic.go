@@ -102,10 +102,12 @@ func (s *Scenario) refused(ctx context.Context, pod, admitted *corev1.Pod) error
 	}
 }
 
-// until retries f until it returns nil or the time is over, and then returns f's last error.
+// until retries f until it returns nil or the time is over, and then returns f's last error. After an attempt that took
+// long it waits longer, for what is waited for needs the processor.
 func until(ctx context.Context, within time.Duration, f func() error) error {
 	deadline := time.Now().Add(within)
 	for {
+		began := time.Now()
 		err := f()
 		if err == nil {
 			return nil
@@ -116,7 +118,7 @@ func until(ctx context.Context, within time.Duration, f func() error) error {
 		select {
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(min(max(100*time.Millisecond, 2*time.Since(began)), 500*time.Millisecond)):
 		}
 	}
 }

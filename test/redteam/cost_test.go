@@ -241,7 +241,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 		}
 	}
 	enough := func() bool { return false }
-	acknowledgements("without the other remote", 100, enough)
+	acknowledgements("without the other remote", 30, enough)
 
 	const head = 1_000_000
 	// Made before the stream begins: on a busy machine that takes longer than a broker waits for the hello.
@@ -302,7 +302,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 		t.Fatal("its snapshot is not taken")
 	}
 	close(begin)
-	all := 100 // beside it, no other test gets what it needs of the processors
+	all := 50 // beside it, no other test gets what it needs of the processors
 	if tier.All() {
 		all = 300
 	}

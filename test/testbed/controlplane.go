@@ -101,7 +101,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--profiling=false",
-	}, c.tb.paths.APIServer, components.APIServerGC); err != nil {
+	}, c.tb.paths.APIServer, components.CollectsLess); err != nil {
 		return err
 	}
 	if err := poll(ctx, patience, "kube-apiserver of "+c.Name, func(ctx context.Context) error {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/test/testbed/components"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
 	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
 )
@@ -122,6 +123,7 @@ func kubectl(ctx context.Context, program, kubeconfig string, args ...string) *e
 	cmd.Env = append(os.Environ(),
 		"KUBECONFIG="+kubeconfig,
 		// By default kubectl remembers what a server offers by its address, which is the same in every testbed.
+		components.CollectsLess, // a fifth of the time of an apply
 		"KUBECACHEDIR="+filepath.Join(filepath.Dir(kubeconfig), "kubectl-cache"),
 	)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -245,6 +247,7 @@ func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd
 	}
 	cmd = exec.CommandContext(ctx, program, args[1:]...)
 	cmd.Env = append(os.Environ(), "PATH="+path, "KUBECONFIG="+s.Kubeconfig,
+		components.CollectsLess, // a fifth of the time of an apply
 		"KUBECACHEDIR="+filepath.Join(s.Dir, "kubectl-cache"),
 		"SEMAPHORE_TESTBED="+s.ID)
 	return cmd, func() error { return fabric.Do(cmd.Start) }, nil

@@ -32,10 +32,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// APIServerGC is a variable for the environment of kube-apiserver: it collects its garbage less often. On processors
-// that others want too, as in the lanes of make test, a start takes 2.9 seconds of their time instead of 4.1 (load 67).
-// On a quiet machine it gains nothing. It keeps 0.1 GB more memory.
-const APIServerGC = "GOGC=400"
+// CollectsLess is a variable for the environment of kube-apiserver and kubectl: they collect their garbage less often.
+// On processors that others want too, as in the lanes of make test, a start of the apiserver takes 2.9 seconds of their
+// time instead of 4.1 (load 67), and keeps 0.1 GB more memory. On a quiet machine it gains nothing. `kubectl apply`
+// takes 1.6 instead of 2.0 seconds.
+const CollectsLess = "GOGC=400"
 
 // Paths are the paths of the components.
 type Paths struct {

@@ -108,7 +108,7 @@ func start(t testing.TB, servers servers, serviceRanges string, flags []string) 
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL,
 		"--initial-cluster=kubetest="+peerURL,
 		"--unsafe-no-fsync", "--log-level=warn")
-	store.runAPIServer = runs([]string{components.APIServerGC}, dir, "kube-apiserver", servers.apiserver, append(flags,
+	store.runAPIServer = runs([]string{components.CollectsLess}, dir, "kube-apiserver", servers.apiserver, append(flags,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
 		// Otherwise the apiserver would create an endpoint of the Service kubernetes with a loopback address, which is
