@@ -43,7 +43,6 @@ var clock = map[string]compares{
 	"internal/kube/leader/front_test.go TestFamilies":                     {1, givesUp},
 	"broker/operator/page_test.go TestSlowReader":                         {2, grows},
 	"broker/operator/page_test.go TestSlowStatus":                         {1, inProduct},
-	"broker/peering/slow_test.go round":                                   {1, givesUp},
 	"broker/picture_test.go TestPageOfABroker":                            {1, givesUp},
 	"broker/rules_test.go TestR25TheClockOfARemoteDecidesNothing":         {1, stamp},
 	"broker/sets_test.go transitions":                                     {1, notTested},

@@ -46,7 +46,8 @@ func wait(ctx context.Context, within, every time.Duration, what string, f func(
 	}
 }
 
-// spacing is the time until the next attempt: longer after one that took long, for what is waited for needs the processor.
+// spacing is the time until the next attempt: longer after one that took long, for what is waited for needs the
+// processor.
 func spacing(every time.Duration, began time.Time) time.Duration {
 	return min(max(every, 2*time.Since(began)), 500*time.Millisecond)
 }
