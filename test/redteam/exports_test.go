@@ -44,7 +44,7 @@ func (v *victim) imports(client *mcs.Client) map[string]bool {
 // labels changes exports so that they have labels that a deployment tool acts on, more than an export may have (R30).
 func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.Object) {
 	v.t.Helper()
-	const n, each = 500, 100
+	const n, each = 200, 100
 	at, ran := uint64(1_000_000), v.ran()
 	var refused []*semaphorev1.Refusal
 	for some := range slices.Chunk(existing[:n], each) {
@@ -81,14 +81,14 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 
 // TestExportsOfARemoteAreBounded checks limits.exports with one export too many, and with 100,000 that precede those
 // that exist and arrive as fast as the broker reads them: changesPerSecond, which would make them wait for a minute and
-// a half, is raised. Existing objects stay, nothing of the rest is written, each is refused and counted, and another
-// remote's export is imported meanwhile.
+// a half, is raised, and exports, which are written first, are a fifth of the default. Existing objects stay, nothing
+// of the rest is written, each is refused and counted, and another remote's export is imported meanwhile.
 func TestExportsOfARemoteAreBounded(t *testing.T) {
-	const most, flood = 1000, 100_000
+	const most, flood = 200, 100_000
 	v := prepare(t)
 	withMCS(v)
 	client := testkit.Value(mcs.New(v.rest, "redteam"))(t)
-	limit("c2", v1alpha1.Limits{ChangesPerSecond: 2 * flood})(v)
+	limit("c2", v1alpha1.Limits{ChangesPerSecond: 2 * flood, Exports: most})(v)
 	v.run()
 	honest := v.publish("c3")
 	for cluster, s := range map[string]*stream{"c1": v.publish("c1"), "c3": honest} {
