@@ -96,3 +96,10 @@ func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	testkit.Eventually(t, 3*time.Minute, what, f)
 }
+
+// apply applies a directory in a quarter of the time that kubectl needs to do so without --server-side, as users do and
+// testExample tests.
+func (s *server) apply(t *testing.T, dir string) {
+	t.Helper()
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", dir)
+}

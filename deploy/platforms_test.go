@@ -143,7 +143,7 @@ func testPlatforms(t *testing.T, s *server) {
 		"selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
 		t.Run(strings.ReplaceAll(components, "DEPLOY/features/", ""), func(t *testing.T) {
 			dir := overlay(t, "resources: [DEPLOY/namespace, DEPLOY/agent]\ncomponents: [DEPLOY/features/"+components+"]\n")
-			s.kubectl(t, "apply", "-k", dir)
+			s.apply(t, dir)
 			admitted(t, s, dir)
 		})
 	}
@@ -169,7 +169,7 @@ plugins:
 	kubetest.StartControllers(t, cfg, "resourcequota-controller")
 	const resources = "resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n"
 	without, with := overlay(t, resources), overlay(t, resources+"components: [DEPLOY/features/gke]\n")
-	s.kubectl(t, "apply", "-k", without)
+	s.apply(t, without)
 	refused := tried(t, s, without)
 	for name, err := range refused {
 		if err == nil || !strings.Contains(err.Error(), "insufficient quota to match these scopes") {
@@ -179,7 +179,7 @@ plugins:
 	if len(refused) != 3 {
 		t.Errorf("pods of %d workloads; want exporter, broker and agent", len(refused))
 	}
-	s.kubectl(t, "apply", "-k", with)
+	s.apply(t, with)
 	eventually(t, "with the component, all pods are admitted", func() error {
 		return errors.Join(slices.Collect(maps.Values(tried(t, s, with)))...)
 	})

@@ -345,7 +345,7 @@ func (s *server) applied(t *testing.T, text string) []runtime.Object {
 	t.Helper()
 	dir := overlay(t, text)
 	objects := build(t, dir)
-	s.kubectl(t, "apply", "-k", dir)
+	s.apply(t, dir)
 	t.Cleanup(func() {
 		rbac, policies := s.client("").RbacV1(), s.client("").AdmissionregistrationV1()
 		for _, o := range objects {
@@ -489,7 +489,7 @@ func templates(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
 
 // testNodeWrites checks that the broker, with any permissions, changes only its own annotations on Nodes.
 func testNodeWrites(t *testing.T, s *server) {
-	s.kubectl(t, "apply", "-k", "example/c1")
+	s.apply(t, "example/c1")
 	admin := s.client("")
 	const ours = "c2.wireguard.semaphore.uw.io/pubKey"
 	kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{
@@ -622,7 +622,7 @@ func testNodeWrites(t *testing.T, s *server) {
 // testNodeTaint checks that the broker can remove its own taint, with any effect, and change nothing else in a Node's
 // spec. No other part of semaphore can do even that.
 func testNodeTaint(t *testing.T, s *server) {
-	s.kubectl(t, "apply", "-k", "example/c1")
+	s.apply(t, "example/c1")
 	admin := s.client("")
 	taint := func(key, effect string) corev1.Taint {
 		return corev1.Taint{Key: key, Effect: corev1.TaintEffect(effect)}
@@ -752,7 +752,7 @@ func testOtherNamespaces(t *testing.T, s *server) {
 namespace: federation
 resources: [DEPLOY/all]
 `)
-	s.kubectl(t, "apply", "-k", dir)
+	s.apply(t, dir)
 	const broker = "system:serviceaccount:federation:semaphore-broker"
 	eventually(t, "rights in the other namespace", func() error {
 		got := rights(t, s, broker, "federation")
@@ -772,7 +772,7 @@ patches:
       - {op: replace, path: /metadata/namespace, value: mirrors}
 `)
 	s.kubectl(t, "create", "namespace", "mirrors")
-	s.kubectl(t, "apply", "-k", dir)
+	s.apply(t, dir)
 	eventually(t, "rights in the mirrors' namespace", func() error {
 		got := rights(t, s, account("semaphore-broker"), "mirrors")
 		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create"} {
