@@ -112,7 +112,7 @@ test-documents:
 .PHONY: test-agent
 test-agent:
 	@echo "== the agent on nodes of namespaces"
-	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 $(AGENT)
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 -parallel 4 $(AGENT)
 
 # Packages that the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
@@ -129,13 +129,14 @@ lane-clusters:
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	$(MAKE) test-clusters || failed=1; exit $$failed
 
-# The agent's tests have the processors first. After them the components that last longest begin, beside lint and unit
-# tests; then those that the unit tests have not run whole.
+# The agent's tests have the processors first. The components that last longest begin after them, beside lint and unit
+# tests, or after lint and unit tests, where these had little to do; then those that the unit tests have not run whole.
 .PHONY: lane-components
 lane-components:
 	@$(BEHIND); failed=0; $(MAKE) test-packages || failed=1; \
 	$(MAKE) -k -j2 vet unit-recorded staticcheck & units=$$!; \
-	$(AGENT_DONE); $(MAKE) test-longest & longest=$$!; \
+	until [ -e $(BIN)/agent.done ] || ! kill -0 $$units 2>/dev/null; do sleep 1; done; \
+	$(MAKE) test-longest & longest=$$!; \
 	wait $$units || failed=1; \
 	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; \
 	wait $$longest || failed=1; exit $$failed

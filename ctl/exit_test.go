@@ -16,7 +16,7 @@ import (
 var exits = map[string]struct{ unable, well, found string }{
 	"bundle":          {unable: "--context c1"},
 	"check":           {unable: "--context c1", well: "--dir pki", found: "--config wrong.yaml"},
-	"coredns":         {unable: "--context c1", well: "--remote c2"},
+	"coredns":         {unable: "--context c1"},
 	"drain cluster":   {unable: "c2 --context c1"},
 	"drain node":      {unable: "c2/n1 --context c1"},
 	"drain service":   {unable: "c2:shop/echo --context c1"},

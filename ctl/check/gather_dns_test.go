@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -52,9 +53,8 @@ func TestCheckCoreDNS(t *testing.T) {
 	must(t, admin.CoreV1().ConfigMaps("mirrors").Delete(t.Context(), "semaphore-dns", metav1.DeleteOptions{}))
 	blocks, _, err := ctltest.Run(t, "coredns", "--config", broker)
 	must(t, err)
-	old, _, err := ctltest.Run(t, "coredns", "--remote", "c2", "--mirror-namespace",
-		"mirrors") // before servicePrefix was set
-	must(t, err)
+	var old strings.Builder // before servicePrefix was set
+	must(t, coredns.Print(&old, coredns.Of([]coredns.Remote{{Cluster: "c2"}}, "mirrors", "cluster.local", false)))
 	for _, test := range []struct {
 		data  map[string]string
 		flags []string
@@ -63,7 +63,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	}{
 		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0,
 			map[string]string{"CoreDNSComplete": "it has the server blocks of cluster.c2, cluster.global"}},
-		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 2,
+		{map[string]string{"Corefile": ".:53 {\n}\n" + old.String()}, nil, 2,
 			map[string]string{"CoreDNSComplete": "of cluster.global",
 				"CoreDNSBlockDiffers": `its server block cluster.c2 lacks the line "name regex`}},
 		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 2,

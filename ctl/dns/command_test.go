@@ -33,9 +33,12 @@ func TestCoreDNS(t *testing.T) {
 	api := kubetest.Start(t)
 	admin := testkit.Value(kubernetes.NewForConfig(api))(t)
 	mirrors(t, admin)
+	file := brokerFile(t, api, "mirrorNamespace: mirrors\nmcs: {enabled: true}\n"+
+		"globalServices: {podSubnets: [10.1.0.0/16]}\n", map[string]string{
+		"c2": "podSubnets: [10.2.0.0/16]", "c-3": "podSubnets: [10.3.0.0/16], servicePrefix: three"})
 	// For an unknown CoreDNS image, as for releases before 1.12.2, names are rewritten.
-	blocks, _, err := ctltest.Run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
-		"--mirror-namespace", "mirrors", "--clusterset", "--coredns-image", "registry.k8s.io/coredns/coredns:v1.11.3")
+	blocks, _, err := ctltest.Run(t, "coredns", "--config", file, "--coredns-image",
+		"registry.k8s.io/coredns/coredns:v1.11.3")
 	must(t, err)
 	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api), "echo.shop.svc.cluster.c2.",
 		"db-0.db.shop.svc.cluster.c2.", "echo.shop.svc.cluster.c-3.", "echo.shop.svc.cluster.global.",

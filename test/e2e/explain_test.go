@@ -195,8 +195,8 @@ func brokenLinks() []brokenLink {
 		{code: finding.PathDNS, how: "the server block of c2 leaves the Corefile of c1",
 			break_: func(ctx context.Context, t *testing.T, b *explainBed) { must(t, b.c1.AppendCorefile(ctx, "")) },
 			fix: func(ctx context.Context, t *testing.T, b *explainBed) {
-				block := testkit.Value(b.in.Semaphorectl(ctx, "coredns", "--remote", "c2"))(t)
-				must(t, b.c1.AppendCorefile(ctx, block))
+				blocks := testkit.Value(b.commands(ctx, "semaphorectl coredns --context c1 2>/dev/null", 0))(t)
+				must(t, b.c1.AppendCorefile(ctx, blocks))
 			}},
 		{code: finding.PathMirror, how: "somebody's Service has the name of the mirror", service: "taken",
 			break_: both(yamlIn("c1", foreignMirror), yamlIn("c2", strings.ReplaceAll(otherEcho, "NAME", "taken"))),

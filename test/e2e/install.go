@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
 
@@ -228,20 +229,21 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 
 // addDNS gives CoreDNS of a cluster the server blocks of the others.
 func (in *Installation) addDNS(ctx context.Context, c *testbed.Cluster) error {
-	args := []string{"coredns"}
+	var remotes []coredns.Remote
 	for _, other := range in.tb.Clusters() {
 		if other != c {
-			args = append(args, "--remote", other.Name)
+			remotes = append(remotes, coredns.Remote{Cluster: other.Name})
 		}
 	}
+	write := coredns.Print
 	if in.MCS {
-		args = append(args, "--clusterset", "--coredns-image", "coredns:v1.14.7") // tools/components/go.mod
+		write = coredns.PrintImports // as the CoreDNS of tools/components/go.mod knows them
 	}
-	block, err := in.Semaphorectl(ctx, args...)
-	if err != nil {
+	var blocks strings.Builder
+	if err := write(&blocks, coredns.Of(remotes, Namespace, "cluster.local", in.MCS)); err != nil {
 		return err
 	}
-	return c.AppendCorefile(ctx, block)
+	return c.AppendCorefile(ctx, blocks.String())
 }
 
 func (in *Installation) writeOverlay(c *testbed.Cluster) error {

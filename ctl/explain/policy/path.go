@@ -375,10 +375,10 @@ func Several(remote string) bool { return remote == globalName || remote == clus
 
 // prints returns the command that prints the server block of a name.
 func prints(remote string) string {
-	if remote == clusterSetName {
-		return "semaphorectl coredns prints the block of " + clusterSetName
+	if remote != clusterSetName {
+		remote = "cluster." + remote
 	}
-	return "semaphorectl coredns --remote " + remote + " prints the block"
+	return "semaphorectl coredns prints the block of " + remote
 }
 
 func (j *judge) proxy() Link {

@@ -129,7 +129,7 @@ func TestJudge(t *testing.T) {
 		{"an own name, and no peer", func(f *Facts) { ownNamed(f); f.There.Present, f.There.Session = nil, nil },
 			finding.PathPeer, "desires m1", "--agent n1"},
 		{"no DNS block", func(f *Facts) { f.DNS.Missing = true }, finding.PathDNS, "no server block cluster.c2",
-			"coredns --remote c2"},
+			"semaphorectl coredns prints the block of cluster.c2"},
 		{"another DNS block", func(f *Facts) { f.DNS.Differs = "name regex" }, finding.PathDNS, "lacks the line",
 			"in its place"},
 		{"no DNS server", func(f *Facts) { f.DNS.Ready = 0 }, finding.PathDNS, "none of 2", "start CoreDNS"},
