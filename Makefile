@@ -112,7 +112,7 @@ test-documents:
 .PHONY: test-agent
 test-agent:
 	@echo "== the agent on nodes of namespaces"
-	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 -parallel 4 $(AGENT)
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 2 -parallel 3 $(AGENT)
 
 # Packages that the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
@@ -143,7 +143,8 @@ lane-components:
 
 CLUSTERS   := ./test/e2e
 FAULTS     := ./test/testbed ./test/e2e/faults ./test/e2e/migration
-# These lose packets where wireguard-go waits for a processor: beside them is only what takes what they leave idle.
+# These lose packets where wireguard-go waits for a processor: beside them is only what takes what they leave idle. They
+# wait more than they compute, so three of them run at a time.
 AGENT      := ./agent ./agent/kernel ./agent/paths
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
