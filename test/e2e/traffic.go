@@ -102,12 +102,10 @@ func (s *Scenario) refused(ctx context.Context, pod, admitted *corev1.Pod) error
 	}
 }
 
-// until retries f until it returns nil or the time is over, and then returns f's last error. After an attempt that took
-// long it waits longer, for what is waited for needs the processor.
+// until retries f until it returns nil or the time is over, and then returns f's last error.
 func until(ctx context.Context, within time.Duration, f func() error) error {
 	deadline := time.Now().Add(within)
 	for {
-		began := time.Now()
 		err := f()
 		if err == nil {
 			return nil
@@ -118,7 +116,7 @@ func until(ctx context.Context, within time.Duration, f func() error) error {
 		select {
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(min(max(100*time.Millisecond, 2*time.Since(began)), 500*time.Millisecond)):
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

@@ -29,7 +29,6 @@ func wait(ctx context.Context, within, every time.Duration, what string, f func(
 	defer cancel()
 	var last error
 	for {
-		began := time.Now()
 		err := f(ctx)
 		if err == nil {
 			return nil
@@ -41,13 +40,7 @@ func wait(ctx context.Context, within, every time.Duration, what string, f func(
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for %s: %w; at last: %w", what, context.Cause(ctx), last)
-		case <-time.After(spacing(every, began)):
+		case <-time.After(every):
 		}
 	}
-}
-
-// spacing is the time until the next attempt: longer after one that took long, for what is waited for needs the
-// processor.
-func spacing(every time.Duration, began time.Time) time.Duration {
-	return min(max(every, 2*time.Since(began)), 500*time.Millisecond)
 }
