@@ -135,7 +135,7 @@ lane-clusters:
 lane-components:
 	@$(BEHIND); failed=0; $(MAKE) test-packages || failed=1; \
 	$(MAKE) -k -j2 vet unit-recorded staticcheck & units=$$!; \
-	until [ -e $(BIN)/agent.done ] || ! kill -0 $$units 2>/dev/null; do sleep 1; done; \
+	$(call AGENT_DONE,$$units); \
 	$(MAKE) test-longest & longest=$$!; \
 	wait $$units || failed=1; \
 	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; \
@@ -191,8 +191,8 @@ BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup
 	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; quarter) & \
 	else $(AGENT_DONE); quarter; fi; \
 	echo $$$$ > $$b/cgroup.procs
-# A waiter in the background ends with its lane, too.
-AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $$$$ 2>/dev/null; do sleep 1; done
+# A waiter ends with the process that it names, too; in the background with its lane.
+AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $(or $(1),$$$$) 2>/dev/null; do sleep 1; done
 
 .PHONY: test-longest
 test-longest:

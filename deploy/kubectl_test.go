@@ -47,8 +47,7 @@ func kubectl(t *testing.T, args ...string) (string, error) {
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	// Less frequent garbage collection makes apply a fifth faster.
-	cmd.Env = append(os.Environ(), "GOGC=400")
+	cmd.Env = append(os.Environ(), components.CollectsLess)
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, errs.String())
 	}
