@@ -14,7 +14,7 @@ import (
 func TestNamesThatLeave(t *testing.T) {
 	want := coredns.Of([]coredns.Remote{{Cluster: "c2"}, {Cluster: "eu"}}, "semaphore", "cluster.local", true)
 	var blocks strings.Builder
-	testkit.Must(t, coredns.Print(&blocks, want))
+	testkit.Must(t, coredns.Print(&blocks, want, false))
 	const forwards = ".:53 {\n  forward . /etc/resolv.conf\n}\n"
 	const leave = "; queries for them leave for the servers that it forwards to"
 	public := func(suffix string) string {
@@ -62,7 +62,7 @@ func TestBlockLeftOut(t *testing.T) {
 		ClusterDomain: "cluster.local"}
 	want := []coredns.Block{local, coredns.Global("semaphore", "cluster.local")}
 	var corefile strings.Builder
-	testkit.Must(t, coredns.Print(&corefile, want))
+	testkit.Must(t, coredns.Print(&corefile, want, false))
 	found := judgeDNS(DNS{Where: "here", Corefile: corefile.String(), Want: want, Print: "print"})
 	complete(t, found[:1])
 	const why = "there can be no block for cluster.local: it would answer names of cluster.local"

@@ -54,7 +54,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	blocks, _, err := ctltest.Run(t, "coredns", "--config", broker)
 	must(t, err)
 	var old strings.Builder // before servicePrefix was set
-	must(t, coredns.Print(&old, coredns.Of([]coredns.Remote{{Cluster: "c2"}}, "mirrors", "cluster.local", false)))
+	must(t, coredns.Print(&old, coredns.Of([]coredns.Remote{{Cluster: "c2"}}, "mirrors", "cluster.local", false), false))
 	for _, test := range []struct {
 		data  map[string]string
 		flags []string

@@ -53,10 +53,10 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 				return fmt.Errorf("--cluster-domain %q: %s", f.clusterDomain, e[0])
 			}
 			switch {
-			case f.configFile != "" && access.Given():
-				return errors.New("--config, --context: give one of them")
 			case f.configFile == "":
 				return f.printOfCluster(cmd, access)
+			case access.Given():
+				return errors.New("--config, --context: give one of them")
 			}
 			return f.printOfFile(cmd, access)
 		},
@@ -78,11 +78,8 @@ func (f *corednsFlags) printOfFile(cmd *cobra.Command, access *fleet.Access) err
 	if c, _, err = fleet.WithObjects(cmd.Context(), c, access); err != nil {
 		return err
 	}
-	write := coredns.Print
-	if knows, _ := coredns.KnowsImports(f.image); knows {
-		write = coredns.PrintImports
-	}
-	err = write(cmd.OutOrStdout(), coredns.Blocks(c, f.clusterDomain))
+	knows, _ := coredns.KnowsImports(f.image)
+	err = coredns.Print(cmd.OutOrStdout(), coredns.Blocks(c, f.clusterDomain), knows)
 	nextOfBlocks(cmd.ErrOrStderr())
 	return err
 }

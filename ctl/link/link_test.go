@@ -238,7 +238,8 @@ func TestLinkOfDottedNames(t *testing.T) {
 func blocksOf(t *testing.T, remote string) string {
 	t.Helper()
 	var out strings.Builder
-	must(t, coredns.Print(&out, coredns.Of([]coredns.Remote{{Cluster: remote}}, "semaphore", "cluster.local", false)))
+	blocks := coredns.Of([]coredns.Remote{{Cluster: remote}}, "semaphore", "cluster.local", false)
+	must(t, coredns.Print(&out, blocks, false))
 	return out.String()
 }
 

@@ -175,13 +175,9 @@ func Served(blocks []Block) (served []Block, left []string) {
 	return served, left
 }
 
-// Print writes blocks in the format of a Corefile, with a comment about each omitted block. It fails if w does.
-func Print(w io.Writer, blocks []Block) error { return write(w, blocks, false) }
-
-// PrintImports is Print for a CoreDNS that resolves imported Services from ServiceImports, and fails if w does.
-func PrintImports(w io.Writer, blocks []Block) error { return write(w, blocks, true) }
-
-func write(w io.Writer, blocks []Block, knowsImports bool) error {
+// Print writes blocks in the format of a Corefile, with a comment about each omitted block. knowsImports is true for a
+// CoreDNS that resolves imported Services from ServiceImports. It fails if w does.
+func Print(w io.Writer, blocks []Block, knowsImports bool) error {
 	served, left := Served(blocks)
 	for _, b := range served {
 		if knowsImports && b.ofImports() {

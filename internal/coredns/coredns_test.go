@@ -2,7 +2,6 @@ package coredns
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 
@@ -37,7 +36,7 @@ const kubeadm = `.:53 {
 func printed(t *testing.T, blocks ...Block) string {
 	t.Helper()
 	var b strings.Builder
-	testkit.Must(t, Print(&b, blocks))
+	testkit.Must(t, Print(&b, blocks, false))
 	return b.String()
 }
 
@@ -62,7 +61,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]},
 func TestClusterSet(t *testing.T) {
 	c2, set := Block{"c2", "c2", "semaphore", "cluster.local"}, ClusterSet("semaphore", "cluster.local")
 	var knowing strings.Builder
-	testkit.Must(t, PrintImports(&knowing, []Block{c2, set}))
+	testkit.Must(t, Print(&knowing, []Block{c2, set}, true))
 	if got := knowing.String(); got != printed(t, c2)+Multicluster {
 		t.Errorf("printed is\n%s", got)
 	}
@@ -135,9 +134,9 @@ func TestShadows(t *testing.T) {
 			t.Errorf("%s, in %s beside %s: shadows %q, not %q", test.cluster, test.own, test.other, got, test.want)
 		}
 		served, left := Served([]Block{b, Global("semaphore", test.own), other, ClusterSet("semaphore", test.own)})
-		for _, write := range []func(io.Writer, []Block) error{Print, PrintImports} {
+		for _, knowsImports := range []bool{false, true} {
 			var out strings.Builder
-			testkit.Must(t, write(&out, all))
+			testkit.Must(t, Print(&out, all, knowsImports))
 			if faults := Compare(out.String(), served); len(faults) > 0 || len(served)+len(left) != len(all) {
 				t.Errorf("%s: %d and %d of %d; missing %+v in\n%s", test.cluster, len(served), len(left), len(all), faults, &out)
 			}

@@ -10,7 +10,7 @@ import (
 func FuzzCompare(f *testing.F) {
 	want := []Block{{"c2", "c2", "semaphore", "cluster.local"}, Global("semaphore", "cluster.local")}
 	var printed strings.Builder
-	if err := Print(&printed, want); err != nil {
+	if err := Print(&printed, want, false); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(kubeadm)

@@ -56,7 +56,7 @@ func Text(blocks []Block, knowsImports bool, outside ...string) (text string, le
 		return taken[b.Zone()]
 	})
 	var out strings.Builder
-	_ = write(&out, served, knowsImports) // writing to memory does not fail
+	_ = Print(&out, served, knowsImports) // writing to memory does not fail
 	return out.String(), left
 }
 

@@ -235,12 +235,9 @@ func (in *Installation) addDNS(ctx context.Context, c *testbed.Cluster) error {
 			remotes = append(remotes, coredns.Remote{Cluster: other.Name})
 		}
 	}
-	write := coredns.Print
-	if in.MCS {
-		write = coredns.PrintImports // as the CoreDNS of tools/components/go.mod knows them
-	}
 	var blocks strings.Builder
-	if err := write(&blocks, coredns.Of(remotes, Namespace, "cluster.local", in.MCS)); err != nil {
+	// The CoreDNS of tools/components/go.mod knows imports.
+	if err := coredns.Print(&blocks, coredns.Of(remotes, Namespace, "cluster.local", in.MCS), true); err != nil {
 		return err
 	}
 	return c.AppendCorefile(ctx, blocks.String())
