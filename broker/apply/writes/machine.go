@@ -49,7 +49,8 @@ type Machine[T Object] struct {
 	due map[string]time.Time
 	// leaving are the objects that are deleted and that a foreign finalizer keeps, as the informer reported them.
 	leaving map[string]leaving
-	// asked are the objects with finalizers that were deleted, until the informer reports it.
+	// asked are the objects with finalizers that were deleted, until they are gone: a decision may be under way about an
+	// object that was seen before its deletion.
 	asked map[string]asked
 }
 
@@ -154,7 +155,6 @@ func (m *Machine[T]) listed(name string, object T) {
 	}
 	if at := object.GetDeletionTimestamp(); at != nil && len(object.GetFinalizers()) > 0 {
 		m.leaving[name] = leaving{at.Time, object.GetFinalizers()}
-		delete(m.asked, name)
 	} else {
 		delete(m.leaving, name)
 	}

@@ -230,6 +230,26 @@ func TestNothingStaysOfADeletedObject(t *testing.T) {
 	}
 }
 
+// TestADeletionIsAskedForOnce: of an object that a finalizer keeps, also if the watch reports the deletion between the
+// look at the object and the decision about it.
+func TestADeletionIsAskedForOnce(t *testing.T) {
+	object := ours("echo", "7")
+	object.UID, object.Finalizers = "u", []string{"example.org/keep"}
+	store := stored{"echo": object}
+	m := New(Kind[*corev1.Service]{Name: Service}, store, nil)
+	absent := Answer[*corev1.Service]{Verdict: Absent}
+	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), absent)
+	m.Settle(paceStart, step.Write, nil, nil)
+	seen := m.Begin(paceStart, "echo")
+	marked := object.DeepCopy()
+	marked.ResourceVersion, marked.DeletionTimestamp = "8", &metav1.Time{Time: paceStart}
+	store["echo"] = marked
+	m.Informed("echo", marked, false)
+	if step := m.Decide(paceStart, seen, absent); step.Write != nil {
+		t.Errorf("asked once more: %+v", step.Write)
+	}
+}
+
 // TestRecreate: an object that another writer deleted is created from what it was, and charged to no remote; one that
 // the broker deleted itself, or that was never there, is created as it is desired.
 func TestRecreate(t *testing.T) {
