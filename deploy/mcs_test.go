@@ -57,7 +57,7 @@ func TestImportWritesElsewhere(t *testing.T) {
 		t.Errorf("other subnets of the own cluster: %v", err)
 	}
 	dir := overlay(t, "namespace: "+ns+"\n"+withOwnNames(withoutAgents))
-	s.kubectl(t, "apply", "-k", dir)
+	s.apply(t, dir)
 	s.warn(t, bindingsOf(build(t, dir), "own-name"))
 	t.Run("own names", func(t *testing.T) { s.attackOwnNames(t, ns, true) })
 }

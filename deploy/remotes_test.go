@@ -38,7 +38,7 @@ func (s *server) exampleOfARemote(t *testing.T) {
 // testRemoteWrites checks that no part can write the spec of a RemoteCluster, with any permissions, and that each
 // writes its status.
 func testRemoteWrites(t *testing.T, s *server) {
-	s.kubectl(t, "apply", "-k", "example/c1")
+	s.apply(t, "example/c1")
 	broker, exporter := account("semaphore-broker"), account("semaphore-exporter")
 	bind(t, s.client(""), rbacv1.PolicyRule{
 		APIGroups: []string{"semaphore.uw.io"}, Resources: []string{"remoteclusters"},

@@ -794,7 +794,7 @@ patches:
 
 // testCleanup checks that the cleanup overlay is accepted over an installation and has the permissions that it needs.
 func testCleanup(t *testing.T, s *server) {
-	s.kubectl(t, "apply", "-k", "example/c1-cleanup")
+	s.apply(t, "example/c1-cleanup")
 	admitted(t, s, "example/c1-cleanup")
 	everywhere := []string{
 		"globalnetworksets.crd.projectcalico.org: delete get list",

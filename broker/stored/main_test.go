@@ -10,5 +10,5 @@ import (
 // The tests run in a network namespace of their own, so that no port is anybody else's.
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	m.Run()
+	kubetest.Reusing(m).Run()
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/test/testbed"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // needsBed skips the test if it cannot bring up clusters. Otherwise it returns a context that ends on an interrupt, so
@@ -39,6 +40,17 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 	}
 	must(t, s.in.Install(ctx, s.progress))
 	return s
+}
+
+// withoutStandbys installs one broker and one exporter in a cluster, where a test asks for no standby. In make test-all
+// they are as shipped.
+func (in *Installation) withoutStandbys() {
+	if tier.All() {
+		return
+	}
+	in.Patches = `  - target: {kind: Deployment, name: semaphore-(broker|exporter)}
+    patch: |
+      - {op: replace, path: /spec/replicas, value: 1}`
 }
 
 // clusters returns the clusters of the options, which include c1 and c2, without semaphore.

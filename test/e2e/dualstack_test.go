@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ import (
 )
 
 // servicesOfBothFamilies is echo of c2, and a Service of three protocols for a pod in which this process answers.
-var servicesOfBothFamilies = echoes{name: "echo", replicas: 2}.yaml() + `
+var servicesOfBothFamilies = echoes{name: "echo"}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: echo, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
@@ -52,6 +53,7 @@ func TestDualStack(t *testing.T) {
 		}
 	}
 	s := clusters(ctx, t, options)
+	s.in.withoutStandbys()
 	must(t, s.in.Install(ctx, s.progress))
 	must(t, s.c2.ApplyYAML(ctx, shopNamespace+servicesOfBothFamilies+workload("answers", "app: answers")))
 	must(t, s.c1.ApplyYAML(ctx, shopNamespace+podOn("client", "n1")+"---\n"+podOn("neighbour", "n2")))
@@ -120,8 +122,9 @@ func TestDualStack(t *testing.T) {
 func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *testbed.Pod) {
 	s.in.TunnelsOverIPv6 = true
 	for _, c := range s.tb.Clusters() {
-		must(t, s.in.Apply(ctx, c))
-		must(t, s.in.WaitReady(ctx, c))
+		must(t, s.in.writeOverlay(c))
+		_, err := c.Kubectl(ctx, nil, "apply", "-f", filepath.Join(s.in.overlay(c.Name), "remotes.yaml"))
+		must(t, err)
 	}
 	// Check both directions together: WireGuard sends to the source of the last packet, so a node that still uses its
 	// peer's IPv4 address moves the other end back to IPv4. Without a packet after that, the other end stays there.

@@ -14,8 +14,8 @@ type echoes struct {
 	replicas int
 	// grace is the termination grace period in seconds, 1 by default.
 	grace int
-	// strategy of updates and lifecycle of the container. The defaults are those of Kubernetes.
-	strategy, lifecycle string
+	// lifecycle of the container.
+	lifecycle string
 	// labels are more labels of the pods, "group: one", and spec more fields of their spec, "nodeName: n1".
 	labels, spec string
 }
@@ -38,11 +38,10 @@ metadata: {name: %[1]s, namespace: shop}
 spec:
   replicas: %[3]d
   selector: {matchLabels: {app: %[2]s}}
-  strategy: {%[5]s}
   template:
-    metadata: {labels: {app: %[2]s, %[7]s}}
+    metadata: {labels: {app: %[2]s, %[6]s}}
     spec:
-      %[8]s
+      %[7]s
       terminationGracePeriodSeconds: %[4]d
       containers:
         - name: echo
@@ -51,8 +50,8 @@ spec:
           ports: [{containerPort: 8080, name: http}]
           readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10,
             failureThreshold: 10}
-          lifecycle: {%[6]s}
+          lifecycle: {%[5]s}
 ---
-`, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.strategy, e.lifecycle, e.labels,
+`, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.lifecycle, e.labels,
 		e.spec)
 }

@@ -343,6 +343,7 @@ func TestExplain(t *testing.T) {
 
 func newExplainBed(ctx context.Context, t *testing.T) *explainBed {
 	b := &explainBed{documentsBed: newDocumentsBed(ctx, t), saved: map[string]string{}}
+	b.startsNamed(ctx, t)
 	b.in.OwnPools = true
 	b.in.Broker = dashboardConfig
 	b.in.Agent = "serviceTraffic: true" // the dashboard shows it

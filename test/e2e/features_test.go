@@ -32,17 +32,19 @@ func TestFeatures(t *testing.T) {
 		{"traffic", b.verifiesWell},
 		{"unlinked", b.unlinks},
 		{"uninstalled", func(ctx context.Context, t *testing.T) {
-			for _, c := range b.tb.Clusters() {
-				b.shell(ctx, t, "semaphorectl uninstall --context "+c.Name+" --yes")
-				b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service-")
-			}
+			must(t, inBoth(b.Scenario, func(c *testbed.Cluster) error {
+				_, err := b.commands(ctx, "semaphorectl uninstall --context "+c.Name+" --yes; kubectl --context "+c.Name+
+					" -n shop label service echo mirror.semaphore.uw.io/mirror-service-", 0)
+				return err
+			}))
 			b.asBefore(ctx, t, before)
 			b.syncFrequency(ctx, t, testbed.FastSync)
 		}},
 		{"installed from files", func(ctx context.Context, t *testing.T) {
-			for _, c := range b.tb.Clusters() {
-				b.shell(ctx, t, "kubectl --context "+c.Name+" delete namespace shop --wait")
-			}
+			must(t, inBoth(b.Scenario, func(c *testbed.Cluster) error {
+				_, err := b.commands(ctx, "kubectl --context "+c.Name+" delete namespace shop --wait", 0)
+				return err
+			}))
 			b.in.MCS = true
 			b.in.Broker, b.in.Components = "reserveTunnelAddresses: true", []string{"tunnel-addresses"}
 			b.in.withOwnNames()
@@ -51,7 +53,7 @@ func TestFeatures(t *testing.T) {
 		}},
 		{"ClusterIP", func(ctx context.Context, t *testing.T) { s.clusterIP(ctx, t) }},
 		{"headless", func(ctx context.Context, t *testing.T) { s.headless(ctx, t) }},
-		{"rolling update", func(ctx context.Context, t *testing.T) { s.rollingUpdate(ctx, t, 10) }},
+		{"rolling update", func(ctx context.Context, t *testing.T) { s.rollingUpdate(ctx, t, 4) }},
 		{"own name", func(ctx context.Context, t *testing.T) { ownNames(ctx, t, s) }},
 		{"MCS", m.conforms},
 		{"encrypted", func(ctx context.Context, t *testing.T) {

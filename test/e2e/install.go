@@ -210,7 +210,8 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		steps := [][]string{{"apply", "-k", in.overlay(c.Name)}}
+		// deploy's tests apply as users do. On the server's side it takes a quarter of the time.
+		steps := [][]string{{"apply", "--server-side", "--force-conflicts", "-k", in.overlay(c.Name)}}
 		if len(in.tb.Clusters()) > 1 {
 			steps = append(steps,
 				[]string{"wait", "--for=condition=Established", "--timeout=60s", "crd/" + v1alpha1.CRDName},

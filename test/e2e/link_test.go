@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -107,9 +108,16 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 // clusters of others, where it is kubelet's default (0).
 func (b *documentsBed) syncFrequency(ctx context.Context, t *testing.T, every time.Duration) {
 	t.Helper()
-	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
-		must(t, c.SyncFrequency(ctx, every))
+	must(t, inBoth(b.Scenario, func(c *testbed.Cluster) error { return c.SyncFrequency(ctx, every) }))
+}
+
+// inBoth does something in c1 and c2 at the same time.
+func inBoth(s *Scenario, do func(*testbed.Cluster) error) error {
+	var g errgroup.Group
+	for _, c := range []*testbed.Cluster{s.c1, s.c2} {
+		g.Go(func() error { return do(c) })
 	}
+	return g.Wait()
 }
 
 // namesComponent checks, on a machine whose kernel has no WireGuard, that the README's first command as printed ends
@@ -177,10 +185,15 @@ func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[st
 }
 
 // ownMachine adds the component to a command that docs/install.md asks for on machines like this one, whose kernel is
-// new enough for WireGuard but lacks the module, and what a script says because nobody answers.
+// new enough for WireGuard but lacks the module, and what a script says because nobody answers. Only make test-all
+// applies as printed where all is there already: kubectl compares it object by object then, for four seconds.
 func ownMachine(command string) string {
-	return strings.NewReplacer("semaphorectl install ", "semaphorectl install --components userspace-wireguard ",
-		"semaphorectl link ", "semaphorectl link --yes ").Replace(command)
+	own := []string{"semaphorectl install ", "semaphorectl install --components userspace-wireguard ",
+		"semaphorectl link ", "semaphorectl link --yes "}
+	if !tier.All() {
+		own = append(own, " apply -k ", " apply --server-side --force-conflicts -k ")
+	}
+	return strings.NewReplacer(own...).Replace(command)
 }
 
 // installForLink installs semaphore in a cluster, with keys made there and files that name no remote.

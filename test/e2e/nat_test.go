@@ -102,6 +102,7 @@ func newNATBed(ctx context.Context, t *testing.T) *natBed {
 	b.captures(t)
 	annotate(ctx, t, s.c2, "n1", naming.ReachableAtAnnotation("c1"), fmt.Sprintf("%s:%d", testbed.RouterAddress, natPort))
 	annotate(ctx, t, s.c2, "n2", naming.ReachableAt, naming.Nowhere)
+	s.in.withoutStandbys()
 	s.in.Broker = "nodeEndpoints: [Annotation, InternalIP, ExternalIP]"
 	s.in.BrokerAddress = func(_, to *testbed.Cluster) string {
 		if to == s.c2 {

@@ -46,13 +46,14 @@ type nodesBed struct {
 func TestNodes(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
+	s.in.withoutStandbys()
 	s.in.Features = []string{"services", "policy"}
 	s.in.AgentNodes = agentLabel
 	state := testkit.Value(testbed.Find(s.tb.ID))(t)
 	b := &nodesBed{documentsBed: &documentsBed{Scenario: s, state: state, repo: s.in.repo, dir: s.in.dir}}
 	b.peerByBGP(ctx, t)
 	must(t, s.in.Install(ctx, s.progress))
-	must(t, b.c2.ApplyYAML(ctx, shopNamespace+servicesC2))
+	must(t, b.c2.ApplyYAML(ctx, shopNamespace+offeredEcho))
 	must(t, b.c2.ApplyYAML(ctx, podOn("client", "n1")))
 	must(t, b.c1.ApplyYAML(ctx, shopNamespace+podOn("one", "n1")+"---\n"+podOn("two", "n2")))
 	ready(ctx, t, b.c2, "deployment/echo", "pod/client")

@@ -28,21 +28,6 @@ import (
 // webItself is the name that clients of c1 know without semaphore.
 const webItself = "web.shop.svc.cluster.local"
 
-// plain is a Service of c1 alone. Each step for near of web is one for its Deployment plain-near, and plain-far takes
-// the place of the pods of c2.
-var plain = echoes{name: "plain-near", labels: "service: plain", replicas: 2, grace: lingeringGrace,
-	lifecycle: lingering}.yaml() +
-	echoes{name: "plain-far", labels: "service: plain", replicas: 2, grace: lingeringGrace,
-		lifecycle: lingering}.yaml() + `
-apiVersion: v1
-kind: Service
-metadata: {name: plain, namespace: shop}
-spec:
-  selector: {service: plain}
-  ports: [{name: http, port: 80, targetPort: http}]
----
-`
-
 // sliceOfAUser is a slice that the owner of web keeps beside those of Kubernetes. Nobody else may change it.
 const sliceOfAUser = `
 apiVersion: discovery.k8s.io/v1
@@ -58,10 +43,10 @@ endpoints: []
 `
 
 // ownNameBed has Service web in both clusters, whose own name in c1 leads to c1's pods near and, while there are too
-// few of them, to c2's pods far; and beside it the Service plain.
+// few of them, to c2's pods far.
 type ownNameBed struct {
 	*servicesBed
-	web, plain *load
+	web *load
 }
 
 func startOwnName(ctx context.Context, t *testing.T, s *servicesBed) *ownNameBed {
@@ -69,25 +54,23 @@ func startOwnName(ctx context.Context, t *testing.T, s *servicesBed) *ownNameBed
 	b := &ownNameBed{servicesBed: s}
 	b.applies(ctx, t)
 	b.web = b.clients[b.c1].load(ctx, t, "http://"+webItself+"/")
-	b.plain = b.clients[b.c1].load(ctx, t, "http://plain.shop.svc.cluster.local/")
 	must(t, until(ctx, settle, func() error {
-		if b.web.seen(anyPod) == 0 || b.plain.seen(anyPod) == 0 {
-			return fmt.Errorf("no answer: %s, %s", b.web, b.plain)
+		if b.web.seen(anyPod) == 0 {
+			return fmt.Errorf("no answer: %s", b.web)
 		}
 		return nil
 	}))
 	b.web.reset()
-	b.plain.reset()
 	return b
 }
 
 // applies creates both Services, and waits until c1's broker knows the endpoints of web in both clusters.
 func (b *ownNameBed) applies(ctx context.Context, t *testing.T) {
 	t.Helper()
-	must(t, b.c1.ApplyYAML(ctx, web("near")+"---\n"+plain+sliceOfAUser))
+	must(t, b.c1.ApplyYAML(ctx, web("near")+"---\n"+sliceOfAUser))
 	must(t, b.c2.ApplyYAML(ctx, web("far")))
 	b.annotate(ctx, t, "web", naming.OwnNameFailover)
-	ready(ctx, t, b.c1, "deployment/near", "deployment/plain-near", "deployment/plain-far")
+	ready(ctx, t, b.c1, "deployment/near")
 	ready(ctx, t, b.c2, "deployment/far")
 	must(t, until(ctx, settle, func() error { return b.globalHas(ctx, "web", 4) }))
 }
@@ -128,30 +111,27 @@ func (b *servicesBed) reports(ctx context.Context, t *testing.T, reason, text st
 	}))
 }
 
-// lost reports what both loads lost since the last call. web may lose none.
+// lost reports what the load lost since the last call: none may be lost.
 func (b *ownNameBed) lost(t *testing.T, when string) {
 	t.Helper()
-	t.Logf("%s: %s; the Service of one cluster: %s", when, b.web, b.plain)
+	t.Logf("%s: %s", when, b.web)
 	if failed := b.web.failures(); len(failed) > 0 {
 		t.Errorf("%s requests are lost: %s", when, b.web)
 	}
 	b.web.reset()
-	b.plain.reset()
 }
 
-// scalesBoth scales near of web and of plain, and waits until their pods are there or gone.
-func (b *ownNameBed) scalesBoth(ctx context.Context, t *testing.T, replicas int) {
+// scales scales near of web, and waits until its pods are there or gone.
+func (b *ownNameBed) scales(ctx context.Context, t *testing.T, replicas int) {
 	t.Helper()
-	for _, d := range []string{"near", "plain-near"} {
-		scale(ctx, t, b.c1, "deployment/"+d, replicas)
-	}
+	scale(ctx, t, b.c1, "deployment/near", replicas)
 	if replicas > 0 {
-		ready(ctx, t, b.c1, "deployment/near", "deployment/plain-near")
+		ready(ctx, t, b.c1, "deployment/near")
 		return
 	}
 	must(t, until(ctx, settle, func() error {
 		left, err := b.c1.Client.CoreV1().Pods("shop").List(ctx,
-			metav1.ListOptions{LabelSelector: "app in (web,plain-near)"})
+			metav1.ListOptions{LabelSelector: "app=web"})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d pods are there still", len(left.Items))
 		}
@@ -163,7 +143,7 @@ func (b *ownNameBed) scalesBoth(ctx context.Context, t *testing.T, replicas int)
 func (b *ownNameBed) failsOver(ctx context.Context, t *testing.T) {
 	answers(ctx, t, b.web, settle, "near")
 	must(t, b.lent(ctx, "", false))
-	b.scalesBoth(ctx, t, 0)
+	b.scales(ctx, t, 0)
 	b.lost(t, "while the own pods went")
 	answers(ctx, t, b.web, settle, "far")
 	b.reports(ctx, t, "ServedElsewhere", "endpoints of c2 are used under its own name: 0 of ")
@@ -171,7 +151,7 @@ func (b *ownNameBed) failsOver(ctx context.Context, t *testing.T) {
 
 // comesBack scales the own pods of web up again: they answer alone, and no request is lost.
 func (b *ownNameBed) comesBack(ctx context.Context, t *testing.T) {
-	b.scalesBoth(ctx, t, 2)
+	b.scales(ctx, t, 2)
 	must(t, until(ctx, settle, func() error { return b.lent(ctx, "web", false) }))
 	b.lost(t, "while the own pods came back")
 	answers(ctx, t, b.web, settle, "near")
@@ -189,7 +169,6 @@ func (b *ownNameBed) misspelled(ctx context.Context, t *testing.T) {
 		}
 	}
 	b.web.reset()
-	b.plain.reset()
 	b.annotate(ctx, t, "web", "fail-over")
 	b.reports(ctx, t, "", `annotation `+naming.AnnotationOwnName+`: "fail-over" is ignored`)
 	broker := testkit.Value(awaitLeader(ctx, b.c1, "broker"))(t)
@@ -232,7 +211,6 @@ func (b *ownNameBed) deleted(ctx context.Context, t *testing.T) {
 	b.annotate(ctx, t, "web", naming.OwnNameAll)
 	answers(ctx, t, b.web, settle, "near", "far")
 	b.web.stop()
-	b.plain.stop()
 	byHand := func() string {
 		t.Helper()
 		s := testkit.Value(b.c1.Client.DiscoveryV1().EndpointSlices("shop").Get(ctx, "web-by-hand", metav1.GetOptions{}))(t)
@@ -269,7 +247,7 @@ func ownNames(ctx context.Context, t *testing.T, s *servicesBed) {
 	b.deleted(ctx, t)
 	for c, name := range map[*testbed.Cluster]string{b.c1: "near", b.c2: "far"} {
 		_, err := c.Kubectl(ctx, nil, "-n", "shop", "delete", "--ignore-not-found", "--wait=false", "service/web",
-			"deployment/"+name, "deployment/plain-near", "deployment/plain-far", "service/plain", "endpointslice/web-by-hand")
+			"deployment/"+name, "endpointslice/web-by-hand")
 		must(t, err)
 	}
 }
@@ -778,7 +756,6 @@ func (b *ownNameBed) namespaceGoes(ctx context.Context, t *testing.T) {
 	b.annotate(ctx, t, "web", naming.OwnNameAll)
 	answers(ctx, t, b.web, settle, "near", "far")
 	b.web.stop()
-	b.plain.stop()
 	testkit.Value(b.c1.Kubectl(ctx, nil, "delete", "namespace", "shop", "--wait", "--timeout=300s"))(t)
 	must(t, b.lent(ctx, "", false))
 	must(t, b.c1.ApplyYAML(ctx, shopNamespace+podOn("client", "n1")))

@@ -23,14 +23,8 @@ const (
 	dbInC2   = "db.shop.svc.cluster.c2"
 )
 
-// servicesC2 are the Services that c2 offers: echo with a ClusterIP, ready for a rollout, and the headless db, whose
-// pods have names.
-//
-// Ending pods still answer clients that do not know about their end yet.
-var servicesC2 = echoes{
-	name: "echo", replicas: 2, grace: lingeringGrace, lifecycle: lingering,
-	strategy: "rollingUpdate: {maxSurge: 5, maxUnavailable: 5}",
-}.yaml() + `
+// offeredEcho is echo of c2 with a ClusterIP. Ending pods still answer clients that do not know about their end yet.
+var offeredEcho = echoes{name: "echo", replicas: 2, grace: lingeringGrace, lifecycle: lingering}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: echo, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
@@ -38,6 +32,10 @@ spec:
   selector: {app: echo}
   ports: [{name: http, port: 80, targetPort: http}, {name: other, port: 8080, targetPort: http}]
 ---
+`
+
+// servicesC2 are the Services that c2 offers: echo, and the headless db, whose pods have names.
+var servicesC2 = offeredEcho + `
 apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: db, namespace: shop}

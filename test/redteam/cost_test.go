@@ -315,7 +315,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 // TestAnotherRemoteIsWritten checks that another remote's Service is written before most of the hundreds of objects of
 // one remote that fail are retried. A failure of the other remote is logged, and its retries are not delayed.
 func TestAnotherRemoteIsWritten(t *testing.T) {
-	const failing = 500
+	const failing = 200
 	v := start(t)
 	foreign := func(name string) {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
 	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
@@ -35,6 +36,7 @@ type Cluster struct {
 	REST    *rest.Config
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
+	kinds   *restmapper.DeferredDiscoveryRESTMapper
 
 	tb           *Testbed
 	place        int // position in Options.Clusters, from 1

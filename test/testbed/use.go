@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -17,9 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
@@ -39,6 +43,7 @@ func (c *Cluster) makeClients() error {
 	if c.Client, err = kubernetes.NewForConfig(protobuf(config)); err != nil {
 		return err
 	}
+	c.kinds = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client.Discovery()))
 	c.Dynamic, err = dynamic.NewForConfig(config)
 	return err
 }
@@ -131,10 +136,49 @@ func kubectl(ctx context.Context, program, kubeconfig string, args ...string) *e
 	return cmd
 }
 
-// ApplyYAML applies objects as `kubectl apply -f` does.
+// ApplyYAML applies objects as `kubectl apply --server-side --force-conflicts -f` does, without a process.
 func (c *Cluster) ApplyYAML(ctx context.Context, objects string) error {
-	_, err := c.Kubectl(ctx, strings.NewReader(objects), "apply", "-f", "-")
-	return err
+	force := true
+	options := metav1.PatchOptions{FieldManager: "kubectl", Force: &force, FieldValidation: metav1.FieldValidationStrict}
+	for document := range strings.SplitSeq("\n"+objects, "\n---") {
+		var object unstructured.Unstructured
+		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
+			return fmt.Errorf("object to apply in %s: %w\n%s", c.Name, err, document)
+		}
+		if len(object.Object) == 0 {
+			continue
+		}
+		client, err := c.resource(&object)
+		if err != nil {
+			return err
+		}
+		data, err := object.MarshalJSON()
+		if err == nil {
+			_, err = client.Patch(ctx, object.GetName(), types.ApplyPatchType, data, options)
+		}
+		if err != nil {
+			return fmt.Errorf("applying %s %s in %s: %w", object.GetKind(), object.GetName(), c.Name, err)
+		}
+	}
+	return nil
+}
+
+// resource returns the client for an object.
+func (c *Cluster) resource(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	kind := object.GroupVersionKind()
+	mapping, err := c.kinds.RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) { // it may be defined since the apiserver was asked
+		c.kinds.Reset()
+		mapping, err = c.kinds.RESTMapping(kind.GroupKind(), kind.Version)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %s in %s: %w", kind.Kind, object.GetName(), c.Name, err)
+	}
+	client := c.Dynamic.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return client.Namespace(cmp.Or(object.GetNamespace(), metav1.NamespaceDefault)), nil
+	}
+	return client, nil
 }
 
 // createYAML creates objects of manifests, after replacing $NAME by values given in pairs. Those that are there stay.

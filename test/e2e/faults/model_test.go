@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
 )
@@ -301,10 +302,17 @@ func (b *bed) whole(ctx context.Context) error {
 	return nil
 }
 
-// converges fails the test unless the bed becomes whole within a time, and returns the time.
+// converges fails the test unless the bed becomes whole within a time, and returns the time. A look takes half a second
+// of a processor, so there are two a second.
 func (b *bed) converges(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
-	return eventually(t, within, b.whole)
+	return eventually(t, within, func(ctx context.Context) error {
+		err := b.whole(ctx)
+		if err != nil {
+			_ = kube.Sleep(ctx, 400*time.Millisecond)
+		}
+		return err
+	})
 }
 
 // services is the number of c2's Services that are mirrored in c1. The brake counts withdrawals over minutes, so all

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -63,16 +64,34 @@ func runPods(t *testing.T, admin kubernetes.Interface) {
 	})
 	go func() {
 		defer close(done)
-		for kube.Sleep(ctx, 50*time.Millisecond) == nil {
-			pods, err := admin.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-			if err != nil {
-				continue
-			}
-			for i := range pods.Items {
-				runPod(ctx, admin, &pods.Items[i])
-			}
+		for ctx.Err() == nil {
+			runAll(ctx, admin)
 		}
 	}()
+}
+
+// runAll runs the pods that are there, and for a second those that change.
+func runAll(ctx context.Context, admin kubernetes.Interface) {
+	api := admin.CoreV1().Pods("")
+	pods, err := api.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		_ = kube.Sleep(ctx, 50*time.Millisecond)
+		return
+	}
+	for i := range pods.Items {
+		runPod(ctx, admin, &pods.Items[i])
+	}
+	changes, err := api.Watch(ctx, metav1.ListOptions{ResourceVersion: pods.ResourceVersion, TimeoutSeconds: new(int64(1))})
+	if err != nil {
+		_ = kube.Sleep(ctx, 50*time.Millisecond)
+		return
+	}
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		if p, ok := change.Object.(*corev1.Pod); ok && change.Type != watch.Deleted {
+			runPod(ctx, admin, p)
+		}
+	}
 }
 
 // runPod makes one change of a pod's state. A change that fails is retried.

@@ -32,14 +32,17 @@ func (s *Store) start(ctx context.Context, t testing.TB) (err error) {
 	if s.etcd, err = s.runEtcd(t); err != nil {
 		return err
 	}
-	if s.apiserver, err = s.runAPIServer(t); err != nil {
-		return err
+	if s.apiserver == nil {
+		if s.apiserver, err = s.runAPIServer(t); err != nil {
+			return err
+		}
 	}
 	return waitReady(ctx, s.cfg, s.etcd, s.apiserver)
 }
 
 func (s *Store) stop(t testing.TB) {
 	s.apiserver.Kill(t)
+	s.apiserver = nil
 	s.etcd.Kill(t)
 }
 
@@ -48,15 +51,16 @@ func (s *Store) startAgain(t testing.TB) {
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	if err := s.start(ctx, t); err != nil {
-		t.Fatalf("starting an apiserver again: %v", err)
+		t.Fatalf("starting etcd and an apiserver again: %v", err)
 	}
 }
 
 // BackUp copies etcd's data, and returns a function that restores it: resourceVersions then continue from those of the
-// copy. Both functions stop the servers, and return when the servers are ready again.
+// copy. BackUp stops etcd, which the apiserver survives, and restore both servers. Both return when the servers are
+// ready again.
 func (s *Store) BackUp(t testing.TB) (restore func()) {
 	t.Helper()
-	s.stop(t)
+	s.etcd.Kill(t)
 	backup := t.TempDir()
 	if err := os.CopyFS(backup, os.DirFS(s.data)); err != nil {
 		t.Fatalf("copying etcd's data: %v", err)
