@@ -155,7 +155,8 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	if n := v.metric("semaphore_broker_objects", `cluster="c2"`, `kind="service"`); n != most {
 		t.Errorf("%v Services are held", n)
 	}
-	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="OverLimit"`); n != extra+1 {
+	over := []string{`cluster="c2"`, `kind="service"`, `code="OverLimit"`}
+	if n := v.metric("semaphore_broker_refused_total", over...); n != extra+1 {
 		t.Errorf("semaphore_broker_refused_total counts %v Services", n)
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="OverLimit"`); n < 144 {
@@ -187,7 +188,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
-	const n = 60 // the brake begins to work at 40
+	const n = 60 // the brake works from 20 withdrawn objects on
 	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
 	var nodes, services, slices, members []*semaphorev1.Object
 	for i := range n {

@@ -81,7 +81,8 @@ func runAll(ctx context.Context, admin kubernetes.Interface) {
 	for i := range pods.Items {
 		runPod(ctx, admin, &pods.Items[i])
 	}
-	changes, err := api.Watch(ctx, metav1.ListOptions{ResourceVersion: pods.ResourceVersion, TimeoutSeconds: new(int64(1))})
+	since := metav1.ListOptions{ResourceVersion: pods.ResourceVersion, TimeoutSeconds: new(int64(1))}
+	changes, err := api.Watch(ctx, since)
 	if err != nil {
 		_ = kube.Sleep(ctx, 50*time.Millisecond)
 		return
