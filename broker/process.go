@@ -172,25 +172,25 @@ func newFederation(p *process) *federation.Server {
 }
 
 func (p *process) newDebugger() semaphorev1.DebugServiceServer {
-	var sets debug.Sets // nil if policy is off
-	var who debug.Holders
+	answers := debug.Answers{Locate: p.locate}
 	if p.cfg.Features.Has(config.Policy) {
-		sets = func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+		answers.Sets = func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 			b, err := p.leader()
 			if err != nil {
 				return nil, err
 			}
-			return operator.Sets(b.sets.Sets, p.federation.Status)(req)
+			return operator.Sets(req, b.sets.Sets, p.federation.Status)
 		}
-		who = func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+		answers.Holders = func(_ context.Context,
+			req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 			b, err := p.leader()
 			if err != nil {
 				return nil, err
 			}
-			return operator.Holders(b.sets.Holders)(req)
+			return operator.Holders(req, b.sets.Holders)
 		}
 	}
-	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Locate: p.locate})
+	return debug.NewServer(p.recorder, p.status, answers)
 }
 
 // leader returns the broker of the replica that leads, and otherwise the error of a call that only the leader can

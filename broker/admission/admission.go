@@ -90,60 +90,46 @@ func (t *check) refuse(code finding.Code, format string, args ...any) {
 
 func (t *check) object(o *semaphorev1.Object) *semaphorev1.Object {
 	key := o.GetKey()
-	if kind := key.GetKind(); t.own && (kind == semaphorev1.Kind_KIND_NODE || kind == semaphorev1.Kind_KIND_SET_MEMBER) {
+	kind := key.GetKind()
+	if t.own && (kind == semaphorev1.Kind_KIND_NODE || kind == semaphorev1.Kind_KIND_SET_MEMBER) {
 		t.refuse(finding.KindNotAccepted, "a %s of the own cluster: its exporter is accepted for global services only",
 			semaphorev1.KindName(kind))
 		return nil
 	}
-	switch key.GetKind() {
+	var (
+		fits  bool
+		judge func(*semaphorev1.Object) *semaphorev1.Object
+		name  = validation.IsDNS1123Subdomain
+	)
+	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
-		if o.GetNode() == nil {
-			t.refuse(finding.Malformed, "the key has kind node, but the object is not a node")
-			return nil
-		}
+		fits, judge = o.GetNode() != nil, t.node
+	case semaphorev1.Kind_KIND_SERVICE:
+		fits, judge, name = o.GetService() != nil, t.service, validation.IsDNS1123Label
+	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		fits, judge = o.GetEndpointSlice() != nil, t.endpointSlice
+	case semaphorev1.Kind_KIND_SET_MEMBER:
+		fits, judge = o.GetSetMember() != nil, t.setMember
+	default:
+		t.refuse(finding.UnknownKind, "this broker does not know kind %d", kind)
+		return nil
+	}
+	if !fits {
+		t.refuse(finding.Malformed, "the key has kind %s, but the object has another", semaphorev1.KindName(kind))
+		return nil
+	}
+	if kind == semaphorev1.Kind_KIND_NODE {
 		if key.GetNamespace() != "" {
 			t.refuse(finding.Malformed, "key.namespace: a node has no namespace")
 			return nil
 		}
-		if !t.subdomain("key.name", key.GetName()) {
-			return nil
-		}
-		return t.node(o)
-	case semaphorev1.Kind_KIND_SERVICE:
-		if o.GetService() == nil {
-			t.refuse(finding.Malformed, "the key has kind service, but the object is not a service")
-			return nil
-		}
-		if !t.namespace(key) || !t.label("key.name", key.GetName()) {
-			return nil
-		}
-		return t.service(o)
-	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		if o.GetEndpointSlice() == nil {
-			t.refuse(finding.Malformed, "the key has kind endpointslice, but the object is not an endpointslice")
-			return nil
-		}
-		if !t.namespace(key) || !t.subdomain("key.name", key.GetName()) {
-			return nil
-		}
-		return t.endpointSlice(o)
-	case semaphorev1.Kind_KIND_SET_MEMBER:
-		if o.GetSetMember() == nil {
-			t.refuse(finding.Malformed, "the key has kind setmember, but the object is not a setmember")
-			return nil
-		}
-		if !t.namespace(key) || !t.subdomain("key.name", key.GetName()) {
-			return nil
-		}
-		return t.setMember(o)
-	default:
-		t.refuse(finding.UnknownKind, "this broker does not know kind %d", key.GetKind())
+	} else if !t.label("key.namespace", key.GetNamespace()) {
 		return nil
 	}
-}
-
-func (t *check) namespace(key *semaphorev1.ObjectKey) bool {
-	return t.label("key.namespace", key.GetNamespace())
+	if !t.valid("key.name", key.GetName(), name) {
+		return nil
+	}
+	return judge(o)
 }
 
 // tooLong refuses a text that is longer than any name before it is validated: the cost of validation grows with the
@@ -157,21 +143,15 @@ func (t *check) tooLong(field, text string) bool {
 }
 
 func (t *check) label(field, name string) bool {
-	if t.tooLong(field, name) {
-		return false
-	}
-	for _, e := range validation.IsDNS1123Label(name) {
-		t.refuse(finding.InvalidName, "%s %q: %s", field, name, e)
-		return false
-	}
-	return true
+	return t.valid(field, name, validation.IsDNS1123Label)
 }
 
-func (t *check) subdomain(field, name string) bool {
+// valid refuses a name in which errors finds one.
+func (t *check) valid(field, name string, errors func(string) []string) bool {
 	if t.tooLong(field, name) {
 		return false
 	}
-	for _, e := range validation.IsDNS1123Subdomain(name) {
+	for _, e := range errors(name) {
 		t.refuse(finding.InvalidName, "%s %q: %s", field, name, e)
 		return false
 	}

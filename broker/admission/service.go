@@ -13,14 +13,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// port is the interface of the ports of Services and of EndpointSlices.
-type port interface {
-	GetName() string
-	GetProtocol() string
-	GetPort() int32
-	GetAppProtocol() string
-}
-
 // service accepts a Service completely or not at all: a mirror that lacks a port would fail in ways that are harder to
 // notice than a missing mirror.
 func (t *check) service(o *semaphorev1.Object) *semaphorev1.Object {
@@ -29,7 +21,7 @@ func (t *check) service(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(finding.InvalidPort, "ports: a Service without ports must be headless")
 		return nil
 	}
-	if !ports(t, s.GetPorts()) {
+	if !t.ports(s.GetPorts()) {
 		return nil
 	}
 	type numbered struct {
@@ -203,7 +195,7 @@ func preferred(clusters []string) string {
 	return ""
 }
 
-func ports[P port](t *check, all []P) bool {
+func (t *check) ports(all []*semaphorev1.Port) bool {
 	if len(all) > maxPorts {
 		t.refuse(finding.TooLarge, "ports: %d exceed the limit of %d", len(all), maxPorts)
 		return false
@@ -228,14 +220,8 @@ func ports[P port](t *check, all []P) bool {
 			t.refuse(finding.InvalidPort, "ports: %d is not a port number", p.GetPort())
 			return false
 		}
-		if p.GetAppProtocol() != "" {
-			if t.tooLong("ports: app_protocol", p.GetAppProtocol()) {
-				return false
-			}
-			for _, e := range validation.IsQualifiedName(p.GetAppProtocol()) {
-				t.refuse(finding.InvalidName, "ports: app_protocol %q: %s", p.GetAppProtocol(), e)
-				return false
-			}
+		if p.GetAppProtocol() != "" && !t.valid("ports: app_protocol", p.GetAppProtocol(), validation.IsQualifiedName) {
+			return false
 		}
 	}
 	return true
@@ -257,7 +243,7 @@ func (t *check) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(finding.InvalidAddressType, "address_type %q: use IPv4 or IPv6; names are not resolved", s.GetAddressType())
 		return nil
 	}
-	if !ports(t, s.GetPorts()) {
+	if !t.ports(s.GetPorts()) {
 		return nil
 	}
 	if len(s.GetEndpoints()) > maxEndpoints {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
@@ -62,21 +61,6 @@ func (f Watch[T]) Run(ctx context.Context, opts InformerOptions, into *Store[T],
 		return ctx.Err()
 	}
 	return synced(ctx)
-}
-
-// onlyWatched has what a loop needs of a reader that writes nothing: whether it has seen the first list.
-type onlyWatched struct{ synced atomic.Bool }
-
-// Synced reports whether the objects are known.
-func (w *onlyWatched) Synced() bool { return w.synced.Load() }
-
-// Findings returns nothing: Synced shows a failing list.
-func (*onlyWatched) Findings() []finding.Finding { return nil }
-
-// untilEnd waits until ctx ends, and returns its error.
-func untilEnd(ctx context.Context) error {
-	<-ctx.Done()
-	return ctx.Err()
 }
 
 // informer is an informer that follow starts, and whether Saw has received its first list.

@@ -119,7 +119,7 @@ func newBench(t *testing.T) *bench {
 type running struct {
 	server *Server
 	conn   *grpc.ClientConn
-	pods   *apply.Pods
+	pods   *apply.Watched[*corev1.Pod]
 }
 
 // watchPods watches the agents' pods until the test ends, and returns when they are known.

@@ -36,29 +36,21 @@ type change struct {
 
 // Holders is a queue of changes for each remote.
 type Holders struct {
-	room int
-	// slots has the slots of all queues; there are never more than room.
-	slots  []slot
-	queues map[string]*fifo
-	began  time.Time
+	room, n int
+	queues  map[string]*queue
+	began   time.Time
 }
 
-// slot holds a change, and the index of the next one in its queue.
-type slot struct {
-	change
-	next int
-}
-
-// fifo has the changes of a remote, oldest first.
-type fifo struct {
-	first, last, n int
+// queue has the changes of a remote, oldest first.
+type queue struct {
+	changes []change
 	// since is the time from which the queue is complete.
 	since time.Time
 }
 
 // NewHolders returns an empty memory for room changes, which is complete from now on.
 func NewHolders(room int, now time.Time) *Holders {
-	return &Holders{room: room, queues: map[string]*fifo{}, began: now}
+	return &Holders{room: room, queues: map[string]*queue{}, began: now}
 }
 
 // Take records changes. Objects of a first snapshot may have existed for long, so they are no changes.
@@ -86,38 +78,29 @@ func (m *Holders) Take(cluster string, changes []replica.Change, now time.Time) 
 func (m *Holders) add(c change) {
 	q := m.queues[c.holder.Cluster]
 	if q == nil {
-		q = &fifo{since: m.began}
+		q = &queue{since: m.began}
 		m.queues[c.holder.Cluster] = q
 	}
-	at := len(m.slots)
-	if at < m.room {
-		m.slots = append(m.slots, slot{})
-	} else {
-		at = m.evict(q)
+	if m.n == m.room {
+		m.evict(q)
 	}
-	m.slots[at] = slot{change: c}
-	if q.n == 0 {
-		q.first = at
-	} else {
-		m.slots[q.last].next = at
-	}
-	q.last = at
-	q.n++
+	q.changes = append(q.changes, c)
+	m.n++
 }
 
-// evict frees the slot of the oldest change of the remote with the most changes, and returns it. If several have as
-// many, it prefers the remote that needs the slot.
-func (m *Holders) evict(of *fifo) int {
+// evict removes the oldest change of the remote with the most changes. If several have as many, it prefers the remote
+// that needs the room.
+func (m *Holders) evict(of *queue) {
 	most, name := of, ""
 	for cluster, q := range m.queues {
-		if q.n > most.n || q.n == most.n && most != of && cluster < name {
+		if n := len(q.changes); n > len(most.changes) || n == len(most.changes) && most != of && cluster < name {
 			most, name = q, cluster
 		}
 	}
-	at := most.first
-	most.first, most.since = m.slots[at].next, m.slots[at].at // complete only from the removed change on
-	most.n--
-	return at
+	most.since = most.changes[0].at // complete only from the removed change on
+	most.changes[0] = change{}
+	most.changes = most.changes[1:]
+	m.n--
 }
 
 // Holders returns the holders of an address, newest first, and the time from which the list is complete. now are the
@@ -133,8 +116,8 @@ func (m *Holders) Holders(ip netip.Addr, now []Holder) ([]*semaphorev1.Holder, t
 	open := map[Holder]*semaphorev1.Holder{}
 	for _, cluster := range slices.Sorted(maps.Keys(m.queues)) {
 		q := m.queues[cluster]
-		for i, at := 0, q.first; i < q.n; i, at = i+1, m.slots[at].next {
-			c := &m.slots[at].change
+		for i := range q.changes {
+			c := &q.changes[i]
 			switch is := open[c.holder]; {
 			case c.ip != ip:
 			case c.holds:

@@ -83,8 +83,8 @@ func TestBounded(t *testing.T) {
 		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
 			New: member("u", "s", fmt.Sprintf("10.2.0.%d", i)), ObservedAt: at(i)}}, at(i))
 	}
-	if len(m.slots) != 3 {
-		t.Errorf("%d changes are kept", len(m.slots))
+	if m.n != 3 {
+		t.Errorf("%d changes are kept", m.n)
 	}
 	if all, since := m.Holders(netip.MustParseAddr("10.2.0.0"), nil); len(all) != 0 || !since.Equal(at(1)) {
 		t.Errorf("%s since %s", said(all), since)
@@ -105,8 +105,8 @@ func TestShares(t *testing.T) {
 	for i := range 40 {
 		change("c2", i, fmt.Sprintf("10.2.0.%d", i))
 	}
-	if q := m.queues["c2"]; q.n != 30 || !q.since.Equal(at(9)) {
-		t.Errorf("alone it has %d changes since %s", q.n, q.since)
+	if q := m.queues["c2"]; len(q.changes) != 30 || !q.since.Equal(at(9)) {
+		t.Errorf("alone it has %d changes since %s", len(q.changes), q.since)
 	}
 	for i := range 10 {
 		change("c3", 40+i, fmt.Sprintf("10.3.0.%d", i))
@@ -116,8 +116,8 @@ func TestShares(t *testing.T) {
 		change("c2", 50+i, fmt.Sprintf("10.2.%d.%d", 1+i/250, i%250))
 	}
 	for _, cluster := range []string{"c2", "c3", "c4"} {
-		if q := m.queues[cluster]; q.n != 10 {
-			t.Errorf("%s has %d changes", cluster, q.n)
+		if q := m.queues[cluster]; len(q.changes) != 10 {
+			t.Errorf("%s has %d changes", cluster, len(q.changes))
 		}
 	}
 	for i := range 10 {
@@ -129,7 +129,7 @@ func TestShares(t *testing.T) {
 	if _, since := m.Holders(netip.MustParseAddr("10.2.0.39"), nil); !since.Equal(at(50 + 9_989)) {
 		t.Errorf("an address that no pod is known to have had: complete since %s", since)
 	}
-	if len(m.slots) != 30 {
-		t.Errorf("%d slots", len(m.slots))
+	if m.n != 30 {
+		t.Errorf("%d changes are kept", m.n)
 	}
 }

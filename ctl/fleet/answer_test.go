@@ -79,7 +79,7 @@ func TestSilentApiservers(t *testing.T) {
 				{Hop: debug.HopWrite, Object: "service semaphore/c2-shop-73736d-echo", State: debug.PlaceWaiting,
 					Detail: "its write is delayed"}}}, nil
 		},
-		Holders: func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+		Holders: func(context.Context, *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 			return &semaphorev1.ListHoldersResponse{Holders: []*semaphorev1.Holder{{Cluster: "c9", Pod: "web-0"}}}, nil
 		},
 	}}

@@ -2,6 +2,7 @@ package status
 
 import (
 	"bytes"
+	"context"
 	"net/netip"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ import (
 func TestIP(t *testing.T) {
 	since := time.Now().Add(-time.Hour)
 	socket := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), ctltest.Well, debug.Answers{
-		Holders: func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+		Holders: func(_ context.Context, req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 			out := &semaphorev1.ListHoldersResponse{Since: timestamppb.New(since)}
 			if req.GetAddress() == "10.2.0.5" {
 				out.Holders = []*semaphorev1.Holder{{Cluster: "c2", Namespace: "shop", Pod: "web", Uid: "u1", Set: "web"}}

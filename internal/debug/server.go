@@ -28,24 +28,16 @@ import (
 // Status returns a part's current state. The server fills in the part's name and the times.
 type Status func() *semaphorev1.GetStatusResponse
 
-// Sets returns the requested policy sets of a broker, sorted. An error is a gRPC status.
-type Sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)
-
-// Path returns how an agent's node handles packets to an address. An error is a gRPC status.
-type Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error)
-
-// Holders returns the pods that had an address, as a broker remembers them. An error is a gRPC status.
-type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
-
-// Locate says where an object is in the part; an error is one of gRPC's.
-type Locate func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error)
-
-// Answers are the calls that only some parts support; nil for those that the part does not.
+// Answers are the calls that only some parts support; nil for those that the part does not. An error is a gRPC status.
 type Answers struct {
-	Sets    Sets
-	Path    Path
-	Holders Holders
-	Locate  Locate
+	// Sets returns the requested policy sets of a broker, sorted.
+	Sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)
+	// Path returns how an agent's node handles packets to an address.
+	Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error)
+	// Holders returns the pods that had an address, as a broker remembers them.
+	Holders func(context.Context, *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
+	// Locate returns where an object is in the part.
+	Locate func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error)
 }
 
 type server struct {
@@ -176,13 +168,7 @@ func (s *server) LookUpPath(ctx context.Context,
 // ListHolders implements semaphorev1.DebugServiceServer.
 func (s *server) ListHolders(ctx context.Context,
 	req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-	var holders func(context.Context, *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
-	if of := s.answers.Holders; of != nil {
-		holders = func(_ context.Context, req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-			return of(req)
-		}
-	}
-	return answer(ctx, s, holders, req, "has no policy sets")
+	return answer(ctx, s, s.answers.Holders, req, "has no policy sets")
 }
 
 // Locate implements semaphorev1.DebugServiceServer.

@@ -11,7 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func BrokerWith(t *testing.T, sets debug.Sets) (socket string) {
+func BrokerWith(t *testing.T,
+	sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)) (socket string) {
 	t.Helper()
 	return ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), Well, debug.Answers{Sets: sets})
 }
