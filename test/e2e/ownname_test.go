@@ -714,6 +714,10 @@ spec:
 // answer. No more requests are lost than of a Service of one cluster, which loses all.
 func (b *ownNameBed) nodeLost(ctx context.Context, t *testing.T) {
 	const global = `mirror.semaphore.uw.io/global-service: "true"`
+	// The testbed's CoreDNS has one pod, which may be on either node.
+	testkit.Value(b.c1.Kubectl(ctx, nil, "-n", "kube-system", "patch", "deployment", "coredns", "--patch",
+		`{"spec":{"template":{"spec":{"nodeName":"n1"}}}}`))(t)
+	must(t, b.c1.WaitForDeployment(ctx, "kube-system", "coredns", settle))
 	must(t, b.c1.ApplyYAML(ctx, onLostNode("stable", "stable-near", "n2", global)+onLostNode("alone", "alone", "n2", "")))
 	must(t, b.c2.ApplyYAML(ctx, onLostNode("stable", "stable-far", "n1", global)))
 	b.annotate(ctx, t, "stable", naming.OwnNameFailover)
