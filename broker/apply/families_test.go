@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -32,11 +31,7 @@ func TestFamilies(t *testing.T) {
 		{"IPv6 and IPv4", v6 + "," + v4, "[IPv4]", "[IPv6]", "[IPv6 IPv4]", "[IPv4]", "[IPv6]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			start := kubetest.Start // one with IPv4 may be there
-			if c.ranges != v4 {
-				start = func(t testing.TB) *rest.Config { return kubetest.StartWith(t, c.ranges) }
-			}
-			cfg := start(t)
+			cfg := kubetest.StartWith(t, c.ranges)
 			ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
 			kubetest.Namespace(t, admin, "mirrors")
 			client, requests := counted(cfg)

@@ -65,7 +65,7 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	if err != nil {
 		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
 	}
-	return wait(ctx, patience, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods",
+	return WaitEvery(ctx, patience, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods",
 		func(ctx context.Context) error {
 			list, err := c.Client.CoreV1().Pods(dnsNamespace).List(ctx, metav1.ListOptions{LabelSelector: dnsSelector})
 			if err != nil {

@@ -16,15 +16,16 @@ const pollEvery = 25 * time.Millisecond
 // WaitFor calls f until it returns nil. When the time is over or ctx ends, it returns an error with what it waited for
 // and the last error of f.
 func WaitFor(ctx context.Context, within time.Duration, what string, f func(context.Context) error) error {
-	return wait(ctx, within, 100*time.Millisecond, what, f)
+	return WaitEvery(ctx, within, 100*time.Millisecond, what, f)
 }
 
 // poll is WaitFor with the interval of Up.
 func poll(ctx context.Context, within time.Duration, what string, f func(context.Context) error) error {
-	return wait(ctx, within, pollEvery, what, f)
+	return WaitEvery(ctx, within, pollEvery, what, f)
 }
 
-func wait(ctx context.Context, within, every time.Duration, what string, f func(context.Context) error) error {
+// WaitEvery is WaitFor with an interval between two calls.
+func WaitEvery(ctx context.Context, within, every time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("not within %s", within))
 	defer cancel()
 	var last error

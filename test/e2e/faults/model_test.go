@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/e2e"
 	"github.com/kube-semaphore/semaphore/test/testbed"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // Names from the documentation, from which the model is made.
@@ -303,16 +303,12 @@ func (b *bed) whole(ctx context.Context) error {
 }
 
 // converges fails the test unless the bed becomes whole within a time, and returns the time. A look takes half a second
-// of a processor, so there are two a second.
+// of a processor, so half a second is between two.
 func (b *bed) converges(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
-	return eventually(t, within, func(ctx context.Context) error {
-		err := b.whole(ctx)
-		if err != nil {
-			_ = kube.Sleep(ctx, 400*time.Millisecond)
-		}
-		return err
-	})
+	started := time.Now()
+	testkit.Must(t, testbed.WaitEvery(life, within, 500*time.Millisecond, "a bed as the model says", b.whole))
+	return time.Since(started)
 }
 
 // services is the number of c2's Services that are mirrored in c1. The brake counts withdrawals over minutes, so all

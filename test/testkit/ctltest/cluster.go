@@ -65,18 +65,19 @@ func runPods(t *testing.T, admin kubernetes.Interface) {
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			runAll(ctx, admin)
+			if runAll(ctx, admin) != nil {
+				_ = kube.Sleep(ctx, 50*time.Millisecond)
+			}
 		}
 	}()
 }
 
 // runAll runs the pods that are there, and for a second those that change.
-func runAll(ctx context.Context, admin kubernetes.Interface) {
+func runAll(ctx context.Context, admin kubernetes.Interface) error {
 	api := admin.CoreV1().Pods("")
 	pods, err := api.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		_ = kube.Sleep(ctx, 50*time.Millisecond)
-		return
+		return err
 	}
 	for i := range pods.Items {
 		runPod(ctx, admin, &pods.Items[i])
@@ -84,8 +85,7 @@ func runAll(ctx context.Context, admin kubernetes.Interface) {
 	since := metav1.ListOptions{ResourceVersion: pods.ResourceVersion, TimeoutSeconds: new(int64(1))}
 	changes, err := api.Watch(ctx, since)
 	if err != nil {
-		_ = kube.Sleep(ctx, 50*time.Millisecond)
-		return
+		return err
 	}
 	defer changes.Stop()
 	for change := range changes.ResultChan() {
@@ -93,6 +93,7 @@ func runAll(ctx context.Context, admin kubernetes.Interface) {
 			runPod(ctx, admin, p)
 		}
 	}
+	return nil
 }
 
 // runPod makes one change of a pod's state. A change that fails is retried.

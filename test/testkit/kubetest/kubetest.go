@@ -51,12 +51,16 @@ func Start(t testing.TB) *rest.Config {
 	if idle.reuse && !testing.Short() {
 		return rest.CopyConfig(reused(t).cfg)
 	}
-	return StartWith(t, defaultRange)
+	cfg, _ := startWith(t, defaultRange)
+	return cfg
 }
 
-// StartWith is Start with other address ranges for Services: one, or one of each family, separated by a comma.
+// StartWith is Start with address ranges for Services: one, or one of each family, separated by a comma.
 func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	t.Helper()
+	if serviceRanges == defaultRange {
+		return Start(t)
+	}
 	cfg, _ := startWith(t, serviceRanges)
 	return cfg
 }
