@@ -115,7 +115,7 @@ func (t *check) object(o *semaphorev1.Object) *semaphorev1.Object {
 		return nil
 	}
 	if !fits {
-		t.refuse(finding.Malformed, "the key has kind %s, but the object has another", semaphorev1.KindName(kind))
+		t.refuse(finding.Malformed, "the key has kind %s, but the object is not one", semaphorev1.KindName(kind))
 		return nil
 	}
 	if kind == semaphorev1.Kind_KIND_NODE {
