@@ -73,7 +73,6 @@ var clock = map[string]compares{
 	"internal/debug/debug_test.go TestServeSocket":                        {1, stamp},
 	"internal/debug/limits_test.go TestFlood":                             {1, givesUp},
 	"internal/debug/limits_test.go TestSilentConnection":                  {2, atLeast},
-	"ctl/check/probe_test.go TestDial":                                    {1, givesUp},
 	"ctl/explain/policy/selector_test.go TestCost":                        {1, farApart},
 	"internal/identity/identity_test.go TestBrokenRotationKeepsWhatWorks": {1, stamp},
 	"internal/identity/identity_test.go TestExpired":                      {2, stamp},
