@@ -335,7 +335,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 
 // release releases the lease if this replica holds it. If that fails, the lease expires.
 func (e *Elector) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.retryPeriod())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answer)
 	defer cancel()
 	released, err := e.lock.release(ctx)
 	switch {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -227,6 +228,7 @@ func TestElection(t *testing.T) {
 		"lease written by others":         testWrittenByOthers,
 		"work that fails":                 testWorkThatFails,
 		"stopped as a standby":            testStoppedStandby,
+		"released slowly":                 testReleasedSlowly,
 		"a stale leader writes the lease": testStaleWrite,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -272,6 +274,39 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	}
 	if lease.Labels["app.kubernetes.io/name"] != "semaphore" {
 		t.Errorf("labels %v", lease.Labels)
+	}
+}
+
+// testReleasedSlowly: the Lease is also released if the apiserver takes longer to answer than renewals are apart. The
+// next leader would wait for its expiry otherwise.
+func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	const renew = 100 * time.Millisecond
+	ctx, stop := context.WithCancel(t.Context())
+	api = rest.CopyConfig(api)
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPut && ctx.Err() != nil {
+				if err := kube.Sleep(r.Context(), 10*renew); err != nil {
+					return nil, err
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "slow",
+		Duration: config.Duration{Duration: duration}, Renew: renew}, Rest: api, Registry: prometheus.NewRegistry(),
+		Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	err = e.Run(ctx, func(ctx context.Context, _ uint64) error {
+		stop()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+	if holder := get(t, client, "slow").Spec.HolderIdentity; holder != nil && *holder != "" {
+		t.Errorf("the lease is still %s's", *holder)
 	}
 }
 
