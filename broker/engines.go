@@ -27,7 +27,6 @@ type engines struct {
 	feed federation.Feed
 }
 
-// engine is the engine of any feature.
 type engine interface {
 	Run(context.Context) error
 	Queue() *replica.Queue

@@ -57,7 +57,6 @@ func (p *process) locate(ctx context.Context, req *semaphorev1.LocateRequest) (*
 	return &l.LocateResponse, nil
 }
 
-// locating collects one answer.
 type locating struct {
 	debug.Places
 	process *process

@@ -276,5 +276,4 @@ func (p *process) lead(ctx context.Context) error {
 	return g.Wait()
 }
 
-// sameRemotes reports whether two configurations have the same remotes.
 func sameRemotes(a, b *config.Broker) bool { return reflect.DeepEqual(a.Remotes, b.Remotes) }

@@ -7,7 +7,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// remoteNames returns the names of the configured remotes.
 func remoteNames(cfg *config.Broker) (names []string) {
 	for _, r := range cfg.Remotes {
 		names = append(names, r.Name)

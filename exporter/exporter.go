@@ -316,7 +316,6 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 // ready returns why the process can neither work nor take over; nil if it can.
 func (e *exporter) ready() (note string, err error) { return e.elector.Ready(e.watcher.Synced) }
 
-// status returns the status for DebugService.
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
 	s, found := e.describe(e.catalog.Findings)
 	finding.Judge(s, found...)
@@ -382,7 +381,6 @@ var (
 			"cluster reaches them.", nil, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc, outsideDesc} {
 		ch <- d

@@ -209,7 +209,6 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 	}
 }
 
-// nodesOf returns the names of the nodes with these public keys.
 func (r *Reconciler) nodesOf(d *device, keys []wgtypes.Key) map[string]bool {
 	if len(keys) == 0 {
 		return nil

@@ -228,7 +228,6 @@ func (s *ruleset) matches(w wanted) bool {
 	return true
 }
 
-// differs reports whether a chain is other than wanted.
 func (s *ruleset) differs(w wanted, chain string) bool {
 	is, there := s.chains[chain]
 	return !there || !slices.EqualFunc(is, w.chains[chain], func(is string, e entry) bool { return is == e.encoded() })
@@ -395,7 +394,6 @@ func (s *ruleset) addCounters(conn *nftables.Conn, w wanted) {
 // maxElements bounds the elements of a message: netlink's attributes have at most 64 KiB.
 const maxElements = 256
 
-// change removes and adds elements.
 func (m verdictMap) change(conn *nftables.Conn, remove, add []nftables.SetElement) (err error) {
 	for some := range slices.Chunk(remove, maxElements) {
 		err = errors.Join(err, conn.SetDeleteElements(m.set(), some))

@@ -162,7 +162,6 @@ func elementsOf(all []nftables.SetElement) elements {
 	return to
 }
 
-// change returns the elements to remove and to add.
 func (is elements) change(to elements) (remove, add []nftables.SetElement) {
 	for _, key := range slices.Sorted(maps.Keys(is)) {
 		if _, stays := to[key]; !stays {

@@ -27,7 +27,6 @@ type Keys struct {
 // NewKeys returns the keys in a directory, which is created with the first of them.
 func NewKeys(dir string) *Keys { return &Keys{dir: dir} }
 
-// StoredKey is the private key of a device.
 type StoredKey struct {
 	Private wgtypes.Key
 	// Created is when the key was generated: the time of its file, which is preserved when the file is written again.

@@ -150,7 +150,6 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	return strays, err
 }
 
-// DeleteStray is Route.Delete, and fails as that does.
 func (*Host) DeleteStray(r Route) error { return r.Delete() }
 
 // Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not

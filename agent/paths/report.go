@@ -250,7 +250,6 @@ var (
 		"The MTU that the agent derived for a device; absent if it is configured.", []string{"cluster", "device"}, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peersDesc
 	ch <- mtuDesc

@@ -294,7 +294,6 @@ func (p *AppliedPeers) Begins(key wgtypes.Key) bool {
 	return ok && is.keepalive(p.keepalive) > 0
 }
 
-// Bounds returns the bounds that it was programmed with.
 func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 
 func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {

@@ -57,7 +57,6 @@ func MTUFromLinks(links []kernel.EgressLink) (int, string) {
 
 type PeerKey = wgtypes.Key
 
-// MTUTarget is a path to measure.
 type MTUTarget struct {
 	Peer     PeerKey
 	Endpoint netip.AddrPort

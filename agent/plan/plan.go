@@ -297,7 +297,6 @@ func (p peer) address() *net.UDPAddr {
 	return net.UDPAddrFromAddrPort(p.endpoint)
 }
 
-// matches reports whether a peer is as desired.
 func (p peer) matches(is *wgtypes.Peer, every time.Duration) bool {
 	return (!p.endpoint.IsValid() || kernel.EndpointOf(is) == p.endpoint) &&
 		is.PersistentKeepaliveInterval == p.keepalive(every) && p.hasPrefixes(is)

@@ -47,7 +47,6 @@ type Clear struct {
 }
 
 type Node struct {
-	// Findings are its faults.
 	Findings     []finding.Finding
 	ClearPackets uint64
 	// Heard means that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
@@ -82,7 +81,6 @@ func (n Node) Problems() []string {
 	return all
 }
 
-// with returns its findings of one code.
 func (n Node) with(code finding.Code) (found []finding.Finding) {
 	for _, f := range n.Findings {
 		if f.Code == code {

@@ -51,7 +51,6 @@ type Metrics struct {
 	Counts func() (map[string]GuardCount, error)
 }
 
-// Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, passedDesc, strayDesc, waitingDesc, roamedDesc,

@@ -31,7 +31,6 @@ type Need struct {
 	Group   Group
 }
 
-// NeedOf returns what an object needs.
 func NeedOf(o *semaphorev1.Object) Need {
 	n := Need{Objects: 1, Bytes: proto.Size(o)}
 	switch spec := o.GetSpec().(type) {

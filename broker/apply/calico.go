@@ -241,7 +241,6 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 	return nil
 }
 
-// calicoClient writes objects of one of Calico's types.
 type calicoClient[T kube.CalicoObject] struct {
 	in func(namespace string) kube.CalicoResource[T]
 }

@@ -12,7 +12,6 @@ import (
 
 // Metrics are the metrics of all writes to the apiserver.
 type Metrics struct {
-	// Loops are the metrics of the queues.
 	Loops *reconcile.Metrics
 	// Propagation is the time from a change in a remote to its write here, by remote and name of the written type.
 	Propagation *report.Tracker
@@ -24,7 +23,6 @@ type Metrics struct {
 	delayed     *prometheus.CounterVec
 }
 
-// NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Loops:       reconcile.NewMetrics("semaphore_broker", reg),
@@ -73,7 +71,6 @@ func (m *Metrics) Forget(cluster string) {
 	m.Propagation.Forget(cluster)
 }
 
-// Write counts a write.
 func (m *Metrics) Write(kind writes.ObjectKind, op, result string) {
 	m.writes.WithLabelValues(string(kind), op, result).Inc()
 }

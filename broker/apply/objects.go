@@ -48,7 +48,6 @@ type connection[T writes.Object] struct {
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
-// kind is one type of object.
 type kind[T writes.Object] struct {
 	writes.Kind[T]
 	// connect returns the connection once the cluster serves the type. It waits for that, or for the end of the
@@ -73,7 +72,6 @@ type Options struct {
 	Budgets *writes.Budgets
 }
 
-// Informers are the options of informers.
 func (o Options) Informers() InformerOptions {
 	return InformerOptions{Errors: o.Metrics.watchErrors, Log: o.Log}
 }
@@ -122,7 +120,6 @@ func (o *Objects[T]) Mark(name, cluster string, observedAt time.Time) {
 	o.loop.News(name)
 }
 
-// Wake queues a name.
 func (o *Objects[T]) Wake(name string) { o.loop.Enqueue(name) }
 
 // WakeOwned queues all objects that came from cluster: those that are not desired may now be known to be deleted there.
@@ -308,7 +305,6 @@ func (o *Objects[T]) Newest(name string) (object T, there bool) {
 	return o.machine.Newest(time.Now(), name)
 }
 
-// want returns the desired object of a name, and the existing one.
 func (o *Objects[T]) want(name string) (answer writes.Answer[T], have T, there bool) {
 	have, there = o.Newest(name)
 	owner := ""
@@ -318,7 +314,6 @@ func (o *Objects[T]) want(name string) (answer writes.Answer[T], have T, there b
 	return o.desired.Want(name, owner), have, there
 }
 
-// Wants reports whether an object is desired under a name.
 func (o *Objects[T]) Wants(name string) bool {
 	answer, _, _ := o.want(name)
 	return answer.Verdict == writes.Present

@@ -111,7 +111,6 @@ func (d Drain) Validate() error {
 	return err
 }
 
-// Same reports whether two drains are equal.
 func (d Drain) Same(o Drain) bool {
 	return d.Target == o.Target && slices.Equal(d.Prefixes, o.Prefixes) && d.Since.Equal(o.Since) &&
 		d.Until.Equal(o.Until) && d.By == o.By

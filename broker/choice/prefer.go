@@ -158,5 +158,4 @@ func (c *Chooser) InUse(service string, s Settings, offers []Offer, now time.Tim
 	return inUse, again
 }
 
-// Forget drops the memory of a service.
 func (c *Chooser) Forget(service string) { delete(c.services, service) }

@@ -70,7 +70,6 @@ type Merged struct {
 type Conflict struct {
 	// Reasons are those of the condition Conflict of KEP-1645, sorted as there.
 	Reasons []string
-	// Message is a sentence for a person.
 	Message string
 }
 
@@ -156,7 +155,6 @@ func samePort(a, b *semaphorev1.Port) bool {
 	return a.GetName() == b.GetName() && a.GetProtocol() == b.GetProtocol() && a.GetPort() == b.GetPort()
 }
 
-// fits reports whether a port can be added to the ports of a Service.
 func fits(all []*semaphorev1.Port, p *semaphorev1.Port) bool {
 	if len(all) > 0 && (p.GetName() == "" || all[0].GetName() == "") {
 		return false

@@ -31,7 +31,6 @@ func SettingsIn(annotations map[string]string) Settings {
 	return out
 }
 
-// Keep returns the settings with those of before that unreadable names.
 func (s Settings) Keep(unreadable []string, before Settings) Settings {
 	for _, setting := range unreadable {
 		switch naming.Domain + setting {

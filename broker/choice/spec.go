@@ -40,7 +40,6 @@ func Spec(source *semaphorev1.Service) corev1.ServiceSpec {
 	return out
 }
 
-// Affinity returns the session affinity of an exported Service.
 func Affinity(source *semaphorev1.Service) (corev1.ServiceAffinity, *corev1.SessionAffinityConfig) {
 	seconds := source.GetClientIpAffinitySeconds()
 	if seconds <= 0 {

@@ -161,5 +161,4 @@ func (in *inbox) read(ctx context.Context, call grpc.ServerStream) error {
 	}
 }
 
-// release frees the room of a handled message.
 func (in *inbox) release(m message) { in.room.Release(weight(m)) }

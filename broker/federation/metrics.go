@@ -9,7 +9,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Metrics are the metrics of remote clusters.
 type Metrics struct {
 	reg          prometheus.Registerer
 	refusedTotal *prometheus.CounterVec
@@ -17,7 +16,6 @@ type Metrics struct {
 	limitedTotal *prometheus.CounterVec
 }
 
-// NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		reg: reg,
@@ -95,7 +93,6 @@ var (
 // collector reads the links at each scrape.
 type collector struct{ server *Server }
 
-// Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc,
 		completeDesc, limitDesc, retainedDesc, omittedDesc} {
@@ -103,7 +100,6 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)

@@ -33,7 +33,6 @@ const (
 	agentsGrace = 30 * time.Second
 )
 
-// Signals are the signals of one cluster.
 type Signals struct {
 	// LastHeard is when its exporter last sent a message; zero for never.
 	LastHeard time.Time
@@ -42,7 +41,6 @@ type Signals struct {
 	Agents, Talking, Unanswered int
 }
 
-// Verdict on a cluster.
 type Verdict int
 
 const (
@@ -69,9 +67,7 @@ func decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	return Here
 }
 
-// PresenceOptions of a Presence.
 type PresenceOptions struct {
-	// Clusters to watch.
 	Clusters []string
 	// SilentAfter is how long there must have been no message.
 	SilentAfter time.Duration
@@ -235,10 +231,8 @@ var goneDesc = prometheus.NewDesc("semaphore_broker_cluster_gone",
 	"1 while a remote cluster is gone: its exporter is stale, and its nodes do not answer own nodes that try.",
 	[]string{"cluster"}, nil)
 
-// Describe implements prometheus.Collector.
 func (w *Presence) Describe(ch chan<- *prometheus.Desc) { ch <- goneDesc }
 
-// Collect implements prometheus.Collector.
 func (w *Presence) Collect(ch chan<- prometheus.Metric) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

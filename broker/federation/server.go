@@ -63,7 +63,6 @@ type Sink interface {
 	Take(cluster string, r replica.Result)
 }
 
-// Options of a Server.
 type Options struct {
 	// Cluster is the own cluster.
 	Cluster string
@@ -298,7 +297,6 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 // errDisconnected ends a stream that the exporter, the network or this broker has cut.
 var errDisconnected = status.Error(codes.Canceled, "the connection was cut")
 
-// errTooOld ends a stream at its age limit.
 var errTooOld = status.Error(codes.Aborted, "the stream reached its age limit: open another")
 
 var errSuperseded = status.Error(codes.Aborted, replica.ErrSuperseded.Error())
@@ -380,7 +378,6 @@ func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits
 	return nil
 }
 
-// wait takes n tokens from a limiter.
 func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limiter, name string, n int,
 	waits func() error) error {
 	for slowed := false; n > 0; {

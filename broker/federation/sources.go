@@ -145,7 +145,6 @@ func (s *Server) sourceRefused(l *link, stands, offered string) error {
 		"%s", l.cluster, s.options.Cluster, stands, offered, s.options.Cluster, letIn(l.cluster, offered))
 }
 
-// letIn is the command that lets a cluster in.
 func letIn(cluster, uid string) string {
 	return fmt.Sprintf(`kubectl patch remotecluster %s --type merge -p '{"spec":{"sourceID":"%s"}}'`, cluster, uid)
 }

@@ -26,7 +26,6 @@ type cidrs struct {
 
 type claim struct{ node, cidr string }
 
-// prefixClaim is a claim with its parsed prefix.
 type prefixClaim struct {
 	prefix netip.Prefix
 	claim
@@ -40,7 +39,6 @@ func compareClaims(a, b claim) int {
 	return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.cidr, b.cidr))
 }
 
-// replace replaces the CIDRs that a node claims.
 func (c *cidrs) replace(node string, before, now []string) {
 	claimed := make(map[string]bool, len(before))
 	for _, text := range before {

@@ -84,7 +84,6 @@ func split(changes []replica.Change) [][]replica.Change {
 	return slices.Collect(slices.Chunk(changes, 256))
 }
 
-// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *replica.Queue { return e.queue }
 
 // Remind repeats the warnings about problems for which there was no room.
@@ -164,13 +163,11 @@ var (
 // maxClaimants is the number of nodes that the metric names: a kubelet decides what its node claims.
 const maxClaimants = 10
 
-// Describe implements prometheus.Collector.
 func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peerProblems
 	ch <- nodeClaimsDesc
 }
 
-// Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.mu.Lock()
 	names, claims := e.names, e.plan.NodeClaims()

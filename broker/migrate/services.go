@@ -41,7 +41,6 @@ func NewServices(cfg *config.Broker, events *report.Events, log *slog.Logger) *S
 	return a
 }
 
-// Follow takes the configured remotes.
 func (a *Services) Follow(remotes []config.Remote) {
 	all := map[string]string{}
 	for _, r := range remotes {

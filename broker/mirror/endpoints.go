@@ -38,7 +38,6 @@ type clusterEndpoints struct {
 	number int
 }
 
-// sliceGroup are the slices of one group.
 type sliceGroup struct {
 	slices []*slice
 	// open is a lower bound of the index of the first slice with room.
@@ -364,7 +363,6 @@ func (w *work) attach(h *clusterEndpoints, s *source) {
 	}
 }
 
-// keys returns the endpoints for which a predicate is true.
 func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []replica.EndpointKey) {
 	for _, s := range h.all() {
 		for i := range s.members {
@@ -376,7 +374,6 @@ func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []replica.Endpoi
 	return keys
 }
 
-// isDrained reports whether a drain covers an endpoint.
 func (w *work) isDrained(h *clusterEndpoints, address string) bool {
 	if !w.drained {
 		return false

@@ -152,7 +152,6 @@ func (w *work) hints(t *target, s *semaphorev1.Service) bool {
 	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.operators(t.sourceName()) == nil
 }
 
-// settings returns the settings of a global service.
 func (t *target) settings() choice.Settings {
 	first := t.plan.own
 	if t.shape.hints {

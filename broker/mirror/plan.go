@@ -363,7 +363,6 @@ func (p *Plan) Begin(now time.Time) Touches {
 	return w.finish(now)
 }
 
-// Begun reports whether Begin was called.
 func (p *Plan) Begun() bool { return p.begun }
 
 // Complete reports that a cluster's snapshots are complete: existing endpoints that it does not export are removed.
@@ -392,7 +391,6 @@ func (p *Plan) Complete(cluster string, now time.Time) Touches {
 	return w.finish(now)
 }
 
-// IsComplete reports whether Complete was called for the cluster.
 func (p *Plan) IsComplete(cluster string) bool { return p.complete[cluster] }
 
 // SetGone records whether a cluster is gone. Global services react as their whenGone setting says.
@@ -407,7 +405,6 @@ func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
 	return w.finish(now)
 }
 
-// SetDrains replaces the drains.
 func (p *Plan) SetDrains(all choice.Drains, now time.Time) Touches {
 	p.drains, p.drained = all, len(all.All()) > 0
 	w := p.work("")
@@ -492,7 +489,6 @@ func (p *Plan) EachSlice(do func(name, service, namespace string, headless bool)
 	}
 }
 
-// SlicesOf returns the names of the desired slices of a Service.
 func (p *Plan) SlicesOf(service string) (names []string) {
 	if t := p.targets[service]; t != nil {
 		for _, h := range t.perCluster {
@@ -509,7 +505,6 @@ func (p *Plan) Names() (services, ofSlices []string) {
 	return slices.Collect(p.claims.Names), slices.Collect(maps.Keys(p.slices))
 }
 
-// Wants reports whether a Service of that name is desired.
 func (p *Plan) Wants(service string) bool {
 	_, wanted := p.claims.Winner(service)
 	return wanted

@@ -13,7 +13,6 @@ import (
 var Codes = []finding.Code{finding.NameTooLong, finding.NameTaken, finding.SettingsDiffer, finding.HostnameTwice,
 	finding.NamespaceDenied, finding.ExportsConflict, finding.OwnName}
 
-// Problems returns the problems of exported services.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
 // problemsOf determines the problems of the services that claim a name.

@@ -83,7 +83,6 @@ func (h *clusterEndpoints) endpoints(yield func(Endpoint) bool) {
 	}
 }
 
-// Settings are those of a global service.
 func (v View) Settings() choice.Settings { return v.settings() }
 
 // Own is where the own name of the Service leads; nil if its owner does not ask for other clusters.
@@ -105,7 +104,6 @@ func (p *Plan) Lenders() (names []string) {
 	return names
 }
 
-// Drains returns the drains.
 func (p *Plan) Drains() choice.Drains { return p.drains }
 
 // MadeOf returns of which service a Service is made, and whether a cluster has a part in it.

@@ -131,7 +131,6 @@ func parseCandidate(text string, port uint16) (string, error) {
 	return net.JoinHostPort(name, strconv.Itoa(int(at.Port()))), nil
 }
 
-// isOf reports whether an address is of a family.
 func isOf(ip netip.Addr, family config.Family) bool {
 	return family == config.AnyFamily || (family == config.IPv4) == ip.Unmap().Is4()
 }

@@ -100,7 +100,6 @@ func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
 	}
 }
 
-// DeleteNode records the deletion of a node.
 func (n *Networks) DeleteNode(name string) {
 	n.mu.Lock()
 	delete(n.nodes, name)

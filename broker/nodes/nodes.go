@@ -158,7 +158,6 @@ func (n *Nodes) Run(ctx context.Context) error {
 	})
 }
 
-// saw handles a change of a node.
 func (n *Nodes) saw(before, node *corev1.Node, gone bool) {
 	if before != nil && before.UID != node.UID {
 		n.forget(before) // the node was deleted and created again while the watch was down

@@ -50,7 +50,6 @@ func (p *Pools) Follow(remotes []config.Remote) {
 	p.pools = pools
 }
 
-// Desired returns the input of the loop that writes.
 func (p *Pools) Desired() writes.Desired[*calicov3.IPPool] {
 	return writes.Desired[*calicov3.IPPool]{
 		Names: func() []string {

@@ -184,7 +184,6 @@ func shardOf(node string) int {
 	return int(h.Sum32() % shards)
 }
 
-// load reads a shard.
 func (r *reservations) load(ctx context.Context, i int) error {
 	out := &shard{states: map[string]map[netip.Addr]state{}}
 	object, err := r.ipam.Reservations().Get(ctx, shardName(i))

@@ -150,7 +150,6 @@ func drainStatus(d choice.Drain) *semaphorev1.DrainStatus {
 // maxNamed bounds the services that a warning names.
 const maxNamed = 5
 
-// warnings returns warnings for the operator about a drain.
 func warnings(d choice.Drain, affected []services.Affected) []string {
 	if len(affected) == 0 {
 		return []string{fmt.Sprintf("no service here has endpoints of %s", d)}
@@ -170,7 +169,6 @@ func warnings(d choice.Drain, affected []services.Affected) []string {
 	return []string{"no ready endpoint is left to: " + strings.Join(empty, ", ")}
 }
 
-// DrainsStatus returns the active drains, for semaphorectl.
 func (w *Broker) DrainsStatus() []*semaphorev1.DrainStatus {
 	if w.Drains == nil {
 		return nil

@@ -54,7 +54,6 @@ const (
 //go:embed page
 var files embed.FS
 
-// Page serves the page and its state.
 type Page struct {
 	sources Sources
 	pages   fs.FS
@@ -162,7 +161,6 @@ var headers = map[string]string{
 var contentTypes = map[string]string{"/": "text/html; charset=utf-8", "/page.css": "text/css; charset=utf-8",
 	"/page.js": "text/javascript; charset=utf-8"}
 
-// ServeHTTP implements http.Handler.
 func (s *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for key, value := range headers {
 		w.Header().Set(key, value)

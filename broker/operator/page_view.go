@@ -27,7 +27,6 @@ const (
 	maxView = 512 << 10
 )
 
-// Sources are the data of the page.
 type Sources struct {
 	Status func() *semaphorev1.GetStatusResponse
 	// Watched is called with each state that is made for a reader; nil for no call.

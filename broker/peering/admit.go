@@ -44,7 +44,6 @@ type Agent struct {
 // LiveNodes are the nodes of the own cluster.
 type LiveNodes interface {
 	UID(name string) (types.UID, bool)
-	// Synced reports whether the nodes are known.
 	Synced() bool
 }
 

@@ -139,7 +139,6 @@ const (
 
 type codec struct{ encoding.CodecV2 }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	f, ok := v.(*Frame)
 	switch {

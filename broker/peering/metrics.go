@@ -43,14 +43,12 @@ var (
 // tunnels collects the metrics of handshakes with remotes.
 type tunnels struct{ s *Server }
 
-// Describe implements prometheus.Collector.
 func (t tunnels) Describe(ch chan<- *prometheus.Desc) {
 	ch <- silentPairsDesc
 	ch <- nodesTalkingDesc
 	ch <- handshakeDesc
 }
 
-// Collect implements prometheus.Collector.
 func (t tunnels) Collect(ch chan<- prometheus.Metric) {
 	for cluster, of := range t.s.Tunnels() {
 		ch <- prometheus.MustNewConstMetric(silentPairsDesc, prometheus.GaugeValue, float64(of.SilentPairs), cluster)

@@ -22,7 +22,6 @@ const (
 	maxStreamAge = 4 * time.Hour
 )
 
-// errTooOld ends a stream at its age limit.
 var errTooOld = status.Error(codes.Aborted, "the stream reached its age limit: attach again")
 
 // reviewUntilEnd reviews the newest token of a stream periodically until the stream ends. It ends the stream when the

@@ -45,7 +45,6 @@ const helloTimeout = 10 * time.Second
 // been noticed.
 const maxOpen = 3
 
-// Reports receives the reports of agents.
 type Reports interface {
 	Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel)
 	// Guarded is called when a node guards the pod subnets of all configured remotes.

@@ -48,7 +48,6 @@ type description struct {
 	found   map[setRef]*described
 }
 
-// selects reports whether the request is about a set.
 func (d *description) selects(s setRef) bool {
 	return (d.req.GetCluster() == "" || s.cluster == d.req.GetCluster()) &&
 		(d.req.GetNamespace() == "" || s.namespace == d.req.GetNamespace()) &&
@@ -65,7 +64,6 @@ func (d *description) of(s setRef) *described {
 	return one
 }
 
-// addDesired adds the addresses that a set should have.
 func (d *description) addDesired(s setRef, m *members) {
 	one, r := d.of(s), d.remotes[s.cluster]
 	one.address = m.partOf[d.address] > 0
@@ -81,7 +79,6 @@ func (d *description) addDesired(s setRef, m *members) {
 	}
 }
 
-// addExisting adds the addresses in the existing objects of a remote.
 func (d *description) addExisting(cluster string, r *remote) {
 	for ip, all := range r.placements {
 		for _, at := range all {
@@ -100,7 +97,6 @@ func (d *description) addExisting(cluster string, r *remote) {
 	}
 }
 
-// addPods adds the pods of the sets that were found.
 func (d *description) addPods(r *remote) {
 	for ref, pod := range r.pods {
 		one := d.found[pod.set]
@@ -116,13 +112,11 @@ func (d *description) addPods(r *remote) {
 	}
 }
 
-// CompareDescribed orders the results of Describe.
 func CompareDescribed(a, b *semaphorev1.PolicySet) int {
 	return cmp.Or(cmp.Compare(a.GetCluster(), b.GetCluster()), cmp.Compare(a.GetNamespace(), b.GetNamespace()),
 		cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// described collects the description of a set.
 type described struct {
 	set               *semaphorev1.PolicySet
 	objects           map[string]*semaphorev1.SetObject

@@ -15,7 +15,6 @@ import (
 // restart therefore moves nothing, and the last parts empty as their pods are replaced. Parts are not merged, as that
 // would cost two writes to save one object. A part that exceeds a lowered limit keeps its IPs and gets no new ones.
 
-// members are the IPs of one set.
 type members struct {
 	// partOf maps an IP to the number of its part, from 1.
 	partOf map[netip.Addr]int
@@ -57,12 +56,10 @@ func (m *members) partWithRoom(size int) int {
 	return m.firstRoom
 }
 
-// objectNameOf returns the name of the object that an IP of a set belongs in.
 func (p *Plan) objectNameOf(set setRef, ip netip.Addr) string {
 	return naming.SetPart(p.baseName(set), p.sets[set].partOf[ip])
 }
 
-// assignPart assigns a new IP of a set to a part.
 func (p *Plan) assignPart(r *remote, set setRef, ip netip.Addr, touched map[string]bool) {
 	m, part := p.sets[set], p.existingPart(r, set, ip)
 	if part == 0 {

@@ -44,7 +44,6 @@ const holdRemoval = 2 * time.Second
 // plan observes a successful write, but not a failed one.
 const inFlightRetry = 2 * time.Second
 
-// setRef identifies a policy set.
 type setRef struct{ cluster, namespace, name string }
 
 func (s setRef) compare(o setRef) int {
@@ -267,7 +266,6 @@ func Join(plans ...*Plan) {
 	}
 }
 
-// Wants reports whether an object of that name is desired.
 func (p *Plan) Wants(name string) bool {
 	_, in := p.setForName(name)
 	return in != nil

@@ -28,7 +28,6 @@ func (t *Claims[C]) Add(name string, c C) {
 	}
 }
 
-// Remove removes c's claim of name.
 func (t *Claims[C]) Remove(name string, c C) {
 	all := t.of[name]
 	i, found := slices.BinarySearchFunc(all, c, t.compare)
@@ -44,7 +43,6 @@ func (t *Claims[C]) Remove(name string, c C) {
 // All returns the claimants of the name, in order. The slice must not be modified.
 func (t *Claims[C]) All(name string) []C { return t.of[name] }
 
-// Winner returns the claimant that gets the name.
 func (t *Claims[C]) Winner(name string) (winner C, ok bool) {
 	if all := t.of[name]; len(all) > 0 {
 		return all[0], true

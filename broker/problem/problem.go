@@ -33,11 +33,9 @@ func (p Problem) compare(o Problem) int {
 
 // Summary summarizes the problems of one remote.
 type Summary struct {
-	// Counts are by code.
 	Counts map[finding.Code]int
 	// First are the first problems, at most shown.
 	First []Problem
-	// Total is the number of problems.
 	Total int
 }
 
@@ -149,7 +147,6 @@ func (s *Set) Take() (added []Problem, changed map[string]*Summary) {
 	return added, changed
 }
 
-// Summary returns the current summary of a remote.
 func (s *Set) Summary(cluster string) *Summary {
 	r := s.remotes[cluster]
 	if r == nil {

@@ -143,7 +143,6 @@ func (r *Replica) confirmable(k *kind, now time.Time) bool {
 	return false
 }
 
-// RetainedObjects are the objects of a kind that the brake retains.
 type RetainedObjects struct {
 	// Keys are the first of Total objects, sorted.
 	Keys  []Key

@@ -25,12 +25,10 @@ type Endpoints struct {
 	groups map[PortGroup]int
 }
 
-// NewEndpoints makes one without endpoints.
 func NewEndpoints() Endpoints {
 	return Endpoints{endpoints: map[EndpointKey]exportedEndpoint{}, groups: map[PortGroup]int{}}
 }
 
-// Len returns the number of endpoints.
 func (s *Endpoints) Len() int { return len(s.endpoints) }
 
 // EndpointKey identifies an endpoint of a service: its address, and what it shares with the endpoints of its group.
@@ -129,7 +127,6 @@ func groupOfExported(s *semaphorev1.EndpointSlice) PortGroup {
 	return groupOf(s.GetAddressType(), ports)
 }
 
-// GroupOfSlice returns the group of an existing slice.
 func GroupOfSlice(s *discoveryv1.EndpointSlice) PortGroup {
 	ports := make([][portFields]string, 0, len(s.Ports))
 	for _, p := range s.Ports {
@@ -139,16 +136,13 @@ func GroupOfSlice(s *discoveryv1.EndpointSlice) PortGroup {
 	return groupOf(string(s.AddressType), ports)
 }
 
-// Compare orders groups.
 func (g PortGroup) Compare(o PortGroup) int { return strings.Compare(g.text.Value(), o.text.Value()) }
 
-// Family returns the address family.
 func (g PortGroup) Family() discoveryv1.AddressType {
 	family, _, _ := strings.Cut(g.text.Value(), separator)
 	return discoveryv1.AddressType(family)
 }
 
-// EndpointPorts returns the ports as a slice has them.
 func (g PortGroup) EndpointPorts() []discoveryv1.EndpointPort {
 	fields := strings.Split(g.text.Value(), separator)[1:]
 	var out []discoveryv1.EndpointPort
@@ -270,7 +264,6 @@ func (s *Endpoints) Replace(slice string, old, now *semaphorev1.EndpointSlice, c
 	}
 }
 
-// removeEndpoint removes what a slice exports for an endpoint.
 func (s *Endpoints) removeEndpoint(k EndpointKey, slice string) {
 	if rest := s.othersThan(k, slice); len(rest) > 0 {
 		s.rank(k, rest)

@@ -48,7 +48,6 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) (of limit) {
 
 func exceeds(limit, used, more int) bool { return limit > 0 && more > 0 && used+more > limit }
 
-// resource is a limited resource.
 type resource int
 
 const (

@@ -31,7 +31,6 @@ type Key struct {
 	Namespace, Name string
 }
 
-// KeyOf converts the key of a message.
 func KeyOf(k *semaphorev1.ObjectKey) Key {
 	return Key{k.GetKind(), k.GetNamespace(), k.GetName()}
 }
@@ -96,7 +95,6 @@ type Replica struct {
 	current                 *Session
 }
 
-// kind is the state of one kind.
 type kind struct {
 	contents
 	// complete means that a snapshot was applied at least once: an object that is absent does not exist.

@@ -101,7 +101,6 @@ func (s *Session) Close() {
 // Hello returns the Hello of the sender; nil before it was received.
 func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
 
-// Staging reports whether a snapshot is in progress.
 func (s *Session) Staging() bool { return s.staging != nil }
 
 // OverLimit returns how many of n more objects of the snapshot in progress exceed the limit of the kind.
@@ -125,7 +124,6 @@ func (s *Session) Behind() uint64 {
 	return max(s.head, s.last) - s.last
 }
 
-// Current reports whether this is the current session of the remote.
 func (s *Session) Current() bool { return s.replica.current == s }
 
 // Receive handles one message. An error ends the session: ErrSuperseded if a later session has begun, or a gRPC status

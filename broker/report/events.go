@@ -78,7 +78,6 @@ type budget struct {
 	written map[string]time.Time
 }
 
-// pendingEvent is an Event to be written.
 type pendingEvent struct {
 	cluster, topic string
 	event          *eventsv1.Event

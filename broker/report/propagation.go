@@ -22,7 +22,6 @@ const maxTimes = 100
 
 // Times are the times of one remote and kind, from the observation of a change at its source to its effect here.
 type Times struct {
-	// Last is the newest time.
 	Last time.Duration
 	// Median and High are the median and the second largest of the last hundred: the largest is often caused by a
 	// restart.

@@ -5,7 +5,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 )
 
-// Described describes a Service for people.
 type Described struct {
 	// Service is its name.
 	Service string

@@ -8,7 +8,6 @@ import (
 
 // Affected is a Service that has endpoints which a drain covers.
 type Affected struct {
-	// Service is its name.
 	Service string
 	// Covered is the number of covered endpoints that are ready at their source; Used of them are in use now.
 	Covered, Used int

@@ -31,7 +31,6 @@ type ImportPlan struct {
 	derived map[string]*derived
 }
 
-// derived is the state of a derived Service.
 type derived struct {
 	// imported is the name of the ServiceImport that leads to it, NAMESPACE/NAME.
 	imported string

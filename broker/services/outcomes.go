@@ -32,7 +32,6 @@ func outcome(namespace, name string, code finding.Code, reason string) *semaphor
 		Code: string(code), Reason: reason}
 }
 
-// byService orders outcomes by their services.
 func byService(a, b *semaphorev1.Outcome) int {
 	return cmp.Or(cmp.Compare(a.GetKey().GetNamespace(), b.GetKey().GetNamespace()),
 		cmp.Compare(a.GetKey().GetName(), b.GetKey().GetName()))

@@ -35,7 +35,6 @@ const (
 type ServiceNames interface {
 	// ServiceOf returns the name of the Service with a ClusterIP; empty for none of the broker's.
 	ServiceOf(ip netip.Addr) string
-	// ServiceExists reports whether a Service of the broker with that name exists.
 	ServiceExists(name string) bool
 }
 
@@ -222,7 +221,6 @@ var (
 		[]string{"namespace", "service"}, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (b *Traffic) Describe(ch chan<- *prometheus.Desc) {
 	ch <- bytesDesc
 	ch <- connectionsDesc

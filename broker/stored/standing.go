@@ -76,7 +76,6 @@ type PeerStore struct {
 	remotes map[string]bool
 }
 
-// NewPeers makes a store of the peers of the configured remotes.
 func NewPeers(client kubernetes.Interface, namespace string, remotes []string, log *slog.Logger) *PeerStore {
 	s := &PeerStore{every: leader.Every, log: log, problem: kube.NewProblem(log), removed: make(chan struct{}, 1)}
 	for i := range s.maps {

@@ -83,7 +83,6 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
-// Unwrap returns the error without the name of the field.
 func (e *FieldError) Unwrap() error { return e.Err }
 
 func wrong(field, format string, args ...any) error {
@@ -149,7 +148,6 @@ var imageName = regexp.MustCompile(`^[a-z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{
 // certificates from cert-manager need an authority that an operator creates.
 var notOffered = []string{string(config.Encryption), string(config.Services), string(config.Policy), "cert-manager"}
 
-// Components returns the names of the components that can be chosen.
 func Components() []string {
 	entries, err := fs.ReadDir(deploy.Manifests, "features")
 	if err != nil {

@@ -190,7 +190,6 @@ func CompleteSets(t *Target, pods bool) show.Names {
 	}
 }
 
-// traced are the resources of the kinds of objects that can be traced.
 var traced = map[string]schema.GroupVersionResource{
 	"service":       ServicesGVR,
 	"endpointslice": SlicesGVR,

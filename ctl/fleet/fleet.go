@@ -103,7 +103,6 @@ type Part struct {
 	carrier io.Closer
 }
 
-// Close closes the connections to the part, and returns their errors.
 func (p *Part) Close() error {
 	err := p.conn.Close()
 	if p.carrier != nil {

@@ -15,7 +15,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BrokerSets is a broker's report of its sets, with the time.
 type BrokerSets struct {
 	Cluster string
 	Sets    []*semaphorev1.PolicySet

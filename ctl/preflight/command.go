@@ -68,7 +68,6 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 	return show.Report(w, findings, "table")
 }
 
-// Describe prints the facts about a cluster.
 func Describe(w io.Writer, c *Cluster) { _ = show.PrintLines(w, show.Tabbed(c.describe)) }
 
 func (c *Cluster) describe(t io.Writer) {

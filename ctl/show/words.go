@@ -53,7 +53,6 @@ func Number(n uint64, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-// Texts returns the texts of values, such as subnets.
 func Texts[T fmt.Stringer](values []T) (all []string) {
 	for _, v := range values {
 		all = append(all, v.String())

@@ -142,7 +142,6 @@ func Undrain(access *fleet.Access) *cobra.Command {
 	return cmd
 }
 
-// drained returns what an order to drain means.
 func drained(answer *semaphorev1.DrainResponse, dry bool) string {
 	d := answer.GetDrain()
 	does := "is drained"

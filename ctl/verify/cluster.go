@@ -183,7 +183,6 @@ func (c *verified) measure(ctx context.Context, namespace string, server netip.A
 	return out, err
 }
 
-// probe runs a probe in a pod, and reads its result.
 func (c *verified) probe(ctx context.Context, namespace, pod string, within time.Duration, result any,
 	args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, within+15*time.Second)

@@ -65,7 +65,6 @@ func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.w, "%5.1fs  %s\n", time.Since(p.began).Seconds(), show.Printable(fmt.Sprintf(format, args...)))
 }
 
-// Write says lines.
 func (p *progress) Write(lines []byte) (int, error) {
 	p.say("%s", strings.TrimSpace(string(lines)))
 	return len(lines), nil

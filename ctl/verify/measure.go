@@ -37,7 +37,6 @@ const (
 
 // Measured is the result of a measurement; the fields of the others are 0.
 type Measured struct {
-	// Streams are those of the measurement.
 	Streams           int     `json:"streams"`
 	BytesPerSecond    float64 `json:"bytesPerSecond,omitempty"`
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"`
@@ -48,7 +47,6 @@ type Measured struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Measure makes a measurement of the path to a server.
 func Measure(ctx context.Context, path Path, m Measurement) Measured {
 	var err error
 	out := Measured{Streams: m.Streams}

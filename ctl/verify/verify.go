@@ -72,7 +72,6 @@ func (c Check) failed(code finding.Code, fix, format string, args ...any) Check 
 	return c
 }
 
-// Skip returns the check as unchecked, with the reason.
 func (c Check) Skip(format string, args ...any) Check {
 	c.Result, c.Detail = Unchecked, fmt.Sprintf(format, args...)
 	return c

@@ -48,7 +48,6 @@ func (a Audience) String() string {
 // universe is every cluster that has a broker to publish to, sorted. Set operations on audiences refer to it.
 type universe []string
 
-// filter returns the audience of the clusters for which in is true.
 func (u universe) filter(in func(cluster string) bool) Audience {
 	named := make([]string, 0, len(u))
 	for _, cluster := range u {

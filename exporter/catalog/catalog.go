@@ -85,7 +85,6 @@ func (r Rules) KindsFor(cluster string) []semaphorev1.Kind {
 	return r.Kinds()
 }
 
-// Kinds returns the kinds that are exported under these rules.
 func (r Rules) Kinds() []semaphorev1.Kind {
 	var kinds []semaphorev1.Kind
 	if r.Features.Has(config.Encryption) {

@@ -55,7 +55,6 @@ func NewExport(object *semaphorev1.Object, to Audience) (Export, error) {
 // ChangeType is what an entry means for one cluster.
 type ChangeType int
 
-// The types of changes.
 const (
 	// NoChange: the object was never exported to the cluster, or the cluster has received the deletion.
 	NoChange ChangeType = iota

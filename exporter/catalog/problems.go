@@ -10,7 +10,6 @@ import (
 
 var Reasons = finding.Of(finding.Exports)
 
-// problemKey identifies a problem of an object.
 type problemKey struct {
 	key    Key
 	reason finding.Code
@@ -59,7 +58,6 @@ func (c *Catalog) Findings() (found []finding.Finding) {
 	return found
 }
 
-// CountProblems returns the number of problems by reason.
 func (c *Catalog) CountProblems() map[finding.Code]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

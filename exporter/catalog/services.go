@@ -122,7 +122,6 @@ func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, to Audience, now time.T
 		now)
 }
 
-// DeleteSlice removes an EndpointSlice.
 func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -526,7 +526,6 @@ func (p *Publisher) Delivery(now time.Time) *semaphorev1.Delivery {
 	return d
 }
 
-// Status returns the state of the link to the broker.
 func (p *Publisher) Status() *semaphorev1.LinkStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()

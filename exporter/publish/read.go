@@ -66,7 +66,6 @@ func (w *Watcher) ID() string {
 	return w.id
 }
 
-// Ready reports whether the catalog is complete for a kind.
 func (w *Watcher) Ready(kind semaphorev1.Kind) bool {
 	w.mu.Lock()
 	identified := w.identified

@@ -179,7 +179,6 @@ func (e *LagError) Error() string {
 // Unwrap makes the next stream begin immediately.
 func (e *LagError) Unwrap() error { return streams.ErrAgain }
 
-// Hello returns the first message.
 func (s *Session) Hello() *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 		Cluster:            s.cluster,
@@ -465,7 +464,6 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	}
 }
 
-// changeFor returns what an entry means for this stream.
 func (s *Session) changeFor(e *catalog.Entry) catalog.ChangeType {
 	if !slices.Contains(s.kinds, e.Key.Kind) {
 		return catalog.NoChange

@@ -99,7 +99,6 @@ type verdict struct {
 	objection string
 }
 
-// NewFeedbackMetrics registers the metrics.
 func NewFeedbackMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
 	m := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_exporter_events_total",
@@ -157,7 +156,6 @@ func (f *Feedback) Run(ctx context.Context) error {
 	}
 }
 
-// event is an Event to write.
 type event struct {
 	offer  *catalog.Offer
 	reason finding.Code

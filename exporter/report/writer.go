@@ -40,13 +40,11 @@ const (
 // ofConditions spaces the writes of one export.
 var ofConditions = waiting.Rule{Least: time.Second, Most: time.Minute, Calm: 2 * time.Minute}
 
-// ConditionMetrics count the writes.
 type ConditionMetrics struct {
 	writes    *prometheus.CounterVec
 	unwritten prometheus.Gauge
 }
 
-// NewConditionMetrics registers the metrics.
 func NewConditionMetrics(reg prometheus.Registerer) *ConditionMetrics {
 	m := &ConditionMetrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{

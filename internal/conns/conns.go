@@ -56,7 +56,6 @@ type listener struct {
 	table *Table
 }
 
-// Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -81,7 +80,6 @@ type conn struct {
 	once    sync.Once
 }
 
-// Close implements net.Conn.
 func (c *conn) Close() error {
 	c.once.Do(func() {
 		c.table.mu.Lock()
@@ -233,7 +231,6 @@ type proving struct {
 	owner func(credentials.AuthInfo) string
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
 func (p proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := p.TransportCredentials.ServerHandshake(raw)
 	if err == nil {
@@ -242,7 +239,6 @@ func (p proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	return secured, info, err
 }
 
-// Clone implements credentials.TransportCredentials.
 func (p proving) Clone() credentials.TransportCredentials {
 	return proving{p.TransportCredentials.Clone(), p.table, p.owner}
 }

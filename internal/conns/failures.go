@@ -10,7 +10,6 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// ErrTooOften is the error of a source that has failed too often.
 var ErrTooOften = errors.New("the source was refused too often")
 
 // Failures limits how often each source may fail to be admitted, where each attempt costs others something.

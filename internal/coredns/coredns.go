@@ -67,7 +67,6 @@ func ClusterSet(mirrorNamespace, clusterDomain string) Block {
 	return Block{"", naming.ImportPrefix, mirrorNamespace, clusterDomain}
 }
 
-// Zone returns the domain that the block serves.
 func (b Block) Zone() string {
 	if b.ofImports() {
 		return ClusterSetDomain

@@ -17,10 +17,8 @@ var findingsDesc = prometheus.NewDesc("semaphore_findings",
 		"remote that it is about (empty for none or several). Absent for what is as it should be.",
 	[]string{"code", "level", "cluster"}, nil)
 
-// Describe implements prometheus.Collector.
 func (f findings) Describe(ch chan<- *prometheus.Desc) { ch <- findingsDesc }
 
-// Collect implements prometheus.Collector.
 func (f findings) Collect(ch chan<- prometheus.Metric) {
 	for _, is := range f.found() {
 		ch <- prometheus.MustNewConstMetric(findingsDesc, prometheus.GaugeValue, float64(is.Count), string(is.Code),

@@ -54,7 +54,6 @@ func NewServer(rec *Recorder, status Status, answers Answers) semaphorev1.DebugS
 	return &server{recorder: rec, status: status, answers: answers, started: time.Now(), limits: newLimits()}
 }
 
-// GetStatus implements semaphorev1.DebugServiceServer.
 func (s *server) GetStatus(ctx context.Context,
 	_ *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
 	done, err := s.limits.call(ctx)
@@ -78,7 +77,6 @@ func (s *server) GetStatus(ctx context.Context,
 	return m, nil
 }
 
-// Watch implements semaphorev1.DebugServiceServer.
 func (s *server) Watch(req *semaphorev1.WatchRequest,
 	stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
 	done, err := s.limits.watch()
@@ -114,7 +112,6 @@ func (s *server) Watch(req *semaphorev1.WatchRequest,
 // gRPC's 4 MiB.
 const podsMessage = 10_000
 
-// ListSets implements semaphorev1.DebugServiceServer.
 func (s *server) ListSets(req *semaphorev1.ListSetsRequest,
 	stream grpc.ServerStreamingServer[semaphorev1.ListSetsResponse]) error {
 	if s.answers.Sets == nil {
@@ -159,19 +156,16 @@ func (s *server) ListSets(req *semaphorev1.ListSetsRequest,
 	return send()
 }
 
-// LookUpPath implements semaphorev1.DebugServiceServer.
 func (s *server) LookUpPath(ctx context.Context,
 	req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error) {
 	return answer(ctx, s, s.answers.Path, req, "has no devices")
 }
 
-// ListHolders implements semaphorev1.DebugServiceServer.
 func (s *server) ListHolders(ctx context.Context,
 	req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 	return answer(ctx, s, s.answers.Holders, req, "has no policy sets")
 }
 
-// Locate implements semaphorev1.DebugServiceServer.
 func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	return answer(ctx, s, s.answers.Locate, req, "keeps no objects")
 }

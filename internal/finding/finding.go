@@ -34,7 +34,6 @@ func (c Code) Anchor() string {
 // Level returns the severity of a code; Error for one that is not defined.
 func (c Code) Level() Level { return c.Definition().Level }
 
-// EventType returns the type of an Event with the code as its reason.
 func (c Code) EventType() string {
 	if c.Level() == OK {
 		return "Normal"

@@ -117,7 +117,6 @@ func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] 
 		list: &calicov3.IPReservationList{}}
 }
 
-// CalicoObject is a pointer to one of Calico's types.
 type CalicoObject = Object
 
 // CalicoResource is the typed client of one resource.

@@ -44,7 +44,6 @@ func (b *IPAMBlock) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// OfNode reports whether the block belongs to a node.
 func (b *IPAMBlock) OfNode(node string) bool {
 	return b.Spec.Affinity != nil && *b.Spec.Affinity == "host:"+node && b.Spec.Deleted != "true"
 }

@@ -14,7 +14,6 @@ type Problem struct {
 	text string
 }
 
-// NewProblem returns a Problem without a text.
 func NewProblem(log *slog.Logger) *Problem { return &Problem{log: log} }
 
 // Set sets the problem's text; an empty one ends it.

@@ -397,13 +397,11 @@ func (w *decoded) pass(event func(watch.Event) (watch.Event, bool)) {
 	}
 }
 
-// Stop implements watch.Interface.
 func (w *decoded) Stop() {
 	w.stop.Do(func() { close(w.stopped) })
 	w.source.Stop()
 }
 
-// ResultChan implements watch.Interface.
 func (w *decoded) ResultChan() <-chan watch.Event { return w.result }
 
 // event decodes the object of an event. An event of an object that cannot be read has the earlier state; without one
@@ -445,14 +443,12 @@ func RawObjects(of runtime.NegotiatedSerializer) runtime.NegotiatedSerializer { 
 
 type rawObjects struct{ runtime.NegotiatedSerializer }
 
-// DecoderToVersion implements runtime.NegotiatedSerializer.
 func (r rawObjects) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner) runtime.Decoder {
 	return rawDecoder{r.NegotiatedSerializer.DecoderToVersion(d, gv)}
 }
 
 type rawDecoder struct{ runtime.Decoder }
 
-// Decode implements runtime.Decoder.
 func (d rawDecoder) Decode(data []byte, defaults *schema.GroupVersionKind,
 	into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	var of metav1.TypeMeta

@@ -127,8 +127,6 @@ func expired(why error) watch.Event {
 	return watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired(why.Error()).ErrStatus}
 }
 
-// Stop implements watch.Interface.
 func (b *believed) Stop() { b.stop() }
 
-// ResultChan implements watch.Interface.
 func (b *believed) ResultChan() <-chan watch.Event { return b.result }

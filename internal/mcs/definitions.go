@@ -22,7 +22,6 @@ import (
 // This file applies the CustomResourceDefinitions of the API, with the rights of the person who runs semaphorectl: no
 // part may write CustomResourceDefinitions.
 
-// definitionsOf is their resource.
 var definitionsOf = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 
 // Definitions returns those of the release of sigs.k8s.io/mcs-api that this build has. It fails if they cannot be
@@ -39,7 +38,6 @@ func Definitions() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	return all, nil
 }
 
-// Action is what happens to a definition.
 type Action string
 
 const (
@@ -102,7 +100,6 @@ func releaseOf(d metav1.Object) (r release, ok bool) {
 	return r, true
 }
 
-// Applied is the result for one definition.
 type Applied struct {
 	Name   string
 	Action Action

@@ -54,7 +54,6 @@ func missing(format string, args ...any) error { return &notServed{fmt.Sprintf(f
 
 func (e *notServed) Error() string { return ErrNotServed.Error() + ": " + e.missing }
 
-// Is implements the interface of errors.Is.
 func (e *notServed) Is(target error) bool { return target == ErrNotServed }
 
 // Status implements apierrors.APIStatus.

@@ -351,7 +351,6 @@ func SetPart(set string, part int) string {
 	return set + setPart + strconv.Itoa(part)
 }
 
-// SplitSetPart splits what SetPart joined.
 func SplitSetPart(name string) (set string, part int) {
 	if i := strings.LastIndex(name, setPart); i > 0 {
 		number := name[i+len(setPart):]

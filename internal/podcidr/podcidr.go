@@ -142,7 +142,6 @@ func (t *Table) PutNode(n *corev1.Node) Changed {
 	return Changed{t.settle(t.choose(name)), []string{name}}
 }
 
-// DeleteNode records the deletion of a node.
 func (t *Table) DeleteNode(name string) Changed {
 	it := t.nodes[name]
 	if it == nil {

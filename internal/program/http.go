@@ -50,9 +50,7 @@ const (
 	scrapeTimeout      = 30 * time.Second
 )
 
-// Pages has the pages of the HTTP listener.
 type Pages struct {
-	// Metrics are the public metrics.
 	Metrics prometheus.Gatherer
 	// Private, if not nil, are the metrics for clients that Trusted accepts, in place of Metrics. Other clients do not
 	// get the reason why the process is not ready either.

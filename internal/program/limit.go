@@ -61,7 +61,6 @@ func newLimited(h slog.Handler) slog.Handler {
 	return &limited{Handler: h, bounds: &bounds{places: map[uintptr]*place{}}}
 }
 
-// Handle implements slog.Handler.
 func (h *limited) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo {
 		l := line{text: cut(r.Message), with: h.with}

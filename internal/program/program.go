@@ -158,7 +158,6 @@ func Main(cmd *cobra.Command) {
 	os.Exit(code)
 }
 
-// ExitError is an error with an exit code of its own.
 type ExitError struct {
 	Code int
 	Err  error

@@ -44,7 +44,6 @@ func Of(r *v1alpha1.RemoteCluster, definition types.UID) Object {
 	return o
 }
 
-// sameSpec reports whether two specs mean the same.
 func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
 type Objects map[string]Object

@@ -181,7 +181,6 @@ func (j *Journal[K, V]) remembered(tombstone uint64) *slot[K, V] {
 	return &j.log[at]
 }
 
-// forgetOldest drops the oldest tombstone.
 func (j *Journal[K, V]) forgetOldest() {
 	for {
 		s := j.remembered(j.tombstones[0])

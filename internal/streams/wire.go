@@ -113,7 +113,6 @@ type Codec struct{ Most int }
 
 var inner = encoding.GetCodecV2(encodingproto.Name)
 
-// Name implements encoding.CodecV2.
 func (Codec) Name() string { return encodingproto.Name }
 
 // Marshal implements encoding.CodecV2. It fails if v is no message, or cannot be encoded.

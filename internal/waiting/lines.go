@@ -10,7 +10,6 @@ type Lines[T any] struct {
 	order []string
 }
 
-// Push appends an item to an owner's line.
 func (l *Lines[T]) Push(owner string, item T) {
 	line, there := l.of[owner]
 	if l.of == nil {

@@ -26,7 +26,6 @@ type Repeats struct {
 	Last  time.Time
 }
 
-// Add counts one more.
 func (r *Repeats) Add(rule Rule, now time.Time) {
 	if now.Sub(r.Last) >= rule.Calm {
 		r.Times = 0

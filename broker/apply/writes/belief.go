@@ -31,7 +31,6 @@ type written[T Object] struct {
 	until   time.Time
 }
 
-// NewBelief returns a Belief without writes.
 func NewBelief[T Object](store Store[T]) *Belief[T] {
 	return &Belief[T]{store: store, written: map[string]written[T]{}}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// FieldManager is the broker's field manager in managedFields.
 const FieldManager = naming.ManagedByBroker
 
 // Reduce removes what a Machine does not need from an object: of managedFields it keeps only the entry of the last

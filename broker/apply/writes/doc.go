@@ -22,7 +22,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Object is any object of an apiserver.
 type Object interface {
 	runtime.Object
 	metav1.Object

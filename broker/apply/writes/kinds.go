@@ -9,7 +9,6 @@ import semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 // ObjectKind is a type of objects of the own cluster, in lower case and in the singular.
 type ObjectKind string
 
-// The kinds.
 const (
 	Node             ObjectKind = "node"
 	Namespace        ObjectKind = "namespace"
@@ -30,7 +29,6 @@ const (
 	Drains ObjectKind = "drains"
 )
 
-// Plural is the word for several objects of a kind.
 func (k ObjectKind) Plural() string {
 	if k == Endpoints || k == Drains {
 		return string(k)

@@ -53,7 +53,6 @@ type traffic struct {
 	took, alone time.Duration
 }
 
-// pacedObject is the pace of one object.
 type pacedObject struct {
 	meter
 	// written is when the last write began, and lasted how long it took.

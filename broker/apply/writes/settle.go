@@ -18,7 +18,6 @@ const (
 	maxAfterConflict = 30 * time.Second
 )
 
-// Op is the operation of a Write.
 type Op string
 
 const (
@@ -29,7 +28,6 @@ const (
 	Delete  Op = "delete"
 )
 
-// Request is the next request of a Write.
 type Request int
 
 const (
@@ -70,7 +68,6 @@ func (w *Write[T]) Cluster() string {
 	return w.Want.GetLabels()[naming.LabelSourceCluster]
 }
 
-// Result is the result of a Write.
 type Result string
 
 const (
@@ -201,7 +198,6 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 	return m.end(now, w, err)
 }
 
-// next continues a write with another request.
 func (w *Write[T]) next(request Request, object T) Step[T] {
 	after := *w
 	after.Request, after.Object = request, object

@@ -123,7 +123,6 @@ func (j *judge) lasting(since time.Time) string {
 	return strings.TrimSuffix(j.ago(since), " ago")
 }
 
-// found returns a link with its evidence, in the order in which it was found.
 func found(code finding.Code, title, where string) Link {
 	return Link{Code: code, Title: title, Where: where, Verdict: OK}
 }
@@ -457,7 +456,6 @@ func routeFault(w *Way, to Pod) string {
 	return ""
 }
 
-// peerFault returns the fault of the peer of a way, and its fix.
 func peerFault(w *Way, to Pod) (fault, fix string) {
 	switch {
 	case w.Present == nil && w.Desired == nil:

@@ -159,7 +159,6 @@ type Finding struct {
 	text string
 }
 
-// Join joins the facts of clusters.
 func Join(all []Facts) *Mesh {
 	m := &Mesh{}
 	contexts := map[string][]Facts{}

@@ -292,7 +292,6 @@ func trafficOf(m *Mesh) map[[2]string]uint64 {
 // perSecond formats a number of bytes per second, as the broker's page does.
 func perSecond(bytes uint64) string { return Bytes(bytes) + "/s" }
 
-// Bytes is a number of bytes for people.
 func Bytes(bytes uint64) string {
 	n, units := float64(bytes), []string{"B", "kB", "MB", "GB"}
 	i := 0

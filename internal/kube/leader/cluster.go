@@ -27,7 +27,6 @@ func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// podNamespace is the file from which a pod reads its namespace.
 var podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod. Outside of a

@@ -107,7 +107,6 @@ func Ports(listen map[string]string) ([]discoveryv1.EndpointPort, error) {
 	return out, nil
 }
 
-// FrontOptions are what a Front needs.
 type FrontOptions struct {
 	Client kubernetes.Interface
 	Pod    config.Pod

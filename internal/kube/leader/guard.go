@@ -21,7 +21,6 @@ type guarded struct {
 	next http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper.
 func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method != http.MethodGet {
 		if err := g.lock.mayWrite(time.Now(), g.renewDeadline()); err != nil {

@@ -49,7 +49,6 @@ var errWorkStuck = errors.New("the work does not end")
 // Lease.spec.leaseTransitions + 1, so a later leader has a greater one; without election it is 0.
 type Work func(ctx context.Context, term uint64) error
 
-// Options are what an Elector needs.
 type Options struct {
 	Config config.LeaderElection
 	// Rest is the access to the apiserver that stores the Lease. It is not needed if election is off.

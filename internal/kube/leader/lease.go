@@ -54,7 +54,6 @@ func newLease(client coordinationv1.LeasesGetter, namespace, name, identity stri
 	}
 }
 
-// Get implements resourcelock.Interface.
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.LeaseLock.Get(ctx)
 	l.mu.Lock()
@@ -80,7 +79,6 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	return record, raw, nil
 }
 
-// Create implements resourcelock.Interface.
 func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.mu.Lock()
 	record.LeaderTransitions = l.transitions
@@ -92,7 +90,6 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.write(ctx, record, "cannot create it", l.LeaseLock.Create)
 }
 
-// Update implements resourcelock.Interface.
 func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.mu.Lock()
 	if l.held {

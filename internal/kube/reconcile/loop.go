@@ -61,7 +61,6 @@ type Reason string
 // Failed is the Reason of a key whose last attempt failed.
 const Failed Reason = "failed"
 
-// Wait is a key's wait.
 type Wait struct {
 	Reason Reason
 	// Since is when the key began to wait for this reason. Until is when it is tried again; zero if another key that
@@ -71,7 +70,6 @@ type Wait struct {
 	Err error
 }
 
-// Options of a Loop.
 type Options struct {
 	// Workers is the number of concurrent reconciliations; if keys have owners, that of each owner. 0 means 1.
 	Workers int
@@ -105,14 +103,12 @@ type Loop[K comparable] struct {
 	gates map[string]*gate[K]
 }
 
-// owner is the state of one owner.
 type owner struct {
 	logs *rate.Limiter
 	// failing and running count its keys that fail, and that are being reconciled.
 	failing, running int
 }
 
-// failure is a key that fails.
 type failure struct {
 	Problem
 	owner string
@@ -161,7 +157,6 @@ func (l *Loop[K]) By(of func(K) string) *Loop[K] {
 	return l
 }
 
-// owner returns the state of an owner.
 func (l *Loop[K]) owner(name string) *owner {
 	o := l.owners[name]
 	if o == nil {
@@ -171,7 +166,6 @@ func (l *Loop[K]) owner(name string) *owner {
 	return o
 }
 
-// item returns the state of a key.
 func (l *Loop[K]) item(key K) *item[K] {
 	it := l.items[key]
 	if it == nil {
@@ -189,7 +183,6 @@ func (l *Loop[K]) Enqueue(key K) {
 	l.ready(l.item(key))
 }
 
-// EnqueueAfter queues a key after a time.
 func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) { l.Delay(key, d, "") }
 
 // Delay queues a key after a time, and records why its write is delayed; empty for no reason.
@@ -407,7 +400,6 @@ func (l *Loop[K]) drop(name string, o *owner) {
 	}
 }
 
-// forget ends the failure of a key.
 func (l *Loop[K]) forget(it *item[K]) (before *failure) {
 	before = it.failure
 	if before != nil {

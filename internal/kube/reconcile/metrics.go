@@ -71,7 +71,6 @@ func (m *Metrics) observe(name string, d time.Duration, work bool) {
 	h.WithLabelValues(name).Observe(d.Seconds())
 }
 
-// waited records a wait that has ended.
 func (m *Metrics) waited(w Wait) {
 	if m != nil {
 		m.waits.WithLabelValues(string(w.Reason)).Observe(time.Since(w.Since).Seconds())

@@ -38,7 +38,6 @@ func (it *item[K]) due() time.Time {
 	return it.planned
 }
 
-// wait is why the item waits.
 func (it *item[K]) wait() Wait {
 	if it.why == "" {
 		return Wait{}

@@ -30,7 +30,6 @@ const (
 	settle = 300 * time.Millisecond
 )
 
-// Options are what an InEffect needs.
 type Options struct {
 	Rest   *rest.Config
 	Client kubernetes.Interface
@@ -129,7 +128,6 @@ func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes
 	return &decision, true
 }
 
-// Decided returns the last decision.
 func (e *InEffect) Decided() *remotes.Decision {
 	e.mu.Lock()
 	defer e.mu.Unlock()

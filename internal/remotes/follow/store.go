@@ -28,7 +28,6 @@ type Store struct {
 	log     *slog.Logger
 }
 
-// NewStore returns the store in a ConfigMap.
 func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Logger) *Store {
 	kept := leader.NewKept(client, namespace, name, managedBy, log)
 	return &Store{config: kept, problem: kube.NewProblem(log), log: log}
