@@ -29,6 +29,16 @@ type Broker interface {
 	Conflict(key catalog.Key) (reasons []string, message string)
 }
 
+// versions are the versions of offers, and of each broker's verdicts. Their sum would stay the same where a broker goes
+// and the offers change.
+func versions(c *catalog.Catalog, brokers map[string]Broker) map[string]uint64 {
+	all := map[string]uint64{"": c.OffersVersion()}
+	for cluster, b := range brokers {
+		all[cluster] = b.VerdictVersion()
+	}
+	return all
+}
+
 func valid(x catalog.ServiceExport) bool { return x.Valid == mcsv1beta1.ServiceExportReasonValid }
 
 // Verdict returns the answer of a cluster's broker about one object; known is false if there is none.

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -70,8 +71,8 @@ type Feedback struct {
 	log      *slog.Logger
 
 	services map[service]*eventState
-	// seenVersion is the version of offers and verdicts that the last pass saw.
-	seenVersion uint64
+	// seen are the versions of offers and verdicts at the last pass.
+	seen map[string]uint64
 	// noEventsUntil and noAnnotationsUntil are set after the right to write was missing.
 	noEventsUntil, noAnnotationsUntil time.Time
 	// logged are the errors that were logged last, of Events and of annotations: a failed write is tried again for each
@@ -90,13 +91,8 @@ type eventState struct {
 	writtenEvent, writtenAnnotation, current string
 	since                                    time.Time
 	writes                                   waiting.Repeats
-	// verdicts are the last known verdicts by cluster.
-	verdicts map[string]verdict
-}
-
-type verdict struct {
-	revision  uint64
-	objection string
+	// verdicts are the last known objections of the clusters to which it is offered, empty for none.
+	verdicts map[string]string
 }
 
 func NewFeedbackMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
@@ -164,14 +160,12 @@ type event struct {
 
 // dueEvents reads the current state and returns the Events to write.
 func (f *Feedback) dueEvents(now time.Time) []event {
-	seen, brokers := f.catalog.OffersVersion(), f.brokers()
-	for _, b := range brokers {
-		seen += b.VerdictVersion()
-	}
-	if seen == f.seenVersion && !f.waiting() {
+	brokers := f.brokers()
+	seen := versions(f.catalog, brokers)
+	if maps.Equal(seen, f.seen) && !f.waiting() {
 		return nil
 	}
-	f.seenVersion = seen
+	f.seen = seen
 	offers := f.catalog.Offers()
 	offered := make(map[service]bool, len(offers))
 	var due []event
@@ -181,7 +175,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		offered[at] = true
 		s := f.services[at]
 		if s == nil {
-			s = &eventState{verdicts: map[string]verdict{}}
+			s = &eventState{verdicts: map[string]string{}}
 			f.services[at] = s
 		}
 		e, wait := f.statusOf(o, s)
@@ -234,6 +228,7 @@ func (f *Feedback) needsWrite(s *eventState) bool {
 // statusOf returns the status of a Service, and how long it must be unchanged before it is written.
 func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
 	e.offer = o
+	maps.DeleteFunc(s.verdicts, func(cluster, _ string) bool { return !slices.Contains(o.To, cluster) })
 	if len(o.To) == 0 {
 		e.reason, e.note = finding.NotOffered, "it is not offered to other clusters: "+o.Reason
 		return e, 0
@@ -243,15 +238,15 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 	for _, cluster := range o.To {
 		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
 			if text, known := b.Verdict(o.Key(), o.Revision); known {
-				s.verdicts[cluster] = verdict{o.Revision, text}
+				s.verdicts[cluster] = text
 			}
 		}
-		v, known := s.verdicts[cluster]
+		objection, known := s.verdicts[cluster]
 		switch {
 		case !known:
 			unconfirmed = append(unconfirmed, cluster)
-		case v.objection != "":
-			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, v.objection))
+		case objection != "":
+			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, objection))
 		default:
 			accepted = append(accepted, cluster)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -29,6 +30,60 @@ func TestConditionOfAnOffer(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
+}
+
+// silent is a broker of another cluster that answers about one revision, and then about none.
+type silent struct {
+	Broker
+	version, answers uint64
+}
+
+func (b *silent) Verdict(_ catalog.Key, revision uint64) (objection string, known bool) {
+	return "", revision == b.answers
+}
+
+func (b *silent) VerdictVersion() uint64 { return b.version }
+
+// TestAnAnswerEndsWithTheOffer: a Service that is no longer offered to a cluster, and then again, is not confirmed by
+// that cluster's answer from before. A cluster that goes is noticed whatever the versions of offers and verdicts add up
+// to.
+func TestAnAnswerEndsWithTheOffer(t *testing.T) {
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.Everything(), Global: labels.Nothing()})
+	now := time.Now()
+	put := func(to string) {
+		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u",
+			Annotations: map[string]string{naming.AnnotationExportTo: to}},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, now)
+	}
+	b := &silent{}
+	brokers := map[string]Broker{"c2": b}
+	f := NewFeedback(nil, c, func() map[string]Broker { return brokers }, nil, nil)
+	says := func(want string) {
+		t.Helper()
+		f.dueEvents(now)
+		s := f.services[service{"shop", "web"}]
+		if !strings.Contains(s.current, want) {
+			t.Errorf("it says %+v, want %q", s, want)
+		}
+		s.writtenEvent = s.current // so that only versions lead to the next pass
+	}
+	put("c2")
+	before := c.OffersVersion()
+	put("none")
+	b.version = c.OffersVersion() - before // offers grow by as much as verdicts lose when c2 goes
+	put("c2")
+	says("not confirmed yet by c2")
+	b.answers = c.Offers()[0].Revision
+	f.seen = nil
+	says("offered to c2")
+	put("none")
+	delete(brokers, "c2")
+	says("it is not offered to other clusters")
+	brokers["c2"], b.answers = b, 0
+	put("c2")
+	says("not confirmed yet by c2")
 }
 
 // flapping is a broker of another cluster that gives another answer each time it is asked.

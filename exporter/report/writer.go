@@ -79,8 +79,8 @@ type Conditions struct {
 	states map[key]*state
 	// failing is why the last write of an export failed.
 	failing map[key]string
-	// seen is the version of exports and verdicts at the last pass.
-	seen uint64
+	// seen are the versions of exports and verdicts at the last pass.
+	seen map[string]uint64
 	// notBefore is when the next pass may begin.
 	notBefore time.Time
 }
@@ -160,14 +160,11 @@ type due struct {
 // meanwhile. The error is that of ctx.
 func (w *Conditions) pass(ctx context.Context, now time.Time) error {
 	brokers := w.brokers()
-	version := w.catalog.OffersVersion()
-	for _, b := range brokers {
-		version += b.VerdictVersion()
-	}
-	if version == w.seen && !w.waiting() {
+	seen := versions(w.catalog, brokers)
+	if maps.Equal(seen, w.seen) && !w.waiting() {
 		return nil
 	}
-	w.seen = version
+	w.seen = seen
 	began := time.Now()
 	all := w.due(brokers, now)
 	pause := min(share*time.Since(began), maxWait)
