@@ -190,9 +190,8 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	if err := in.writeOverlay(c); err != nil {
 		return err
 	}
-	// The Secrets come first: kubelet tries again after seconds to start a pod whose Secret was not there.
-	namespace := filepath.Join(in.repo, "deploy", "namespace", "namespace.yaml")
-	if _, err := c.Kubectl(ctx, nil, "apply", "-f", namespace); err != nil {
+	namespace, err := os.ReadFile(filepath.Join(in.repo, "deploy", "namespace", "namespace.yaml"))
+	if err != nil {
 		return err
 	}
 	args := []string{"pki", "secrets", "--dir", in.PKI(c.Name), "--namespace", Namespace}
@@ -205,7 +204,9 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
+	// The Secrets come first: kubelet tries again after seconds to start a pod whose Secret was not there.
+	first := strings.NewReader(string(namespace) + "\n---\n" + secrets)
+	if _, err := c.Kubectl(ctx, first, "apply", "-f", "-"); err != nil {
 		return fmt.Errorf("applying secrets and bundles: %w", err)
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -305,15 +306,13 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 
 // WaitReady waits until kubectl reports every part of a cluster as ready.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
-	waits := [][]string{{"rollout", "status", "deployment/semaphore-broker"},
-		{"rollout", "status", "deployment/semaphore-exporter"}}
+	wait := []string{"-n", Namespace, "--timeout=300s", "rollout", "status", "deployment/semaphore-broker",
+		"deployment/semaphore-exporter"}
 	if in.encrypts() {
-		waits = append(waits, []string{"rollout", "status", "daemonset/semaphore-agent"})
+		wait = append(wait, "daemonset/semaphore-agent")
 	}
-	for _, wait := range waits {
-		if _, err := c.Kubectl(ctx, nil, append([]string{"-n", Namespace, "--timeout=300s"}, wait...)...); err != nil {
-			return fmt.Errorf("%s is not ready: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
-		}
+	if _, err := c.Kubectl(ctx, nil, wait...); err != nil {
+		return fmt.Errorf("%s is not ready: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
 	}
 	return nil
 }
@@ -336,7 +335,7 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	for _, args := range [][]string{
 		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter",
 			"deployment/semaphore-broker", "daemonset/semaphore-agent"},
-		{"apply", "-k", dir, "-l", "app.kubernetes.io/component=cleanup"},
+		{"apply", "--server-side", "-k", dir, "-l", "app.kubernetes.io/component=cleanup"},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=300s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=300s"},
 		// kubectl waits for one object after the other, at five requests a second.
