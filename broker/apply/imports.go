@@ -11,9 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -92,22 +89,6 @@ func (m *MCS) asked(err error) {
 	}
 }
 
-// noted records each answer of a list and a watch. Their retries while the API is not served return none of these.
-func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			objects, err := lw.ListWithContextFunc(ctx, o)
-			m.asked(err)
-			return objects, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			events, err := lw.WatchFuncWithContext(ctx, o)
-			m.asked(err)
-			return events, err
-		},
-	}
-}
-
 // ServiceImports returns the writer of those of all namespaces, for which the cluster must serve the API. Their names
 // are NAMESPACE/NAME.
 func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
@@ -136,9 +117,10 @@ func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 				return connection[*mcsv1beta1.ServiceImport]{}, err
 			}
 			return connection[*mcsv1beta1.ServiceImport]{
-				client:    importClient{imports, api.asked, lacks},
-				listWatch: api.noted(imports.Follow(writes.Owned, unread)),
-				unserved:  func() {},
+				client: importClient{imports, api.asked, lacks},
+				listWatch: kube.Asking(imports.Follow(writes.Owned, unread),
+					func(_ context.Context, _ string, request func() error) { api.asked(request()) }),
+				unserved: func() {},
 			}, nil
 		},
 	}, desired, options)

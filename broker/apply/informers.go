@@ -108,23 +108,11 @@ func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cac
 
 // answered passes nil to Failed when a list or a watch succeeds: an informer reports only errors.
 func (f Watch[T]) answered(lw *cache.ListWatch) *cache.ListWatch {
-	succeeds := func(err error) {
-		if err == nil && f.Failed != nil {
+	return kube.Asking(lw, func(_ context.Context, _ string, request func() error) {
+		if request() == nil && f.Failed != nil {
 			f.Failed(nil)
 		}
-	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			all, err := lw.ListWithContextFunc(ctx, options)
-			succeeds(err)
-			return all, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			events, err := lw.WatchFuncWithContext(ctx, options)
-			succeeds(err)
-			return events, err
-		},
-	}
+	})
 }
 
 // watchError counts errors of an informer, and logs the first of several.

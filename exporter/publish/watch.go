@@ -15,10 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -165,24 +163,15 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 		lw = cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll,
 			func(o *metav1.ListOptions) { o.LabelSelector = selector })
 	}
-	noted := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			objects, err := lw.ListWithContextFunc(ctx, o)
-			it.recordResult(ctx, list, err)
-			return objects, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			events, err := lw.WatchFuncWithContext(ctx, o)
-			switch {
-			case errors.Is(err, kube.ErrListFirst):
-			case isBrokenWatch(events):
-				it.recordResult(ctx, watching, errBroken)
-			default:
-				it.recordResult(ctx, watching, err)
-			}
-			return events, err
-		},
-	}
+	noted := kube.Asking(lw, func(ctx context.Context, verb string, request func() error) {
+		switch err := request(); {
+		case errors.Is(err, kube.ErrListFirst):
+		case errors.Is(err, kube.ErrNoAnswer):
+			it.recordResult(ctx, verb, errBroken)
+		default:
+			it.recordResult(ctx, verb, err)
+		}
+	})
 	it.follower = follow(cache.ToListWatcherWithWatchListSemantics(kube.RetryWhileAway(noted, nil), client),
 		r.example, r.trim,
 		func(_ context.Context, _ *cache.Reflector, err error) {

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"reflect"
 	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -22,14 +20,7 @@ const (
 	watching = "watch"
 )
 
-var (
-	errBroken  = errors.New("the connection broke before the apiserver answered")
-	emptyWatch = reflect.TypeOf(watch.NewEmptyWatch())
-)
-
-// isBrokenWatch recognizes what client-go returns for a watch whose connection broke before an answer: no error, but a
-// watch that ends immediately.
-func isBrokenWatch(events watch.Interface) bool { return reflect.TypeOf(events) == emptyWatch }
+var errBroken = errors.New("the connection broke before the apiserver answered")
 
 type watched struct {
 	resource string

@@ -19,11 +19,37 @@ import (
 const whileAway = time.Second
 
 var (
-	// errNoAnswer stands for a connection that broke before the answer to a watch. client-go returns no error then, but
+	// ErrNoAnswer stands for a connection that broke before the answer to a watch. client-go returns no error then, but
 	// a watch that ends immediately.
-	errNoAnswer = errors.New("the connection broke before the answer")
+	ErrNoAnswer = errors.New("the connection broke before the answer")
 	emptyWatch  = reflect.TypeOf(watch.NewEmptyWatch())
 )
+
+// Asking returns lists and watches that make their requests through ask. It must call request at least once; the answer
+// to the last call is returned. verb is the RBAC verb. request fails with ErrNoAnswer for a watch without an answer.
+func Asking(lw cache.ListerWatcher,
+	ask func(ctx context.Context, verb string, request func() error)) *cache.ListWatch {
+	with := cache.ToListerWatcherWithContext(lw)
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (objects runtime.Object, err error) {
+			ask(ctx, "list", func() error {
+				objects, err = with.ListWithContext(ctx, o)
+				return err
+			})
+			return objects, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (events watch.Interface, err error) {
+			ask(ctx, "watch", func() error {
+				events, err = with.WatchWithContext(ctx, o)
+				if err == nil && reflect.TypeOf(events) == emptyWatch {
+					return ErrNoAnswer
+				}
+				return err
+			})
+			return events, err
+		},
+	}
+}
 
 // Failed is called for each failed attempt that is retried. verb is the RBAC verb, and attempt counts from 1 in each
 // request.
@@ -34,26 +60,9 @@ type Failed func(ctx context.Context, verb string, attempt int, err error)
 // they would miss what happens in the next one. Answers that are errors are returned, and the reflector backs off. The
 // exception is 503, which a proxy or an aggregating apiserver answers for one that is away. failed may be nil.
 func RetryWhileAway(lw cache.ListerWatcher, failed Failed) *cache.ListWatch {
-	with := cache.ToListerWatcherWithContext(lw)
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (objects runtime.Object, err error) {
-			whileNoAnswer(ctx, "list", failed, func() error {
-				objects, err = with.ListWithContext(ctx, o)
-				return err
-			})
-			return objects, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (events watch.Interface, err error) {
-			whileNoAnswer(ctx, "watch", failed, func() error {
-				events, err = with.WatchWithContext(ctx, o)
-				if err == nil && reflect.TypeOf(events) == emptyWatch {
-					return errNoAnswer
-				}
-				return err
-			})
-			return events, err
-		},
-	}
+	return Asking(lw, func(ctx context.Context, verb string, request func() error) {
+		whileNoAnswer(ctx, verb, failed, request)
+	})
 }
 
 // whileNoAnswer repeats a request until it is answered or ctx ends.
@@ -75,5 +84,5 @@ func whileNoAnswer(ctx context.Context, verb string, failed Failed, request func
 // unanswered reports whether an error of net/http or a proxy means that no apiserver answered the request.
 func unanswered(err error) bool {
 	var connection *url.Error
-	return errors.As(err, &connection) || errors.Is(err, errNoAnswer) || apierrors.IsServiceUnavailable(err)
+	return errors.As(err, &connection) || errors.Is(err, ErrNoAnswer) || apierrors.IsServiceUnavailable(err)
 }
