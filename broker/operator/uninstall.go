@@ -11,18 +11,14 @@ import (
 	"path"
 	"slices"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/metadata"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -60,29 +56,36 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	c := &cleaner{ctx: ctx, dryRun: o.DryRun, out: out}
-	c.slices(client, metav1.NamespaceAll, writes.OwnedOwnSlices) // first: traffic to Services of users leads to them
-	c.services(client, cfg.MirrorNamespace)
+	objects, err := metadata.NewForConfig(rest)
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	c := &cleaner{ctx: ctx, objects: objects, dryRun: o.DryRun, out: out}
+	c.slices(metav1.NamespaceAll, writes.OwnedOwnSlices) // first: traffic to Services of users leads to them
+	c.written(writes.Service, corev1.SchemeGroupVersion, cfg.MirrorNamespace, writes.Owned, " in "+cfg.MirrorNamespace)
+	c.slices(cfg.MirrorNamespace, writes.Owned)
 	// Those that route the broker's own Services to the leader: nothing else deletes them.
-	c.slices(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace),
-		discoveryv1.LabelManagedBy+"="+leader.ManagedBy)
+	c.slices(cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace), discoveryv1.LabelManagedBy+"="+leader.ManagedBy)
 	if client, err := mcs.New(rest, writes.FieldManager); err != nil {
 		c.fail("serviceimports and conditions of serviceexports", err)
 	} else {
 		c.imports(client)
 		c.conditions(client)
 	}
-	c.slices(client, metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
+	c.slices(metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.printf("no sets and pools: %v", err)
 	} else if err != nil {
 		c.fail("sets and pools", err)
 	} else {
-		c.calico(calico)
+		for _, kind := range []writes.ObjectKind{writes.GlobalNetworkSet, writes.NetworkSet, writes.IPPool,
+			writes.IPReservation} {
+			c.written(kind, calico.GroupVersion, metav1.NamespaceAll, writes.Owned, "")
+		}
 	}
 	if !o.LeaveAnnotations {
-		c.nodes(client, append(c.remoteClusters(rest), cfg.Names()...))
+		c.nodes(client, append(c.remoteClusters(), cfg.Names()...))
 	}
 	verb := "removed"
 	if o.DryRun {
@@ -94,11 +97,14 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 
 // cleaner continues after an error, to remove as much as possible.
 type cleaner struct {
-	ctx    context.Context
-	dryRun bool
-	out    io.Writer
-	done   int
-	errs   []error
+	ctx context.Context
+	// objects reads and deletes objects of any type. It decodes their metadata alone, so that one whose remaining part
+	// cannot be read is deleted, too.
+	objects metadata.Interface
+	dryRun  bool
+	out     io.Writer
+	done    int
+	errs    []error
 }
 
 func (c *cleaner) printf(format string, args ...any) { fmt.Fprintf(c.out, format+"\n", args...) }
@@ -125,32 +131,27 @@ func (c *cleaner) remove(what string, do func() error) {
 	c.done++
 }
 
-func (c *cleaner) services(client kubernetes.Interface, namespace string) {
-	services, err := client.CoreV1().Services(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: writes.Owned})
-	if err != nil {
-		c.fail("listing services in "+namespace, err)
-	} else {
-		for _, s := range services.Items {
-			c.remove(fmt.Sprintf("service %s/%s", namespace, s.Name), func() error {
-				return client.CoreV1().Services(namespace).Delete(c.ctx, s.Name, only(s.UID))
-			})
-		}
+// written removes the objects of one type that a label selector selects, in one namespace or in all. Errors of the list
+// have which behind the name of the type.
+func (c *cleaner) written(kind writes.ObjectKind, in schema.GroupVersion, namespace, selector, which string) {
+	api := c.objects.Resource(in.WithResource(kind.Plural()))
+	all, err := api.Namespace(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: selector})
+	if apierrors.IsNotFound(err) {
+		return // the cluster does not serve the type
 	}
-	c.slices(client, namespace, writes.Owned)
-}
-
-// slices removes those with a label, in one namespace or in all.
-func (c *cleaner) slices(client kubernetes.Interface, namespace, selector string) {
-	all, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		c.fail("listing endpointslices "+selector, err)
+		c.fail("listing "+kind.Plural()+which, err)
 		return
 	}
-	for _, s := range all.Items {
-		c.remove(fmt.Sprintf("endpointslice %s/%s", s.Namespace, s.Name), func() error {
-			return client.DiscoveryV1().EndpointSlices(s.Namespace).Delete(c.ctx, s.Name, only(s.UID))
+	for _, o := range all.Items {
+		c.remove(string(kind)+" "+path.Join(o.Namespace, o.Name), func() error {
+			return api.Namespace(o.Namespace).Delete(c.ctx, o.Name, only(o.UID))
 		})
 	}
+}
+
+func (c *cleaner) slices(namespace, selector string) {
+	c.written(writes.EndpointSlice, discoveryv1.SchemeGroupVersion, namespace, selector, " "+selector)
 }
 
 func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
@@ -173,26 +174,16 @@ func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
 	}
 }
 
-// named makes lists of objects that cannot be read, too: a name and a UID suffice to delete them.
-func named() *kube.Unread {
-	return &kube.Unread{Earlier: func(metadata kube.Object) (kube.Object, bool) { return metadata, true }}
-}
-
 // imports removes ServiceImports, also where the feature is off by now. The API and the ServiceExports stay.
 func (c *cleaner) imports(client *mcs.Client) {
-	imports := client.Imports()
-	list, err := imports.Follow(writes.Owned, named()).ListWithContextFunc(c.ctx, metav1.ListOptions{})
-	if errors.Is(err, mcs.ErrNotServed) {
-		return // then there are none
-	}
-	if err != nil {
+	version, err := client.Version(c.ctx)
+	switch {
+	case errors.Is(err, mcs.ErrNotServed): // then there are none
+	case err != nil:
 		c.fail("listing serviceimports", err)
-		return
-	}
-	for _, i := range list.(*mcsv1beta1.ServiceImportList).Items {
-		c.remove(fmt.Sprintf("serviceimport %s/%s", i.Namespace, i.Name), func() error {
-			return imports.Delete(c.ctx, i.Namespace, i.Name, only(i.UID))
-		})
+	default:
+		c.written(writes.ServiceImport, schema.GroupVersion{Group: mcsv1beta1.GroupName, Version: version},
+			metav1.NamespaceAll, writes.Owned, "")
 	}
 }
 
@@ -214,46 +205,8 @@ func only(uid types.UID) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 }
 
-func (c *cleaner) calico(client *kube.CalicoClient) {
-	removeOwned(c, writes.GlobalNetworkSet, func(string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
-		return client.GlobalNetworkSets()
-	})
-	removeOwned(c, writes.NetworkSet, client.NetworkSets)
-	removeOwned(c, writes.IPPool, func(string) kube.CalicoResource[*calicov3.IPPool] { return client.IPPools() })
-	removeOwned(c, writes.IPReservation, func(string) kube.CalicoResource[*calicov3.IPReservation] {
-		return client.IPReservations()
-	})
-}
-
-func removeOwned[T kube.CalicoObject](c *cleaner, kind writes.ObjectKind,
-	in func(namespace string) kube.CalicoResource[T]) {
-	list, err := cache.ToListerWatcherWithContext(in("").Follow(writes.Owned, named())).ListWithContext(c.ctx,
-		metav1.ListOptions{})
-	if apierrors.IsNotFound(err) {
-		return // the cluster does not serve the type
-	}
-	if err != nil {
-		c.fail("listing "+kind.Plural(), err)
-		return
-	}
-	if err := meta.EachListItem(list, func(object runtime.Object) error {
-		o := object.(T)
-		c.remove(string(kind)+" "+path.Join(o.GetNamespace(), o.GetName()), func() error {
-			return in(o.GetNamespace()).Delete(c.ctx, o.GetName(), o.GetUID(), "")
-		})
-		return nil
-	}); err != nil {
-		c.fail("listing "+kind.Plural(), err)
-	}
-}
-
-func (c *cleaner) remoteClusters(cfg *rest.Config) (names []string) {
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		c.fail("RemoteClusters", err)
-		return nil
-	}
-	list, err := client.Resource(v1alpha1.RemoteClusters).List(c.ctx, metav1.ListOptions{})
+func (c *cleaner) remoteClusters() (names []string) {
+	list, err := c.objects.Resource(v1alpha1.RemoteClusters).List(c.ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil // the type is not served
 	}
@@ -262,7 +215,7 @@ func (c *cleaner) remoteClusters(cfg *rest.Config) (names []string) {
 		return nil
 	}
 	for _, o := range list.Items {
-		names = append(names, o.GetName())
+		names = append(names, o.Name)
 	}
 	return names
 }
