@@ -190,7 +190,7 @@ func StrictAffinity(ctx context.Context, cfg *rest.Config) (resource string, str
 		if err != nil {
 			return "", false, err
 		}
-		data, err := client.rest.Get().Resource(at.resource).Name("default").Do(ctx).Raw()
+		data, err := Answer(client.rest.Get().Resource(at.resource).Name("default").Do(ctx))
 		if apierrors.IsNotFound(err) { // the object, or the type
 			continue
 		}

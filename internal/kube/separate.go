@@ -268,13 +268,19 @@ type Separate[T Object] struct {
 	Unread *Unread
 }
 
-// Read decodes the answer to a request for a list, made with options, into the list of the type. It fails if the
-// request failed, the answer is no list or, without Unread, an object cannot be read.
-func (s Separate[T]) Read(result rest.Result, options metav1.ListOptions) (runtime.Object, error) {
+// Answer returns the body of an answer, undecoded. Its error has the message of the apiserver, which that of result.Raw
+// lacks.
+func Answer(result rest.Result) ([]byte, error) {
 	if err := result.Error(); err != nil {
 		return nil, err
 	}
-	data, err := result.Raw()
+	return result.Raw()
+}
+
+// Read decodes the answer to a request for a list, made with options, into the list of the type. It fails if the
+// request failed, the answer is no list or, without Unread, an object cannot be read.
+func (s Separate[T]) Read(result rest.Result, options metav1.ListOptions) (runtime.Object, error) {
+	data, err := Answer(result)
 	if err != nil {
 		return nil, err
 	}
@@ -343,10 +349,7 @@ func (s Separate[T]) allRead(list runtime.Object, options metav1.ListOptions) er
 // ReadOne decodes the answer to a request for one object. It fails if the request failed, or if anything but its status
 // cannot be read.
 func (s Separate[T]) ReadOne(result rest.Result) (object T, err error) {
-	if err := result.Error(); err != nil {
-		return Empty[T](), err
-	}
-	data, err := result.Raw()
+	data, err := Answer(result)
 	if err != nil {
 		return Empty[T](), err
 	}

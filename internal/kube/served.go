@@ -54,7 +54,7 @@ func (s *Served) Groups(ctx context.Context) ([]metav1.APIGroup, error) {
 }
 
 func (s *Served) get(ctx context.Context, path string, into any) error {
-	data, err := s.client.Get().AbsPath(path).Do(ctx).Raw()
+	data, err := Answer(s.client.Get().AbsPath(path).Do(ctx))
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // ClusterIDProperty is the ClusterProperty with the cluster's ID within its ClusterSet (KEP-2149).
@@ -20,8 +22,8 @@ func (c *Client) ClusterID(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for _, version := range aboutVersions {
-		data, err := c.unversioned.Get().AbsPath("/apis/about.k8s.io/" + version + "/clusterproperties/" +
-			ClusterIDProperty).Do(ctx).Raw()
+		data, err := kube.Answer(c.unversioned.Get().AbsPath("/apis/about.k8s.io/" + version + "/clusterproperties/" +
+			ClusterIDProperty).Do(ctx))
 		if apierrors.IsNotFound(err) {
 			continue
 		}

@@ -167,8 +167,8 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 func (c *Client) servedBy(ctx context.Context, name string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	data, err := c.unversioned.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" +
-		name).Do(ctx).Raw()
+	data, err := kube.Answer(c.unversioned.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" +
+		name).Do(ctx))
 	if apierrors.IsNotFound(err) {
 		return nil, missing("there is no CustomResourceDefinition %s: apply it", name)
 	}
@@ -271,11 +271,7 @@ func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
 func (r Resource[T]) Get(ctx context.Context, namespace, name string) (out T, err error) {
 	out = kube.Empty[T]()
 	err = r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
-		result := client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx)
-		if err := result.Error(); err != nil { // which says more than the one of Raw
-			return err
-		}
-		data, err := result.Raw()
+		data, err := kube.Answer(client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx))
 		if err != nil {
 			return err
 		}

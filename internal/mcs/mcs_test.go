@@ -237,6 +237,21 @@ func TestRequests(t *testing.T) {
 	is("a conflict, and a read", 2+2, 2)
 }
 
+// TestRefusedReads: the error of a read says what the apiserver said: which right is missing, and whose.
+func TestRefusedReads(t *testing.T) {
+	cfg := rest.CopyConfig(kubetest.Start(t))
+	cfg.Impersonate.UserName = "nobody"
+	client := testkit.Value(New(cfg, "test"))(t)
+	for what, read := range map[string]func(context.Context) (string, error){
+		`cannot get resource "customresourcedefinitions"`: client.Version,
+		`cannot get resource "clusterproperties"`:         client.ClusterID,
+	} {
+		if _, err := read(t.Context()); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `User "nobody" `+what) {
+			t.Errorf("%v, want %s", err, what)
+		}
+	}
+}
+
 // TestRememberedVersion: whatever version is remembered, no object counts as absent because its API is absent. If the
 // definitions are deleted or serve another version, the next request reports that, or is sent again.
 func TestRememberedVersion(t *testing.T) {
