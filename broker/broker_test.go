@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -634,12 +635,18 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 				Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.2.9.9"}}}})
 		}
+		// In the namespace of the mirrors such a slice has the labels of both.
+		own := maps.Clone(ours)
+		own[discoveryv1.LabelServiceName] = "own"
+		kubetest.Create(t, w.admin.DiscoveryV1().EndpointSlices("semaphore"), &discoveryv1.EndpointSlice{
+			AddressType: discoveryv1.AddressTypeIPv4, ObjectMeta: metav1.ObjectMeta{Name: "own", Labels: own},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.9.8"}}}})
 		var out strings.Builder
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{DryRun: true}, &out); err != nil ||
-			!strings.Contains(out.String(), "8 to remove") {
+			!strings.Contains(out.String(), "9 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
-		w.becomes("a dry run removes nothing", whole+"\nslice of echo: 10.2.9.9")
+		w.becomes("a dry run removes nothing", whole+"\nslice of echo: 10.2.9.9\nslice of own: 10.2.9.8")
 		out.Reset()
 		if err := operator.Run(t.Context(), w.cfg, operator.Options{}, &out); err != nil ||
 			!strings.Contains(out.String(), "removed annotations") {

@@ -60,7 +60,7 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	c := &cleaner{ctx: ctx, objects: objects, dryRun: o.DryRun, out: out}
+	c := &cleaner{ctx: ctx, objects: objects, dryRun: o.DryRun, named: map[string]bool{}, out: out}
 	c.slices(metav1.NamespaceAll, writes.OwnedOwnSlices) // first: traffic to Services of users leads to them
 	c.written(writes.Service, corev1.SchemeGroupVersion, cfg.MirrorNamespace, writes.Owned, " in "+cfg.MirrorNamespace)
 	c.slices(cfg.MirrorNamespace, writes.Owned)
@@ -102,6 +102,7 @@ type cleaner struct {
 	// cannot be read is deleted, too.
 	objects metadata.Interface
 	dryRun  bool
+	named   map[string]bool
 	out     io.Writer
 	done    int
 	errs    []error
@@ -117,8 +118,11 @@ func (c *cleaner) fail(what string, err error) {
 // remove removes one object, unless it no longer exists.
 func (c *cleaner) remove(what string, do func() error) {
 	if c.dryRun {
-		c.printf("would remove %s", what)
-		c.done++
+		if !c.named[what] { // two selectors may have it
+			c.printf("would remove %s", what)
+			c.named[what] = true
+			c.done++
+		}
 		return
 	}
 	if err := do(); apierrors.IsNotFound(err) {
