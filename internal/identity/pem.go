@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"crypto/ecdsa"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -21,39 +22,36 @@ func pemOf(certs ...*x509.Certificate) []byte {
 	return out.Bytes()
 }
 
-func (p *pair) keyPEM() ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(p.key)
+func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return nil, err
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// writeNew writes a pair to two files that must not exist.
-func (p *pair) writeNew(certFile, keyFile string) error {
-	return p.write(certFile, keyFile, writeNew)
-}
-
-// replace replaces a pair. It writes the key first: a reader that finds it beside the old certificate can see that the
-// two do not belong together.
-func (p *pair) replace(certFile, keyFile string) error {
-	return p.write(certFile, keyFile, writeOver)
-}
-
-func (p *pair) write(certFile, keyFile string, write func(string, []byte, os.FileMode) error) error {
-	key, err := p.keyPEM()
-	if err != nil {
-		return err
-	}
+// writePair writes a certificate and its key, PEM, by writeNew or writeOver. It writes the key first: a reader that
+// finds it beside an old certificate can see that the two do not belong together.
+func writePair(certFile, keyFile string, cert, key []byte, write func(string, []byte, os.FileMode) error) error {
 	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
 		return err
 	}
 	if err := write(keyFile, key, 0o600); err != nil {
 		return err
 	}
-	return write(certFile, pemOf(p.cert), 0o644)
+	return write(certFile, cert, 0o644)
 }
 
+// write writes the authority, as writePair does.
+func (a *Authority) write(certFile, keyFile string, write func(string, []byte, os.FileMode) error) error {
+	cert, key, err := a.PEM()
+	if err != nil {
+		return err
+	}
+	return writePair(certFile, keyFile, cert, key, write)
+}
+
+// writeNew writes a file that must not exist.
 func writeNew(path string, data []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
@@ -92,25 +90,21 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// readPEM returns the content of a file's first block, which must be of that kind.
-func readPEM(path, kind string) ([]byte, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
+// ParseRoot parses the first certificate of a PEM text. It fails if the first PEM block is none.
+func ParseRoot(text []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(text)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("no PEM block CERTIFICATE")
 	}
-	block, _ := pem.Decode(data)
-	if block == nil || block.Type != kind {
-		return nil, fmt.Errorf("%s: is no PEM %s", path, kind)
-	}
-	return block.Bytes, nil
+	return x509.ParseCertificate(block.Bytes)
 }
 
 func readCertificate(path string) (*x509.Certificate, error) {
-	der, err := readPEM(path, "CERTIFICATE")
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
+	cert, err := ParseRoot(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

@@ -12,9 +12,9 @@
 // X.509-SVID specification of SPIFFE. No private key ever needs to leave the directory but into a Secret of
 // its own cluster.
 //
-// pki.go makes a new directory, rotate.go and rollover.go replace files of one, authority.go signs, pem.go writes,
-// secrets.go prints the objects that a cluster mounts, inventory.go lists the certificates. memory.go is an authority
-// that is in no directory, but in a Secret of its cluster.
+// pki.go makes a new directory, rotate.go and rollover.go replace files of one, authority.go signs, also for an
+// authority that is in a Secret of its cluster, pem.go writes, secrets.go prints the objects that a cluster mounts,
+// inventory.go lists the certificates.
 package identity
 
 import (
@@ -53,23 +53,10 @@ type Validity struct {
 	Authority, Certificate time.Duration
 }
 
-func (v Validity) check() error {
-	if v.Certificate <= 0 {
-		return fmt.Errorf("validity of the certificates (%s): must be above 0", v.Certificate)
-	}
-	if v.Certificate > v.Authority {
-		return fmt.Errorf("the certificates (%s) would outlive their authority (%s)", v.Certificate, v.Authority)
-	}
-	return nil
-}
-
 // Init creates an authority and a certificate for each part of cluster in dir. It overwrites nothing: if there is an
 // authority already, it fails and changes nothing.
 func Init(dir, cluster string, v Validity, now time.Time) error {
 	if err := config.ClusterName(cluster); err != nil {
-		return err
-	}
-	if err := v.check(); err != nil {
 		return err
 	}
 	if _, err := os.Stat(filepath.Join(dir, caKeyFile)); !errors.Is(err, fs.ErrNotExist) {
@@ -78,24 +65,25 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 		}
 		return fmt.Errorf("authority %s: %w", filepath.Join(dir, caKeyFile), err)
 	}
-	ca, err := newAuthority(cluster, now, v.Authority)
+	ca, err := NewAuthority(cluster, v.Authority, now)
 	if err != nil {
 		return err
 	}
 	// The authority's own key is written last: a directory with ca.key is complete.
 	for _, part := range Parts {
-		leaf, err := ca.issue(IDOf(cluster, part), now, v.Certificate)
+		cert, key, err := ca.Issue(part, v.Certificate, now)
 		if err != nil {
 			return err
 		}
-		if err := leaf.writeNew(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile)); err != nil {
+		at := filepath.Join(dir, part)
+		if err := writePair(filepath.Join(at, certFile), filepath.Join(at, keyFile), cert, key, writeNew); err != nil {
 			return err
 		}
 	}
 	if err := writeNew(filepath.Join(dir, "semaphorectl", cluster+".pem"), pemOf(ca.cert), 0o644); err != nil {
 		return err
 	}
-	return ca.writeNew(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile))
+	return ca.write(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile), writeNew)
 }
 
 func IDOf(cluster, part string) spiffeid.ID {

@@ -80,14 +80,14 @@ func RotateCA(dir string, step int, v Validity, now time.Time) error {
 
 // begin creates the next authority.
 func begin(dir, cluster string, v Validity, now time.Time) error {
-	if err := v.check(); err != nil {
-		return err
-	}
 	if _, err := readAuthority(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)); err != nil {
 		return err
 	}
-	next, err := newAuthority(cluster, now, v.Authority)
+	next, err := NewAuthority(cluster, v.Authority, now)
 	if err != nil {
+		return err
+	}
+	if err := next.lasts(v.Certificate, now); err != nil {
 		return err
 	}
 	// Atomically: StageOf decides from the existing files.
@@ -96,7 +96,7 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 		return err
 	}
 	defer os.RemoveAll(making) // nothing remains once it is renamed
-	if err := next.writeNew(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile)); err != nil {
+	if err := next.write(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile), writeNew); err != nil {
 		return err
 	}
 	if err := volume.Rename(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
@@ -121,7 +121,7 @@ func signWithNext(dir string, v Validity, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		if err := before.replace(at(oldCertFile), at(oldKeyFile)); err != nil {
+		if err := before.write(at(oldCertFile), at(oldKeyFile), writeOver); err != nil {
 			return err
 		}
 		if err := volume.Rename(at(nextCertFile), at(caCertFile)); err != nil {

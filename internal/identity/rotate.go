@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -34,25 +35,17 @@ func Rotate(dir string, parts []string, validity time.Duration, now time.Time) e
 	return ca.rotate(dir, parts, validity, now)
 }
 
-func (ca *pair) rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
-	cluster, err := clusterOf(ca.cert)
-	if err != nil {
-		return fmt.Errorf("authority in %s: %w", dir, err)
-	}
-	if validity <= 0 {
-		return fmt.Errorf("validity of the certificates (%s): must be above 0", validity)
-	}
-	if end := ca.cert.NotAfter; now.Add(validity).After(end) {
-		return fmt.Errorf("the certificates would outlive their authority, which ends at %s: give them %d days at most, or "+
-			"replace the authority (semaphorectl pki rotate-ca --dir %s)",
-			end.UTC().Format(time.RFC3339), int(end.Sub(now)/(24*time.Hour)), dir)
-	}
+func (a *Authority) rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
 	for _, part := range parts {
-		leaf, err := ca.issue(IDOf(cluster, part), now, validity)
+		cert, key, err := a.Issue(part, validity, now)
+		if errors.Is(err, errOutlives) {
+			return fmt.Errorf("%w, or replace the authority (semaphorectl pki rotate-ca --dir %s)", err, dir)
+		}
 		if err != nil {
 			return err
 		}
-		if err := leaf.replace(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile)); err != nil {
+		at := filepath.Join(dir, part)
+		if err := writePair(filepath.Join(at, certFile), filepath.Join(at, keyFile), cert, key, writeOver); err != nil {
 			return fmt.Errorf("certificate of the %s: %w", part, err)
 		}
 	}

@@ -329,7 +329,7 @@ func TestSecretsRefusesWhatPeersWould(t *testing.T) {
 		"another authority's": {func(dir string) {
 			must(t, os.RemoveAll(filepath.Join(dir, "broker")))
 			must(t, os.CopyFS(filepath.Join(dir, "broker"), os.DirFS(filepath.Join(initialised(t, "c1"), "broker"))))
-		}, time.Now(), "is not signed by this authority"},
+		}, time.Now(), "signed by unknown authority"},
 		"expired": {func(string) {}, time.Now().Add(366 * day), "has expired"},
 	} {
 		dir := initialised(t, "c1")

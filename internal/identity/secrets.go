@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -16,6 +15,9 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
+
+// BundlesConfigMap has the roots of the own cluster and of its peers, each as CLUSTER.pem.
+const BundlesConfigMap = "semaphore-bundles"
 
 // Secrets returns what a cluster's parts mount, as YAML for kubectl: a Secret for each of exporter, broker and
 // semaphorectl, and the ConfigMap semaphore-bundles with the root certificates of the own cluster and of its peers
@@ -42,9 +44,6 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 	}
 	objects := []map[string]any{object("ConfigMap", BundlesConfigMap, bundles)}
 	for _, part := range Parts {
-		if err := fits(dir, cluster, part, own, now); err != nil {
-			return nil, err
-		}
 		files := map[string][]byte{}
 		for _, file := range []string{certFile, keyFile} {
 			data, err := os.ReadFile(filepath.Join(dir, part, file))
@@ -52,6 +51,15 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 				return nil, fmt.Errorf("certificate of the %s: %w", part, err)
 			}
 			files[file] = data
+		}
+		if cert, err := ParseRoot(files[certFile]); err == nil {
+			if err := CheckValidity(cert, now); err != nil {
+				return nil, err
+			}
+		}
+		if err := CheckCertificate(own, files[certFile], files[keyFile], cluster, part, now); err != nil {
+			return nil, fmt.Errorf("certificate of the %s in %s cannot be used, replace it (semaphorectl pki rotate --dir "+
+				"%s): %w", part, filepath.Join(dir, part), dir, err)
 		}
 		secret := object("Secret", SecretName(part), files)
 		secret["type"] = "kubernetes.io/tls"
@@ -103,33 +111,22 @@ func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	return data, nil
 }
 
-// fits returns the fault of the certificate of a part, if any.
-func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
-	again := fmt.Sprintf("semaphorectl pki rotate --dir %s", dir)
-	svid, err := x509svid.Load(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("certificate of the %s: %w", part, err)
-	}
+// CheckCertificate returns an error that says why roots, PEM, do not prove at a time that a certificate with its key
+// belongs to a part of a cluster.
+func CheckCertificate(roots, cert, key []byte, cluster, part string, at time.Time) error {
+	svid, err := x509svid.Parse(cert, key)
 	if err != nil {
-		return fmt.Errorf("certificate of the %s in %s cannot be used, replace it (%s): %w", part, filepath.Join(dir, part),
-			again, err)
-	}
-	if want := IDOf(cluster, part); svid.ID != want {
-		return fmt.Errorf("certificate of the %s in %s belongs to %s, not to %s: replace it (%s)", part,
-			filepath.Join(dir, part), svid.ID, want, again)
-	}
-	if err := CheckValidity(svid.Certificates[0], now); err != nil {
 		return err
 	}
-	roots, err := x509bundle.Parse(svid.ID.TrustDomain(), bundle)
+	if want := IDOf(cluster, part); svid.ID != want {
+		return fmt.Errorf("it belongs to %s, not to %s", svid.ID, want)
+	}
+	bundle, err := x509bundle.Parse(svid.ID.TrustDomain(), roots)
 	if err != nil {
-		return fmt.Errorf("bundle of %q: %w", cluster, err)
+		return err
 	}
-	if _, _, err := x509svid.Verify(svid.Certificates, roots, x509svid.WithTime(now)); err != nil {
-		return fmt.Errorf("certificate of the %s in %s is not signed by this authority, replace it (%s): %w", part,
-			filepath.Join(dir, part), again, err)
-	}
-	return nil
+	_, _, err = x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(at))
+	return err
 }
 
 func SecretName(part string) string {
