@@ -55,7 +55,7 @@ type pathGatherer struct {
 	protocol string
 	port     uint16
 	mirror   *corev1.Service
-	slices   []endpointSlice
+	slices   []fleet.EndpointSlice
 
 	notReadMu sync.Mutex // the links are looked at side by side
 }
@@ -167,25 +167,6 @@ func (g *pathGatherer) side(cluster string) *side {
 	return g.sides[i]
 }
 
-// endpointSlice has the fields of an EndpointSlice that explain reads; the types of that group are left out to keep the
-// program small.
-type endpointSlice struct {
-	Metadata  metav1.ObjectMeta `json:"metadata"`
-	Endpoints []sliceEndpoint   `json:"endpoints"`
-	Ports     []struct {
-		Name *string `json:"name"`
-		Port *int32  `json:"port"`
-	} `json:"ports"`
-}
-
-type sliceEndpoint struct {
-	Addresses  []string `json:"addresses"`
-	Conditions struct {
-		Ready *bool `json:"ready"`
-	} `json:"conditions"`
-	TargetRef *corev1.ObjectReference `json:"targetRef"`
-}
-
 // findNamed finds an object by its name; nil if no cluster that may be meant has it.
 func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.GroupVersionResource, e end) (
 	*side, *T, error) {
@@ -260,7 +241,7 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 	}
 	for _, slice := range slices {
 		for _, endpoint := range slice.Endpoints {
-			if isReady(endpoint) && endpoint.TargetRef != nil && endpoint.TargetRef.Kind == "Pod" {
+			if endpoint.Ready() && endpoint.TargetRef != nil && endpoint.TargetRef.Kind == "Pod" {
 				of := endpoint.TargetRef
 				pod, err := fleet.Get[corev1.Pod](ctx, s.objects, fleet.PodsGVR, of.Namespace, of.Name)
 				return s, pod, err
@@ -270,14 +251,24 @@ func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod
 	return nil, nil, nil
 }
 
-func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpointSlice, error) {
-	all, err := fleet.List[endpointSlice](ctx, s.objects, fleet.SlicesGVR, namespace,
+func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]fleet.EndpointSlice, error) {
+	all, err := fleet.List[fleet.EndpointSlice](ctx, s.objects, fleet.SlicesGVR, namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service})
-	slices.SortFunc(all, func(a, b endpointSlice) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
+	slices.SortFunc(all, func(a, b fleet.EndpointSlice) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 	return all, err
 }
 
-func isReady(e sliceEndpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
+// readyOf returns how many endpoints of slices are ready, of how many.
+func readyOf(of []fleet.EndpointSlice) (ready, all int) {
+	for _, slice := range of {
+		for i := range slice.Endpoints {
+			if all++; slice.Endpoints[i].Ready() {
+				ready++
+			}
+		}
+	}
+	return ready, all
+}
 
 // podFacts returns the facts of a pod. like is an address of the requested family, the zero value for any.
 func podFacts(cluster string, p *corev1.Pod, like netip.Addr) policy.Pod {
@@ -560,14 +551,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	n.Source.Ready = 0
-	for _, slice := range all {
-		for _, e := range slice.Endpoints {
-			if isReady(e) {
-				n.Source.Ready++
-			}
-		}
-	}
+	n.Source.Ready, _ = readyOf(all)
 }
 
 // readDNS reads the configuration of CoreDNS in the source's cluster.
@@ -602,15 +586,7 @@ func (g *pathGatherer) readDNS(ctx context.Context) {
 	if err != nil || len(all) == 0 {
 		return // elsewhere than most have it
 	}
-	d.Servers = 0
-	for _, slice := range all {
-		for _, e := range slice.Endpoints {
-			d.Servers++
-			if isReady(e) {
-				d.Ready++
-			}
-		}
-	}
+	d.Ready, d.Servers = readyOf(all)
 }
 
 // readSlices reads the endpoints of the mirror, and chooses one.
@@ -618,20 +594,9 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	if g.slices, err = g.source.slicesOf(ctx, g.mirror.Namespace, g.mirror.Name); err != nil {
 		return err
 	}
-	out := &policy.Slices{}
-	var ready []netip.Addr
-	for _, slice := range g.slices {
-		for _, e := range slice.Endpoints {
-			for _, a := range g.alike(e) {
-				out.Total++
-				if isReady(e) {
-					ready = append(ready, a)
-				}
-			}
-		}
-	}
-	slices.SortFunc(ready, netip.Addr.Compare)
-	out.Ready = len(ready)
+	all, ready := g.count()
+	own := g.source.name // clusterOf names it for all slices of a mirror
+	out := &policy.Slices{Total: all[own], Ready: len(ready[own])}
 	n := g.facts.Name
 	for _, d := range g.source.broker.GetDrains() {
 		t := d.GetTarget()
@@ -664,12 +629,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	}
 	g.facts.Slices = out
 	g.targetPort()
-	if len(ready) == 0 {
-		return nil
-	}
-	out.Chosen = ready[0]
-	g.facts.Target.IP = out.Chosen
-	return g.endpointPod(ctx)
+	return g.choose(ctx, ready[own])
 }
 
 // targetPort maps the port of the mirror to that of the pods. If none was given and there is only one, it is that one.
@@ -693,7 +653,13 @@ func (g *pathGatherer) targetPort() {
 	}
 }
 
-func (g *pathGatherer) endpointPod(ctx context.Context) error {
+// choose has packets go to the first of the ready addresses, and to its pod.
+func (g *pathGatherer) choose(ctx context.Context, ready []netip.Addr) error {
+	if len(ready) == 0 {
+		return nil
+	}
+	g.facts.Slices.Chosen = slices.MinFunc(ready, netip.Addr.Compare)
+	g.facts.Target.IP = g.facts.Slices.Chosen
 	of := g.sides
 	if g.target != nil {
 		of = []*side{g.target}

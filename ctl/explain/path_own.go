@@ -50,7 +50,9 @@ func (g *pathGatherer) readOwn(ctx context.Context, service *corev1.Service) err
 		return err
 	}
 	use, asks := service.Annotations[naming.AnnotationOwnName]
-	lent := slices.ContainsFunc(all, func(s endpointSlice) bool { return s.Metadata.Labels[naming.LabelOwnName] != "" })
+	lent := slices.ContainsFunc(all, func(s fleet.EndpointSlice) bool {
+		return s.Metadata.Labels[naming.LabelOwnName] != ""
+	})
 	if !asks && !lent {
 		return nil
 	}
@@ -65,27 +67,15 @@ func (g *pathGatherer) readOwn(ctx context.Context, service *corev1.Service) err
 func (g *pathGatherer) byOwn(ctx context.Context) {
 	s, own := g.mirror, g.facts.Name.Own
 	g.facts.Mirror = g.mirrorOf(s)
-	ready := map[string][]netip.Addr{}
-	all := 0
-	for _, slice := range g.slices {
-		for _, e := range slice.Endpoints {
-			for _, a := range g.alike(e) {
-				of := clusterOf(slice, g.source.name)
-				if all++; of == g.source.name {
-					own.Total++
-				}
-				if isReady(e) {
-					ready[of] = append(ready[of], a)
-				}
-			}
-		}
-	}
-	out := &policy.Slices{Total: all, NoTunnel: g.noTunnel("")}
-	own.Ready = len(ready[g.source.name])
+	all, ready := g.count()
+	out := &policy.Slices{NoTunnel: g.noTunnel("")}
+	own.Total, own.Ready = all[g.source.name], len(ready[g.source.name])
 	chosen := g.source.name
-	for _, cluster := range slices.Sorted(maps.Keys(ready)) {
-		if out.Ready += len(ready[cluster]); cluster != g.source.name {
-			own.Others = append(own.Others, fmt.Sprintf("%d of %s", len(ready[cluster]), cluster))
+	for _, cluster := range slices.Sorted(maps.Keys(all)) {
+		n := len(ready[cluster])
+		out.Total, out.Ready = out.Total+all[cluster], out.Ready+n
+		if cluster != g.source.name && n > 0 {
+			own.Others = append(own.Others, fmt.Sprintf("%d of %s", n, cluster))
 			if chosen == g.source.name {
 				chosen = cluster
 			}
@@ -104,36 +94,41 @@ func (g *pathGatherer) byOwn(ctx context.Context) {
 	}
 	g.facts.Slices = out
 	g.facts.Target.Cluster, g.target = chosen, g.side(chosen)
-	g.slices = slices.DeleteFunc(g.slices, func(s endpointSlice) bool { return clusterOf(s, g.source.name) != chosen })
+	g.slices = slices.DeleteFunc(g.slices, func(s fleet.EndpointSlice) bool {
+		return clusterOf(s, g.source.name) != chosen
+	})
 	g.targetPort() // pods of two clusters may have a named port in different places
-	if len(ready[chosen]) == 0 {
-		return
-	}
-	slices.SortFunc(ready[chosen], netip.Addr.Compare)
-	out.Chosen = ready[chosen][0]
-	g.facts.Target.IP = out.Chosen
-	if err := g.endpointPod(ctx); err != nil {
+	if err := g.choose(ctx, ready[chosen]); err != nil {
 		g.notRead(finding.PathSlices, "%v", err)
 	}
 }
 
 // clusterOf returns the cluster whose endpoints a slice of a Service has: own, unless the broker wrote the slice.
-func clusterOf(s endpointSlice, own string) string {
+func clusterOf(s fleet.EndpointSlice, own string) string {
 	if s.Metadata.Labels[naming.LabelOwnName] == "" {
 		return own
 	}
 	return s.Metadata.Labels[naming.LabelSourceCluster]
 }
 
-// alike returns the addresses of an endpoint that are of the source's family.
-func (g *pathGatherer) alike(e sliceEndpoint) (out []netip.Addr) {
-	for _, text := range e.Addresses {
-		if a, err := netip.ParseAddr(text); err == nil && (!g.facts.Source.IP.IsValid() ||
-			a.Is4() == g.facts.Source.IP.Is4()) {
-			out = append(out, a)
+// count returns how many addresses of the source's family each cluster has in the slices, and those that are ready.
+func (g *pathGatherer) count() (all map[string]int, ready map[string][]netip.Addr) {
+	all, ready = map[string]int{}, map[string][]netip.Addr{}
+	for _, slice := range g.slices {
+		of := clusterOf(slice, g.source.name)
+		for _, e := range slice.Endpoints {
+			for _, text := range e.Addresses {
+				a, err := netip.ParseAddr(text)
+				if err != nil || g.facts.Source.IP.IsValid() && a.Is4() != g.facts.Source.IP.Is4() {
+					continue
+				}
+				if all[of]++; e.Ready() {
+					ready[of] = append(ready[of], a)
+				}
+			}
 		}
 	}
-	return out
+	return all, ready
 }
 
 // noTunnel returns the findings of the broker about endpoints of a remote, or of any, to which no tunnel leads.

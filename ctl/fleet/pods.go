@@ -110,21 +110,31 @@ func candidates(pods []corev1.Pod, part, leader string) []*Pod {
 	return out
 }
 
-// endpoints are the fields of an EndpointSlice that name the leader.
-type endpoints struct {
-	Endpoints []struct {
-		TargetRef *struct {
-			Kind string `json:"kind"`
-			Name string `json:"name"`
-		} `json:"targetRef"`
-	} `json:"endpoints"`
+// EndpointSlice has the fields that semaphorectl reads. The types of that group are left out to keep the program small.
+type EndpointSlice struct {
+	Metadata  metav1.ObjectMeta `json:"metadata"`
+	Endpoints []SliceEndpoint   `json:"endpoints"`
+	Ports     []struct {
+		Name *string `json:"name"`
+		Port *int32  `json:"port"`
+	} `json:"ports"`
 }
+
+type SliceEndpoint struct {
+	Addresses  []string `json:"addresses"`
+	Conditions struct {
+		Ready *bool `json:"ready"`
+	} `json:"conditions"`
+	TargetRef *corev1.ObjectReference `json:"targetRef"`
+}
+
+func (e *SliceEndpoint) Ready() bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
 // leader returns the pod that the slices of the broker's Service name (docs/adr/0023-calls-reach-the-leader.md). A
 // caller who may exec may lack the right to list them, and does not need it: a standby relays semaphorectl to the
 // leader.
 func (c *Cluster) leader(ctx context.Context) string {
-	all, _ := List[endpoints](ctx, c.Objects, SlicesGVR, c.Namespace,
+	all, _ := List[EndpointSlice](ctx, c.Objects, SlicesGVR, c.Namespace,
 		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=semaphore-broker"})
 	for _, slice := range all {
 		for _, e := range slice.Endpoints {
