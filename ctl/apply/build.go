@@ -11,7 +11,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/kustomize/kyaml/resid"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -26,41 +28,19 @@ const (
 	overlayDir   = "/overlay"
 )
 
-type (
-	kustomization struct {
-		APIVersion string      `json:"apiVersion"`
-		Kind       string      `json:"kind"`
-		Namespace  string      `json:"namespace,omitempty"`
-		Resources  []string    `json:"resources"`
-		Components []string    `json:"components"`
-		NameSuffix string      `json:"nameSuffix,omitempty"`
-		ConfigMaps []generator `json:"configMapGenerator,omitempty"`
-		Images     []image     `json:"images,omitempty"`
-		Patches    []patch     `json:"patches,omitempty"`
-	}
-	generator struct {
-		Name      string   `json:"name"`
-		Namespace string   `json:"namespace"`
-		Behavior  string   `json:"behavior,omitempty"`
-		Literals  []string `json:"literals,omitempty"`
-		Files     []string `json:"files,omitempty"`
-	}
-	image struct {
-		Name    string `json:"name"`
-		NewName string `json:"newName,omitempty"`
-		NewTag  string `json:"newTag,omitempty"`
-		Digest  string `json:"digest,omitempty"`
-	}
-	patch struct {
-		Target map[string]string `json:"target"`
-		Patch  string            `json:"patch"`
-	}
-)
+// kustomizationType is that of the overlays' own file.
+var kustomizationType = types.TypeMeta{APIVersion: types.KustomizationVersion, Kind: types.KustomizationKind}
+
+// configMap returns kustomize's entry for a ConfigMap with files and literals.
+func configMap(name, behavior string, files, literals []string) types.ConfigMapArgs {
+	return types.ConfigMapArgs{GeneratorArgs: types.GeneratorArgs{Name: name, Namespace: fleet.DefaultNamespace,
+		Behavior: behavior, KvPairSources: types.KvPairSources{FileSources: files, LiteralSources: literals}}}
+}
 
 // Overlay returns the files of the overlay that a person would write for these values. manifests is the path by which
 // the overlay refers to the manifests, such as ../../deploy. It fails for a value that YAML cannot hold.
 func Overlay(v Values, manifests string) (map[string][]byte, error) {
-	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Components: []string{}}
+	k := types.Kustomization{TypeMeta: kustomizationType}
 	for _, dir := range []string{"crds", "namespace", "exporter", "broker"} {
 		k.Resources = append(k.Resources, path.Join(manifests, dir))
 	}
@@ -75,14 +55,11 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 		k.Components = append(k.Components, path.Join(manifests, "features", c))
 	}
 	k.Components = append(k.Components, path.Join(manifests, "cluster-name"))
-	k.ConfigMaps = []generator{
-		{Name: "semaphore-cluster", Namespace: fleet.DefaultNamespace, Literals: []string{"name=" + v.Cluster}},
-		{Name: "semaphore-exporter", Namespace: fleet.DefaultNamespace, Behavior: "merge",
-			Files: []string{"config.yaml=exporter.yaml"}},
-		{Name: "semaphore-broker", Namespace: fleet.DefaultNamespace, Behavior: "merge",
-			Files: []string{"config.yaml=broker.yaml"}},
-		{Name: "semaphore-subnets", Namespace: fleet.DefaultNamespace, Behavior: "merge", Files: []string{"broker.yaml"},
-			Literals: policyKeys(v)},
+	k.ConfigMapGenerator = []types.ConfigMapArgs{
+		configMap("semaphore-cluster", "", nil, []string{"name=" + v.Cluster}),
+		configMap("semaphore-exporter", "merge", []string{"config.yaml=exporter.yaml"}, nil),
+		configMap("semaphore-broker", "merge", []string{"config.yaml=broker.yaml"}, nil),
+		configMap("semaphore-subnets", "merge", []string{"broker.yaml"}, policyKeys(v)),
 	}
 	files := map[string]any{"exporter.yaml": exporterConfig(v), "broker.yaml": brokerConfig(v)}
 	if v.Namespace != fleet.DefaultNamespace {
@@ -90,8 +67,8 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 		if encrypts {
 			files["agent.yaml"] = map[string]any{"broker": map[string]any{"address": "semaphore-broker." + v.Namespace +
 				".svc:8444"}}
-			k.ConfigMaps = append(k.ConfigMaps, generator{Name: "semaphore-agent", Namespace: fleet.DefaultNamespace,
-				Behavior: "merge", Files: []string{"config.yaml=agent.yaml"}})
+			k.ConfigMapGenerator = append(k.ConfigMapGenerator,
+				configMap("semaphore-agent", "merge", []string{"config.yaml=agent.yaml"}, nil))
 		}
 	}
 	k.Images = imagesOf(v.Image)
@@ -100,7 +77,8 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 		if v.NodePort != 0 {
 			p += fmt.Sprintf("- {op: add, path: /spec/ports/0/nodePort, value: %d}\n", v.NodePort)
 		}
-		k.Patches = []patch{{Target: map[string]string{"kind": "Service", "name": "semaphore-broker-federation"}, Patch: p}}
+		k.Patches = []types.Patch{{Patch: p, Target: &types.Selector{ResId: resid.ResId{
+			Gvk: resid.Gvk{Kind: "Service"}, Name: "semaphore-broker-federation"}}}}
 	}
 	files["kustomization.yaml"] = k
 	return encoded(files)
@@ -119,11 +97,11 @@ func encoded(files map[string]any) (map[string][]byte, error) {
 }
 
 // imagesOf returns kustomize's entry for another image; nil for the image of the manifests.
-func imagesOf(reference string) []image {
+func imagesOf(reference string) []types.Image {
 	if reference == "" {
 		return nil
 	}
-	i := image{Name: Repository}
+	i := types.Image{Name: Repository}
 	switch name, digest, ok := strings.Cut(reference, "@"); {
 	case ok:
 		i.NewName, i.Digest = name, digest
@@ -133,7 +111,7 @@ func imagesOf(reference string) []image {
 	default:
 		i.NewName = reference
 	}
-	return []image{i}
+	return []types.Image{i}
 }
 
 // features adds the features to a configuration. All features need no key.

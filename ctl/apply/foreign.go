@@ -4,8 +4,8 @@ import (
 	"path"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/kustomize/api/types"
 
-	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -50,8 +50,8 @@ func (f Foreign) ReaderName() string { return "semaphore-reader-" + f.Reader }
 // ReaderOverlay returns the files of the overlay, as a person would write it, for the cluster that is read. It fails as
 // Overlay does.
 func ReaderOverlay(f Foreign, manifests string) (map[string][]byte, error) {
-	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization",
-		Resources: []string{path.Join(manifests, "reader")}, NameSuffix: "-" + f.Reader}
+	k := types.Kustomization{TypeMeta: kustomizationType, Resources: []string{path.Join(manifests, "reader")},
+		NameSuffix: "-" + f.Reader}
 	for _, feature := range f.Features {
 		k.Components = append(k.Components, path.Join(manifests, "reader", string(feature)))
 	}
@@ -70,10 +70,10 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 		"localBroker": map[string]any{"cluster": f.Reader,
 			"address": "semaphore-broker-federation." + f.Parts + ".svc" + federationPort},
 	}
-	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Namespace: f.Namespace(),
-		Resources: []string{path.Join(manifests, "foreign-exporter")}, Components: []string{}, Images: imagesOf(f.Image),
-		ConfigMaps: []generator{{Name: "semaphore-exporter", Namespace: fleet.DefaultNamespace, Behavior: "merge",
-			Files: []string{"config.yaml=exporter.yaml"}}}}
+	k := types.Kustomization{TypeMeta: kustomizationType, Namespace: f.Namespace(), Images: imagesOf(f.Image),
+		Resources: []string{path.Join(manifests, "foreign-exporter")},
+		ConfigMapGenerator: []types.ConfigMapArgs{
+			configMap("semaphore-exporter", "merge", []string{"config.yaml=exporter.yaml"}, nil)}}
 	return encoded(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }
 
