@@ -83,7 +83,7 @@ func TestR26RandomAudiences(t *testing.T) {
 			return out
 		}
 		dial := func(r *reader) {
-			sender := NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal())
+			sender := NewSession("c1", r.cluster, "test", 0, source{}, c.Rules().KindsFor(r.cluster), c.Journal())
 			r.wire = &bothEnds{t: t, sender: sender,
 				replica: r.replica.Open(), sent: map[string]int{}}
 			r.wire.say(r.wire.sender.Hello())
@@ -288,9 +288,8 @@ func TestF03Session(t *testing.T) {
 			j := newJournal(10)
 			k, o := member("pod", "10.1.1.1")
 			put(j, k, o, time.Now())
-			s := NewSession("c1", "c2", "test", 0, test.id, kinds, j)
 			upTo := func(kind semaphorev1.Kind) uint64 { return test.read[kind] }
-			s.SetSource(upTo, upTo)
+			s := NewSession("c1", "c2", "test", 0, source{test.id, upTo, upTo}, kinds, j)
 			w := hi(test.held...)
 			if test.resume {
 				w.GetWelcome().ResumeEpoch, w.GetWelcome().ResumeRevision = j.Epoch(), 1
@@ -321,14 +320,13 @@ func TestSourceRevisions(t *testing.T) {
 	put(j, k, o, time.Now())
 	read := uint64(40)
 	for _, unchanged := range []bool{false, true} {
-		s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
+		of := j
 		if unchanged { // another life of the exporter
-			again := newJournal(10)
-			put(again, k, o, time.Now())
-			s = NewSession("c1", "c2", "test", 0, "uid", kinds, again)
+			of = newJournal(10)
+			put(of, k, o, time.Now())
 		}
 		upTo := func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) }
-		s.SetSource(upTo, upTo)
+		s := NewSession("c1", "c2", "test", 0, source{"uid", upTo, upTo}, kinds, of)
 		w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 		w.say(s.Hello())
 		w.arrive()
@@ -386,7 +384,7 @@ func TestDigestsOfNonsense(t *testing.T) {
 		j := newJournal(10)
 		k, o := member("pod", "10.1.1.1")
 		put(j, k, o, time.Now())
-		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
+		s := NewSession("c1", "c2", "test", 0, source{}, kinds, j)
 		_, err := s.Receive(hi(test.state))
 		must(t, err)
 		unchanged := false

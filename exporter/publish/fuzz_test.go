@@ -47,8 +47,7 @@ func FuzzSessionReceive(f *testing.F) {
 		put(j, k, o, time.Unix(1, 0))
 		k, _ = member("pod2", "")
 		remove(j, k, time.Unix(2, 0))
-		s := NewSession("c1", "c2", "test", 1, "uid", kinds, j)
-		s.SetSource(upTo(read), upTo(read))
+		s := NewSession("c1", "c2", "test", 1, source{"uid", upTo(read), upTo(read)}, kinds, j)
 		s.Hello()
 		for len(data) > 0 {
 			n := min(int(data[0]), len(data)-1)

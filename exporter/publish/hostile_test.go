@@ -71,7 +71,7 @@ func TestHostileBroker(t *testing.T) {
 		<-done
 	})
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{})
+		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
 	p.answers.SetLimit(perSecond)
 	b.run(p)
 

@@ -54,7 +54,7 @@ func offline(t *testing.T, b *bench, p *Publisher,
 	ctx, cancel := context.WithCancel(t.Context())
 	stream := &carried{ctx: ctx, sent: make(chan *semaphorev1.PublishRequest),
 		answers: make(chan *semaphorev1.PublishResponse, 1000)}
-	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	s := NewSession("c1", "c2", "", 0, source{}, b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
 	more := make(chan struct{}, 1)
 	received := make(chan *semaphorev1.PublishRequest, 1000)
 	done := make(chan struct{}, 3)
@@ -103,7 +103,7 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 		b := newBench(t, "c2")
 		lost := make(chan struct{}, 1)
 		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{
-			ReportNow:  lost,
+			Source: source{}, ReportNow: lost,
 			Deliveries: func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{{Cluster: "c3"}} }})
 		sent := offline(t, b, p, answering())
 		sent() // the snapshots
@@ -131,7 +131,8 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 func (b *bench) ofServices() *Publisher {
 	b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 		Mirror: labels.Everything(), Global: labels.Nothing()})
-	return New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{})
+	return New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics,
+		Options{Source: source{}})
 }
 
 func serviceKey(name string) catalog.Key {
@@ -239,7 +240,7 @@ func TestVerdictOfAServiceThatIsBack(t *testing.T) {
 func TestAnswersAreCountedInOrder(t *testing.T) {
 	b := newBench(t, "c2")
 	b.pod("web", "10.1.1.1")
-	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	s := NewSession("c1", "c2", "", 0, source{}, b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
 	answer := answering()
 	var answers []*semaphorev1.PublishResponse
 	sent := func(m *semaphorev1.PublishRequest) { answers = append(answers, answer(m)...) }
@@ -284,7 +285,7 @@ func TestAnswersAreCountedInOrder(t *testing.T) {
 func TestAMergedAckAnswersAllBeforeIt(t *testing.T) {
 	b := newBench(t, "c2")
 	b.pod("web", "10.1.1.1")
-	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	s := NewSession("c1", "c2", "", 0, source{}, b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
 	answer := answering()
 	var acks replica.Acks
 	send := func(m *semaphorev1.PublishRequest, waiting bool) {

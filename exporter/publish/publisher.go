@@ -122,10 +122,9 @@ type outcome struct {
 	conflict  string
 }
 
-// Options are what publishers may lack.
+// Options are what publishers may lack, except for Source.
 type Options struct {
-	// Source is waited for: a kind is sent once it has read the kind. Without it the catalog must be complete when Run is
-	// called.
+	// Source is waited for: a kind is sent once it has read the kind.
 	Source Source
 	// Heartbeat is the longest time between two messages to the broker; HeartbeatInterval if it is zero.
 	Heartbeat time.Duration
@@ -141,9 +140,6 @@ type Options struct {
 // leader election.
 func New(cluster string, term uint64, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog,
 	rec *debug.Recorder, metrics *Metrics, o Options) *Publisher {
-	if o.Source == nil {
-		o.Source = completeSource{}
-	}
 	if o.Heartbeat == 0 {
 		o.Heartbeat = HeartbeatInterval
 	}
@@ -193,9 +189,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	source := p.options.Source
-	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, source.ID(), kinds, p.catalog.Journal())
-	s.SetSource(source.Read, source.Newest)
+	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.options.Source, kinds, p.catalog.Journal())
 	s.notBefore, s.earlierSource = p.notBefore, p.reportedSource
 	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
 		s.labelDomains = rules.LabelDomains

@@ -194,7 +194,7 @@ func newBench(t *testing.T, clusters ...string) *bench {
 	return b
 }
 
-func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, completeSource{}) }
+func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, source{}) }
 
 func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address},
@@ -356,9 +356,11 @@ func TestDelivery(t *testing.T) {
 	lost := make(chan struct{}, 1)
 	var losses atomic.Int64
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics, Options{Disconnected: func() { losses.Add(1); lost <- struct{}{} }})
+		b.catalog, b.recorder, b.metrics,
+		Options{Source: source{}, Disconnected: func() { losses.Add(1); lost <- struct{}{} }})
 	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics, Options{ReportNow: lost, Deliveries: func() []*semaphorev1.Delivery {
+		b.catalog, b.recorder, b.metrics,
+		Options{Source: source{}, ReportNow: lost, Deliveries: func() []*semaphorev1.Delivery {
 			return []*semaphorev1.Delivery{p.Delivery(time.Now())}
 		}})
 	ctx, cancel := context.WithCancel(t.Context())

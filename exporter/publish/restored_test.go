@@ -10,6 +10,24 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// source is one of which all is read up to read, and nothing after newest. Without these no revision is known.
+type source struct {
+	id           string
+	read, newest func(semaphorev1.Kind) uint64
+}
+
+func (s source) ID() string                       { return s.id }
+func (s source) Ready(semaphorev1.Kind) bool      { return true }
+func (s source) Read(k semaphorev1.Kind) uint64   { return known(s.read, k) }
+func (s source) Newest(k semaphorev1.Kind) uint64 { return known(s.newest, k) }
+
+func known(of func(semaphorev1.Kind) uint64, k semaphorev1.Kind) uint64 {
+	if of == nil {
+		return 0
+	}
+	return of(k)
+}
+
 // readTo is a source of which all is read up to a resourceVersion that does not grow.
 type readTo uint64
 
@@ -36,9 +54,8 @@ func TestARestartedBrokerReceivesWhatWaited(t *testing.T) {
 	restored := newBench(t, "c2") // the exporter of the restored cluster
 	restored.trust = b.trust
 	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
-	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
-		b.catalog.Journal())
-	earlier.SetSource(upTo(1000), upTo(1000))
+	earlier := NewSession("c1", "c2", "", 0, source{readTo(0).ID(), upTo(1000), upTo(1000)},
+		[]semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER}, b.catalog.Journal())
 	s := c2.replica.Open()
 	for m := earlier.Hello(); m != nil; {
 		r, err := s.Receive(time.Now(), m)

@@ -55,13 +55,12 @@ type Session struct {
 	broker   string // the cluster of the broker
 	software string
 	term     uint64
-	sourceID string
-	// read is the resourceVersion up to which the source was read for a kind; 0 if unknown. See SetSource for newest.
-	read, newest func(semaphorev1.Kind) uint64
-	kinds        []semaphorev1.Kind
-	journal      *catalog.Journal
-	// maxChanges is the limit of changes in a message.
-	maxChanges int
+	source   Source
+	sourceID string // of Hello
+	kinds    []semaphorev1.Kind
+	journal  *catalog.Journal
+	// MaxChanges is the limit of changes in a message. A simulation with few objects sets a lower one before Hello.
+	MaxChanges int
 	// notBefore is the oldest revision from which the stream may resume: a broker that holds less gets a snapshot.
 	notBefore uint64
 
@@ -121,23 +120,16 @@ type sentMessage struct {
 	beats int
 }
 
-// NewSession begins a stream of cluster's exports to broker. term is the term of the exporter's Lease and sourceID
-// identifies its source; see Hello.
-func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind,
+// NewSession begins a stream of cluster's exports to broker. term is the term of the exporter's Lease; see Hello. The
+// session reports the newest revisions of source. It sends nothing to a broker that already received a newer state than
+// was read; see LagError.
+func NewSession(cluster, broker, software string, term uint64, source Source, kinds []semaphorev1.Kind,
 	journal *catalog.Journal) *Session {
 	return &Session{
-		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		maxChanges: maxBatchObjects, read: unknownRevision, newest: unknownRevision,
+		cluster: cluster, broker: broker, software: software, term: term, kinds: kinds, journal: journal,
+		source: source, sourceID: source.ID(), MaxChanges: maxBatchObjects,
 		reportedSource: map[semaphorev1.Kind]uint64{}, snapshotSource: map[semaphorev1.Kind]uint64{},
 	}
-}
-
-// SetSource sets functions that return how far the source has been read for a kind: everything up to read, and nothing
-// newer than newest. They differ if a kind is made of resources that are read independently. The session reports
-// newest. It sends nothing to a broker that already received a newer state; see LagError. It must be called before
-// Hello.
-func (s *Session) SetSource(read, newest func(semaphorev1.Kind) uint64) {
-	s.read, s.newest = read, newest
 }
 
 // reportedRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
@@ -151,12 +143,6 @@ func (s *Session) reportedRevisions() map[semaphorev1.Kind]uint64 {
 	}
 	return newest
 }
-
-// SetMaxChanges limits the changes in a message, so that the few objects of a simulation take several messages. It
-// must be called before Hello.
-func (s *Session) SetMaxChanges(most int) { s.maxChanges = most }
-
-func unknownRevision(semaphorev1.Kind) uint64 { return 0 }
 
 // LagError ends a stream before it sends kinds of which the broker received a newer state from the same source: this
 // exporter read an old state, such as the watch cache of an apiserver that lags. The next stream leaves these kinds
@@ -214,7 +200,7 @@ func (s *Session) Heartbeat() *semaphorev1.PublishRequest {
 func (s *Session) sourceRevisions(reported map[semaphorev1.Kind]uint64) []*semaphorev1.SourceRevision {
 	var all []*semaphorev1.SourceRevision
 	for _, kind := range s.kinds {
-		if read := s.newest(kind); read > reported[kind] {
+		if read := s.source.Newest(kind); read > reported[kind] {
 			all = append(all, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
 			s.reportedSource[kind] = read
 		}
@@ -332,7 +318,7 @@ func (s *Session) checkLag(held map[semaphorev1.Kind]*semaphorev1.KindState) err
 	}
 	behind := map[semaphorev1.Kind]uint64{}
 	for _, kind := range s.kinds {
-		needed, read := received(kind), s.read(kind)
+		needed, read := received(kind), s.source.Read(kind)
 		if kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE {
 			// Services decide which slices are exported: with old Services, slices would be deleted and created for no
 			// reason.
@@ -364,7 +350,7 @@ func (s *Session) prepareSnapshots(held map[semaphorev1.Kind]*semaphorev1.KindSt
 		}
 	}
 	for _, of := range s.snapshots {
-		of.read = s.newest(of.kind) // read after the journal, which therefore contains nothing newer
+		of.read = s.source.Newest(of.kind) // read after the journal, which therefore contains nothing newer
 		s.snapshotSource[of.kind] = of.read
 		k := held[of.kind]
 		heldDigest, ok := streams.ParseDigest(k.GetDigest())
@@ -409,7 +395,7 @@ func (s *Session) nextSnapshotMessage() *semaphorev1.PublishRequest {
 		}}
 	}
 	if len(of.entries) > 0 {
-		b := batch{maxChanges: s.maxChanges}
+		b := batch{maxChanges: s.MaxChanges}
 		for len(of.entries) > 0 && b.add(of.entries[0], catalog.Upsert) {
 			of.entries = of.entries[1:]
 		}
@@ -439,7 +425,7 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.cursor, s.completeAt = next, next
 			return nil, nil
 		}
-		b := batch{maxChanges: s.maxChanges}
+		b := batch{maxChanges: s.MaxChanges}
 		taken := 0
 		for _, e := range entries {
 			if change := s.changeFor(e); change != catalog.NoChange && !b.add(e, change) {

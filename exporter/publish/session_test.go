@@ -73,7 +73,7 @@ type bothEnds struct {
 
 // dial begins a stream; Hello is on its way.
 func dial(t *testing.T, j *catalog.Journal, r *replica.Replica) *bothEnds {
-	w := &bothEnds{t: t, sender: NewSession("c1", "c2", "test", 0, "", kinds, j), replica: r.Open(),
+	w := &bothEnds{t: t, sender: NewSession("c1", "c2", "test", 0, source{}, kinds, j), replica: r.Open(),
 		sent: map[string]int{}}
 	w.say(w.sender.Hello())
 	return w
@@ -352,12 +352,12 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 		"version 0":       {Cluster: "c2"},
 		"version 2":       {Cluster: "c2", ProtocolVersion: 2},
 	} {
-		s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
+		s := NewSession("c1", "c2", "test", 0, source{}, kinds, newJournal(1))
 		if _, err := s.Receive(welcome(w)); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
-	s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
+	s := NewSession("c1", "c2", "test", 0, source{}, kinds, newJournal(1))
 	if _, err := s.Receive(ack(7)); err == nil {
 		t.Error("an acknowledgement before welcome is taken")
 	}
@@ -365,7 +365,7 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	j := newJournal(1)
 	k, o := member("pod", "10.1.1.1")
 	put(j, k, o, time.Now())
-	s = NewSession("c1", "c2", "test", 0, "", kinds, j)
+	s = NewSession("c1", "c2", "test", 0, source{}, kinds, j)
 	_, err := s.Receive(hi())
 	must(t, err)
 	if _, err := s.Receive(hi()); err == nil {
@@ -410,7 +410,7 @@ func TestResumeOffers(t *testing.T) {
 		{"another", 7, false, 0},
 		{"", 0, false, 0},
 	} {
-		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
+		s := NewSession("c1", "c2", "test", 0, source{}, kinds, j)
 		s.notBefore = test.joined
 		_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch,
 			ResumeRevision: test.revision}))

@@ -26,14 +26,6 @@ type Source interface {
 	Newest(semaphorev1.Kind) uint64
 }
 
-// completeSource is the source of a catalog that is complete from the beginning.
-type completeSource struct{}
-
-func (completeSource) ID() string                     { return "" }
-func (completeSource) Ready(semaphorev1.Kind) bool    { return true }
-func (completeSource) Read(semaphorev1.Kind) uint64   { return 0 }
-func (completeSource) Newest(semaphorev1.Kind) uint64 { return 0 }
-
 // kindsPollInterval is how often the publisher checks for more kinds that it may send, otherKindsWait is how long
 // kinds that are ready wait for the others, and lagWarnInterval is how often it logs that an apiserver lags.
 const (

@@ -20,9 +20,8 @@ import (
 func TestChangesCarryTheSourceRevision(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	read := uint64(40)
-	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
 	upToNow := func(semaphorev1.Kind) uint64 { return read }
-	s.SetSource(upToNow, upToNow)
+	s := NewSession("c1", "c2", "test", 0, source{"uid", upToNow, upToNow}, kinds, j)
 	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
@@ -54,8 +53,7 @@ func TestChangesCarryTheSourceRevision(t *testing.T) {
 		}
 	}
 	// The stream breaks here, and another exporter of the same cluster says hello.
-	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
-	old.SetSource(upTo(45), upTo(45))
+	old := NewSession("c1", "c2", "test", 0, source{"uid", upTo(45), upTo(45)}, kinds, newJournal(10))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	must(t, err)
 	var lag *LagError
@@ -72,8 +70,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 		read   uint64
 		behind int
 	}{{11, 2}, {29, 0}} {
-		s := NewSession("c1", "c2", "test", 0, "uid", both, newJournal(10))
-		s.SetSource(upTo(c.read), upTo(c.read))
+		s := NewSession("c1", "c2", "test", 0, source{"uid", upTo(c.read), upTo(c.read)}, both, newJournal(10))
 		_, err := s.Receive(hi(&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid",
 			SourceRevision: 29}))
 		var lag *LagError
@@ -87,8 +84,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 // the oldest: an exporter whose Services are read further and whose slices less is behind.
 func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	j, r := newJournal(10), newReplica()
-	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
-	s.SetSource(upTo(15), upTo(29))
+	s := NewSession("c1", "c2", "test", 0, source{"uid", upTo(15), upTo(29)}, kinds, j)
 	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
@@ -97,8 +93,7 @@ func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 		w.say(m)
 		w.arrive()
 	}
-	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
-	old.SetSource(upTo(17), upTo(49))
+	old := NewSession("c1", "c2", "test", 0, source{"uid", upTo(17), upTo(49)}, kinds, newJournal(10))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	must(t, err)
 	var lag *LagError
@@ -113,8 +108,7 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	welcome := hi(&semaphorev1.KindState{Kind: kind, Digest: make([]byte, 32), SourceId: "source", SourceRevision: 15})
 	for sent, lags := range map[uint64]bool{0: true, 14: true, 15: false} {
-		s := NewSession("c1", "c2", "test", 0, "source", kinds, j)
-		s.SetSource(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
+		s := NewSession("c1", "c2", "test", 0, source{"source", upTo(13), upTo(15)}, kinds, j)
 		s.earlierSource = map[semaphorev1.Kind]uint64{kind: sent}
 		if _, err := s.Receive(welcome); (err != nil) != lags {
 			t.Errorf("having sent up to %d itself: %v", sent, err)
@@ -138,7 +132,7 @@ func TestAnotherClusterStands(t *testing.T) {
 		!strings.Contains(found, why) {
 		t.Errorf("it finds %v", found)
 	}
-	p.streamStarted(NewSession("c1", "c2", "test", 0, "uid", kinds, b.catalog.Journal()))
+	p.streamStarted(NewSession("c1", "c2", "test", 0, source{id: "uid"}, kinds, b.catalog.Journal()))
 	if l, found := p.Status(), p.Findings(); !l.GetConnected() || l.GetRefusedSourceId() != "" || len(found) > 0 {
 		t.Errorf("once it is accepted: %v, %v", l, found)
 	}

@@ -57,7 +57,7 @@ func versionSession() *Session {
 		key, object := member(name, "10.1.0.1")
 		put(j, key, object, time.Now())
 	}
-	s := NewSession("c1", "c2", "test", 3, "source", kinds, j)
+	s := NewSession("c1", "c2", "test", 3, source{id: "source"}, kinds, j)
 	s.Hello()
 	return s
 }

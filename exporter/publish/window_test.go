@@ -112,7 +112,7 @@ func TestWindowsAndHeaders(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{})
+		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
 	p.answers.SetLimit(20) // it reads five messages of the test a second
 	p.answers.SetBurst(20)
 	b.run(p)

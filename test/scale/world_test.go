@@ -190,9 +190,17 @@ func (h *hub) play(name string, number int, of content) *player {
 	p.fill(of)
 	p.publisher = publish.New(name, 0, config.ExporterBroker{Cluster: "c1", Address: h.federation},
 		trust.Dir(h.dir).Source(h.b, name, "exporter"), p.catalog, debug.NewRecorder("exporter", name, ""),
-		publish.NewMetrics(prometheus.NewRegistry()), publish.Options{})
+		publish.NewMetrics(prometheus.NewRegistry()), publish.Options{Source: complete{}})
 	return p
 }
+
+// complete is the source of a catalog that is complete from the beginning.
+type complete struct{}
+
+func (complete) ID() string                     { return "" }
+func (complete) Ready(semaphorev1.Kind) bool    { return true }
+func (complete) Read(semaphorev1.Kind) uint64   { return 0 }
+func (complete) Newest(semaphorev1.Kind) uint64 { return 0 }
 
 // address returns an address of the remote's pods.
 func (p *player) address(i int) string {

@@ -101,8 +101,14 @@ func (x *exporter) read(of semaphorev1.Kind) (version uint64, ok bool) {
 	return version, true
 }
 
-// newest returns the newest version from which anything of a kind was read.
-func (x *exporter) newest(of semaphorev1.Kind) uint64 {
+// ID, Ready, Read and Newest implement publish.Source.
+func (x *exporter) ID() string { return "the source " + x.source.name }
+
+func (x *exporter) Ready(of semaphorev1.Kind) bool { _, ok := x.read(of); return ok }
+
+func (x *exporter) Read(of semaphorev1.Kind) uint64 { version, _ := x.read(of); return version }
+
+func (x *exporter) Newest(of semaphorev1.Kind) uint64 {
 	var newest uint64
 	for _, kind := range madeOf[of] {
 		newest = max(newest, x.watches[kind].version)
@@ -237,15 +243,10 @@ func (l *upLink) dial() bool {
 		l.fail("the certificate is not trusted")
 		return true
 	}
-	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "the source "+x.source.name, kinds,
-		x.catalog.Journal())
+	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, x, kinds, x.catalog.Journal())
 	if x.w.chunk > 0 {
-		l.session.SetMaxChanges(x.w.chunk)
+		l.session.MaxChanges = x.w.chunk
 	}
-	l.session.SetSource(func(kind semaphorev1.Kind) uint64 {
-		version, _ := x.read(kind)
-		return version
-	}, x.newest)
 	l.sent = kinds
 	l.conn = x.w.connect(l, l.d.leader)
 	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0
