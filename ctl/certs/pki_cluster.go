@@ -204,7 +204,10 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 	}
 	out := &OwnIdentity{Proof: keyPair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}}
 	cert, err := identity.ParseRoot(out.Proof.cert)
-	if err != nil || len(cert.URIs) != 1 {
+	if err == nil && len(cert.URIs) != 1 {
+		err = fmt.Errorf("it has %d URIs, and one is the name of its part", len(cert.URIs))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: the certificate in Secret %s names no cluster: %w", p.Cluster.Context, secret, err)
 	}
 	out.Name = cert.URIs[0].Host
@@ -242,6 +245,10 @@ func (p *Store) create(ctx context.Context, w io.Writer, name string, v identity
 
 // rotate replaces the certificates of parts in a cluster that has its own authority.
 func (p *Store) rotate(ctx context.Context, w io.Writer, parts []string, validity time.Duration) error {
+	parts, err := identity.Named(parts)
+	if err != nil {
+		return err
+	}
 	a, err := p.Authority(ctx)
 	if err != nil {
 		return err
@@ -249,9 +256,6 @@ func (p *Store) rotate(ctx context.Context, w io.Writer, parts []string, validit
 	if a == nil {
 		return fmt.Errorf("%s: no Secret %s/%s: the authority is elsewhere; use --dir", p.Cluster.Context,
 			p.Cluster.Namespace, identity.AuthoritySecret)
-	}
-	if len(parts) == 0 {
-		parts = identity.Parts
 	}
 	for _, part := range parts {
 		if err := p.issue(ctx, a, part, validity, time.Now()); err != nil {

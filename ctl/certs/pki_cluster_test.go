@@ -67,6 +67,10 @@ func TestKeysInTheCluster(t *testing.T) {
 
 	out := ctl("pki exchange --context c1 --context c2 --yes")
 	ctltest.Golden(t, "pki-exchange", regexp.MustCompile(`[0-9a-f]{16}`).ReplaceAllString(out, "FINGERPRINT"))
+	fails("pki rotate --context c1 --part broker --part agent", `part "agent": use `)
+	if string(get("c1", "semaphore-broker-tls")["tls.crt"]) != broker {
+		t.Error("a part that is none was found after another one had a new certificate")
+	}
 	seen.Call("pki rotate --context c1 --part broker --days 30", "--kubeconfig", kubeconfig)
 	seen.Golden("pki-cluster", nil)
 	if string(get("c1", "semaphore-broker-tls")["tls.crt"]) == broker {

@@ -9,17 +9,26 @@ import (
 	"time"
 )
 
+// Named returns the parts to rotate, all if none is named. It fails if one of them is no part.
+func Named(parts []string) ([]string, error) {
+	if len(parts) == 0 {
+		return Parts, nil
+	}
+	for _, part := range parts {
+		if !slices.Contains(Parts, part) {
+			return nil, fmt.Errorf("part %q: use %s", part, strings.Join(Parts, ", "))
+		}
+	}
+	return parts, nil
+}
+
 // Rotate replaces the certificates and keys of parts, all of them if none is named, with new ones of the same
 // authority. Peers need no change. It fails without a change while a rollover that was cut short is to be repeated, and
 // for an unknown part.
 func Rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
-	if len(parts) == 0 {
-		parts = Parts
-	}
-	for _, part := range parts {
-		if !slices.Contains(Parts, part) {
-			return fmt.Errorf("part %q: use %s", part, strings.Join(Parts, ", "))
-		}
+	parts, err := Named(parts)
+	if err != nil {
+		return err
 	}
 	stage, err := StageOf(dir)
 	if err != nil {
