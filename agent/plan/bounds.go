@@ -96,13 +96,18 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 			return no("overlaps %s of the own cluster (localSubnets)", local)
 		}
 	}
-	if len(b.Allowed) > 0 && !Inside(prefix, b.Allowed) {
-		return no("is outside allowedSubnets")
-	}
-	if b.Remote != nil && !Inside(prefix, b.Remote.Pods) {
-		return no("is outside the remote's podSubnets (subnetsFile)")
-	}
 	return prefix, nil
+}
+
+// granted returns why this node's own configuration does not have a prefix of a remote; nil if it has.
+func (b Bounds) granted(prefix netip.Prefix) error {
+	switch {
+	case len(b.Allowed) > 0 && !Inside(prefix, b.Allowed):
+		return fmt.Errorf("%s is outside allowedSubnets", prefix)
+	case b.Remote != nil && !Inside(prefix, b.Remote.Pods):
+		return fmt.Errorf("%s is outside the remote's podSubnets (subnetsFile)", prefix)
+	}
+	return nil
 }
 
 // endpoint returns why a remote node cannot have an address; nil if it can. This node sends all packets for the
@@ -198,7 +203,10 @@ func (b Bounds) conflictOf(prefix netip.Prefix) string {
 // prefix parses a prefix of a remote that is to be routed, or returns why it cannot be. conflict describes what
 // conflicts with a prefix that remains routed, as it was before.
 func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err error) {
-	if prefix, err = b.possible(text); err != nil {
+	if prefix, err = b.possible(text); err == nil {
+		err = b.granted(prefix)
+	}
+	if err != nil {
 		return netip.Prefix{}, "", err
 	}
 	if conflict = b.conflictOf(prefix); conflict != "" && !slices.Contains(b.Existing, prefix) {

@@ -132,6 +132,29 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	}
 }
 
+// TestAPrefixBeyondTheFileCostsNoPeer: a RemoteCluster gets another pod subnet, and the node's subnets file, which a
+// kubelet updates up to two minutes later, does not have it yet. The prefixes of it wait; the tunnels that work stay.
+func TestAPrefixBeyondTheFileCostsNoPeer(t *testing.T) {
+	for name, bounds := range map[string]Bounds{
+		"subnets file":   {Remote: &Remote{Pods: prefixes("10.2.0.0/16")}},
+		"allowedSubnets": {Allowed: prefixes("10.2.0.0/16")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := networkOf([]string{"10.2.0.0/16"}, map[string]string{
+				"n1": "a 192.0.2.1:51820 10.2.1.0/24", "n2": "b 192.0.2.2:51820 10.2.2.0/24"})
+			stands := carryOut(t, nil, Network("c2", before, bounds, wgtypes.Key{1}, nil))
+			had := lines(stands)
+			// The broker has the new subnet at once, and admits the nodes' prefixes in it.
+			after := networkOf([]string{"10.2.0.0/16", "10.5.0.0/16"}, map[string]string{
+				"n1": "a 192.0.2.1:51820 10.2.1.0/24 10.5.1.0/26", "n2": "b 192.0.2.2:51820 10.2.2.0/24 10.5.2.0/26"})
+			s := Network("c2", after, bounds, wgtypes.Key{1}, stands)
+			if got := lines(carryOut(t, stands, s)); !slices.Equal(got, had) {
+				t.Errorf("the device has %q, and had %q; refused %q", got, had, slices.Concat(s.Refused, s.Applied.refusals()))
+			}
+		})
+	}
+}
+
 // TestLocalAddressInsideARoutedSubnet: an existing route remains when this node gets an address inside it, with a
 // report; a new one is refused. Neither affects the allowed IPs of other peers.
 func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
