@@ -576,6 +576,34 @@ func TestPolicyRotationThatFails(t *testing.T) {
 	})
 }
 
+// TestPolicyGuardOfARemoteThatIsBack: the deletion of a device is about the remote as it was. One that the broker's
+// newest list names again stays guarded, although the agent learns of the deletion after the list.
+func TestPolicyGuardOfARemoteThatIsBack(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		guard := &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2")}}
+		s.Begin()
+		receive(t, s.agent, attached("A", false), guard)
+		all := remoteC2("n1")
+		s.change(t, all...)
+		s.receive(t, s.complete(all))
+		if s.kernel.Guarded("c2") == nil {
+			t.Fatal("c2 is not guarded")
+		}
+		// The stream breaks. Meanwhile the RemoteCluster c2 is deleted and created again; its exporter is not connected yet.
+		s.Begin()
+		receive(t, s.agent, attached("A", true), guard)
+		s.change(t, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{
+			DeletePeer: &semaphorev1.PeerKey{Cluster: "c2", Node: "n1"}}},
+			&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}})
+		s.receive(t, synced(s.last))
+		s.after(2 * time.Minute)
+		if s.kernel.Guarded("c2") == nil {
+			t.Errorf("the broker names c2 as a remote to guard, and packets to its pods leave in the clear; the report says "+
+				"guarded: %v", s.report.GetGuarded())
+		}
+	})
+}
+
 // TestPolicyGuard: the node reports that it is guarded once all remotes are, and a guard that fails is retried.
 func TestPolicyGuard(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {

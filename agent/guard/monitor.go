@@ -103,12 +103,14 @@ type Monitor struct {
 	node     status.Node
 }
 
-// problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
-// retained the guarded subnets of each remote that are not in the subnets file.
+// problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote, as
+// last listed, unlisted why there is no newer list, and retained the guarded subnets of each remote that are not in the
+// subnets file.
 type problems struct {
 	guard, source, check, wireguard string
 	settings                        []string
 	shadows                         map[string][]string
+	unlisted                        error
 	retained                        map[string]string
 }
 
@@ -284,22 +286,20 @@ func (m *Monitor) Check(work Work) {
 	m.mu.Lock()
 	subnets, shadows := maps.Clone(m.subnets), m.problems.shadows
 	m.mu.Unlock()
-	var guarded error
+	var guarded, unlisted error
 	if work.Guard {
 		guarded = m.checkGuard()
 	}
 	var failed []error
-	var clear uint64
 	counts, err := m.guard.Counts()
 	if !errors.Is(err, kernel.ErrNoNFTables) { // which a check of the guard reports
 		failed = append(failed, err)
 	}
-	for _, c := range counts {
-		clear += c.Out + c.In
-	}
 	if work.Routes {
-		shadows, err = m.shadows(subnets)
-		failed = append(failed, err)
+		var found map[string][]string
+		if found, unlisted = m.shadows(subnets); unlisted == nil {
+			shadows = found
+		}
 	}
 	var networks []kernel.RoutedDevice
 	for _, cluster := range slices.Sorted(maps.Keys(subnets)) {
@@ -313,13 +313,16 @@ func (m *Monitor) Check(work Work) {
 	if work.Settings {
 		wireguard = m.kernel.LacksWireGuard()
 	}
-	check := ""
-	if err := errors.Join(failed...); err != nil {
-		check = err.Error()
-	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if work.Routes {
+		m.problems.unlisted = unlisted
+	}
+	check := ""
+	if err := errors.Join(append(failed, m.problems.unlisted)...); err != nil {
+		check = err.Error()
+	}
 	m.checkedAt = time.Now()
 	m.node.LastClear = maps.Clone(m.node.LastClear)
 	for cluster, c := range counts {
@@ -328,9 +331,11 @@ func (m *Monitor) Check(work Work) {
 		}
 	}
 	if counts != nil {
-		m.node.Counts = counts
+		m.node.Counts, m.node.ClearPackets = counts, 0
+		for _, c := range counts {
+			m.node.ClearPackets += c.Out + c.In
+		}
 	}
-	m.node.ClearPackets = clear
 	m.problems.shadows, m.problems.settings, m.problems.check = shadows, kernel.SettingProblems(values, networks), check
 	if work.Guard {
 		m.guarded(guarded)

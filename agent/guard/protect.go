@@ -226,14 +226,18 @@ func texts(prefixes []netip.Prefix) []string {
 }
 
 // Removed must be called when the broker removed the device to a cluster. While the subnets file names the remote, its
-// guard remains: a broker that an attacker controls must not make packets leave in the clear.
+// guard remains: a broker that an attacker controls must not make packets leave in the clear. Without a file it remains
+// while the newest list of remotes, which may be newer than the removal, names the remote.
 func (m *Monitor) Removed(cluster string) {
 	retained := m.retained(cluster)
 	m.mu.Lock()
 	declares := m.declared != nil
 	_, named := m.remote(cluster)
-	m.work.Remotes = m.work.Remotes || declares // the guard must no longer accept packets into the device
 	if !declares {
+		named = m.node.Heard && m.listed[cluster] != nil
+	}
+	m.work.Remotes = m.work.Remotes || declares || named // the guard must no longer accept packets into the device
+	if !declares && !named {
 		m.remotes = maps.Clone(m.remotes)
 		delete(m.remotes, cluster)
 	}
@@ -241,6 +245,8 @@ func (m *Monitor) Removed(cluster string) {
 	if declares && named {
 		slog.Warn("the broker removed a remote that the subnets file names; packets to its pods are dropped",
 			"remote", cluster)
+	}
+	if named {
 		return
 	}
 	if len(retained) > 0 {
