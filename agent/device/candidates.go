@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -25,6 +26,9 @@ const (
 	namesAgain, lookupTimeout = 30 * time.Second, 5 * time.Second
 	// maxAsking is how many look-ups and questions to nodes run at a time. Others wait for the next occasion.
 	maxAsking = 8
+	// spare is how much an agent may remember of the candidates of a remote beside twice what its nodes had at the last
+	// whole set of the device, which forgets the rest. A remote may change names and keys as often as its limits allow.
+	spare = 1024
 )
 
 // asking runs look-ups of names and questions to nodes, which wait for the network, outside of the loop. It is safe for
@@ -33,8 +37,8 @@ type asking struct {
 	slots chan struct{}
 
 	mu       sync.Mutex
-	names    map[string]*name
-	version  int // grows when a name has other addresses
+	names    map[string]map[string]*name // by cluster
+	version  int                         // grows when a name has other addresses
 	answered map[string][]plan.Question
 }
 
@@ -44,7 +48,7 @@ type name struct {
 }
 
 func newAsking() *asking {
-	return &asking{slots: make(chan struct{}, maxAsking), names: map[string]*name{},
+	return &asking{slots: make(chan struct{}, maxAsking), names: map[string]map[string]*name{},
 		answered: map[string][]plan.Question{}}
 }
 
@@ -62,26 +66,42 @@ func (a *asking) do(f func()) bool {
 	return true
 }
 
-// addresses returns the known addresses of a name, and has it looked up if it never was, or again is set and it was a
-// while ago.
-func (a *asking) addresses(ctx context.Context, host string, again bool) []netip.Addr {
+// addresses returns the known addresses of a name of a cluster, and has it looked up if it never was, or again is set
+// and it was a while ago.
+func (a *asking) addresses(ctx context.Context, cluster, host string, again bool) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	n := a.names[host]
+	if a.names[cluster] == nil {
+		a.names[cluster] = map[string]*name{}
+	}
+	n := a.names[cluster][host]
 	if n == nil {
 		n = &name{}
-		a.names[host] = n
+		a.names[cluster][host] = n
 	}
 	now := time.Now()
 	if n.at.IsZero() || (again || len(n.addresses) == 0) && now.Sub(n.at) >= namesAgain {
-		if a.do(func() { a.lookUp(ctx, host) }) {
+		if a.do(func() { a.lookUp(ctx, host, n) }) {
 			n.at = now
 		}
 	}
 	return n.addresses
 }
 
-func (a *asking) lookUp(ctx context.Context, host string) {
+// keep forgets the names of a cluster that are not among these.
+func (a *asking) keep(cluster string, hosts map[string]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.names[cluster], func(host string, _ *name) bool { return !hosts[host] })
+}
+
+func (a *asking) count(cluster string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.names[cluster])
+}
+
+func (a *asking) lookUp(ctx context.Context, host string, n *name) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
@@ -95,7 +115,7 @@ func (a *asking) lookUp(ctx context.Context, host string) {
 	slices.SortFunc(found, netip.Addr.Compare)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if n := a.names[host]; !slices.Equal(n.addresses, found) {
+	if !slices.Equal(n.addresses, found) {
 		n.addresses = found
 		a.version++
 	}
@@ -123,9 +143,10 @@ func (a *asking) take(cluster string) ([]plan.Question, int) {
 }
 
 // choose replaces the peers with candidates by peers with the endpoint in use, or without one while no name has an
-// address. has returns the endpoint that the device has for a peer.
+// address. has returns the endpoint that the device has for a peer. It returns the names among the candidates.
 func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*semaphorev1.Peer, bounds plan.Bounds,
-	has plan.Wanted) {
+	has plan.Wanted) map[string]bool {
+	names := map[string]bool{}
 	for node, p := range peers {
 		w := p.GetWireguard()
 		key, err := wgtypes.NewKey(w.GetPublicKey())
@@ -133,8 +154,8 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 			continue
 		}
 		all := bounds.Candidates(w.GetCandidates(), func(host string) []netip.Addr {
-			d.named = true
-			return r.asking.addresses(ctx, host, false)
+			names[host] = true
+			return r.asking.addresses(ctx, d.cluster, host, false)
 		})
 		if len(all) == 0 && w.GetAddress() != "" {
 			continue // it is refused, with the reason
@@ -148,7 +169,11 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 		p.Wireguard = chosen
 		peers[node] = p
 	}
+	return names
 }
+
+// remembers is how many names and peers with candidates the agent remembers of the remote of a device.
+func (r *Reconciler) remembers(d *device) int { return r.asking.count(d.cluster) + d.candidates.Len() }
 
 // livePeers returns the endpoints of the peers of a device, nil for none, that have a live session.
 func livePeers(existing *kernel.Device) plan.Wanted {
@@ -175,7 +200,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 	looked := d.candidates.Look(now, peers)
 	for node, p := range r.Session.Peers(d.cluster, r.nodesOf(d, looked.Lost)) {
 		for _, host := range plan.NamesOf(p.GetWireguard().GetCandidates()) {
-			_ = r.asking.addresses(ctx, host, true)
+			_ = r.asking.addresses(ctx, d.cluster, host, true)
 		}
 		slog.Debug("no candidate of a node answers; the agent tries them again", "node", node, "device", d.name)
 	}
@@ -192,7 +217,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 		}
 	}
 	d.moved = r.nodesOf(d, moved)
-	if d.named && d.namesVersion != version {
+	if d.namesVersion != version && r.asking.count(d.cluster) > 0 {
 		d.namesVersion, d.peers = version, nil // set all again: which nodes have the name is not known
 	}
 	for node := range r.nodesOf(d, looked.Found) {

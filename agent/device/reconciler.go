@@ -97,11 +97,12 @@ type device struct {
 	roaming plan.Roaming
 	roamed  int
 	// candidates has the endpoints in use of the nodes that have several, and moved are the nodes that have another since
-	// the last look. named means that candidates are names, and namesVersion which of their addresses are in use.
+	// the last look. namesVersion says which addresses of names are in use, and remembered how much is remembered of
+	// candidates since the last whole set.
 	candidates   plan.Candidates
 	moved        map[string]bool
-	named        bool
 	namesVersion int
+	remembered   int
 	// live are the peers with a live session, as of liveAt.
 	live       []wgtypes.Peer
 	liveAt     time.Time
@@ -209,7 +210,7 @@ func (r *Reconciler) apply(
 	if existing != nil && read == nil { // matchesApplied has
 		r.lookAtCandidates(ctx, d, existing.Peers)
 	}
-	r.choose(ctx, d, want.Peers, bounds, livePeers(existing))
+	r.asking.keep(d.cluster, r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
 	if existing != nil && read == nil {
 		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
 	}
@@ -293,7 +294,8 @@ func (r *Reconciler) setPeers(ctx context.Context, cluster string, nodes map[str
 	d := r.device(cluster)
 	changed := r.Session.Peers(cluster, nodes)
 	// A permissive remote has a route for each peer.
-	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 {
+	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 ||
+		r.remembers(d) > 2*d.remembered+spare {
 		r.Set(ctx, cluster)
 		return false
 	}

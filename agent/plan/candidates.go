@@ -83,6 +83,9 @@ func (c *Candidates) Choose(key wgtypes.Key, all []netip.AddrPort, has netip.Add
 	return t.all[t.at]
 }
 
+// Len returns the number of peers with candidates.
+func (c *Candidates) Len() int { return len(c.peers) }
+
 // Keep forgets the peers for which keep is false.
 func (c *Candidates) Keep(keep func(wgtypes.Key) bool) {
 	for key := range c.peers {
