@@ -229,6 +229,7 @@ func TestElection(t *testing.T) {
 		"work that fails":                 testWorkThatFails,
 		"stopped as a standby":            testStoppedStandby,
 		"released slowly":                 testReleasedSlowly,
+		"released beside a late renewal":  testLateRenewal,
 		"a stale leader writes the lease": testStaleWrite,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -306,6 +307,54 @@ func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interf
 		t.Errorf("it ended with %v", err)
 	}
 	if holder := get(t, client, "slow").Spec.HolderIdentity; holder != nil && *holder != "" {
+		t.Errorf("the lease is still %s's", *holder)
+	}
+}
+
+// testLateRenewal: the Lease is also released if the last renewal, which the end of the election cancels, is written
+// after the Lease was read to be released.
+func testLateRenewal(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	ctx, stop := context.WithCancel(t.Context())
+	renewals, reads, late, written := 0, 0, make(chan struct{}), make(chan error)
+	api = rest.CopyConfig(api)
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			switch {
+			case r.Method == http.MethodPut && renewals == 0:
+				renewals++
+				stop()
+				<-r.Context().Done()
+				go func() {
+					<-late
+					resp, err := next.RoundTrip(r.Clone(context.WithoutCancel(r.Context())))
+					if err == nil {
+						resp.Body.Close()
+					}
+					written <- err
+				}()
+				return nil, r.Context().Err()
+			case r.Method == http.MethodGet && ctx.Err() != nil && reads == 0:
+				reads++
+				defer func() {
+					close(late)
+					must(t, <-written)
+				}()
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "late",
+		Duration: config.Duration{Duration: duration}, Renew: 100 * time.Millisecond}, Rest: api,
+		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	err = e.Run(ctx, func(ctx context.Context, _ uint64) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+	if holder := get(t, client, "late").Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
 	}
 }

@@ -129,23 +129,25 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 // release removes this replica as the holder of the Lease, so that the next leader need not wait, and reports whether
 // it did.
 func (l *lease) release(ctx context.Context) (bool, error) {
-	record, _, err := l.LeaseLock.Get(ctx)
-	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
-		return false, nil
+	for {
+		record, _, err := l.LeaseLock.Get(ctx)
+		if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		now := metav1.Now()
+		err = l.LeaseLock.Update(ctx, resourcelock.LeaderElectionRecord{
+			LeaseDurationSeconds: 1, // 0 is not valid
+			AcquireTime:          now, RenewTime: now,
+			LeaderTransitions: record.LeaderTransitions,
+		})
+		if !apierrors.IsConflict(err) {
+			return err == nil, err
+		}
+		// Another replica had it by then, or the last own renewal, which the end of the election cancelled, was late.
 	}
-	if err != nil {
-		return false, err
-	}
-	now := metav1.Now()
-	err = l.LeaseLock.Update(ctx, resourcelock.LeaderElectionRecord{
-		LeaseDurationSeconds: 1, // 0 is not valid
-		AcquireTime:          now, RenewTime: now,
-		LeaderTransitions: record.LeaderTransitions,
-	})
-	if apierrors.IsConflict(err) {
-		return false, nil // another replica had it by then
-	}
-	return err == nil, err
 }
 
 // see records the holder of the lease. The caller holds mu.
