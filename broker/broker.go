@@ -121,10 +121,10 @@ type writer interface {
 
 // Run runs the broker until ctx ends. It fails earlier if the certificate, the access to the apiserver or a listener is
 // unusable, the lease is lost, or the store of the cluster was restored.
-func Run(ctx context.Context, cfg *config.Broker) error { return runAt(ctx, cfg, kube.StoreEvery) }
+func Run(ctx context.Context, cfg *config.Broker) error { return runAs(ctx, cfg, func(*process) {}) }
 
-// runAt is Run with another interval at which the revision of the cluster's store is read, for tests.
-func runAt(ctx context.Context, cfg *config.Broker, storeEvery time.Duration) error {
+// runAs is Run with a change of the process, for tests.
+func runAs(ctx context.Context, cfg *config.Broker, change func(*process)) error {
 	source, err := identity.Open(ctx, cfg.TLS, identity.Broker(cfg.Cluster))
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func runAt(ctx context.Context, cfg *config.Broker, storeEvery time.Duration) er
 	if err != nil {
 		return err
 	}
-	p.storeEvery = storeEvery
+	change(p)
 	return p.run(ctx)
 }
 

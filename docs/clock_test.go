@@ -68,6 +68,7 @@ var clock = map[string]compares{
 	"exporter/blocks_test.go TestR12AKubeletTakesNoPodCIDR":               {1, endsLoop},
 	"exporter/publish/hostile_test.go TestHostileBroker":                  {1, atLeast},
 	"ctl/verify/load_test.go TestLoad":                                    {1, atLeast},
+	"ctl/verify/probe_test.go TestAsk":                                    {1, atLeast},
 	"ctl/link/link_test.go completesObjects":                              {1, besideWrites},
 	"internal/debug/debug_test.go TestRecorderFillsInWho":                 {1, stamp},
 	"internal/debug/debug_test.go TestServeSocket":                        {1, stamp},

@@ -591,9 +591,14 @@ func TestChangesOfOthers(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- Watch(ctx, func() { notified.Add(1) }) }()
-		time.Sleep(100 * time.Millisecond)
 		conn, err := nftables.New()
 		must(t, err)
+		eventually(t, "it watches", func() bool { // repeatedly: the watch may begin late
+			conn.DelTable(table)
+			must(t, conn.Flush())
+			set(t)(g.Restore(false))
+			return notified.Load() > 0
+		})
 		ours := func(d direction, verdict string) *nftables.Rule {
 			return ruleOf(t, conn, base[d].Name+"-10.2.0.0/16", "c2 10.2.0.0/16 "+verdict)
 		}

@@ -148,9 +148,9 @@ func TestSilentConnection(t *testing.T) {
 		return &semaphorev1.GetStatusResponse{}
 	}, Answers{}))
 	testkit.Value(client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true)))(t)
+	began := time.Now()
 	conn := testkit.Value(net.Dial("unix", path))(t)
 	defer conn.Close()
-	began := time.Now()
 	testkit.Must(t, conn.SetReadDeadline(began.Add(time.Minute)))
 	// The server's own preface comes at once.
 	_, err := io.Copy(io.Discard, conn)

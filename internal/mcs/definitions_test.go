@@ -60,7 +60,7 @@ func TestApplyDefinitions(t *testing.T) {
 	client := testkit.Value(New(cfg, "test"))(t)
 	version := func(want string) {
 		t.Helper()
-		testkit.Eventually(t, 10*time.Second, "the version", func() error {
+		testkit.Eventually(t, 3*time.Minute, "the version", func() error {
 			got, err := client.Version(ctx)
 			if err != nil {
 				got = err.Error()

@@ -32,7 +32,8 @@ func frontOf(t *testing.T, client kubernetes.Interface, name, address string,
 		Client: client, Pod: config.Pod{Namespace: "default", Name: name, Node: "n1", UID: types.UID(name), IPs: ips},
 		Services: []string{"semaphore-broker"},
 		Ports:    ports, Holds: holds, Ready: func() error { return nil },
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Farewell: 3 * time.Minute, // an apiserver that gets no CPU time may take more than a second
+		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 }
 

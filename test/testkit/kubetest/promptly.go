@@ -37,9 +37,9 @@ type Beside struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu    sync.Mutex
-	most  time.Duration
-	began time.Time // of the current write; zero if there is none
+	mu   sync.Mutex
+	most time.Duration
+	due  time.Time // when the current or next write begins; zero if there is none
 }
 
 // WriteBeside starts the writes. They end with Stop or the test.
@@ -58,8 +58,8 @@ func (b *Beside) Late() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	most := b.most
-	if !b.began.IsZero() {
-		most = max(most, time.Since(b.began))
+	if !b.due.IsZero() {
+		most = max(most, time.Since(b.due))
 	}
 	return steps * most
 }
@@ -74,7 +74,7 @@ func (b *Beside) run(ctx context.Context, client kubernetes.Interface) {
 	defer close(b.done)
 	api := client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "beside-"}}
-	b.write(ctx, func() error {
+	b.write(ctx, 0, func() error {
 		made, err := api.Create(ctx, one, metav1.CreateOptions{})
 		if err == nil {
 			one = made
@@ -84,29 +84,35 @@ func (b *Beside) run(ctx context.Context, client kubernetes.Interface) {
 	if one.GetName() == "" {
 		return // Late allows for that one attempt only
 	}
+	const pause = 20 * time.Millisecond
 	defer api.Delete(context.WithoutCancel(ctx), one.Name, metav1.DeleteOptions{})
 	for i := 0; ; i++ {
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
+		next := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: one.Name}, Data: map[string]string{"i": fmt.Sprint(i)}}
+		if !b.write(ctx, pause, func() error { _, err := api.Update(ctx, next, metav1.UpdateOptions{}); return err }) {
 			return
 		}
-		next := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: one.Name}, Data: map[string]string{"i": fmt.Sprint(i)}}
-		b.write(ctx, func() error { _, err := api.Update(ctx, next, metav1.UpdateOptions{}); return err })
 	}
 }
 
-func (b *Beside) write(ctx context.Context, f func() error) {
-	began := time.Now()
+// write writes after a time, and measures from when that was over: a process that gets no CPU time until later is late,
+// too. It reports whether ctx has not ended before.
+func (b *Beside) write(ctx context.Context, after time.Duration, f func() error) bool {
+	due := time.Now().Add(after)
 	b.mu.Lock()
-	b.began = began
+	b.due = due
 	b.mu.Unlock()
+	select {
+	case <-time.After(after):
+	case <-ctx.Done():
+		return false
+	}
 	err := f()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.most, b.began = max(b.most, time.Since(began)), time.Time{}
+	b.most, b.due = max(b.most, time.Since(due)), time.Time{}
 	if err != nil && ctx.Err() == nil {
 		// A write can time out at an apiserver that lacks CPU time. That counts as a slow write.
-		b.t.Logf("a write beside, after %s: %v", time.Since(began).Round(time.Millisecond), err)
+		b.t.Logf("a write beside, after %s: %v", time.Since(due).Round(time.Millisecond), err)
 	}
+	return true
 }
