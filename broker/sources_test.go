@@ -88,8 +88,8 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 
 	// The original ends, and the broker restarts: the second has no more right than before.
 	first.Cancel()
-	r.shows("c2", "Accepted, not Connected (Disconnected), not Healthy (SourceRefused), port 7775")
 	refused(second, original, 3)
+	r.shows("c2", "Accepted, not Connected (Disconnected), not Healthy (SourceRefused), port 7775")
 	stop()
 	stop = r.start(r.cfg)
 	refused(second, original, 3)
@@ -102,6 +102,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	if err := first.Err(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), second) {
 		t.Errorf("the original's stream ended with %v", err)
 	}
+	r.shows("c2", "Accepted, not Connected (Disconnected), Healthy, port 7775")
 	rebuilt := r.exporter("c2")
 	rebuilt.SendFrom(second, "c2", "e2", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
 		players.Slice("shop", "echo-1", "echo", "10.2.1.9"), players.Member("shop", "p1", "u1", "web", "10.2.1.7"))
@@ -110,6 +111,10 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 		text := fmt.Sprint(r.written())
 		return strings.Contains(text, "10.2.1.9") && !strings.Contains(text, "10.2.1.5"), text
 	})
+	r.shows("c2", "Accepted, Connected, Healthy, port 7775") // within the time for which an attempt counts
+	if text := fmt.Sprint(r.status(r.cfg).GetFindings()); strings.Contains(text, "SourceRefused") {
+		t.Errorf("it stands, and the status has %s", text)
+	}
 	before = r.written()
 	refused(original, second, 3)
 	stop()

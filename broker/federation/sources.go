@@ -110,15 +110,13 @@ func (s *Server) checkSource(l *link, st *stream, hello *semaphorev1.Hello, now 
 	if l.cluster == s.options.Cluster {
 		return nil
 	}
-	offered, connected, stands := uidOf(hello.GetSourceId()), "", s.sources.of(l.cluster)
-	if l.current != nil {
-		connected = uidOf(l.current.session.Hello().GetSourceId())
-	}
+	offered := uidOf(hello.GetSourceId())
+	stands, refused := s.refuses(l, offered)
 	switch {
 	case offered != "" && !plainUID.MatchString(offered):
 		return status.Errorf(codes.InvalidArgument,
 			"hello.source_id %.80q: a UID has at most 64 letters, digits, '-' and '.'", offered)
-	case !anotherSource(stands, connected, offered):
+	case !refused:
 		return nil
 	}
 	isNew := l.refusedSource != offered || now.Sub(l.refusedAt) > refusedFor
@@ -132,6 +130,17 @@ func (s *Server) checkSource(l *link, st *stream, hello *semaphorev1.Hello, now 
 		}
 	}
 	return s.sourceRefused(l, stands, offered)
+}
+
+// refuses decides whether a remote's exporter that reads the cluster offered is refused now, and returns the one that
+// stands. The caller must hold l.mu.
+func (s *Server) refuses(l *link, offered string) (stands string, refused bool) {
+	connected := ""
+	if l.current != nil {
+		connected = uidOf(l.current.session.Hello().GetSourceId())
+	}
+	stands = s.sources.of(l.cluster)
+	return stands, anotherSource(stands, connected, offered)
 }
 
 // sourceRefused is the error by which the refused exporter learns why.
@@ -149,13 +158,13 @@ func letIn(cluster, uid string) string {
 	return fmt.Sprintf(`kubectl patch remotecluster %s --type merge -p '{"spec":{"sourceID":"%s"}}'`, cluster, uid)
 }
 
-// secondSource describes the exporter that is refused because it reads another cluster; empty for none. The caller must
-// hold l.mu.
+// secondSource describes the exporter that is refused because it reads another cluster; empty for none, or once it is
+// let in. The caller must hold l.mu.
 func (s *Server) secondSource(l *link, now time.Time) string {
-	if l.refusedAt.IsZero() || now.Sub(l.refusedAt) > refusedFor {
+	stands, refused := s.refuses(l, l.refusedSource)
+	if !refused || l.refusedAt.IsZero() || now.Sub(l.refusedAt) > refusedFor {
 		return ""
 	}
-	stands := s.sources.of(l.cluster)
 	if l.refusedSource == "" {
 		return fmt.Sprintf("an exporter from %s with the certificate of %s does not say which cluster it reads, and is "+
 			"refused while that of %s is connected", l.refusedFrom, l.cluster, stands)
