@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -56,4 +57,41 @@ func TestASetStaysWhileASnapshotIsTakenInParts(t *testing.T) {
 	if got := want("c2"); got != "[10.2.0.1/32 10.2.0.2/32]" || !slices.Contains(loop.names, "all of c2") {
 		t.Errorf("with the last part: %s, and queued are %v", got, loop.names)
 	}
+}
+
+// TestHoldersOfARemovedRemote: the pods of a removed remote have their IPs until its removal, whether their start is
+// known or not, and whatever of it was queued. The remote that has its subnets then, or the same one again, has them
+// after that.
+func TestHoldersOfARemovedRemote(t *testing.T) {
+	now := holdersStart
+	e := NewEngine(&config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100},
+		Remotes: []config.Remote{{Name: "c2"}, {Name: "c4"}}},
+		func(_, _ string, _ finding.Code, _ string) bool { return true }, func() time.Time { return now })
+	e.Bind(&woken{})
+	take := func(second int, cluster, line string) {
+		now = at(second)
+		e.Take(replica.Part{Cluster: cluster, Changes: pods(line)})
+	}
+	of := func(ip, want string) {
+		t.Helper()
+		if all, _ := e.Holders(netip.MustParseAddr(ip)); said(all) != want {
+			t.Errorf("%s: %s\nwant %s", ip, said(all), want)
+		}
+	}
+	first := pods("shop/b u2 web 10.2.0.2")
+	first[0].ObservedAt = time.Time{} // of the first snapshot
+	e.Take(replica.Part{Cluster: "c2", Changes: first, Completed: kindMember})
+	take(10, "c2", "shop/a u1 web 10.2.0.1")
+	take(10, "c4", "shop/d u4 web 10.4.0.1")
+	now = at(20)
+	e.Follow([]config.Remote{{Name: "c4"}})
+	take(21, "c2", "shop/c u3 web 10.2.0.3")
+	now = at(30)
+	e.Follow([]config.Remote{{Name: "c2"}, {Name: "c3"}, {Name: "c4"}})
+	take(31, "c3", "shop/z u9 db 10.2.0.1")
+	take(31, "c2", "shop/b u2 web 10.2.0.2")
+	of("10.2.0.1", "c3/shop/z(u9) in db 31-now; c2/shop/a(u1) in web 10-20")
+	of("10.2.0.2", "c2/shop/b(u2) in web 31-now; c2/shop/b(u2) in web ?-20")
+	of("10.2.0.3", "")
+	of("10.4.0.1", "c4/shop/d(u4) in web 10-now")
 }

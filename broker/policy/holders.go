@@ -75,6 +75,15 @@ func (m *Holders) Take(cluster string, changes []replica.Change, now time.Time) 
 	}
 }
 
+// End records that the pods of a remote, which was removed, have no address any more.
+func (m *Holders) End(cluster string, pods map[podRef]*pod, now time.Time) {
+	for _, ref := range slices.SortedFunc(maps.Keys(pods), podRef.compare) {
+		for _, ip := range pods[ref].ips {
+			m.add(change{now, ip, Holder{cluster, ref.namespace, ref.name, pods[ref].uid, pods[ref].set.name}, false})
+		}
+	}
+}
+
 func (m *Holders) add(c change) {
 	q := m.queues[c.holder.Cluster]
 	if q == nil {

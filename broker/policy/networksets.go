@@ -114,6 +114,11 @@ func (e *Engine) follow(remotes []config.Remote) (was []string) {
 	defer e.mu.Unlock()
 	was = e.names
 	e.configure(remotes)
+	for _, name := range was {
+		if !slices.Contains(e.names, name) {
+			e.holders.End(name, e.kinds[0].plan.remotes[name].pods, e.now())
+		}
+	}
 	for _, k := range e.kinds {
 		for _, t := range k.plan.Follow(remotes) {
 			k.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
@@ -156,6 +161,9 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !slices.Contains(e.names, p.Cluster) {
+		return // it was removed with this in the queue
+	}
 	e.holders.Take(p.Cluster, p.Changes, e.now())
 	for _, k := range e.kinds {
 		for _, t := range k.plan.Apply(p.Cluster, p.Changes) {
