@@ -53,7 +53,7 @@ type Session struct {
 	// those that the agent has.
 	snapshot  []*entry
 	unchanged []*semaphorev1.Unchanged
-	// held are the digests of the agent's objects by remote, until something of the remote was sent.
+	// held are the digests of the agent's objects by remote, until something of the remote was sent or it was removed.
 	held map[string]streams.Digest
 	// skip are the updates whose content the agent has.
 	skip map[string]span
@@ -140,12 +140,13 @@ func (s *Session) setNetwork(network *semaphorev1.NodeNetwork) {
 }
 
 // Configure replaces the remotes of Open, and their guard. Neither argument may be modified afterwards. A device that
-// the agent reported for a missing remote is removed.
+// the agent reported for a missing remote is removed, and what the agent holds of it does not count any more.
 func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard) {
 	s.configured = configured
 	if guard != nil {
 		s.notify(ofGuard, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}})
 	}
+	maps.DeleteFunc(s.held, func(cluster string, _ streams.Digest) bool { return !configured[cluster] })
 	maps.DeleteFunc(s.deleted, func(cluster string, _ bool) bool { return configured[cluster] })
 	s.foreign = slices.DeleteFunc(s.foreign, func(cluster string) bool { return configured[cluster] })
 	s.deleteForeign()

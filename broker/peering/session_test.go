@@ -218,6 +218,19 @@ func TestUnchanged(t *testing.T) {
 			Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; unchanged c2 4; synced 4 [c2 c3]")
 	})
+	t.Run("an agent that deleted it since is sent it", func(t *testing.T) {
+		s := NewState()
+		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had),
+			digestOf("c3", meshOf("c3", "z 1"))}})
+		testkit.Value(session.Receive(players.Report(&semaphorev1.DeviceReport{Cluster: "c2"})))(t)
+		equal(t, "said", said(t, session), "attached n1 resumed=false; synced 0 []")
+		session.Configure(map[string]bool{"c3": true}, nil)
+		equal(t, "its remote is removed", said(t, session), "0:-c2")
+		session.Configure(remotes, nil)
+		become(s, "c2", had, nil)
+		become(s, "c3", meshOf("c3", "z 1"), nil)
+		equal(t, "and added again", said(t, session), "unchanged c3 5; 1:c2 2:c2/a=1 3:c2/b=2; synced 5 [c2 c3]")
+	})
 	t.Run("digests that make no sense", func(t *testing.T) {
 		s := NewState()
 		become(s, "c2", had, nil)
