@@ -87,7 +87,7 @@ func (r *remoteClusters) patch(name, spec string) {
 		metav1.PatchOptions{}))(r.t)
 }
 
-// shows waits until an object has this status: the true conditions, the false ones with their reasons, and the port.
+// shows waits until an object has this status: the conditions, the false ones with their reasons, and the port.
 func (r *remoteClusters) shows(name, want string) (message string) {
 	r.t.Helper()
 	eventually(r.t, "status of "+name, func() (bool, string) {
@@ -109,6 +109,8 @@ func (r *remoteClusters) shows(name, want string) (message string) {
 				words = append(words, kind+" of before")
 			case c.Status == metav1.ConditionTrue:
 				words = append(words, kind)
+			case c.Status == metav1.ConditionUnknown:
+				words = append(words, kind+" unknown")
 			default:
 				words, message = append(words, "not "+kind+" ("+c.Reason+")"), c.Message
 				if kind == v1alpha1.ConditionAccepted {
@@ -140,7 +142,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	stop := r.start(r.cfg)
 
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7775")
 	e2 := r.exporter("c2")
 	e2.SendAll("c2", "e1", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
 		players.Slice("shop", "echo-1", "echo", "10.2.1.5"))
@@ -153,7 +155,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 
 	// The second remote. The stream of the first continues: it acknowledges the next change.
 	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7776")
 	e2.Send(players.Upserts(101, players.Service("shop", "second", 81)))
 	e2.Acked(101)
 	e3 := r.exporter("c3")
@@ -252,7 +254,7 @@ func TestRemotesChangeAlone(t *testing.T) {
 	r := worldOfObjects(t)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.start(r.cfg)
-	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7775")
 	e2 := r.exporter("c2")
 	e2.SendAll("c2", "e1", players.Node("n1", 1, "10.2.1.0/24"), players.Service("shop", "echo", 80),
 		players.Slice("shop", "echo-1", "echo", "10.2.1.5"), players.Member("shop", "p1", "u1", "web", "10.2.1.5"))
@@ -269,7 +271,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 
 	for life := byte(1); life <= 2; life++ { // the second time finds nothing of the first
 		r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-		r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+		r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7776")
 		e3 := r.exporter("c3")
 		e3.SendAll("c3", fmt.Sprint("e", life), players.Node("n3", 30+life, "10.3.1.0/24"), players.Service("shop", "echo",
 			90),
@@ -323,7 +325,7 @@ func TestSubnetsChangeAlone(t *testing.T) {
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.start(r.cfg)
-	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7776")
 	e3 := r.exporter("c3")
 	e3.SendAll("c3", "e3", players.Node("n3", 3, "10.3.1.0/24"), players.Service("shop", "echo", 90),
 		players.Slice("shop", "echo-1", "echo", "10.3.1.5"), players.Member("shop", "p3", "u3", "web", "10.3.1.5"))
@@ -429,7 +431,7 @@ func TestEncryptionLater(t *testing.T) {
 	clear.Features = config.Features{config.Services, config.Policy}
 	stop := r.start(&clear)
 	r.create("c2", "{podSubnets: [10.2.0.0/16]}")
-	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7775")
 	e2 := r.exporter("c2")
 	e2.SendAll("c2", "e1", players.Service("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5"))
 	const ofC2 = `
@@ -452,7 +454,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 
 	r.patch("c2", `{"nodeSubnets": ["172.16.0.0/12"]}`)
 	r.start(r.cfg)
-	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7775")
 	r.becomes("with encryption", ofC2)
 }
 

@@ -30,7 +30,7 @@ func TestASecondCluster(t *testing.T) {
 	r := worldOfObjects(t)
 	stop := r.start(r.cfg)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
-	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy unknown, port 7775")
 	const original, second = "0c5f0000-0000-4000-8000-000000000001", "0c5f0000-0000-4000-8000-000000000002"
 
 	first := r.exporter("c2")

@@ -320,7 +320,7 @@ const (
 	ConditionConnected = "Connected"
 	// ConditionExporting is true while this cluster's exporter is connected to the remote cluster's broker.
 	ConditionExporting = "Exporting"
-	// ConditionHealthy is true when the broker knows of no problem with the remote cluster.
+	// ConditionHealthy is true when the broker knows of no problem with the remote cluster, unknown until that connects.
 	ConditionHealthy = "Healthy"
 )
 

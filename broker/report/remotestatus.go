@@ -48,17 +48,16 @@ func ready(o remotes.Object, conditions []metav1.Condition) metav1.Condition {
 
 func stateOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
 	var s v1alpha1.RemoteClusterStatus
-	condition := func(kind string, is bool, reason finding.Code, message string) {
-		c := metav1.Condition{
-			Type: kind, Status: metav1.ConditionFalse, ObservedGeneration: o.Generation, Reason: string(reason),
-			Message: message,
-		}
-		if is {
-			c.Status = metav1.ConditionTrue
-		}
-		s.Conditions = append(s.Conditions, c)
+	condition := func(kind string, is metav1.ConditionStatus, reason finding.Code, message string) {
+		s.Conditions = append(s.Conditions, metav1.Condition{
+			Type: kind, Status: is, ObservedGeneration: o.Generation, Reason: string(reason), Message: message,
+		})
 	}
-	condition(v1alpha1.ConditionAccepted, v.Accepted(), v.Reason, v.Message)
+	accepted := metav1.ConditionFalse
+	if v.Accepted() {
+		accepted = metav1.ConditionTrue
+	}
+	condition(v1alpha1.ConditionAccepted, accepted, v.Reason, v.Message)
 	if v.InEffect != nil {
 		s.ListenPort = int32(v.InEffect.ListenPort)
 	}
@@ -67,18 +66,18 @@ func stateOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) 
 		if v.InEffect == nil {
 			reason, message = finding.NotInEffect, "the object is not in effect"
 		}
-		condition(v1alpha1.ConditionConnected, false, reason, message)
+		condition(v1alpha1.ConditionConnected, metav1.ConditionFalse, reason, message)
 		return s
 	}
 	switch {
 	case link.GetConnected():
-		condition(v1alpha1.ConditionConnected, true, finding.Connected,
+		condition(v1alpha1.ConditionConnected, metav1.ConditionTrue, finding.Connected,
 			"the exporter of the remote cluster is connected from "+link.GetAddress())
 	case link.GetLastHeard() == nil:
-		condition(v1alpha1.ConditionConnected, false, finding.NeverConnected,
+		condition(v1alpha1.ConditionConnected, metav1.ConditionFalse, finding.NeverConnected,
 			because("the exporter of the remote cluster has not connected yet", link))
 	default:
-		condition(v1alpha1.ConditionConnected, false, finding.Disconnected,
+		condition(v1alpha1.ConditionConnected, metav1.ConditionFalse, finding.Disconnected,
 			because("the exporter of the remote cluster is not connected; what it exported stays", link))
 	}
 	if at := link.GetLastHeard(); at != nil {
@@ -100,21 +99,30 @@ func stateOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) 
 		s.Refused += int32(k.GetRefused())
 		s.Retained += int32(k.GetRetained())
 	}
+	is, reason, message := healthOf(link, &s)
+	condition(v1alpha1.ConditionHealthy, is, reason, message)
+	return s
+}
+
+// healthOf returns the condition Healthy of a remote with the numbers of a status.
+func healthOf(link *semaphorev1.LinkStatus, s *v1alpha1.RemoteClusterStatus) (is metav1.ConditionStatus,
+	reason finding.Code, message string) {
 	switch {
 	case link.GetRefusedSourceId() != "":
-		condition(v1alpha1.ConditionHealthy, false, finding.SourceRefused, fmt.Sprintf(
+		return metav1.ConditionFalse, finding.SourceRefused, fmt.Sprintf(
 			"a second cluster, whose namespace kube-system has the UID %s, says that it is this remote, and is refused: see "+
-				"semaphorectl status", finding.CleanTo(link.GetRefusedSourceId(), maxBecause)))
+				"semaphorectl status", finding.CleanTo(link.GetRefusedSourceId(), maxBecause))
 	case s.Retained > 0:
-		condition(v1alpha1.ConditionHealthy, false, finding.Retained,
-			"the brake retains objects that the remote cluster withdrew: see semaphorectl status")
+		return metav1.ConditionFalse, finding.Retained,
+			"the brake retains objects that the remote cluster withdrew: see semaphorectl status"
 	case s.Refused > 0:
-		condition(v1alpha1.ConditionHealthy, false, finding.Refused,
-			"objects of the remote cluster are refused: see semaphorectl status")
-	default:
-		condition(v1alpha1.ConditionHealthy, true, finding.Healthy, "no object is refused or retained")
+		return metav1.ConditionFalse, finding.Refused,
+			"objects of the remote cluster are refused: see semaphorectl status"
+	case !link.GetConnected() && link.GetLastHeard() == nil: // by this leader
+		return metav1.ConditionUnknown, finding.NeverConnected,
+			"the objects of the remote cluster are not known until its exporter connects"
 	}
-	return s
+	return metav1.ConditionTrue, finding.Healthy, "no object is refused or retained"
 }
 
 // maxBecause bounds what a condition quotes of the other cluster, bytes.

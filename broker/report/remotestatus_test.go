@@ -41,8 +41,11 @@ func TestStatusOf(t *testing.T) {
 			"from 192.0.2.1:7"},
 		{"never connected", accepted, &semaphorev1.LinkStatus{LastError: "no route"},
 			"Ready=False/NeverConnected " +
-				"Accepted=True/Accepted Connected=False/NeverConnected Healthy=True/Healthy port 7974 {0 0 0 0} 0 0",
+				"Accepted=True/Accepted Connected=False/NeverConnected Healthy=Unknown/NeverConnected port 7974 {0 0 0 0} 0 0",
 			"not connected yet: no route"},
+		{"never connected, and another cluster is refused", accepted, &semaphorev1.LinkStatus{RefusedSourceId: "u"},
+			"Ready=False/NeverConnected " +
+				"Accepted=True/Accepted Connected=False/NeverConnected Healthy=False/SourceRefused port 7974 {0 0 0 0} 0 0", ""},
 		{"disconnected", accepted, &semaphorev1.LinkStatus{LastHeard: heard, LastError: strings.Repeat("e", 600)},
 			"Ready=False/Disconnected " +
 				"Accepted=True/Accepted Connected=False/Disconnected Healthy=True/Healthy port 7974 heard 1000 {0 0 0 0} 0 0",
