@@ -126,7 +126,7 @@ type Catalog struct {
 	// exports and services are all of the cluster, remembered if the rules have MultiCluster.
 	exports  map[name]*mcsv1beta1.ServiceExport
 	services map[name]*corev1.Service
-	// offers are the Services with a label that offers them; offersVersion counts their changes.
+	// offers are the Services with a label that offers them; offersVersion counts changes that no revision shows.
 	offers        map[name]*offered
 	offersVersion uint64
 	// exportTo caches parsed values of the annotation.
@@ -189,6 +189,7 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 	c.perCluster = offers
 	clear(c.exportTo)
 	c.setClusters(clusters)
+	c.offersVersion++ // Everyone are other clusters now
 }
 
 // Journal returns the exported objects in the order of their revisions.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 var Reasons = finding.Of(finding.Exports)
@@ -17,17 +18,21 @@ type problemKey struct {
 
 // setProblem records the fault of an object; an empty text clears it.
 func (c *Catalog) setProblem(key Key, reason finding.Code, text string) {
+	at := problemKey{key, reason}
+	if c.problems[at] != text && key.Kind == semaphorev1.Kind_KIND_SERVICE {
+		c.offersVersion++ // offers quote it
+	}
 	if text == "" {
-		delete(c.problems, problemKey{key, reason})
+		delete(c.problems, at)
 		return
 	}
-	c.problems[problemKey{key, reason}] = text
+	c.problems[at] = text
 }
 
 // forgetProblems clears the problems of a deleted object.
 func (c *Catalog) forgetProblems(key Key) {
 	for _, reason := range Reasons {
-		delete(c.problems, problemKey{key, reason})
+		c.setProblem(key, reason, "")
 	}
 }
 

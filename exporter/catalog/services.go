@@ -17,8 +17,11 @@ import (
 func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.rules.MultiCluster {
-		c.services[name{s.Namespace, s.Name}] = s
+	if at := (name{s.Namespace, s.Name}); c.rules.MultiCluster {
+		if c.services[at] == nil {
+			c.offersVersion++ // its ServiceExport, if there is one, has a Service
+		}
+		c.services[at] = s
 	}
 	c.putService(s, now)
 }
