@@ -367,3 +367,39 @@ func TestOutsideNode(t *testing.T) {
 		t.Errorf("all is gone, and left is %+v", w)
 	}
 }
+
+// TestOutsideNodeWithoutARemote: no IP is reported as unreachable from remotes while there is none, and what is deleted
+// meanwhile is not reported afterwards either.
+func TestOutsideNodeWithoutARemote(t *testing.T) {
+	c, now := newCatalog(t), time.Now()
+	node, slice := newNode("n1", []string{"10.1.1.0/24"}, nil), newSlice("echo-1", "echo", "10.1.2.8")
+	slice.Endpoints[0].NodeName = &node.Name
+	stays, goes := newPod("web-0", "front"), newPod("web-1", "front")
+	for _, pod := range []*corev1.Pod{stays, goes} {
+		pod.Spec.NodeName, pod.Status.PodIP, pod.Status.PodIPs = "n1", "10.1.2.9", nil
+	}
+	are := func(when string, want int) {
+		t.Helper()
+		if n := c.OutsidePrefixes(); n != want || len(c.Findings()) != min(want, 1) {
+			t.Errorf("%s: %d IPs are outside, want %d: %v", when, n, want, c.Findings())
+		}
+	}
+	put := func(pods ...*corev1.Pod) {
+		c.PutNode(node, now)
+		for _, pod := range pods {
+			c.PutPod(pod, now)
+		}
+	}
+	put(stays, goes)
+	c.PutSlice(slice, now)
+	are("with remotes", 3)
+	c.SetRemotes(nil, nil, now)
+	put(stays, goes) // as Watcher.Replay does
+	c.PutSlice(slice, now)
+	are("without", 0)
+	c.DeletePod("shop", "web-1", now)
+	c.DeleteSlice("shop", "echo-1", now)
+	c.SetRemotes([]string{"c2"}, nil, now)
+	put(stays)
+	are("with one again", 1)
+}

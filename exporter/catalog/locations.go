@@ -38,7 +38,7 @@ func (w *locations) count(node string, by int) {
 
 // setLocation records the IPs of an object by node; none for a deleted object.
 func (c *Catalog) setLocation(key Key, at map[string][]netip.Addr) {
-	if !c.rules.Features.Has(config.Encryption) || len(c.remotes) == 0 {
+	if !c.rules.Features.Has(config.Encryption) {
 		return
 	}
 	w := &c.locations
@@ -50,6 +50,9 @@ func (c *Catalog) setLocation(key Key, at map[string][]netip.Addr) {
 		}
 	}
 	delete(w.nodesOf, key)
+	if len(c.remotes) == 0 {
+		return
+	}
 	for node, ips := range at {
 		w.nodesOf[key] = append(w.nodesOf[key], node)
 		if w.byNode[node] == nil {
