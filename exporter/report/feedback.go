@@ -19,6 +19,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -84,8 +85,9 @@ type Feedback struct {
 
 type service struct{ namespace, name string }
 
-// eventState is the state of one Service.
+// eventState is the state of one Service, and of a later one of its name.
 type eventState struct {
+	uid types.UID
 	// writtenEvent and writtenAnnotation are the texts that were written, current is the present text, unchanged
 	// since.
 	writtenEvent, writtenAnnotation, current string
@@ -177,6 +179,10 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		if s == nil {
 			s = &eventState{verdicts: map[string]string{}}
 			f.services[at] = s
+		}
+		if s.uid != o.UID {
+			s.uid = o.UID
+			clear(s.verdicts) // they are about an earlier Service of the name
 		}
 		e, wait := f.statusOf(o, s)
 		text := string(o.UID) + " " + string(e.reason) + " " + e.note

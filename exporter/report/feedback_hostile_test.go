@@ -13,7 +13,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
@@ -21,12 +20,31 @@ import (
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
 func TestHostileTextInEvents(t *testing.T) { testkit.OneLine(t, maxNote, truncateEvent) }
 
-// TestConditionOfAnOffer: a Service with a setting that is ignored is offered all the same, and the reason says so.
+// TestConditionOfAnOffer: a Service with a setting that is ignored is offered all the same, and the reason says so. One
+// that no cluster has confirmed is not known to be.
 func TestConditionOfAnOffer(t *testing.T) {
-	for reason, want := range map[finding.Code]string{finding.Offered: `"status":"True","reason":"Offered"`,
-		finding.InvalidServiceSetting: `"status":"True","reason":"InvalidServiceSetting"`,
-		finding.Refused:               `"status":"False","reason":"Refused"`} {
-		if got := condition(event{reason: reason}); !strings.Contains(got, want) {
+	taken, refused, silent := (&answer{}).set("", true), (&answer{}).set("it has no port", true), &answer{}
+	for _, test := range []struct {
+		c2, c3        *answer
+		ignored, want string
+	}{
+		{taken, taken, "", `Normal "status":"True","reason":"Offered","message":"offered to c2, c3 as a mirror"`},
+		{taken, silent, "", `Normal "status":"True","reason":"Offered","message":"offered to c2 as a mirror; not confirmed ` +
+			`yet by c3"`},
+		{taken, silent, "x", `Warning "status":"True","reason":"InvalidServiceSetting","message":"offered to c2 as a ` +
+			`mirror; not confirmed yet by c3; x"`},
+		{silent, silent, "", `Warning "status":"Unknown","reason":"NotConfirmed","message":"not confirmed yet by c2, c3"`},
+		{silent, silent, "x", `Warning "status":"Unknown","reason":"NotConfirmed","message":"not confirmed yet by c2, c3; ` +
+			`x"`},
+		{silent, refused, "x", `Warning "status":"False","reason":"Refused","message":"cluster c3: it has no port; not ` +
+			`confirmed yet by c2; x"`},
+	} {
+		f := NewFeedback(nil, nil, func() map[string]Broker { return map[string]Broker{"c2": test.c2, "c3": test.c3} }, nil,
+			nil)
+		e, _ := f.statusOf(&catalog.Offer{To: []string{"c2", "c3"}, Mirror: true, IgnoredSettings: test.ignored},
+			&eventState{verdicts: map[string]string{}})
+		want := strings.Replace(test.want, " ", ` {"type":"Offered",`, 1) + "}"
+		if got := e.reason.EventType() + " " + condition(e); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
@@ -45,14 +63,14 @@ func (b *silent) Verdict(_ catalog.Key, revision uint64) (objection string, know
 func (b *silent) VerdictVersion() uint64 { return b.version }
 
 // TestAnAnswerEndsWithTheOffer: a Service that is no longer offered to a cluster, and then again, is not confirmed by
-// that cluster's answer from before. A cluster that goes is noticed whatever the versions of offers and verdicts add up
-// to.
+// that cluster's answer from before, and neither is another Service of its name. A cluster that goes is noticed whatever
+// the versions of offers and verdicts add up to.
 func TestAnAnswerEndsWithTheOffer(t *testing.T) {
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 		Mirror: labels.Everything(), Global: labels.Nothing()})
-	now := time.Now()
+	now, uid := time.Now(), types.UID("u")
 	put := func(to string) {
-		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u",
+		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: uid,
 			Annotations: map[string]string{naming.AnnotationExportTo: to}},
 			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
 				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, now)
@@ -75,9 +93,17 @@ func TestAnAnswerEndsWithTheOffer(t *testing.T) {
 	b.version = c.OffersVersion() - before // offers grow by as much as verdicts lose when c2 goes
 	put("c2")
 	says("not confirmed yet by c2")
-	b.answers = c.Offers()[0].Revision
-	f.seen = nil
-	says("offered to c2")
+	confirmed := func() {
+		t.Helper()
+		b.answers, f.seen = c.Offers()[0].Revision, nil
+		says("offered to c2")
+	}
+	confirmed()
+	c.DeleteService("shop", "web", now) // as kubectl replace --force does between two passes
+	uid = "another"
+	put("c2")
+	says("not confirmed yet by c2")
+	confirmed()
 	put("none")
 	delete(brokers, "c2")
 	says("it is not offered to other clusters")
