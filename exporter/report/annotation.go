@@ -16,9 +16,12 @@ import (
 // condition returns the annotation's value, in the form of a Kubernetes condition. It has no time, so that an exporter
 // that restarts writes the same value, which the apiserver does not store again.
 func condition(e event) string {
-	status := metav1.ConditionTrue
-	if e.reason != finding.Offered && e.reason != finding.InvalidServiceSetting {
-		status = metav1.ConditionFalse
+	status := metav1.ConditionFalse
+	switch e.reason {
+	case finding.Offered, finding.InvalidServiceSetting:
+		status = metav1.ConditionTrue
+	case finding.NotConfirmed:
+		status = metav1.ConditionUnknown
 	}
 	text, err := json.Marshal(struct {
 		Type    string                 `json:"type"`

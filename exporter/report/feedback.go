@@ -259,9 +259,12 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 	}
 	var parts []string
 	e.reason, wait = finding.Offered, f.Settle
-	if len(objections) > 0 {
+	switch {
+	case len(objections) > 0:
 		e.reason, wait = finding.Refused, 0
 		parts = append(parts, objections...)
+	case len(accepted) == 0:
+		e.reason = finding.NotConfirmed
 	}
 	if len(accepted) > 0 {
 		parts = append(parts, fmt.Sprintf("offered to %s %s", strings.Join(accepted, ", "), exportedAs(o)))

@@ -63,8 +63,8 @@ func (b *silent) Verdict(_ catalog.Key, revision uint64) (objection string, know
 func (b *silent) VerdictVersion() uint64 { return b.version }
 
 // TestAnAnswerEndsWithTheOffer: a Service that is no longer offered to a cluster, and then again, is not confirmed by
-// that cluster's answer from before, and neither is another Service of its name. A cluster that goes is noticed whatever
-// the versions of offers and verdicts add up to.
+// that cluster's answer from before, and neither is another Service of its name. A cluster that goes is noticed
+// whatever the versions of offers and verdicts add up to.
 func TestAnAnswerEndsWithTheOffer(t *testing.T) {
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 		Mirror: labels.Everything(), Global: labels.Nothing()})

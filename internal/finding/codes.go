@@ -58,9 +58,10 @@ var (
 
 // Events on Services in the exporting cluster.
 var (
-	Offered    = define(Offers, OK, "Offered", "clusters have confirmed the Service")
-	NotOffered = define(Offers, Warning, "NotOffered", "no other cluster receives the Service")
-	Refused    = define(Offers, Error, "Refused", "a broker refuses an object", Act{Condition: "Healthy"})
+	Offered      = define(Offers, OK, "Offered", "clusters have confirmed the Service")
+	NotOffered   = define(Offers, Warning, "NotOffered", "no other cluster receives the Service")
+	NotConfirmed = define(Offers, Warning, "NotConfirmed", "no cluster has confirmed the Service yet")
+	Refused      = define(Offers, Error, "Refused", "a broker refuses an object", Act{Condition: "Healthy"})
 )
 
 // Services of remotes that have no mirror, or another than was exported. They are the reasons of the broker's Events,
