@@ -87,7 +87,7 @@ func (wireBytes) HandleConn(context.Context, stats.ConnStats)                   
 // maxCodes bounds how many refusal codes one broker may create metrics for; semaphore has some twenty.
 const maxCodes = 64
 
-var refusalCode = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
+var refusalCode = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 
 // codes bounds the label values that a broker can create.
 type codes map[string]bool
