@@ -476,13 +476,14 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c Check) (Check, err
 		return c, err
 	}
 	var set Set
-	if sets, err := w.to.sets(ctx, v.namespace); err == nil {
-		set.Known = true
-		for _, s := range sets {
-			for _, p := range s.GetPods() {
-				if s.GetCluster() == w.from.name {
-					set.Addresses = append(set.Addresses, p.GetIps()...)
-				}
+	sets, err := w.to.sets(ctx, v.namespace)
+	if err != nil {
+		set.Err = err.Error()
+	}
+	for _, s := range sets {
+		for _, p := range s.GetPods() {
+			if s.GetCluster() == w.from.name {
+				set.Addresses = append(set.Addresses, p.GetIps()...)
 			}
 		}
 	}

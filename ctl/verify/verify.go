@@ -291,8 +291,8 @@ func (c Check) answered(code finding.Code, fix, what string, server Pod, o Outco
 
 // Set describes the set that the policy admits, as the broker of To has it.
 type Set struct {
-	// Known is true if the broker answered.
-	Known     bool
+	// Err is why the broker did not answer; empty if it did.
+	Err       string
 	Addresses []string
 }
 
@@ -306,7 +306,10 @@ func JudgePolicy(c Check, client, stranger Pod, set Set, admitted, refused Outco
 		return c.failed(finding.PolicyIgnored, "Felix on the node of the server in "+c.To,
 			"the policy admits only %s, and %s, which is in no set, is answered %.0f s after", client.Name, stranger.Name,
 			refused.Total)
-	case !admitted.Answered && set.Known && len(set.Addresses) == 0:
+	case !admitted.Answered && set.Err != "":
+		return c.failed(finding.PolicyRefuses, fix, "%s gets %s; whether a set of %s has it is not known: %s", client.Name,
+			admitted.said(), c.To, set.Err)
+	case !admitted.Answered && len(set.Addresses) == 0:
 		return c.failed(finding.SetMissing, fix, "%s has no set with the pod %s of %s", c.To, client.Name, c.From)
 	case !admitted.Answered:
 		return c.failed(finding.PolicyRefuses, fix, "the set has %s, and its pod %s gets %s",

@@ -53,7 +53,7 @@ func TestJudge(t *testing.T) {
 	silent.After = device(1<<22, 1<<22, "10.2.0.0/16")
 	silent.After.LastHandshake = nil
 	mirror := Service{Namespace: "semaphore", Name: "c2-x-73736d-server", Sought: "x/server", Waited: 2}
-	set, none := Set{Known: true, Addresses: []string{"10.1.1.5"}}, Set{Known: true}
+	set, none, unheard := Set{Addresses: []string{"10.1.1.5"}}, Set{}, Set{Err: "connection refused"}
 	for _, test := range []struct {
 		what   string
 		is     Check
@@ -107,6 +107,8 @@ func TestJudge(t *testing.T) {
 			finding.PolicyIgnored, "stranger"},
 		{"no set", JudgePolicy(check(Policy), clientPod, strangerPod, none, timedOut, timedOut), Failed, finding.SetMissing,
 			"no set with the pod client of c1"},
+		{"set not known", JudgePolicy(check(Policy), clientPod, strangerPod, unheard, timedOut, timedOut), Failed,
+			finding.PolicyRefuses, "timeout; whether a set of c2 has it is not known: connection refused"},
 		{"set without effect", JudgePolicy(check(Policy), clientPod, strangerPod, set, timedOut, timedOut), Failed,
 			finding.PolicyRefuses, "10.1.1.5"},
 	} {
