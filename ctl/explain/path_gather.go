@@ -620,7 +620,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 		if l.GetCluster() != n.Remote {
 			continue
 		}
-		out.Connected = l.GetConnected()
+		out.Away = !l.GetConnected()
 		for _, k := range l.GetKinds() {
 			if k.GetKind() == semaphorev1.Kind_KIND_ENDPOINT_SLICE && k.GetLastHeard() != nil {
 				out.LastHeard = k.GetLastHeard().AsTime()
@@ -680,6 +680,9 @@ func (g *pathGatherer) choose(ctx context.Context, ready []netip.Addr) error {
 // along collects the facts between the two pods.
 func (g *pathGatherer) along(ctx context.Context) {
 	f := g.facts
+	if g.source.broker == nil {
+		g.notRead(finding.PathSlices, "the broker of %s: %v", g.source.name, g.source.brokerErr)
+	}
 	var group errgroup.Group
 	if f.Target.IP.IsValid() && f.Source.IP.IsValid() && (f.Target.Cluster == "" ||
 		f.Target.Cluster != f.Source.Cluster) {

@@ -143,9 +143,9 @@ type Slices struct {
 	Gone []string
 	// NoTunnel names the nodes whose ready endpoints are not used, because no tunnel leads to them, and why.
 	NoTunnel []string
-	// Connected means that the remote's exporter is connected; LastHeard is the age of its endpoints here, zero for
-	// never.
-	Connected bool
+	// Away means that the broker says that the remote's exporter is not connected; LastHeard is the age of its endpoints
+	// here, zero for unknown.
+	Away      bool
 	LastHeard time.Time
 	// Chosen is the endpoint for which the rest of the chain is judged.
 	Chosen netip.Addr

@@ -338,7 +338,7 @@ func (j *judge) slices() Link {
 			l = l.broken(fmt.Sprintf("in %s: make a pod behind Service %s/%s ready", remote, j.Name.Namespace,
 				j.Name.Service),
 				"none of %d endpoints is ready, and none is in %s either", s.Total, remote)
-		case !s.Connected && !Several(j.Name.Remote):
+		case s.Away && !Several(j.Name.Remote):
 			l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why "+remote+" is not connected",
 				"none of %d endpoints is ready, and %s is not connected", s.Total, remote)
 		default:
@@ -357,13 +357,13 @@ func (j *judge) slices() Link {
 	if Several(j.Name.Remote) {
 		return l
 	}
-	if s.Connected {
-		return l.add("%s confirmed its endpoints %s", j.Name.Remote, j.ago(s.LastHeard))
-	}
-	if s.LastHeard.IsZero() {
+	switch {
+	case s.LastHeard.IsZero():
 		return l.add("the broker of %s does not say when it heard of %s", j.Source.Cluster, j.Name.Remote)
+	case s.Away:
+		return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
 	}
-	return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
+	return l.add("%s confirmed its endpoints %s", j.Name.Remote, j.ago(s.LastHeard))
 }
 
 // globalName is the cluster of global services in names, and clusterSetName that of imported ones.

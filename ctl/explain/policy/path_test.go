@@ -41,7 +41,7 @@ func good() *Facts {
 		Mirror: &Mirror{Namespace: "semaphore", Name: "c2-shop-73736d-echo", Exists: true, Owned: true,
 			Created:   ago(time.Hour),
 			ClusterIP: "10.101.0.9", Ports: []string{"8080/TCP"}, Port: "8080/TCP"},
-		Slices: &Slices{Total: 2, Ready: 2, Connected: true, LastHeard: ago(time.Second),
+		Slices: &Slices{Total: 2, Ready: 2, LastHeard: ago(time.Second),
 			Chosen: netip.MustParseAddr("10.2.0.5")},
 		Proxy: &semaphorev1.ProxyHealth{Answered: true, Healthy: true, LastUpdated: timestamppb.New(ago(time.Second))},
 		There: way("n1", "c2", "m1"), Back: way("m1", "c1", "n1"),
@@ -59,7 +59,7 @@ func imported(f *Facts) *Import {
 	f.Name = &Name{Text: "echo.shop.svc.clusterset.local", Remote: "clusterset.local", Namespace: "shop", Service: "echo",
 		Known: true, Import: &Import{Exists: true, Clusters: []string{"c2"},
 			Exports: []Export{{Cluster: "c2", Problems: []string{"Conflict=True, PortConflict: ports differ"}}}}}
-	f.DNS.Zone, f.Mirror.Name, f.Slices.Connected = "clusterset.local", "mcs-shop-73736d-echo", false
+	f.DNS.Zone, f.Mirror.Name = "clusterset.local", "mcs-shop-73736d-echo"
 	return f.Name.Import
 }
 
@@ -146,7 +146,7 @@ func TestJudge(t *testing.T) {
 			"takes c2 for gone", "bring c2 back"},
 		{"none ready there", func(f *Facts) { f.Slices.Ready, f.Name.Source.Ready = 0, 0; noTarget(f) }, finding.PathSlices,
 			"none is in c2 either", "ready"},
-		{"away", func(f *Facts) { f.Slices.Ready, f.Slices.Connected = 0, false; noTarget(f) }, finding.PathSlices,
+		{"away", func(f *Facts) { f.Slices.Ready, f.Slices.Away = 0, true; noTarget(f) }, finding.PathSlices,
 			"not connected", "says why c2"},
 		{"none ready here", func(f *Facts) { f.Slices.Ready = 0; noTarget(f) }, finding.PathSlices, "none of 2",
 			"semaphorectl trace"},
@@ -324,14 +324,18 @@ func TestJudgeImport(t *testing.T) {
 	}
 }
 
-// TestJudgeUnheard: where no broker says when it heard of the remote, the evidence says so instead of an age.
+// TestJudgeUnheard: where no broker says when it heard of the remote, the evidence says so instead of an age. That the
+// remote is not connected is no cause then.
 func TestJudgeUnheard(t *testing.T) {
-	f := good()
-	f.Slices.Connected, f.Slices.LastHeard = false, time.Time{}
-	chain := Judge(*f)
-	l := chain.Links[slices.IndexFunc(chain.Links, func(l Link) bool { return l.Code == finding.PathSlices })]
-	if got := l.Evidence[len(l.Evidence)-1]; got != "the broker of c1 does not say when it heard of c2" {
-		t.Errorf("%q", got)
+	for ready, fault := range map[int]string{2: "", 0: "none of 2 endpoints is ready"} {
+		f := good()
+		f.Slices.Ready, f.Slices.LastHeard = ready, time.Time{}
+		chain := Judge(*f)
+		l := chain.Links[slices.IndexFunc(chain.Links, func(l Link) bool { return l.Code == finding.PathSlices })]
+		got := l.Evidence[len(l.Evidence)-1]
+		if got != "the broker of c1 does not say when it heard of c2" || l.Fault != fault {
+			t.Errorf("%q, fault %q", got, l.Fault)
+		}
 	}
 }
 
