@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -47,7 +48,7 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 		unread("%v", what)
 	}
 	if errors.Is(err, kube.ErrNoCalico) {
-		unread("Calico's policies and sets: %v", err)
+		out.Aside = append(out.Aside, fmt.Sprintf("Calico's policies and sets: %v", err))
 	} else if err != nil {
 		return nil, nil, err
 	}
@@ -55,7 +56,7 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 	return out, pod, nil
 }
 
-// others names the kinds of policies that Calico knows and explain does not.
+// others names the policies that Calico knows and explain does not.
 func others(ctx context.Context, c *fleet.Objects, unread func(format string, args ...any)) {
 	served, err := kube.NewServed(c.Config)
 	if err != nil {
@@ -67,13 +68,26 @@ func others(ctx context.Context, c *fleet.Objects, unread func(format string, ar
 		unread("which other kinds of policies there are: %v", err)
 	}
 	for _, g := range groups {
-		if g.Name == "policy.networking.k8s.io" {
-			var versions []string
-			for _, v := range g.Versions {
-				versions = append(versions, v.Version)
+		if g.Name != "policy.networking.k8s.io" {
+			continue
+		}
+		for _, v := range g.Versions {
+			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
+			resources, err := served.Resources(ctx, gv)
+			if err != nil {
+				unread("policies of %s: %v", gv, err)
 			}
-			unread("policies of %s (%s), which may come before and after those of namespaces", g.Name,
-				strings.Join(versions, ", "))
+			for _, r := range resources {
+				if strings.Contains(r.Name, "/") {
+					continue // a subresource
+				}
+				found, err := fleet.List[metav1.PartialObjectMetadata](ctx, c, gv.WithResource(r.Name), "", metav1.ListOptions{})
+				if err != nil {
+					unread("%v", err)
+				} else if len(found) > 0 {
+					unread("%d %s of %s, which may come before and after those of namespaces", len(found), r.Name, gv)
+				}
+			}
 		}
 	}
 }

@@ -32,8 +32,9 @@ type Cluster struct {
 	KubePolicies    []networkingv1.NetworkPolicy
 	GlobalSets      []calicov3.GlobalNetworkSet
 	Sets            []calicov3.NetworkSet
-	// Unread are other objects that could decide and were not read, a sentence each.
-	Unread []string
+	// Unread are other objects that could decide and were not read, a sentence each. Aside are not evaluated either, and
+	// are known to decide nothing.
+	Unread, Aside []string
 }
 
 type Packet struct {
@@ -69,7 +70,7 @@ type Result struct {
 	Policies []Judged
 	// Missing are the changes that would admit a denied packet, a sentence each.
 	Missing []string
-	// NeedsSet is set if a rule selects network sets, and none has the remote address.
+	// NeedsSet is set if a rule selects network sets, and none has the remote address; for Depends if that may be so.
 	NeedsSet bool
 	// OpenToRemotes are rules of the policies that select the pod and admit a set of any remote, a sentence each.
 	OpenToRemotes []string
@@ -99,13 +100,21 @@ func (e *explainer) direction() string {
 }
 
 func Explain(c *Cluster, p Packet) Result {
-	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), notEvaluated: slices.Clone(c.Unread)}
+	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), unknown: slices.Clone(c.Unread),
+		aside: slices.Clone(c.Aside)}
 	out := Result{InSets: names(e.sets)}
 	policies := e.selecting()
 	tiers := e.tiers()
 	for _, p := range policies {
 		if !slices.ContainsFunc(tiers, func(t tier) bool { return t.name == p.tier }) {
 			e.skip("%s is of tier %s, which is not there", p.title, p.tier)
+		}
+		for i := range p.rules { // all of them, as Felix drops a policy for one selector that it cannot read
+			for _, end := range []*calicov3.EntityRule{&p.rules[i].Source, &p.rules[i].Destination} {
+				if _, _, err := entity(end, p.namespace); err != nil {
+					e.skip("%s: %v", p.title, err)
+				}
+			}
 		}
 	}
 	out.Verdict, out.Why = e.walk(tiers, policies, &out)
@@ -115,23 +124,27 @@ func Explain(c *Cluster, p Packet) Result {
 	if !p.Egress {
 		out.OpenToRemotes = openToRemotes(c, policies)
 	}
-	out.NotEvaluated, out.NeedsSet = e.notEvaluated, e.needsSet
+	if len(e.unknown) > 0 {
+		out.Verdict, out.Why = Depends, out.Why+", as far as is known; not evaluated: "+e.unknown[0]
+	}
+	out.NotEvaluated, out.NeedsSet = slices.Concat(e.unknown, e.aside), e.needsSet || len(e.unknown) > 0
 	return out
 }
 
 type explainer struct {
-	cluster      *Cluster
-	packet       Packet
-	sets         []set
-	notEvaluated []string
+	cluster *Cluster
+	packet  Packet
+	sets    []set
+	// unknown could decide and were not evaluated; aside are Cluster.Aside, and policies that do not apply to pods.
+	unknown, aside []string
 	// needsSet is Result.NeedsSet.
 	needsSet bool
 }
 
 func (e *explainer) skip(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
-	if !slices.Contains(e.notEvaluated, line) {
-		e.notEvaluated = append(e.notEvaluated, line)
+	if !slices.Contains(e.unknown, line) {
+		e.unknown = append(e.unknown, line)
 	}
 }
 

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 const remote = "10.2.0.5"
@@ -182,7 +185,6 @@ func TestExplain(t *testing.T) {
 			"", "", ""},
 		{"the pod by destination", calico(`{action: Allow, destination: {selector: "app == 'db'"}}`), nil, Allowed,
 			"", "", ""},
-		{"a selector that is none", calico(`{action: Allow, source: {selector: "app =="}}`), nil, Denied, "", "", "app =="},
 
 		{"Kubernetes: pods", kube("k", "[{from: [{podSelector: {}}]}]"), nil, Denied, "", "", ""},
 		{"Kubernetes: namespaces", kube("k", "[{from: [{namespaceSelector: {}}]}]"), nil, Denied, "", "", ""},
@@ -256,6 +258,74 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestExplainNotKnown: a policy that was not read, or that Felix may drop, could decide otherwise. Then nothing is
+// allowed or denied, no set is missing, and the links of policies and sets are unknown. An object that is known to
+// decide nothing changes no verdict.
+func TestExplainNotKnown(t *testing.T) {
+	const p = "NetworkPolicy shop/p of Calico"
+	const bad = p + `: selector "app ==": position 7: the selector ends where a value in quotes is expected`
+	selected := calico(`{action: Allow, source: {selector: "` + front + `", namespaceSelector: global()}}`)
+	for _, test := range []struct {
+		name, manifests string
+		unread          []string
+		// says is the reason as far as is known, and left is not evaluated.
+		says, left string
+	}{
+		{"no policy is seen", "", []string{"globalnetworkpolicies: forbidden"}, "no policy selects the pod for ingress",
+			"globalnetworkpolicies: forbidden"},
+		{"one allows", calico("{action: Allow}"), []string{"networksets: timeout"}, p + " allows it: ingress rule 1",
+			"networksets: timeout"},
+		{"one denies", calico("{action: Deny}"), []string{"globalnetworkpolicies: forbidden"},
+			p + " denies it: ingress rule 1", "globalnetworkpolicies: forbidden"},
+		{"the sets", selected, []string{"globalnetworksets: forbidden"},
+			"policies of tier default select the pod, and none of them allows the packet", "globalnetworksets: forbidden"},
+		{"the tiers", global("security.g", "{tier: security, selector: all(), ingress: [{action: Deny}]}"),
+			[]string{"tiers: forbidden"}, "no policy selects the pod for ingress", "tiers: forbidden"},
+		{"a tier that is not there", global("security.g", "{tier: security, selector: all(), ingress: [{action: Deny}]}"),
+			nil, "no policy selects the pod for ingress",
+			"GlobalNetworkPolicy security.g is of tier security, which is not there"},
+		{"a policy's selector", strings.Replace(calico("{action: Deny}"), "app == 'db'", "app ==", 1), nil,
+			"no policy selects the pod for ingress", bad},
+		{"a source's selector", calico(`{action: Allow, source: {selector: "app =="}}`), nil,
+			"policies of tier default select the pod, and none of them allows the packet", bad},
+		{"a selector behind the rule that decides", calico("{action: Allow}\n  - {action: Deny, source: {notSelector: " +
+			`"app =="}}`), nil, p + " allows it: ingress rule 1", bad},
+		{"a destination's selector", calico(`{action: Deny, destination: {notSelector: "app =="}}` +
+			"\n  - {action: Allow}"), nil, p + " allows it: ingress rule 2", bad},
+	} {
+		c, packet := world(t, test.manifests)
+		if c.Unread = test.unread; test.name == "the sets" {
+			c.GlobalSets = nil
+		}
+		got := Explain(c, packet)
+		if want := test.says + ", as far as is known; not evaluated: " + test.left; got.Verdict != Depends ||
+			got.Why != want || got.NotEvaluated[0] != test.left {
+			t.Errorf("%s: %s: %s; want depends: %s; not evaluated: %q", test.name, got.Verdict, got.Why, want,
+				got.NotEvaluated)
+		}
+		if missing := strings.Join(got.Missing, "; "); strings.Contains(missing, "no network set") {
+			t.Errorf("%s: missing is %q", test.name, missing)
+		}
+		for _, code := range []finding.Code{finding.PathPolicyIn, finding.PathPolicyOut} {
+			f := good()
+			if f.Ingress = &got; code == finding.PathPolicyOut {
+				f.Ingress, f.Egress = f.Egress, &got
+			}
+			chain := Judge(*f)
+			for _, l := range chain.Links {
+				if want := l.Code == code || l.Code == finding.PathSet; want != (l.Verdict == Unknown) || l.Verdict == Broken {
+					t.Errorf("%s: link %s is %s: %q", test.name, l.Title, l.Verdict, l.Evidence)
+				}
+			}
+		}
+	}
+	c, packet := world(t, "")
+	c.Aside = []string{"Calico's policies and sets: the cluster serves none"}
+	if got := Explain(c, packet); got.Verdict != Allowed || !slices.Equal(got.NotEvaluated, c.Aside) {
+		t.Errorf("without Calico: %s: %s; not evaluated: %q", got.Verdict, got.Why, got.NotEvaluated)
+	}
+}
+
 func TestExplainUnknownSource(t *testing.T) {
 	c, p := world(t, calico(`{action: Allow, source: {selector: "`+front+`", namespaceSelector: global()}}`))
 	p.From = netip.MustParseAddr("10.2.0.6")
@@ -264,7 +334,7 @@ func TestExplainUnknownSource(t *testing.T) {
 		!strings.Contains(got.Missing[0], "in no network set") {
 		t.Errorf("%+v", got)
 	}
-	if !strings.Contains(got.Policies[0].Detail, "no network set holds 10.2.0.6") {
+	if !strings.Contains(got.Policies[0].Detail, "no network set that was read holds 10.2.0.6") {
 		t.Errorf("%q", got.Policies[0].Detail)
 	}
 }

@@ -33,19 +33,14 @@ func (e *explainer) missing(policies []policy) []string {
 			}
 		}
 	}
-	if len(out) > 0 {
+	switch {
+	case len(out) > 0:
 		return out
-	}
-	if len(e.sets) == 0 {
-		return []string{
-			fmt.Sprintf(
-				"%s is in no network set of this cluster, so only a rule that names its subnet can allow it",
-				e.packet.From,
-			),
-		}
-	}
-	if len(policies) == 0 {
+	case len(e.sets) == 0 && len(e.unknown) > 0: // one that was not read may have it
 		return nil
+	case len(e.sets) == 0:
+		return []string{fmt.Sprintf("%s is in no network set of this cluster, so only a rule that names its subnet can "+
+			"allow it", e.packet.From)}
 	}
 	end := "source"
 	if e.packet.Egress {

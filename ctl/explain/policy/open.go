@@ -42,12 +42,12 @@ func openToRemotes(c *Cluster, policies []policy) []string {
 				p.foreign[i] {
 				continue
 			}
-			of, err := entity(&r.Source, p.namespace)
+			of, not, err := entity(&r.Source, p.namespace)
 			if err != nil {
 				continue // asked about a packet, explain says so
 			}
 			for _, s := range possible(c, sets, &r.Source, p.namespace) {
-				if !of.matches(s.labels) || r.Source.NotSelector != "" && excepted(r.Source.NotSelector, s.labels) {
+				if !of.matches(s.labels) || r.Source.NotSelector != "" && not.matches(s.labels) {
 					continue
 				}
 				to := r.Source.Selector
@@ -115,11 +115,6 @@ func possible(c *Cluster, sets []set, r *calicov3.EntityRule, namespace string) 
 		}
 	}
 	return out
-}
-
-func excepted(selector string, labels map[string]string) bool {
-	var x expression
-	return x.and(selector, "") == nil && x.matches(labels)
 }
 
 // remoteSets returns the existing sets of remotes as an unknown remote could have them, and one of a broker's

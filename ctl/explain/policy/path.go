@@ -701,7 +701,8 @@ func (j *judge) set() Link {
 	} else if s != nil {
 		l = l.add("%s is in no set of the broker", j.Source.IP)
 	}
-	needs := func(r *Result) bool { return r != nil && r.Verdict != Allowed && r.NeedsSet }
+	needs := func(r *Result) bool { return r != nil && r.Verdict == Denied && r.NeedsSet }
+	may := func(r *Result) bool { return r == nil || r.Verdict == Depends && r.NeedsSet }
 	switch {
 	case needs(j.Ingress) && j.Sets != nil && len(j.Sets.Names) == 0 && j.Sets.Label == "" && j.Sets.Key != "":
 		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label pod %s %s=NAME, by the workload's template",
@@ -715,8 +716,8 @@ func (j *judge) set() Link {
 		return l.broken("semaphorectl get sets of "+j.Source.Cluster,
 			"a policy of %s admits sets, and no network set there has %s",
 			j.Source.Cluster, j.Target.IP)
-	case j.Ingress == nil:
-		return l.unknown("whether a policy asks for a set was not looked at")
+	case may(j.Ingress) || may(j.Egress):
+		return l.unknown("whether a policy asks for a set is not known")
 	}
 	return l
 }
@@ -740,10 +741,10 @@ func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, dire
 		return l.unknown(notExamined)
 	case r.Verdict == Allowed:
 		return l.add("%s", r.Why)
-	case r.NeedsSet && j.is(finding.PathSet):
-		return l.unknown("%s, which follows from the set", r.Why)
 	case r.Verdict == Depends:
 		return l.unknown("%s", r.Why)
+	case r.NeedsSet && j.is(finding.PathSet):
+		return l.unknown("%s, which follows from the set", r.Why)
 	}
 	fix := "change the policy"
 	if len(r.Missing) > 0 {

@@ -283,6 +283,11 @@ func TestJudgeUnknown(t *testing.T) {
 		t.Errorf("%+v", chain.NotRead)
 	}
 	f = good()
+	f.Egress = nil
+	if l := Judge(*f).Links[12]; l.Code != finding.PathSet || l.Verdict != Unknown {
+		t.Errorf("without the policies of the client's side: %+v", l)
+	}
+	f = good()
 	f.There.Session = &semaphorev1.PathSession{State: semaphorev1.SessionState_SESSION_STATE_IDLE}
 	if l := Judge(*f).Links[8]; l.Verdict != Unknown || !strings.Contains(l.Evidence[0], "was never") {
 		t.Errorf("an idle session: %+v", l)

@@ -45,7 +45,7 @@ func (e *explainer) selecting() []policy {
 		}
 		title := "GlobalNetworkPolicy " + p.Name
 		if p.Spec.DoNotTrack || p.Spec.PreDNAT {
-			e.skip("%s applies to host endpoints only (doNotTrack, preDNAT)", title)
+			e.aside = append(e.aside, title+" applies to host endpoints only (doNotTrack, preDNAT)")
 			continue
 		}
 		of, err := selectorOf(p.Spec.Selector, p.Spec.NamespaceSelector, p.Spec.ServiceAccountSelector)

@@ -123,9 +123,8 @@ func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 	if holds(r.NotNets, from) {
 		return fmt.Sprintf("it excepts %s", strings.Join(r.NotNets, ", ")), ""
 	}
-	of, err := entity(r, p.namespace)
+	of, not, err := entity(r, p.namespace)
 	if err != nil {
-		e.skip("%s: %v", p.title, err)
 		return err.Error(), ""
 	}
 	if !of.empty() {
@@ -135,16 +134,9 @@ func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 		}
 		by = e.sets[i].name
 	}
-	if r.NotSelector != "" {
-		var not expression
-		if err := not.and(r.NotSelector, ""); err != nil {
-			e.skip("%s: %v", p.title, err)
-			return err.Error(), ""
-		}
-		for _, s := range e.sets {
-			if not.matches(s.labels) {
-				return fmt.Sprintf("it excepts %s, which is in %s", r.NotSelector, s.name), ""
-			}
+	for _, s := range e.sets {
+		if r.NotSelector != "" && not.matches(s.labels) {
+			return fmt.Sprintf("it excepts %s, which is in %s", r.NotSelector, s.name), ""
 		}
 	}
 	return "", by
@@ -158,7 +150,7 @@ func (e *explainer) whyNoSet(p policy, r *calicov3.EntityRule) string {
 	}
 	if len(e.sets) == 0 {
 		e.needsSet = true
-		return fmt.Sprintf("it selects %s, and no network set holds %s", what, e.packet.From)
+		return fmt.Sprintf("it selects %s, and no network set that was read holds %s", what, e.packet.From)
 	}
 	if s, ok := e.hidden(p, r); ok {
 		return fmt.Sprintf("it selects %s in namespace %s only, and %s is in no namespace", what, p.namespace, s.name)
@@ -196,18 +188,13 @@ func (e *explainer) destination(p policy, r *calicov3.EntityRule) string {
 	if r.Services != nil {
 		return fmt.Sprintf("it is for the endpoints of Service %s/%s", r.Services.Namespace, r.Services.Name)
 	}
-	of, err := entity(r, p.namespace)
-	if err == nil && r.NotSelector != "" {
-		var not expression
-		if err = not.and(r.NotSelector, ""); err == nil && not.matches(e.podLabels()) {
-			return "it excepts the pod (destination.notSelector)"
-		}
-	}
-	if err != nil {
-		e.skip("%s: %v", p.title, err)
+	of, not, err := entity(r, p.namespace)
+	switch {
+	case err != nil:
 		return err.Error()
-	}
-	if !of.matches(e.podLabels()) {
+	case r.NotSelector != "" && not.matches(e.podLabels()):
+		return "it excepts the pod (destination.notSelector)"
+	case !of.matches(e.podLabels()):
 		return "it does not mean the pod (destination)"
 	}
 	for _, ip := range e.packet.To.Status.PodIPs {

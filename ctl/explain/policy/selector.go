@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -62,28 +63,21 @@ func selectorOf(own, namespace, serviceAccount string) (expression, error) {
 	return x, nil
 }
 
-// entity returns the selection of a rule's end, of a policy in namespace, or of all namespaces if that is empty. With
-// any selector a policy of one namespace means only that namespace, unless it selects others.
-func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
-	var x expression
-	if err := x.and(r.Selector, ""); err != nil {
-		return x, err
+// entity returns which objects a rule's end selects, and which it excepts if it has a NotSelector, for a policy of
+// namespace, or of all if that is empty. With any selector a policy of one namespace means only that namespace, unless
+// it selects others.
+func entity(r *calicov3.EntityRule, namespace string) (of, not expression, err error) {
+	accounts := cmp.Or(r.ServiceAccounts, &calicov3.ServiceAccountMatch{})
+	if of, err = selectorOf(r.Selector, r.NamespaceSelector, accounts.Selector); err == nil {
+		err = not.and(r.NotSelector, "")
 	}
-	if r.ServiceAccounts != nil {
-		if err := x.and(r.ServiceAccounts.Selector, serviceAccountPrefix); err != nil {
-			return x, err
-		}
-		if names := r.ServiceAccounts.Names; len(names) > 0 {
-			x.all = append(x.all, In(calicov3.LabelServiceAccount, names...))
-		}
+	if len(accounts.Names) > 0 {
+		of.all = append(of.all, In(calicov3.LabelServiceAccount, accounts.Names...))
 	}
-	switch {
-	case r.NamespaceSelector != "":
-		return x, x.and(r.NamespaceSelector, namespacePrefix)
-	case namespace != "" && (!x.empty() || r.NotSelector != ""):
-		x.all = append(x.all, In(calicov3.LabelNamespace, namespace))
+	if r.NamespaceSelector == "" && namespace != "" && (!of.empty() || r.NotSelector != "") {
+		of.all = append(of.all, In(calicov3.LabelNamespace, namespace))
 	}
-	return x, nil
+	return of, not, err
 }
 
 // set is a network set that contains the address in question.
