@@ -211,8 +211,10 @@ func (a *Applier) Until(ctx context.Context, what string, ask func() (left strin
 	said, began := "", time.Now()
 	for {
 		left, err := ask()
+		// A client that limits its rate fails before the end, if it could only ask after it.
+		late := err != nil && strings.Contains(err.Error(), "would exceed context deadline")
 		switch {
-		case ctx.Err() != nil && said != "":
+		case (late || ctx.Err() != nil) && said != "":
 			return fmt.Errorf("%s: waited %s for %s: %s", a.Cluster.Context, time.Since(began).Round(time.Second), what,
 				show.Printable(said))
 		case err != nil:
