@@ -171,9 +171,11 @@ func (p *Plan) configure(remotes []config.Remote) {
 // slices have outside of its present subnets is no endpoint of it.
 func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 	w := p.work("")
+	removed := false
 	for _, cluster := range p.clusters {
 		if cluster != p.own && !slices.ContainsFunc(remotes, func(r config.Remote) bool { return r.Name == cluster }) {
 			w.removeCluster(cluster)
+			removed = true
 		}
 	}
 	order, prefixes, subnets := p.clusters, maps.Clone(p.prefixes), maps.Clone(p.subnets)
@@ -186,7 +188,8 @@ func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 			w.removeOutside(r.Name)
 		}
 	}
-	if !sameOrder(order, p.clusters) { // which cluster decides on a global service may be another one
+	// Which cluster decides on a global service may be another one, also where nothing is known from one that was removed.
+	if removed || !sameOrder(order, p.clusters) {
 		for _, name := range sorted(p.targets) {
 			p.targets[name].hostnames.Decide(w.clusters)
 			w.problemsDirty[name] = true
