@@ -190,7 +190,10 @@ func errResync(why string) error {
 // this one; nil if the last snapshots are too recent.
 func (r *Replica) Resync(now time.Time, why string) error {
 	asked := false
-	for _, k := range r.kinds {
+	for of, k := range r.kinds {
+		if r.current != nil && !r.current.exported[of] {
+			continue
+		}
 		if now.Sub(k.snapshotAt) >= minResyncInterval {
 			k.resync = max(k.resync, resyncByDigest)
 			asked = true

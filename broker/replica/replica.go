@@ -191,7 +191,12 @@ func (r *Replica) SetLimits(limits config.Limits, brake config.Brake) {
 	}
 	r.limits, r.brake = limits, brake
 	for of, k := range r.kinds {
-		k.limit = limitOf(of, limits)
+		if is := limitOf(of, limits); is != k.limit {
+			k.limit, k.changed, k.resyncInterval = is, true, 0
+		}
+	}
+	if s := r.current; s != nil && s.staging != nil {
+		s.staging.limit = limitOf(s.staging.kind, limits)
 	}
 }
 
