@@ -55,6 +55,8 @@ const (
 	maxReason  = 512
 	// maxUnexported outcomes of Services that are not exported are kept.
 	maxUnexported = 1000
+	// maxOutcomes is a broker's own limit of the outcomes that it reports.
+	maxOutcomes = 10_000
 	// maxLogged refusals are logged as warnings at once, and then one in logEvery. The others are logged at level debug.
 	// Events, metrics and status contain all.
 	maxLogged = 20
@@ -423,7 +425,8 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 		return
 	}
 	// One that was deleted may be exported again before the next heartbeat: the broker does not repeat its outcome.
-	if !exported && len(p.outcomes) >= maxUnexported {
+	room := len(p.outcomes) < maxUnexported || exported && len(p.outcomes) < maxOutcomes
+	if _, known := p.outcomes[key]; !known && !room {
 		return
 	}
 	p.verdictChanges++
@@ -483,15 +486,15 @@ func (p *Publisher) recordSent(m *semaphorev1.PublishRequest, at time.Time) {
 			Source: p.cluster, Object: key.String(), Action: action, To: p.broker.Cluster, Detail: "to " + p.broker.Cluster,
 			ObservedAt: change.GetObservedAt().AsTime(), At: at,
 		})
-		p.forgetRefusal(key, change.GetRevision())
+		p.forgetRefusal(key, change.GetRevision(), change.GetUpsert() == nil)
 	}
 }
 
-func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
+func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64, gone bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// The broker may have refused this revision already.
-	if r, ok := p.refused[key]; ok && r.revision < revision {
+	// The broker may have refused this revision already. It refuses no deletion, whatever revision it names.
+	if r, ok := p.refused[key]; ok && (gone || r.revision < revision) {
 		delete(p.refused, key)
 	}
 }
