@@ -24,22 +24,22 @@ const (
 	// namesAgain is how old the addresses of a name must be before it is looked up again, and lookupTimeout how long
 	// that may take.
 	namesAgain, lookupTimeout = 30 * time.Second, 5 * time.Second
-	// maxAsking is how many look-ups and questions to nodes run at a time. Others wait for the next occasion.
+	// maxAsking is how many look-ups and questions to nodes of a remote run at a time. Others wait for the next occasion.
 	maxAsking = 8
 	// spare is how much an agent may remember of the candidates of a remote beside twice what its nodes had at the last
 	// whole set of the device, which forgets the rest. A remote may change names and keys as often as its limits allow.
 	spare = 1024
 )
 
-// asking runs look-ups of names and questions to nodes, which wait for the network, outside of the loop. It is safe for
-// concurrent use.
+// asking runs look-ups of names and questions to nodes of a remote, which wait for the network, outside of the loop. A
+// remote whose names or nodes do not answer delays no other one. It is safe for concurrent use.
 type asking struct {
 	slots chan struct{}
 
 	mu       sync.Mutex
-	names    map[string]map[string]*name // by cluster
-	version  int                         // grows when a name has other addresses
-	answered map[string][]plan.Question
+	names    map[string]*name
+	version  int // grows when a name has other addresses
+	answered []plan.Question
 }
 
 type name struct {
@@ -48,8 +48,7 @@ type name struct {
 }
 
 func newAsking() *asking {
-	return &asking{slots: make(chan struct{}, maxAsking), names: map[string]map[string]*name{},
-		answered: map[string][]plan.Question{}}
+	return &asking{slots: make(chan struct{}, maxAsking), names: map[string]*name{}}
 }
 
 // do runs f in a goroutine if there is room.
@@ -66,18 +65,15 @@ func (a *asking) do(f func()) bool {
 	return true
 }
 
-// addresses returns the known addresses of a name of a cluster, and has it looked up if it never was, or again is set
-// and it was a while ago.
-func (a *asking) addresses(ctx context.Context, cluster, host string, again bool) []netip.Addr {
+// addresses returns the known addresses of a name, and has it looked up if it never was, or again is set and it was a
+// while ago.
+func (a *asking) addresses(ctx context.Context, host string, again bool) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.names[cluster] == nil {
-		a.names[cluster] = map[string]*name{}
-	}
-	n := a.names[cluster][host]
+	n := a.names[host]
 	if n == nil {
 		n = &name{}
-		a.names[cluster][host] = n
+		a.names[host] = n
 	}
 	now := time.Now()
 	if n.at.IsZero() || (again || len(n.addresses) == 0) && now.Sub(n.at) >= namesAgain {
@@ -88,17 +84,17 @@ func (a *asking) addresses(ctx context.Context, cluster, host string, again bool
 	return n.addresses
 }
 
-// keep forgets the names of a cluster that are not among these.
-func (a *asking) keep(cluster string, hosts map[string]bool) {
+// keep forgets the names that are not among these.
+func (a *asking) keep(hosts map[string]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.names[cluster], func(host string, _ *name) bool { return !hosts[host] })
+	maps.DeleteFunc(a.names, func(host string, _ *name) bool { return !hosts[host] })
 }
 
-func (a *asking) count(cluster string) int {
+func (a *asking) count() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.names[cluster])
+	return len(a.names)
 }
 
 func (a *asking) lookUp(ctx context.Context, host string, n *name) {
@@ -121,24 +117,24 @@ func (a *asking) lookUp(ctx context.Context, host string, n *name) {
 	}
 }
 
-// ask asks a node of a cluster whether it answers.
-func (a *asking) ask(ctx context.Context, cluster string, q plan.Question, port uint16) {
+// ask asks a node whether it answers.
+func (a *asking) ask(ctx context.Context, q plan.Question, port uint16) {
 	a.do(func() {
 		to := netip.AddrPortFrom(q.At.Addr(), port)
 		if m, err := paths.MeasurePath(ctx, to, plan.LeastMTU, plan.LeastMTU); err == nil && m.Answered {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			a.answered[cluster] = append(a.answered[cluster], q)
+			a.answered = append(a.answered, q)
 		}
 	})
 }
 
-// take returns the questions of a cluster that were answered, and the version of the names.
-func (a *asking) take(cluster string) ([]plan.Question, int) {
+// take returns the questions that were answered, and the version of the names.
+func (a *asking) take() ([]plan.Question, int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	answered := a.answered[cluster]
-	delete(a.answered, cluster)
+	answered := a.answered
+	a.answered = nil
 	return answered, a.version
 }
 
@@ -155,7 +151,7 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 		}
 		all := bounds.Candidates(w.GetCandidates(), func(host string) []netip.Addr {
 			names[host] = true
-			return r.asking.addresses(ctx, d.cluster, host, false)
+			return d.asking.addresses(ctx, host, false)
 		})
 		if len(all) == 0 && w.GetAddress() != "" {
 			continue // it is refused, with the reason
@@ -172,8 +168,8 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 	return names
 }
 
-// remembers is how many names and peers with candidates the agent remembers of the remote of a device.
-func (r *Reconciler) remembers(d *device) int { return r.asking.count(d.cluster) + d.candidates.Len() }
+// remembers is how many names and peers with candidates the agent remembers of the remote.
+func (d *device) remembers() int { return d.asking.count() + d.candidates.Len() }
 
 // livePeers returns the endpoints of the peers of a device, nil for none, that have a live session.
 func livePeers(existing *kernel.Device) plan.Wanted {
@@ -200,7 +196,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 	looked := d.candidates.Look(now, peers)
 	for node, p := range r.Session.Peers(d.cluster, r.nodesOf(d, looked.Lost)) {
 		for _, host := range plan.NamesOf(p.GetWireguard().GetCandidates()) {
-			_ = r.asking.addresses(ctx, d.cluster, host, true)
+			_ = d.asking.addresses(ctx, host, true)
 		}
 		slog.Debug("no candidate of a node answers; the agent tries them again", "node", node, "device", d.name)
 	}
@@ -209,7 +205,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 			slog.Debug("cannot set endpoints on trial; the next check sees it", "device", d.name, "error", err)
 		}
 	}
-	answered, version := r.asking.take(d.cluster)
+	answered, version := d.asking.take()
 	moved := looked.Moved
 	for _, q := range answered {
 		if d.candidates.Answered(now, q) {
@@ -217,7 +213,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 		}
 	}
 	d.moved = r.nodesOf(d, moved)
-	if d.namesVersion != version && r.asking.count(d.cluster) > 0 {
+	if d.namesVersion != version && d.asking.count() > 0 {
 		d.namesVersion, d.peers = version, nil // set all again: which nodes have the name is not known
 	}
 	for node := range r.nodesOf(d, looked.Found) {
@@ -229,7 +225,7 @@ func (r *Reconciler) lookAtCandidates(ctx context.Context, d *device, peers []wg
 	}
 	for _, q := range d.candidates.Ask() {
 		if port := d.applied.Device.GetProbePort(); port != 0 {
-			r.asking.ask(ctx, d.cluster, q, uint16(port))
+			d.asking.ask(ctx, q, uint16(port))
 		}
 	}
 }

@@ -1,8 +1,11 @@
 package device
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -30,9 +33,6 @@ func TestCandidatesAreForgotten(t *testing.T) {
 		Node:  guard.NewMonitor(cfg, n, n.Guard(), session, board, sink, func() {}),
 		Peers: paths.New(n, session, sink, func(string) {}, func() {}, func() string { return "" }),
 		Board: board, Events: sink})
-	for range maxAsking { // look-ups of names are under way: none begins
-		r.asking.slots <- struct{}{}
-	}
 	session.Begin(nil)
 	revision := uint64(0)
 	receive := func(changes ...*semaphorev1.PeeringChange) {
@@ -54,6 +54,9 @@ func TestCandidatesAreForgotten(t *testing.T) {
 	_, err = session.Receive(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
 		Synced: &semaphorev1.Synced{Revision: revision, Clusters: []string{"c2"}}}})
 	testkit.Must(t, err)
+	for range maxAsking { // look-ups of names are under way: none begins
+		r.device("c2").asking.slots <- struct{}{}
+	}
 	r.Set(t.Context(), "c2")
 	if r.device("c2").peers == nil {
 		t.Fatal("the device is not set: ", r.device("c2").problem)
@@ -69,14 +72,41 @@ func TestCandidatesAreForgotten(t *testing.T) {
 				PublicKey: public[:], Address: "192.0.2.77:51820",
 				Candidates: []string{"192.0.2.77:51820", fmt.Sprintf("a%d.example:51820", i)}}}}})
 		r.SetPeers(t.Context(), "c2", map[string]bool{"n1": true})
-		most = max(most, r.remembers(r.device("c2")))
+		most = max(most, r.device("c2").remembers())
 	}
 	if most > 2*spare {
 		t.Errorf("one node has a name, and the agent remembers %d names and peers", most)
 	}
-	receive(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}})
-	r.Set(t.Context(), "c2")
-	if n := r.asking.count("c2"); n > 0 {
-		t.Errorf("the device is gone, and the agent remembers %d names", n)
-	}
+}
+
+// TestNamesOfOneRemoteDelayNoOther: names of one remote that its DNS does not answer do not keep those of another
+// remote from being looked up.
+func TestNamesOfOneRemoteDelayNoOther(t *testing.T) {
+	was := net.DefaultResolver
+	defer func() { net.DefaultResolver = was }()
+	synctest.Test(t, func(t *testing.T) {
+		net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done() // the DNS of the zone does not answer
+			return nil, ctx.Err()
+		}}
+		r := &Reconciler{devices: map[string]*device{}}
+		ctx, cancel := context.WithCancel(t.Context())
+		start := time.Now()
+		for range 120 { // an hour of full checks: devices are set in the order of their names
+			for i := range 20 {
+				r.device("c2").asking.addresses(ctx, fmt.Sprintf("n%d.c2.example.", i), false)
+			}
+			r.device("c3").asking.addresses(ctx, "n1.c3.example.", false)
+			time.Sleep(plan.FullCheck)
+		}
+		a := r.device("c3").asking
+		a.mu.Lock()
+		at := a.names["n1.c3.example."].at
+		a.mu.Unlock()
+		if at.IsZero() {
+			t.Errorf("after %s the name of c3 was never looked up", time.Since(start))
+		}
+		cancel()
+		synctest.Wait()
+	})
 }

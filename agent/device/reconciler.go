@@ -67,7 +67,6 @@ type Reconciler struct {
 	cfg     *config.Agent
 	kernel  Kernel
 	metrics *metrics
-	asking  *asking
 	devices map[string]*device // by cluster
 }
 
@@ -96,6 +95,7 @@ type device struct {
 	claims  plan.Claims
 	roaming plan.Roaming
 	roamed  int
+	asking  *asking
 	// candidates has the endpoints in use of the nodes that have several, and moved are the nodes that have another since
 	// the last look. namesVersion says which addresses of names are in use, and remembered how much is remembered of
 	// candidates since the last whole set.
@@ -111,8 +111,7 @@ type device struct {
 }
 
 func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
-	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), asking: newAsking(),
-		devices: map[string]*device{}}
+	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), devices: map[string]*device{}}
 }
 
 func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
@@ -120,7 +119,7 @@ func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all(
 func (r *Reconciler) device(cluster string) *device {
 	d := r.devices[cluster]
 	if d == nil {
-		d = &device{cluster: cluster, name: naming.Device(cluster)}
+		d = &device{cluster: cluster, name: naming.Device(cluster), asking: newAsking()}
 		r.devices[cluster] = d
 	}
 	return d
@@ -210,7 +209,7 @@ func (r *Reconciler) apply(
 	if existing != nil && read == nil { // matchesApplied has
 		r.lookAtCandidates(ctx, d, existing.Peers)
 	}
-	r.asking.keep(d.cluster, r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
+	d.asking.keep(r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
 	if existing != nil && read == nil {
 		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
 	}
@@ -295,7 +294,7 @@ func (r *Reconciler) setPeers(ctx context.Context, cluster string, nodes map[str
 	changed := r.Session.Peers(cluster, nodes)
 	// A permissive remote has a route for each peer.
 	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 ||
-		r.remembers(d) > 2*d.remembered+spare {
+		d.remembers() > 2*d.remembered+spare {
 		r.Set(ctx, cluster)
 		return false
 	}

@@ -77,7 +77,7 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 			_, _, there := d.peers.Endpoint(key)
 			return there
 		})
-		d.remembered = r.remembers(d)
+		d.remembered = d.remembers()
 	}
 	was := d.problem
 	r.describe(d, now, done.Applied)

@@ -32,7 +32,6 @@ func (r *Reconciler) remove(d *device) {
 		return
 	}
 	delete(r.devices, d.cluster)
-	r.asking.keep(d.cluster, nil)
 	r.Schedule.Forget(d.cluster)
 	r.Keys.Forget(d.cluster)
 	r.Session.Forget(d.cluster)
