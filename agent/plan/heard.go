@@ -43,6 +43,9 @@ func (h *Heard) Update(now time.Time, peers []wgtypes.Peer, wanted map[string]*s
 		}
 		is := h.nodes[node]
 		shook := p.LastHandshakeTime.Unix() > 0
+		if is != nil && is.lost.After(now) { // the clock was set back
+			is.lost = now
+		}
 		switch {
 		case is == nil:
 			strict := p.PersistentKeepaliveInterval == 0 && !wanted[node].GetWireguard().GetCalls()

@@ -324,17 +324,16 @@ func (s *Server) attach(a *attachment) {
 	}
 	older := s.attached[a.agent.NodeUID]
 	s.attached[a.agent.NodeUID] = a
-	undelivered := s.undelivered
+	if s.undelivered != nil {
+		a.mu.Lock() // with s.mu held: a newer list comes after this one
+		a.session.notify(ofUndelivered, s.undelivered)
+		a.mu.Unlock()
+	}
 	_, podEnded := s.endedPods[a.agent.PodUID]
 	s.mu.Unlock()
 	if podEnded { // it ended between its admission and here
 		a.stop(errPodEnded)
 		return
-	}
-	if undelivered != nil {
-		a.mu.Lock()
-		a.session.notify(ofUndelivered, undelivered)
-		a.mu.Unlock()
 	}
 	if older != nil {
 		older.stop(status.Error(codes.Aborted, "a newer stream of this node replaced this one"))
