@@ -12,6 +12,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -105,8 +106,32 @@ func (a *Access) OneCluster() error {
 	return nil
 }
 
+// Leading returns the status of a broker that leads and works. It fails for any other part, with the code Unimplemented
+// if it is no broker.
+func (p *Part) Leading(ctx context.Context) (*semaphorev1.GetStatusResponse, error) {
+	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	switch {
+	case err != nil:
+		return nil, err
+	case s.GetPart() != Broker:
+		return nil, grpcstatus.Error(codes.Unimplemented, "no broker")
+	}
+	return s, Works(s)
+}
+
+// Works returns an error unless an exporter or broker leads and is ready. Until then what its status lacks may exist.
+func Works(s *semaphorev1.GetStatusResponse) error {
+	switch {
+	case s.GetStandby():
+		return fmt.Errorf("this %s is a standby: ask the leader", s.GetPart())
+	case !s.GetReady():
+		return fmt.Errorf("this %s does not work yet: %s", s.GetPart(), strings.Join(finding.Wrong(s), "; "))
+	}
+	return nil
+}
+
 // Broker returns the status of the leading broker among the parts. A part that does not answer matters only if no
-// broker leads. It fails if none of them answers and leads.
+// broker leads. It fails if none of them answers, leads and works.
 func (t *Target) Broker(ctx context.Context, timeout time.Duration,
 	does string) (*semaphorev1.GetStatusResponse, error) {
 	if err := t.Access.OneCluster(); err != nil {
@@ -114,17 +139,11 @@ func (t *Target) Broker(ctx context.Context, timeout time.Duration,
 	}
 	var found *semaphorev1.GetStatusResponse
 	err := t.Brokers(ctx, timeout, does, "a broker", func(ctx context.Context, p *Part) error {
-		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-		switch {
-		case err != nil:
-			return err
-		case s.GetPart() != Broker:
-			return grpcstatus.Error(codes.Unimplemented, "no broker")
-		case s.GetStandby():
-			return errors.New("this broker is a standby: ask the leader")
+		s, err := p.Leading(ctx)
+		if err == nil {
+			found = s
 		}
-		found = s
-		return nil
+		return err
 	})
 	if found != nil {
 		err = nil

@@ -23,7 +23,7 @@ type BrokerSets struct {
 	Now   time.Time
 }
 
-// AskSets asks the broker among the parts. It fails if no broker with the feature policy answers.
+// AskSets asks the broker among the parts. It fails if no broker with the feature policy answers, leads and works.
 func AskSets(ctx context.Context, t *Target, req *semaphorev1.ListSetsRequest,
 	timeout time.Duration) (*BrokerSets, error) {
 	var found *BrokerSets
@@ -33,7 +33,7 @@ func AskSets(ctx context.Context, t *Target, req *semaphorev1.ListSetsRequest,
 			if err != nil {
 				return err
 			}
-			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+			s, err := p.Leading(ctx)
 			if err != nil {
 				return err
 			}

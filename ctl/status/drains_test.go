@@ -8,11 +8,13 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
-// TestVerbDrains: the output for what is drained, also in a status, and where nothing is.
+// TestVerbDrains: the output for what is drained, also in a status, and where nothing is. A broker that has not read
+// the drains yet, or cannot read one, does not say that nothing is drained.
 func TestVerbDrains(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	drains := []*semaphorev1.DrainStatus{
@@ -21,9 +23,12 @@ func TestVerbDrains(t *testing.T) {
 		{Target: &semaphorev1.DrainTarget{Cluster: "c3", Node: "n1"}, Since: timestamppb.New(now.Add(-2 * time.Hour)),
 			Until: timestamppb.New(now.Add(90*time.Minute + 30*time.Second)), Prefixes: []string{"10.3.1.0/24"}},
 	}
-	standby := false
+	standby, ready := false, true
+	var wrong []finding.Finding
 	broker := ctltest.Serve(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
-		return &semaphorev1.GetStatusResponse{Now: timestamppb.New(now), Ready: !standby, Standby: standby, Drains: drains}
+		s := &semaphorev1.GetStatusResponse{Now: timestamppb.New(now), Ready: ready, Standby: standby, Drains: drains}
+		finding.Judge(s, wrong...)
+		return s
 	})
 	agent := ctltest.Serve(t, debug.NewRecorder("agent", "c1", "n1"), ctltest.Well)
 	s := ctltest.NewSession(t)
@@ -36,6 +41,12 @@ func TestVerbDrains(t *testing.T) {
 		}
 	}
 	drains = nil
+	s.Call("get drains", "--socket", broker)
+	wrong = finding.Line(finding.DrainsFailed, "", "drain k of ConfigMap semaphore/drains is not active: no JSON")
+	s.Call("get drains", "--socket", broker)
+	s.Call("get drains -o json", "--socket", broker)
+	ready, wrong = false, append(finding.Line(finding.NotReady, "", "not ready: the engines do not work yet"),
+		finding.Line(finding.DrainsFailed, "", "drains are not known: ConfigMap semaphore/drains: forbidden")...)
 	s.Call("get drains", "--socket", broker)
 	standby = true
 	s.Call("get drains", "--socket", broker)

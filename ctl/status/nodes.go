@@ -21,7 +21,7 @@ func nodesCommand(access *fleet.Access) *cobra.Command {
 		Long: `Prints the nodes of a cluster as its broker knows them: whether the agent is attached and since when, how many
 changes it has not programmed yet, its devices, and the packets in the clear that the guard dropped.
 
-Exit code 0 when all nodes are well, 1 when the broker cannot be asked, 2 when one is not.`,
+Exit code 0 when all nodes are well, 1 when no working broker answers, 2 when one is not.`,
 	}
 	return ofStatus(access, cmd, "knows the nodes",
 		func(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {

@@ -13,8 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -50,7 +48,7 @@ endpoints: all, those of one namespace, or one of them, as it is called in its o
 NAMESPACE or NAMESPACE/NAME chooses among more. The table has 100 columns; -o wide shows all in full.
 "semaphorectl trace service/NAMESPACE/NAME" has the way of one.
 
-Exit code 0 when all are written, 1 when the broker cannot be asked, 2 when one cannot be.`, maxServices),
+Exit code 0 when all are written, 1 when no working broker answers, 2 when one cannot be.`, maxServices),
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			like := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE}
@@ -91,12 +89,9 @@ Exit code 0 when all are written, 1 when the broker cannot be asked, 2 when one 
 
 // servicesAt asks a broker for the Services like one, and for its way of each. more is how many it does not describe.
 func servicesAt(ctx context.Context, p *fleet.Part, like *semaphorev1.ObjectKey) (all []service, more int, err error) {
-	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	s, err := p.Leading(ctx)
 	if err != nil {
 		return nil, 0, err
-	}
-	if s.GetPart() != fleet.Broker {
-		return nil, 0, grpcstatus.Error(codes.Unimplemented, "no broker")
 	}
 	names := map[string]bool{}
 	for _, cluster := range fleet.LinkedOf(s) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -77,6 +79,25 @@ func TestNodes(t *testing.T) {
 	nodes = nil
 	s.Call("get nodes", "--socket", broker)
 	s.Golden("nodes", nil)
+}
+
+// TestABrokerThatDoesNotKnow: a leader that does not work yet, and a standby, have no nodes, Services and sets to show,
+// and say so; that is not their absence.
+func TestABrokerThatDoesNotKnow(t *testing.T) {
+	for says, status := range map[string]*semaphorev1.GetStatusResponse{
+		"this broker does not work yet: not ready": {},
+		"this broker is a standby: ask the leader": {Standby: true, Leader: "semaphore-broker-a"},
+	} {
+		broker := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
+			return judged(proto.CloneOf(status))
+		}, debug.Answers{Sets: func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) { return nil, nil }})
+		for _, verb := range []string{"nodes", "services", "sets"} {
+			if out, code, err := ctltest.Run(t, "get", verb, "--socket", broker); code != 1 || out != "" ||
+				!strings.Contains(err.Error(), says) {
+				t.Errorf("get %s: exit code %d, %v\n%s", verb, code, err, out)
+			}
+		}
+	}
 }
 
 // TestOwnNameOfAService: the own name of a Service has a line of its own, with where it leads and what is written for

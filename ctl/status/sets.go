@@ -30,8 +30,8 @@ func setsCommand(access *fleet.Access) *cobra.Command {
 		Long: `Prints the sets of remote pods that the broker keeps as network sets for policies to select: of one cluster, of
 one namespace there, or a single one. AGE is the time since the remote last sent a message about its pods.
 
-Exit code 0 when all sets are written, 1 when the broker cannot be asked, 2 if a set is pending or failed, or its
-remote is disconnected.`,
+Exit code 0 when all sets are written, 1 when no working broker answers, 2 if a set is pending or failed, or its remote
+is disconnected.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {

@@ -37,7 +37,7 @@ type location struct {
 }
 
 // locate asks all parts where an object is, and returns that in the order in which a change travels. A part that cannot
-// be asked is an error beside; one that keeps no objects, and a standby, says nothing.
+// be asked, or that does not lead, is an error beside; one that keeps no objects says nothing.
 func locate(ctx context.Context, parts []*fleet.Part, o object) ([]location, error) {
 	kind, _ := semaphorev1.KindOf(o.kind)
 	of := &semaphorev1.ObjectKey{Kind: kind, Namespace: o.namespace, Name: o.name}
@@ -49,7 +49,7 @@ func locate(ctx context.Context, parts []*fleet.Part, o object) ([]location, err
 		if err == nil {
 			answer, err = p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
 		}
-		if code := grpcstatus.Code(err); code == codes.Unimplemented || code == codes.FailedPrecondition {
+		if grpcstatus.Code(err) == codes.Unimplemented {
 			return nil, nil
 		}
 		if err != nil {

@@ -1,15 +1,20 @@
 package trace
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
@@ -128,6 +133,26 @@ func TestTrace(t *testing.T) {
 	if out, code := trace("trace", "service/shop/echo", "-o", "json"); code != 2 ||
 		strings.Contains(out, "\x1b") {
 		t.Errorf("refused: code %d:\n%s", code, out)
+	}
+}
+
+// TestLocateWithoutALeader: a part that does not lead or work does not know where an object is, and is named. One that
+// keeps no objects is not.
+func TestLocateWithoutALeader(t *testing.T) {
+	broker := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c1", ""), ctltest.Well, debug.Answers{
+		Locate: func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+			return nil, grpcstatus.Error(codes.FailedPrecondition, "this broker leads, and does not work yet")
+		}})
+	agent := ctltest.Serve(t, debug.NewRecorder("agent", "c1", "node-1"), ctltest.Well)
+	target := fleet.Target{Access: &fleet.Access{}, Sockets: []string{broker, agent}}
+	parts := testkit.Value(target.Dial(t.Context()))(t)
+	places, err := locate(t.Context(), parts, object{kind: "service", namespace: "shop", name: "echo"})
+	if want := broker + ": this broker leads, and does not work yet"; len(places) > 0 || err == nil ||
+		err.Error() != want {
+		t.Errorf("%v, %v, not %s", places, err, want)
+	}
+	for _, p := range parts {
+		must(t, p.Close())
 	}
 }
 
