@@ -140,6 +140,9 @@ func (b *bundle) part(ctx context.Context, c *fleet.Cluster, name, part, node st
 		return
 	}
 	defer p.Close()
+	if p.Standby != nil {
+		b.fail("%s: %s: %v", in, name, p.Standby)
+	}
 	add := func(file string, m proto.Message) {
 		data, err := protojson.MarshalOptions{UseProtoNames: true, Multiline: true}.Marshal(m)
 		if err != nil {

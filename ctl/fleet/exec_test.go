@@ -1,6 +1,8 @@
 package fleet_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -10,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -27,9 +30,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
+	"github.com/kube-semaphore/semaphore/ctl"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -325,6 +330,56 @@ func TestThroughTheApiserver(t *testing.T) {
 		!slices.Equal(k.were(), []string{"semaphore-broker-b: semaphorectl stdio --read-only"}) {
 		t.Errorf("with the slices: %v", err)
 	}
+
+	// If only standbys can be reached, they answer, and the error says why their leaders do not. That is no answer of a
+	// leader: nothing is well.
+	b, e := k.sockets["semaphore-broker-b"], k.sockets["semaphore-exporter-b"]
+	k.sockets["semaphore-broker-b"], k.sockets["semaphore-exporter-b"] = "", ""
+	const lost = "only a standby answers; the leader is semaphore-%[1]s-b: %[2]s: exec in pod semaphore/" +
+		"semaphore-%[1]s-b: semaphorectl: no part's socket in /run/semaphore"
+	got, err = ask(kubeconfig, fleet.Exporter, fleet.Broker)
+	raw := clientcmd.GetConfigFromFileOrDie(kubeconfig)
+	raw.Contexts["again"] = raw.Contexts[raw.CurrentContext]
+	must(t, clientcmd.WriteToFile(*raw, kubeconfig))
+	said := map[string]string{"Dial": fmt.Sprint(err)}
+	for _, verb := range []string{"get findings -o json", "bundle " + filepath.Join(t.TempDir(), "archive"),
+		"check --traffic --context test,again"} {
+		var out bytes.Buffer
+		cmd, args := ctl.Command(), strings.Fields(verb)
+		cmd.SetArgs(append(args, "--kubeconfig", kubeconfig))
+		cmd.SetOut(&out)
+		cmd.SetErr(io.Discard)
+		err := cmd.ExecuteContext(t.Context())
+		switch {
+		case err == nil:
+			t.Errorf("%s: all is well: %s", verb, out.String())
+		case args[0] == "check": // it asks no exporter for its status
+			if want := fmt.Sprintf(lost, "broker", "test"); !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, not %s", verb, err, want)
+			}
+			continue
+		case args[0] == "bundle":
+			archive := testkit.Value(os.Open(args[1]))(t)
+			out.Reset()
+			_ = testkit.Value(io.Copy(&out, testkit.Value(gzip.NewReader(archive))(t)))(t)
+			must(t, archive.Close())
+		}
+		said[verb] = out.String()
+	}
+	c := testkit.Value((&fleet.Access{Kubeconfig: kubeconfig, Namespace: "semaphore"}).Cluster())(t)
+	for _, part := range []string{"broker", "exporter"} {
+		s, err := c.Status(t.Context(), part, "", time.Minute)
+		said["Status"] = fmt.Sprint(err)
+		for from, text := range said {
+			if want := fmt.Sprintf(lost, part, c.Context); !strings.Contains(text, want) {
+				t.Errorf("%s, with a standby of the %s: %s, not %s", from, part, text, want)
+			}
+		}
+		if !s.GetStandby() || !got[part].GetStandby() {
+			t.Errorf("%s: the standby does not answer: %v, %v", part, s, got)
+		}
+	}
+	k.sockets["semaphore-broker-b"], k.sockets["semaphore-exporter-b"] = b, e
 
 	// A part that cannot be reached does not prevent the request to the other one, and the error has the reason from
 	// its pod.

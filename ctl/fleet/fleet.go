@@ -6,6 +6,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,6 +99,8 @@ type Part struct {
 	Where string
 	// Context is the context of the cluster, if the part was reached through an apiserver.
 	Context string
+	// Standby is why this is a standby in place of its leader, which was sought; nil for any other part.
+	Standby error
 	conn    *grpc.ClientConn
 	// carrier is the connection below gRPC's, which gRPC closes too late for us; nil for none.
 	carrier io.Closer
@@ -113,14 +116,19 @@ func (p *Part) Close() error {
 
 type Dialer func(context.Context) (*Part, error)
 
-// Dial returns the parts to ask. It fails as Dialers does, and, beside parts, for others that cannot be reached.
+// Dial returns the parts to ask. It fails as Dialers does, and, beside parts, for others that cannot be reached, such
+// as the leader of a standby.
 func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 	dialers, err := t.Dialers()
 	if err != nil {
 		return nil, err
 	}
 	found, failed := All(dialers, func(dial Dialer) (*Part, error) { return dial(ctx) })
-	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
+	found = slices.DeleteFunc(found, func(p *Part) bool { return p == nil })
+	for _, p := range found {
+		failed = append(failed, p.Standby)
+	}
+	return found, joinLines(failed)
 }
 
 // Dialers returns a Dialer for each part to ask, for those who do not wait for the slowest. It fails for flags that
@@ -150,11 +158,15 @@ func (t *Target) socketDialers() (out []Dialer, err error) {
 	}
 	for _, socket := range sockets {
 		out = append(out, func(ctx context.Context) (*Part, error) {
-			path := socket
+			path, standby := socket, error(nil)
 			if len(t.Sockets) == 0 {
-				path = leading(ctx, socket)
+				path, standby = leading(ctx, socket)
 			}
-			return newPart(path, "unix://"+path, insecure.NewCredentials())
+			p, err := newPart(path, "unix://"+path, insecure.NewCredentials())
+			if err == nil {
+				p.Standby = standby
+			}
+			return p, err
 		})
 	}
 	return out, nil
@@ -224,26 +236,31 @@ func InContainer() bool {
 
 // leading returns the socket of the leader: if the part of a socket is a standby, the socket that it has for the
 // leader. kubectl exec with the name of a Deployment picks any of its pods. On any error it returns the part's own
-// socket.
-func leading(ctx context.Context, socket string) string {
+// socket, and of a standby the error.
+func leading(ctx context.Context, socket string) (string, error) {
 	toLeader := conns.ToLeader(socket)
 	if _, err := os.Stat(toLeader); err != nil {
-		return socket
+		return socket, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askRole)
 	defer cancel()
-	for _, path := range []string{socket, toLeader} {
+	leads := func(path string) (bool, error) {
 		p, err := newPart(path, "unix://"+path, insecure.NewCredentials())
 		if err != nil {
-			return socket
+			return false, err
 		}
+		defer p.Close()
 		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-		_ = p.Close()
-		if path == socket && !s.GetStandby() || path == toLeader && (err != nil || s.GetStandby()) {
-			return socket
-		}
+		return !s.GetStandby(), err
 	}
-	return toLeader
+	if is, err := leads(socket); is || err != nil {
+		return socket, nil
+	}
+	if is, err := leads(toLeader); !is || err != nil {
+		return socket, fmt.Errorf("only a standby answers, and its socket to the leader does not: %w",
+			cmp.Or(err, errors.New("another standby does")))
+	}
+	return toLeader, nil
 }
 
 func newPart(where, target string, creds credentials.TransportCredentials) (*Part, error) {

@@ -149,8 +149,9 @@ func (c *Cluster) leader(ctx context.Context) string {
 // reach bounds the time to reach a part through an apiserver.
 const reach = 15 * time.Second
 
-// Part connects to one of the pods of a part, of one node for an agent: to the one that leads, if it can be reached. It
-// fails with the reasons of all pods if none can be reached, and at once if the caller may not exec.
+// Part connects to one of the pods of a part, of one node for an agent: to the one that leads, or a standby if the
+// leader cannot be reached. It fails with the reasons of all pods if none can be reached, and at once if the caller may
+// not exec.
 func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
 	ctx, cancel := context.WithTimeout(ctx, reach)
 	defer cancel()
@@ -173,7 +174,8 @@ func (c *Cluster) Part(ctx context.Context, part, node string) (*Part, error) {
 	return nil, failed
 }
 
-// Status asks a part for its status. It has the time twice: to be reached, and to answer. It fails if a part does not.
+// Status asks a part for its status. It has the time twice: to be reached, and to answer. It fails if a part does not,
+// and, beside the status of a standby, if the leader cannot be reached.
 func (c *Cluster) Status(ctx context.Context, part, node string,
 	timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
 	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
@@ -182,24 +184,25 @@ func (c *Cluster) Status(ctx context.Context, part, node string,
 	if err != nil {
 		return nil, err
 	}
-	return p.Status(ctx, timeout)
+	s, err := p.Status(ctx, timeout)
+	return s, cmp.Or(err, p.Standby)
 }
 
 // fromStandby replaces a standby that names its leader by the leader, because an exporter relays no caller. On any
-// error the standby answers.
+// error the standby answers, and has the error.
 func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {
 	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 	if err != nil || !s.GetStandby() {
 		return p
 	}
-	i := slices.IndexFunc(pods, func(pod *Pod) bool { return pod.Name == s.GetLeader() })
-	if i < 0 {
-		return p
+	err = errors.New("no such pod runs")
+	if i := slices.IndexFunc(pods, func(pod *Pod) bool { return pod.Name == s.GetLeader() }); i >= 0 {
+		var leader *Part
+		if leader, err = c.dial(ctx, pods[i]); err == nil {
+			p.Close()
+			return leader
+		}
 	}
-	leader, err := c.dial(ctx, pods[i])
-	if err != nil {
-		return p
-	}
-	p.Close()
-	return leader
+	p.Standby = fmt.Errorf("only a standby answers; the leader is %s: %w", cmp.Or(s.GetLeader(), "not known"), err)
+	return p
 }

@@ -42,7 +42,7 @@ func (t *Target) Stdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	case t.ReadOnly: // the caller finds the leader itself
 		socket = conns.ToRead(socket)
 	case len(t.Sockets) == 0:
-		socket = leading(ctx, socket)
+		socket, _ = leading(ctx, socket) // the caller sees that it is a standby
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {

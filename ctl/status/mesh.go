@@ -31,9 +31,11 @@ func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.
 	})
 	var silent error
 	for i, err := range failed {
+		if found[i] != nil { // with an error, it is a standby
+			facts.Parts = append(facts.Parts, found[i])
+		}
 		switch {
 		case err == nil:
-			facts.Parts = append(facts.Parts, found[i])
 			continue
 		case fleet.Silent(err):
 			silent = err
@@ -86,7 +88,7 @@ func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, tim
 			facts.Parts = append(facts.Parts, s)
 		}
 	}
-	facts.Notes = append(facts.Notes, fmt.Sprintf("the broker does not answer; %d of %d agents were asked instead",
+	facts.Notes = append(facts.Notes, fmt.Sprintf("the leading broker does not answer; %d of %d agents were asked instead",
 		len(answers), len(pods)))
 }
 

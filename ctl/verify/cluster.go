@@ -67,9 +67,9 @@ func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (_ 
 			out.broker.Close()
 		}
 	}()
-	s, err := out.broker.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	s, err := out.broker.Leading(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(err).Message())
+		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(cmp.Or(out.broker.Standby, err)).Message())
 	}
 	out.name = s.GetCluster()
 	for _, l := range s.GetLinks() {

@@ -22,7 +22,7 @@ type Facts struct {
 	// Context is the context of the kubeconfig, and Server the apiserver's address in it; "" for unknown.
 	Context, Server string
 	Parts           []*semaphorev1.GetStatusResponse
-	// Unreached is why parts did not answer, by part ("broker", "exporter", or "" for the apiserver).
+	// Unreached is why parts that lead did not answer, by part ("broker", "exporter", or "" for the apiserver).
 	Unreached map[string]string
 	// Remotes are the RemoteClusters in the apiserver, which are read if the broker does not answer.
 	Remotes []Remote
@@ -264,15 +264,20 @@ func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 	}
 	for _, part := range []string{"", "broker", "exporter"} {
 		why, unreached := f.Unreached[part]
-		if !unreached {
+		name := cmp.Or(part, "apiserver")
+		who := name
+		i := slices.IndexFunc(f.Parts, func(s *semaphorev1.GetStatusResponse) bool {
+			return s.GetPart() == part && s.GetStandby()
+		})
+		switch {
+		case i < 0 && !unreached, i >= 0 && f.Parts[i].GetLeader() == "": // the standby itself says that nobody leads
 			continue
-		}
-		name := part
-		if part == "" {
-			name = "apiserver"
+		case i >= 0:
+			who, why = "leading "+part, cmp.Or(why, "only a standby was asked")
 		}
 		c.Parts = append(c.Parts, Part{Part: name, State: "does not answer"})
-		m.own(c.Name, f.Context, name, finding.New(finding.Unreached, "", 1, c.Name+": the "+name+" does not answer: "+why))
+		m.own(c.Name, cmp.Or(f.Context, c.Name), name,
+			finding.New(finding.Unreached, "", 1, c.Name+": the "+who+" does not answer: "+why))
 	}
 	if !hears {
 		for _, r := range f.Remotes {
