@@ -37,7 +37,7 @@ type side struct {
 	objects *fleet.Objects
 	// name is the cluster's name in semaphore.
 	name string
-	// broker is the status of its broker; nil with the reason in brokerErr.
+	// broker is the status of its broker, which leads and works; nil with the reason in brokerErr.
 	broker    *semaphorev1.GetStatusResponse
 	brokerErr error
 }
@@ -135,19 +135,25 @@ func (g *pathGatherer) noSuch(end, text, what string) error {
 
 func newSide(ctx context.Context, c *fleet.Cluster) (*side, error) {
 	s := &side{cluster: c}
-	s.broker, s.brokerErr = c.Status(ctx, fleet.Broker, "", askWithin)
-	s.name = s.broker.GetCluster()
+	s.heard(c.Status(ctx, fleet.Broker, "", askWithin))
 	if s.name == "" {
-		exporter, err := c.Status(ctx, fleet.Exporter, "", askWithin)
-		if err != nil {
+		exporter, _ := c.Status(ctx, fleet.Exporter, "", askWithin) // a standby says it, too
+		if s.name = exporter.GetCluster(); s.name == "" {
 			return nil, fmt.Errorf("%s: neither broker nor exporter says which cluster it is: %w", c.Context, s.brokerErr)
 		}
-		s.name = exporter.GetCluster()
 	}
 	named := *c.Objects
 	named.Name = s.name
 	s.objects = &named
 	return s, nil
+}
+
+// heard sets what a broker says. One that does not lead, or does not work yet, says only which cluster it is.
+func (s *side) heard(broker *semaphorev1.GetStatusResponse, err error) {
+	s.name = broker.GetCluster()
+	if s.brokerErr = cmp.Or(err, fleet.Works(broker)); s.brokerErr == nil {
+		s.broker = broker
+	}
 }
 
 // askWithin is how long a part may take for an answer without a measurement.
@@ -538,7 +544,8 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	}
 	// The exporter may select Services by other labels. An existing mirror proves that it did.
 	n.Source.Selected = offered(naming.DefaultMirrorSelector) || g.mirror != nil
-	if exporter, err := g.target.cluster.Status(ctx, fleet.Exporter, "", askWithin); err != nil {
+	exporter, err := g.target.cluster.Status(ctx, fleet.Exporter, "", askWithin)
+	if err = cmp.Or(err, fleet.Works(exporter)); err != nil {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
 	} else if g.mirror == nil {
 		for _, problem := range exporter.GetProblems() {
@@ -691,7 +698,13 @@ func (g *pathGatherer) along(ctx context.Context) {
 		group.Go(func() error { g.onlyProxy(ctx); return nil })
 	}
 	group.Go(func() error { g.pools(ctx); return nil })
-	if f.Mirror != nil && g.source.broker != nil {
+	switch {
+	case f.Name == nil:
+	case g.source.broker == nil:
+		for _, code := range []finding.Code{finding.PathName, finding.PathSlices} {
+			g.notRead(code, "the broker of %s: %v", g.source.name, g.source.brokerErr)
+		}
+	case f.Mirror != nil:
 		group.Go(func() error { g.delayed(ctx); return nil })
 	}
 	_ = group.Wait() // none returns an error
@@ -921,6 +934,9 @@ func (g *pathGatherer) readSets(ctx context.Context) {
 }
 
 func (s *side) sets(ctx context.Context, with netip.Addr) ([]*semaphorev1.PolicySet, error) {
+	if s.broker == nil {
+		return nil, s.brokerErr
+	}
 	p, err := s.cluster.Part(ctx, fleet.Broker, "")
 	if err != nil {
 		return nil, err

@@ -1,0 +1,76 @@
+package explain
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/ctl/dns"
+	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+)
+
+// TestBrokerThatDoesNotKnow: a standby, and a broker that does not work yet, have no links to remotes. That is no reason
+// to say that a cluster is no remote, or that no set holds a pod: it is not known, and the chain says why.
+func TestBrokerThatDoesNotKnow(t *testing.T) {
+	cfg := kubetest.Start(t)
+	objects := testkit.Value(fleet.New("c1", cfg))(t)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
+	link := []*semaphorev1.LinkStatus{{Cluster: "c2"}}
+	for _, c := range []struct {
+		what    string
+		broker  *semaphorev1.GetStatusResponse
+		err     error
+		verdict policy.LinkVerdict
+		says    string
+	}{
+		{"a leader", &semaphorev1.GetStatusResponse{Ready: true, Links: link}, nil, policy.Unknown, ""},
+		{"a leader without the remote", &semaphorev1.GetStatusResponse{Ready: true}, nil, policy.Broken, ""},
+		{"a leader that does not work yet", &semaphorev1.GetStatusResponse{}, nil, policy.Unknown, "does not work yet"},
+		{"a standby", &semaphorev1.GetStatusResponse{Standby: true}, nil, policy.Unknown, "is a standby"},
+		{"a standby without its leader", &semaphorev1.GetStatusResponse{Standby: true}, errors.New("only a standby answers"),
+			policy.Unknown, "only a standby answers"},
+		{"none", nil, errors.New("no pod of the broker runs"), policy.Unknown, "no pod of the broker runs"},
+	} {
+		if c.broker != nil {
+			c.broker.Part, c.broker.Cluster = "broker", "c1"
+		}
+		s := &side{name: "c1", cluster: &fleet.Cluster{Objects: objects}, objects: objects}
+		s.heard(c.broker, c.err)
+		if c.broker != nil && s.name != "c1" {
+			t.Errorf("%s: it is of %q", c.what, s.name)
+		}
+		s.name = "c1"
+		g := &pathGatherer{pathOptions: pathOptions{access: &fleet.Access{Namespace: "semaphore"}, coredns: dns.NoCorefile},
+			sides: []*side{s}, source: s, facts: &policy.Facts{NotRead: map[finding.Code][]string{},
+				Source: policy.Pod{Cluster: "c1", IP: netip.MustParseAddr("10.1.0.9")}}}
+		must(t, g.findTarget(t.Context(), testkit.Value(parseEnd("echo.shop.svc.cluster.c2"))(t)))
+		if c.says == "" {
+			if link := policy.Judge(*g.facts).Links[0]; link.Verdict != c.verdict {
+				t.Errorf("%s: %+v", c.what, link)
+			}
+			continue
+		}
+		g.along(t.Context())
+		chain := policy.Judge(*g.facts)
+		says := func(line string) bool {
+			return strings.HasPrefix(line, "name: the broker of c1: ") &&
+				strings.Contains(line, c.says)
+		}
+		if chain.Links[0].Verdict != c.verdict || !slices.ContainsFunc(chain.NotRead, says) {
+			t.Errorf("%s: %+v, not read: %q", c.what, chain.Links[0], chain.NotRead)
+		}
+		if _, err := s.sets(t.Context(), netip.MustParseAddr("10.1.0.9")); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: its sets: %v", c.what, err)
+		}
+	}
+}
