@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
 	"github.com/kube-semaphore/semaphore/internal/volume"
@@ -96,7 +96,7 @@ type following struct {
 
 func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	e := p.exporter
-	namespace, err := leader.Namespace(e.cfg.LeaderElection.Namespace)
+	namespace, err := kube.Namespace(e.cfg.LeaderElection.Namespace)
 	if err != nil {
 		return nil, err
 	}

@@ -9,33 +9,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-func TestNamespace(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "namespace")
-	was := podNamespace
-	podNamespace = file
-	t.Cleanup(func() { podNamespace = was })
-	t.Setenv("POD_NAMESPACE", "")
-	expect := func(configured, want string) {
-		t.Helper()
-		if got, err := Namespace(configured); got != want || err != nil {
-			t.Errorf("%q, %v; want %q", got, err, want)
-		}
-	}
-	expect("", "semaphore")
-	must(t, os.WriteFile(file, []byte("federation\n"), 0o600))
-	expect("", "federation")
-	t.Setenv("POD_NAMESPACE", "elsewhere")
-	expect("", "elsewhere")
-	expect("configured", "configured")
-
-	t.Setenv("POD_NAMESPACE", "")
-	must(t, os.Remove(file))
-	must(t, os.Mkdir(file, 0o700))
-	if got, err := Namespace(""); err == nil || !strings.Contains(err.Error(), "leaderElection.namespace") {
-		t.Errorf("%q, %v; want an error that names the key", got, err)
-	}
-}
-
 // TestClientConfig: the Lease is in the cluster in which the process runs. The kubeconfig, which may be for another
 // cluster, applies only outside of a cluster.
 func TestClientConfig(t *testing.T) {

@@ -35,6 +35,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -72,7 +73,7 @@ type Elector struct {
 func New(options Options) (*Elector, error) {
 	e := &Elector{options: options}
 	if options.Config.Enabled {
-		namespace, err := Namespace(options.Config.Namespace)
+		namespace, err := kube.Namespace(options.Config.Namespace)
 		if err != nil {
 			return nil, err
 		}

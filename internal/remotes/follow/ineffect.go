@@ -19,7 +19,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -68,7 +67,7 @@ func NewInEffect(o Options) (*InEffect, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for RemoteClusters: %w", err)
 	}
-	namespace, err := leader.Namespace(o.Namespace)
+	namespace, err := kube.Namespace(o.Namespace)
 	if err != nil {
 		return nil, err
 	}
