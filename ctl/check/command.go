@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/verify"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 type checker struct {
@@ -305,7 +307,9 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 	var err error
 	switch {
 	case len(c.manifests) > 0:
-		facts.Configs, err = c.readManifests()
+		if facts.Configs, err = c.readManifests(); c.broker == nil && len(c.remotes) > 0 {
+			facts.RemotesErr = errors.New("no valid configuration of a broker is beside them, by which they are judged")
+		}
 	case c.configFile != "":
 		var more []listener
 		show, from, more, err = c.gatherConfig(ctx, &facts)
@@ -427,8 +431,8 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 	switch part {
 	case fleet.Broker:
 		c := c.broker
-		if followed, roots, err := fleet.WithObjects(ctx, c, dns.access); err == nil {
-			c, bundles = followed, roots
+		if d, err := gatherRemotes(ctx, facts, c, part, dns.access); err == nil {
+			c, bundles = d.Broker, d.Bundles()
 		} else if !errors.Is(err, rest.ErrNotInCluster) { // without a cluster the file alone is checked
 			return nil, "", nil, fmt.Errorf("--config %s: %w", file, err)
 		}
@@ -449,6 +453,21 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 		clusters = append(clusters, cluster)
 	}
 	return gatherIdentity(ctx, facts, from, own, clusters, bundles), cluster, dial, nil
+}
+
+// gatherRemotes returns the decision of a part about the RemoteClusters of its cluster. It adds those that are not
+// accepted to the facts, or why none is known.
+func gatherRemotes(ctx context.Context, facts *Facts, own *config.Broker, part string, access *fleet.Access) (
+	d remotes.Decision, err error,
+) {
+	d, err = fleet.WithObjects(ctx, own, part, access)
+	facts.RemotesErr = err
+	for _, name := range slices.Sorted(maps.Keys(d.Verdicts)) {
+		if v := d.Verdicts[name]; !v.Accepted() {
+			facts.Configs = append(facts.Configs, judgedRemote(own.Cluster, name, v))
+		}
+	}
+	return d, err
 }
 
 // gatherAgent adds the roots of an agent's broker to the facts, and returns the broker's listener.

@@ -72,8 +72,10 @@ type Facts struct {
 	Calico     *Calico
 	Policies   *Policies
 	PolicyKeys *PolicyKeys
-	// Configs are the configuration files that were read.
+	// Configs are the configuration files that were read, and the RemoteClusters that are not accepted.
 	Configs []Config
+	// RemotesErr is why RemoteClusters are not checked; nil if they are, or if the part has none.
+	RemotesErr error
 }
 
 // Fingerprint is the beginning of the SHA-256 of a certificate, enough to tell two apart.

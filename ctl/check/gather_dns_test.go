@@ -129,7 +129,8 @@ func TestCheckCoreDNS(t *testing.T) {
 		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
 	}
 	brokerFile(t, dir, mirrors+"features: [encryption, policy]\n")
-	if f, code := ctltest.Found(t, "--config", broker); code != 0 || f["CoreDNSNotRead"].Code != "" {
+	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["CoreDNSNotRead"].Code != "" ||
+		f["RemotesNotChecked"].Level != finding.NotChecked {
 		t.Errorf("without services: exit code %d\n%+v", code, f)
 	}
 }

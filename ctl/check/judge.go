@@ -29,6 +29,10 @@ func Judge(f Facts) []show.Finding {
 	for _, c := range f.Configs {
 		all = append(all, judgeConfig(c)...)
 	}
+	if f.RemotesErr != nil {
+		all = append(all, show.Found(finding.RemotesNotChecked, "here", "RemoteClusters", "give --context or --kubeconfig "+
+			"of a user who may read them; with -f, the ConfigMap of the broker, too", "%v", f.RemotesErr))
+	}
 	bundles := map[string]Bundle{}
 	for _, b := range f.Roots {
 		bundles[b.Cluster] = b

@@ -63,13 +63,17 @@ func (c *checker) judgeRemotes() ([]Config, error) {
 	decision := remotes.Decide(c.broker, nil, objects, nil)
 	var all []Config
 	for _, name := range names {
-		one := Config{File: "RemoteCluster " + name, Of: "of a remote of " + c.broker.Cluster}
-		if v := decision.Verdicts[name]; !v.Accepted() {
-			one.Err = errors.New(v.Message)
-		}
-		all = append(all, one)
+		all = append(all, judgedRemote(c.broker.Cluster, name, decision.Verdicts[name]))
 	}
 	return all, nil
+}
+
+func judgedRemote(of, name string, v remotes.Verdict) Config {
+	one := Config{File: "RemoteCluster " + name, Of: "of a remote of " + of}
+	if !v.Accepted() {
+		one.Err = errors.New(v.Message)
+	}
+	return one
 }
 
 func (c *checker) readObjects(in io.Reader, where string) ([]Config, error) {

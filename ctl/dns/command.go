@@ -75,11 +75,12 @@ func (f *corednsFlags) printOfFile(cmd *cobra.Command, access *fleet.Access) err
 	if err != nil {
 		return err
 	}
-	if c, _, err = fleet.WithObjects(cmd.Context(), c, access); err != nil {
+	d, err := fleet.WithObjects(cmd.Context(), c, fleet.Broker, access)
+	if err != nil {
 		return err
 	}
 	knows, _ := coredns.KnowsImports(f.image)
-	err = coredns.Print(cmd.OutOrStdout(), coredns.Blocks(c, f.clusterDomain), knows)
+	err = coredns.Print(cmd.OutOrStdout(), coredns.Blocks(d.Broker, f.clusterDomain), knows)
 	nextOfBlocks(cmd.ErrOrStderr())
 	return err
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,8 +11,8 @@ import (
 	decide "github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// OwnCluster returns a broker's cluster: by the caller's kubeconfig if one is given, else by the broker's access. It
-// fails if no client can be made for that.
+// OwnCluster returns a part's cluster: by the caller's kubeconfig if one is given, else by the part's access. It fails
+// if no client can be made for that.
 func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 	if access.Given() {
 		c, err := access.Cluster()
@@ -27,27 +28,46 @@ func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 	return New("", cfg)
 }
 
-// WithObjects returns a broker's configuration with the remotes of its cluster's RemoteClusters. bundles are the root
-// certificates of objects, PEM, by cluster. It fails if the cluster cannot be read, or does not serve RemoteClusters.
-func WithObjects(ctx context.Context, c *config.Broker, access *Access) (_ *config.Broker,
-	bundles map[string]string, err error) {
-	own, err := OwnCluster(access, c.Kube)
+// WithObjects returns the decision of a part about the RemoteClusters of its cluster; own has what the part judges them
+// with, and its kube and leaderElection. It fails if the cluster cannot be read, or does not serve RemoteClusters.
+func WithObjects(ctx context.Context, own *config.Broker, part string, access *Access) (decide.Decision, error) {
+	before, all, err := remoteObjects(ctx, own, part, access)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w", err)
+		return decide.Decision{}, fmt.Errorf("the RemoteClusters of the %s's cluster cannot be read: %w", part, err)
+	}
+	return decide.Decide(own, before, all, nil), nil
+}
+
+// remoteObjects returns the RemoteClusters of a part's cluster, and before, those that the part has in effect.
+func remoteObjects(ctx context.Context, own *config.Broker, part string, access *Access) (before, all decide.Objects,
+	err error) {
+	cluster, err := OwnCluster(access, own.Kube)
+	if err != nil {
+		return nil, nil, err
+	}
+	namespace := own.LeaderElection.Namespace
+	if access.Given() {
+		namespace = cmp.Or(namespace, access.Namespace)
+	}
+	if namespace, err = kube.Namespace(namespace); err != nil {
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
-	list, err := own.RemoteClusters(ctx)
+	list, err := cluster.RemoteClusters(ctx)
 	if err == nil && list == nil {
 		err = errors.New("it does not serve them")
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("the RemoteClusters of the broker's cluster cannot be read: %w", err)
+		return nil, nil, err
 	}
-	all := decide.Objects{}
+	all = decide.Objects{}
 	for _, r := range list {
 		all[r.Name] = decide.Of(r, "")
 	}
-	d := decide.Decide(c, nil, all, nil)
-	return d.Broker, d.Bundles(), nil
+	stored, err := cluster.ConfigMap(ctx, namespace, "semaphore-"+part+"-remotes")
+	if text := stored[decide.StoredKey]; text != "" {
+		before, err = decide.ReadObjects(text)
+	}
+	return before, all, err
 }

@@ -162,6 +162,8 @@ var (
 	ConfigValid   = define(Checks, OK, "ConfigValid", "the configuration file is valid")
 	ConfigInvalid = define(Checks, Error, "ConfigInvalid",
 		"the configuration has an unknown key or an invalid value")
+	RemotesNotChecked = define(Checks, NotChecked, "RemotesNotChecked",
+		"the RemoteClusters were not read, or there was no configuration to judge them by")
 	CertificateUnreadable = define(Checks, Error, "CertificateUnreadable",
 		"the file is missing, or contains no certificate")
 	CertificateNameWrong = define(Checks, Error, "CertificateNameWrong",

@@ -48,6 +48,9 @@ func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semanti
 
 type Objects map[string]Object
 
+// StoredKey is the key of the ConfigMap semaphore-PART-remotes in which a part stores its objects in effect, JSON.
+const StoredKey = "remotes.json"
+
 // ReadObjects reads objects that a part stored as JSON, for its next start. It fails if text is no JSON object, or one
 // in it is invalid, and returns those that it could read.
 func ReadObjects(text string) (Objects, error) {

@@ -14,9 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// storeKey is the key of the ConfigMap with the objects, JSON.
-const storeKey = "remotes.json"
-
 // managedBy is the owner of the ConfigMaps.
 const managedBy = "semaphore"
 
@@ -40,12 +37,12 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 		object, err := s.config.Get(ctx)
 		if err == nil {
 			objects, problem := remotes.Objects{}, ""
-			if object != nil && object.Data[storeKey] != "" {
-				if objects, err = remotes.ReadObjects(object.Data[storeKey]); err != nil {
+			if object != nil && object.Data[remotes.StoredKey] != "" {
+				if objects, err = remotes.ReadObjects(object.Data[remotes.StoredKey]); err != nil {
 					problem = fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", object.Name,
-						storeKey, err)
+						remotes.StoredKey, err)
 				} else {
-					s.config.Holds(object.Data[storeKey])
+					s.config.Holds(object.Data[remotes.StoredKey])
 				}
 			}
 			s.problem.Set(problem)
@@ -68,7 +65,7 @@ func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	if err != nil {
 		return err
 	}
-	if err := s.config.Hold(ctx, storeKey, string(text)); err != nil {
+	if err := s.config.Hold(ctx, remotes.StoredKey, string(text)); err != nil {
 		s.problem.Set(fmt.Sprintf("RemoteClusters that are in effect are not stored for a restart: %v", err))
 		return err
 	}
