@@ -18,15 +18,17 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 type checker struct {
@@ -85,10 +87,10 @@ Without a file it checks the exporters and brokers of the clusters of --context,
   -f          manifests, before they are applied: the configuration of the parts in the output of kubectl
               kustomize or helm template (- is standard input), and RemoteClusters beside it:
               kubectl kustomize overlay/c1 | semaphorectl check -f - -f overlay/c1/remotes/c2.yaml
-  --config    all that the configuration file of an exporter, broker or agent names: certificate, roots of all
-              clusters, brokers to be reached; with a broker's, whether the cluster's CoreDNS knows the names of
-              remote services (--coredns), and whether its Calico leaves their pods alone. With
-              --cluster a file that leaves the cluster's name to an overlay
+  --config    all that the configuration file of an exporter, broker or agent, and the cluster's RemoteClusters,
+              name: certificate, roots of all clusters, brokers to be reached; with a broker's, whether the
+              cluster's CoreDNS knows the names of remote services (--coredns), and whether its Calico leaves
+              their pods alone. With --cluster a file that leaves the cluster's name to an overlay
   --dir       a directory of semaphorectl pki init
   --tls-dir   a directory with tls.crt, tls.key and CLUSTER.pem files
   --address   a listener: is it reached, does it speak TLS, who is there, does it take our certificate
@@ -330,7 +332,7 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 
 	facts.Dialled = make([]Dialled, len(dial))
 	var g errgroup.Group
-	g.SetLimit(16)
+	g.SetLimit(128) // the brokers of a large mesh, none of which answers, within inPodsWithin
 	for i, l := range dial {
 		g.Go(func() error {
 			facts.Dialled[i] = Dial(ctx, l.address, from, l.expect, show, c.timeout)
@@ -399,31 +401,10 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 	if err != nil {
 		return nil, "", nil, fmt.Errorf("--config: %w", err)
 	}
-	var keys struct {
-		LocalSubnets        []any
-		Broker, LocalBroker any
-	}
-	if err := yaml.Unmarshal(text, &keys); err != nil {
-		facts.Configs = append(facts.Configs, Config{File: file, Err: err})
+	part, judged := c.judgeFile(text, file)
+	if facts.Configs = append(facts.Configs, judged); judged.Err != nil {
 		return nil, "", nil, nil
 	}
-	part := fleet.Agent
-	switch {
-	case keys.Broker == nil && len(keys.LocalSubnets) > 0:
-		part = fleet.Broker
-	case keys.LocalBroker != nil:
-		part = fleet.Exporter
-	}
-	judged := c.judgeText(part, text, file)
-	if judged.Err != nil {
-		if part == fleet.Agent {
-			judged.Err = errors.Join(errors.New("it has neither localBroker (an exporter) nor localSubnets (a broker), and is "+
-				"no agent's either"), judged.Err)
-		}
-		facts.Configs = append(facts.Configs, judged)
-		return nil, "", nil, nil
-	}
-	facts.Configs = append(facts.Configs, judged)
 	var own spiffeid.ID
 	var from config.TLS
 	var clusters []string
@@ -444,8 +425,7 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 	case fleet.Exporter:
 		c := c.exporter
 		cluster, own, from = c.Cluster, identity.Exporter(c.Cluster), c.TLS
-		clusters = []string{c.LocalBroker.Cluster}
-		dial = []listener{{c.LocalBroker.Address, identity.Broker(c.LocalBroker.Cluster)}}
+		clusters, dial, bundles = gatherBrokers(ctx, facts, c, dns.access)
 	default:
 		return nil, c.agent.Cluster, gatherAgent(ctx, facts, c.agent), nil
 	}
@@ -470,6 +450,33 @@ func gatherRemotes(ctx context.Context, facts *Facts, own *config.Broker, part s
 	return d, err
 }
 
+// gatherBrokers returns the clusters to whose brokers an exporter publishes, the addresses, and the roots of
+// RemoteClusters. If these cannot be read, it returns the broker of the file, and the facts have the reason.
+func gatherBrokers(ctx context.Context, facts *Facts, c *config.Exporter, access *fleet.Access) (clusters []string,
+	dial []listener, bundles map[string]string) {
+	clusters = []string{c.LocalBroker.Cluster}
+	if c.LocalBroker.Address != "" {
+		dial = append(dial, listener{c.LocalBroker.Address, identity.Broker(c.LocalBroker.Cluster)})
+	}
+	if c.Foreign() {
+		return clusters, dial, nil
+	}
+	own := bounds.Judge(c, volume.ReadFile, nil)
+	own.Kube, own.LeaderElection = c.Kube, c.LeaderElection
+	d, _ := gatherRemotes(ctx, facts, own, fleet.Exporter, access)
+	for _, o := range d.InEffect.ByAge() {
+		b := o.Spec.Broker
+		if b == nil {
+			continue
+		}
+		clusters = append(clusters, o.Name)
+		for _, address := range append([]v1alpha1.BrokerAddress{v1alpha1.BrokerAddress(b.Address)}, b.OtherAddresses...) {
+			dial = append(dial, listener{string(address), identity.Broker(o.Name)})
+		}
+	}
+	return clusters, dial, d.Bundles()
+}
+
 // gatherAgent adds the roots of an agent's broker to the facts, and returns the broker's listener.
 func gatherAgent(ctx context.Context, facts *Facts, c *config.Agent) []listener {
 	if c.Broker.WorkloadAPI == "" {
@@ -481,9 +488,16 @@ func gatherAgent(ctx context.Context, facts *Facts, c *config.Agent) []listener 
 }
 
 // gatherIdentity adds a part's own certificate and the roots of clusters from files or a Workload API, and returns the
-// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of files.
+// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of others.
 func gatherIdentity(ctx context.Context, facts *Facts, from config.TLS, own spiffeid.ID,
 	clusters []string, bundles map[string]string) *tls.Certificate {
+	clusters = slices.DeleteFunc(clusters, func(name string) bool {
+		text, ok := bundles[name]
+		if ok {
+			facts.Roots = append(facts.Roots, ParseBundle(name, "RemoteCluster "+name, []byte(text)))
+		}
+		return ok
+	})
 	if from.WorkloadAPI != "" {
 		return askWorkloadAPI(ctx, facts, from.WorkloadAPI, own, clusters)
 	}
@@ -493,10 +507,6 @@ func gatherIdentity(ctx context.Context, facts *Facts, from config.TLS, own spif
 	found.KeyOpen = false
 	facts.Own = append(facts.Own, found)
 	for _, name := range clusters {
-		if text, ok := bundles[name]; ok {
-			facts.Roots = append(facts.Roots, ParseBundle(name, "RemoteCluster "+name, []byte(text)))
-			continue
-		}
 		facts.Roots = append(facts.Roots, ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
 	}
 	return pair

@@ -242,8 +242,8 @@ func judgeDialled(d Dialled, bundles map[string]Bundle, now time.Time) []show.Fi
 		"service,endpointslice,pods", there)
 	switch {
 	case d.ResolveErr != nil:
-		return bad(finding.AddressUnknown, from, "correct the address in the exporter's configuration, or its DNS entry",
-			"no address: %v", d.ResolveErr)
+		return bad(finding.AddressUnknown, from, "correct the address in the RemoteCluster or the exporter's configuration, "+
+			"or its DNS entry", "no address: %v", d.ResolveErr)
 	case errors.Is(d.ConnectErr, syscall.ECONNREFUSED):
 		return bad(finding.PortClosed, there, service, "the machine answers and nothing listens: %v", d.ConnectErr)
 	case d.ConnectErr != nil && isTimeout(d.ConnectErr):
@@ -299,13 +299,13 @@ func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time
 	id, err := x509svid.IDFromCert(d.Certs[0])
 	if err != nil {
 		return []show.Finding{show.Found(finding.ListenerNameWrong, there, d.Address,
-			"correct the address, in the exporter's configuration",
+			"correct the address, in the RemoteCluster or the exporter's configuration",
 			"its certificate (%s) has no SPIFFE ID, so that it is no part of semaphore: %v", d.Certs[0].Subject, err)}
 	}
 	var all []show.Finding
 	if id != d.Expect {
 		all = append(all, show.Found(finding.ListenerNameWrong, "here", d.Address,
-			"correct the address or the cluster's name, in the exporter's configuration",
+			"correct the address or the cluster's name, in the RemoteCluster or the exporter's configuration",
 			"%s is there, and %s is expected", id, d.Expect))
 	}
 	subject := id.String() + " at " + d.Address

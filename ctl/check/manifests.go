@@ -113,6 +113,39 @@ func (c *checker) readObjects(in io.Reader, where string) ([]Config, error) {
 	}
 }
 
+// judgeFile validates a configuration file, of which only its keys say whose it is. Without such a key it is the
+// exporter's or the agent's: the agent's if only that takes it, or has its socket here.
+func (c *checker) judgeFile(text []byte, file string) (part string, judged Config) {
+	var keys struct {
+		LocalSubnets        []any
+		Broker, LocalBroker any
+	}
+	if err := yaml.Unmarshal(text, &keys); err != nil {
+		return "", Config{File: file, Err: err}
+	}
+	part = fleet.Exporter
+	switch {
+	case keys.Broker != nil:
+		part = fleet.Agent
+	case len(keys.LocalSubnets) > 0:
+		part = fleet.Broker
+	}
+	judged = c.judgeText(part, text, file)
+	if part != fleet.Exporter || keys.LocalBroker != nil {
+		return part, judged
+	}
+	if agents := c.judgeText(fleet.Agent, text, file); agents.Err == nil {
+		if _, err := os.Stat(c.agent.Listen.DebugSocket); err == nil || judged.Err != nil {
+			return fleet.Agent, agents
+		}
+	}
+	if judged.Err != nil {
+		judged.Err = errors.Join(errors.New("it has neither localBroker (an exporter), localSubnets (a broker) nor broker "+
+			"(an agent), and is no exporter's either"), judged.Err)
+	}
+	return part, judged
+}
+
 // judgeText validates the configuration of a part.
 func (c *checker) judgeText(part string, text []byte, where string) Config {
 	out := Config{File: where}
