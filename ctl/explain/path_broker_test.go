@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
-// TestBrokerThatDoesNotKnow: a standby, and a broker that does not work yet, have no links to remotes. That is no reason
-// to say that a cluster is no remote, or that no set holds a pod: it is not known, and the chain says why.
+// TestBrokerThatDoesNotKnow: a standby, and a broker that does not work yet, have no links to remotes. That is no
+// reason to say that a cluster is no remote, or that no set holds a pod: it is not known, and the chain says why.
 func TestBrokerThatDoesNotKnow(t *testing.T) {
 	cfg := kubetest.Start(t)
 	objects := testkit.Value(fleet.New("c1", cfg))(t)
