@@ -71,7 +71,10 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 func Describe(w io.Writer, c *Cluster) { _ = show.PrintLines(w, show.Tabbed(c.describe)) }
 
 func (c *Cluster) describe(t io.Writer) {
-	line := func(what, value, from string) {
+	line := func(what, value, from string, of ...Fact) {
+		if value == "" && !c.Knows(of...) {
+			value = notKnown
+		}
 		value = cmp.Or(value, "not found")
 		if from != "" {
 			value += " (" + from + ")"
@@ -85,10 +88,10 @@ func (c *Cluster) describe(t io.Writer) {
 		kubernetes += " on " + c.Provider
 	}
 	line("Kubernetes", kubernetes, "")
-	line("nodes", nodesOf(c), "")
-	line("pods", c.Pods.String(), c.Pods.From)
-	line("Services", c.Services.String(), c.Services.From)
-	line("nodes' addresses", c.IPs.String(), c.IPs.From)
+	line("nodes", nodesOf(c), "", FactNodes)
+	line("pods", c.Pods.String(), c.Pods.From, FactCalico, FactPods)
+	line("Services", c.Services.String(), c.Services.From, FactServices)
+	line("nodes' addresses", c.IPs.String(), c.IPs.From, FactNodes)
 	cni := c.CNI
 	if c.Calico != nil {
 		cni += ", encapsulation " + c.Calico.Encapsulation
@@ -109,12 +112,15 @@ func (c *Cluster) describe(t io.Writer) {
 	if c.DNS.NodeLocal {
 		dns += ", NodeLocal DNSCache"
 	}
-	line("DNS", dns, "")
+	line("DNS", dns, "", FactCoreDNS)
 	fmt.Fprintln(t)
 }
 
-// nodesOf returns a text such as "3, Linux 6.8.0 to 6.12.1".
+// nodesOf returns a text such as "3, Linux 6.8.0 to 6.12.1"; empty for none.
 func nodesOf(c *Cluster) string {
+	if len(c.Nodes) == 0 {
+		return ""
+	}
 	var kernels []string
 	for _, n := range c.Nodes {
 		kernels = append(kernels, n.Kernel)

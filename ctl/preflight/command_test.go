@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -81,8 +82,33 @@ func TestPreflight(t *testing.T) {
 		strings.Join(c.Subnets["pods"].Prefixes, " ") != "10.1.0.0/16" || len(c.Subnets["services"].Prefixes) != 1 {
 		t.Errorf("%s", out)
 	}
+	withoutRights(t, cfg)
 	if after := countObjects(t, admin); after != before {
 		t.Errorf("there were %d namespaces, Services, ConfigMaps and Secrets, and now %d: preflight wrote", before, after)
+	}
+}
+
+// withoutRights: what the caller may not read is neither absent nor guessed.
+func withoutRights(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate = rest.ImpersonationConfig{UserName: "nobody", Groups: []string{"system:authenticated"}}
+	out, code, err := ctltest.Run(t, "check", "--pre", "--kubeconfig", kubetest.Kubeconfig(t, limited))
+	if code != 2 {
+		t.Errorf("without rights: exit code %d, %v", code, err)
+	}
+	for _, want := range []string{"nodes +not known", "pods +not known", "nodes' addresses +not known",
+		"kube-proxy +not known", "allowedIPs +not known", "DNS +not known", "NotRead .*IPPools of Calico: ",
+		"NotRead .*configmaps kube-system/coredns: ", "NotRead .*configmaps kube-system/kubeadm-config: ",
+		"NotRead .*podmonitors: ", "NotRead .*servicecidrs: "} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("without rights it does not say %q:\n%s", want, out)
+		}
+	}
+	for _, not := range []string{"NoCoreDNS", "NoCalico", "AffinityNotStrict", "NoPodCIDRs"} {
+		if strings.Contains(out, not) {
+			t.Errorf("without rights it says %q:\n%s", not, out)
+		}
 	}
 }
 

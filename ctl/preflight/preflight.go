@@ -86,6 +86,33 @@ type DNS struct {
 	NodeLocal bool   `json:"nodeLocal"`
 }
 
+// Fact is a property of a cluster. One that could not be read is in Cluster.Unread: it is not known, and not absent.
+type Fact string
+
+// The facts by which findings and settings are decided. Unread.Fact is empty for the rest, such as the clock.
+const (
+	FactNodes       Fact = "nodes"
+	FactCNI         Fact = "the CNI"
+	FactCalico      Fact = "Calico"
+	FactBlocks      Fact = "whether Calico's IPAM has blocks"
+	FactStrict      Fact = "whether it is strict"
+	FactPods        Fact = "pod subnets"
+	FactServices    Fact = "service subnets"
+	FactCoreDNS     Fact = "CoreDNS"
+	FactMCS         Fact = "the Multi-Cluster Services API"
+	FactPodMonitors Fact = "PodMonitors"
+	FactRights      Fact = "your rights"
+)
+
+// Unread is an object that could not be read, and the fact that it has.
+type Unread struct {
+	Fact Fact
+	Why  string
+}
+
+// MarshalText returns why.
+func (u Unread) MarshalText() ([]byte, error) { return []byte(u.Why), nil }
+
 type Cluster struct {
 	Context string `json:"context"`
 	// Names are proposals for the cluster's name, the best first.
@@ -107,9 +134,13 @@ type Cluster struct {
 	// read.
 	Clock *time.Duration `json:"clock,omitempty"`
 	// Lacks are the rights to install that the caller does not have.
-	Lacks []string `json:"lacks,omitempty"`
-	// Unread are the objects that could not be read, and why.
-	Unread []string `json:"unread,omitempty"`
+	Lacks  []string `json:"lacks,omitempty"`
+	Unread []Unread `json:"unread,omitempty"`
+}
+
+// Knows reports whether all of the facts could be read.
+func (c *Cluster) Knows(facts ...Fact) bool {
+	return !slices.ContainsFunc(c.Unread, func(u Unread) bool { return slices.Contains(facts, u.Fact) })
 }
 
 // Name returns the best proposal.
@@ -133,8 +164,11 @@ func (c *Cluster) OldKernels() []string {
 
 // AllowedIPs is the exporter's setting for the source of pods' addresses.
 func (c *Cluster) AllowedIPs() string {
-	if c.Calico != nil && c.Calico.Blocks {
+	switch {
+	case c.Calico != nil && c.Calico.Blocks:
 		return "calicoBlocks"
+	case !c.Knows(FactCalico, FactBlocks):
+		return notKnown
 	}
 	return "nodePodCIDRs"
 }
@@ -179,7 +213,7 @@ func one(cluster *Cluster) []show.Finding {
 		}
 	}
 	switch {
-	case c.DNS.ConfigMap == "":
+	case c.DNS.ConfigMap == "" && c.Knows(FactCoreDNS):
 		c.add(finding.NoCoreDNS, "DNS", "see docs/services.md for other servers",
 			"there is no ConfigMap coredns: names of remote services are by CoreDNS")
 	case c.DNS.NodeLocal:
@@ -200,30 +234,39 @@ func (c *judged) apiserver() {
 		c.add(finding.RightMissing, "your rights", "install as an administrator of the cluster",
 			"you may not %s", right)
 	}
-	for _, u := range c.Unread {
-		c.add(finding.NotRead, "unread objects", "look with more rights", "%s", u)
-	}
+	c.all = append(c.all, NotRead(c.Cluster)...)
 	if c.Clock != nil && c.Clock.Abs() > clocks {
 		c.add(finding.ClocksDiffer, "the apiserver's clock", "synchronise the clocks of its nodes, or of this machine",
 			"it differs from this machine's by %s", c.Clock.Round(time.Second))
 	}
 }
 
+// NotRead returns the facts of a cluster that are not known.
+func NotRead(c *Cluster) (all []show.Finding) {
+	for _, u := range c.Unread {
+		all = append(all, show.Found(finding.NotRead, c.Context, c.Context+": unread objects",
+			"look again, with more rights if need be", "%s", u.Why))
+	}
+	return all
+}
+
 // calico begins the names of CNIs whose network is Calico's.
 const calico = "Calico"
 
 func (c *judged) calico() {
-	// With blocks the pods' IPs are Calico's, and so is their network.
+	// With blocks the pods' IPs are Calico's, and so is their network. Where that is not known, this is not ruled out.
 	if c.Excluded != "" && (c.Calico == nil || !c.Calico.Blocks || !strings.HasPrefix(c.CNI, calico)) {
 		c.add(finding.CNIExcluded, "CNI", "use Calico's networking, or another CNI of docs/platforms.md#other-cnis", "%s",
 			c.Excluded)
 	}
 	if c.Calico == nil {
-		c.add(finding.NoCalico, "CNI", "leave the feature policy out",
-			"it is %s: policies by sets of remote pods need Calico", c.CNI)
+		if c.Knows(FactCalico) {
+			c.add(finding.NoCalico, "CNI", "leave the feature policy out",
+				"it is %s: policies by sets of remote pods need Calico", c.CNI)
+		}
 		return
 	}
-	if c.Calico.Blocks && !c.Calico.Strict {
+	if c.Calico.Blocks && !c.Calico.Strict && c.Knows(FactStrict) {
 		c.add(finding.AffinityNotStrict, "Calico's IPAM", c.Calico.BeStrict(c.Context),
 			"a node may borrow addresses from blocks of others: packets of such pods are dropped by remote nodes")
 	}
@@ -277,7 +320,7 @@ func (c *judged) nodes() {
 			"add the component features/userspace-wireguard, which is slower, or a kernel of 5.6 or later",
 			"%s: Linux before 5.6 has WireGuard only where it was added", shortened(old))
 	}
-	if len(without) > 0 && (c.Calico == nil || !c.Calico.Blocks) {
+	if len(without) > 0 && c.AllowedIPs() == "nodePodCIDRs" {
 		c.add(finding.NoPodCIDRs, "nodes",
 			"have kube-controller-manager allocate them (--allocate-node-cidrs), or use Calico's IPAM",
 			"%s: no spec.podCIDRs, and no IPAM of Calico's: nothing says which addresses a node's pods have",

@@ -37,7 +37,22 @@ func TestJudge(t *testing.T) {
 		"well":   {func(a, b *Cluster) {}, ""},
 		"old":    {func(a, b *Cluster) { a.Version = "v1.29.9-eks" }, "ERROR:KubernetesOld"},
 		"rights": {func(a, b *Cluster) { a.Lacks = []string{"create namespaces"} }, "ERROR:RightMissing"},
-		"unread": {func(a, b *Cluster) { a.Unread = []string{"nodes: forbidden"} }, "WARNING:NotRead"},
+		"unread": {func(a, b *Cluster) { a.Unread = []Unread{{FactNodes, "nodes: forbidden"}} }, "WARNING:NotRead"},
+		// A fact that could not be read is not absent.
+		"Calico that is not known": {func(a, b *Cluster) { a.Calico, a.Unread = nil, []Unread{{FactCalico, "Calico: 503"}} },
+			"WARNING:NotRead"},
+		"blocks that are not known": {func(a, b *Cluster) {
+			a.Calico.Blocks, a.Unread = false, []Unread{{FactBlocks, "BlockAffinities: 429"}}
+		}, "WARNING:NotRead"},
+		"strictness that is not known": {func(a, b *Cluster) {
+			a.Calico.Strict, a.Unread = false, []Unread{{FactStrict, "IPAMConfig: 429"}}
+		}, "WARNING:NotRead"},
+		"CoreDNS that is not known": {func(a, b *Cluster) {
+			a.DNS, a.Unread = DNS{}, []Unread{{FactCoreDNS, "configmaps kube-system/coredns: 403"}}
+		}, "WARNING:NotRead"},
+		"a CNI that is excluded, beside a Calico that is not known": {func(a, b *Cluster) {
+			a.Calico, a.CNI, a.Excluded, a.Unread = nil, "Cilium", "Cilium: eBPF", []Unread{{FactCalico, "Calico: 503"}}
+		}, "ERROR:CNIExcluded WARNING:NotRead"},
 		"flannel": {func(a, b *Cluster) { a.Calico, a.CNI = nil, "flannel"; a.Nodes[0].PodCIDRs = a.Pods.Prefixes },
 			"WARNING:NoCalico"},
 		"Cilium, of what Calico left": {func(a, b *Cluster) { a.CNI, a.Excluded = "Cilium", "Cilium: eBPF" },

@@ -40,14 +40,14 @@ type kubeadm struct {
 	Networking  struct{ PodSubnet, ServiceSubnet string }
 }
 
-const unknownCNI = "not known"
+const notKnown = "not known"
 
 // Survey reads the properties of a cluster. It fails only if the apiserver does not tell its version; it names other
 // objects that it cannot read, and continues with the rest.
 func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	unnamed := *c.Objects // its finding names the cluster
 	unnamed.Name = ""
-	s := &surveyor{Objects: &unnamed, out: &Cluster{Context: c.Context, CNI: unknownCNI}}
+	s := &surveyor{Objects: &unnamed, out: &Cluster{Context: c.Context, CNI: notKnown}}
 	if err := s.versionAndClock(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
 	}
@@ -65,10 +65,10 @@ func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	return s.out, nil
 }
 
-// unread names an object that could not be read; it is no error that a cluster does not have it.
-func (s *surveyor) unread(err error) {
+// unread names an object that could not be read, and its fact; it is no error that a cluster does not have it.
+func (s *surveyor) unread(fact Fact, err error) {
 	if err != nil && !apierrors.IsNotFound(err) {
-		s.out.Unread = append(s.out.Unread, err.Error())
+		s.out.Unread = append(s.out.Unread, Unread{fact, err.Error()})
 	}
 }
 
@@ -102,7 +102,7 @@ func (s *surveyor) versionAndClock(ctx context.Context) error {
 	s.out.Version = version.GitVersion
 	date, err := http.ParseTime(answer.Header.Get("Date"))
 	if err != nil {
-		s.unread(fmt.Errorf("the apiserver's clock: its answer has the date %q", answer.Header.Get("Date")))
+		s.unread("", fmt.Errorf("the apiserver's clock: its answer has the date %q", answer.Header.Get("Date")))
 		return nil
 	}
 	ahead := date.Sub(sent)
@@ -142,7 +142,7 @@ func (s *surveyor) readNodes(ctx context.Context) {
 			s.out.Names = append(s.out.Names, NameOf(name))
 		}
 	}
-	s.unread(err)
+	s.unread(FactNodes, err)
 	s.out.IPs = Subnets{Prefixes: Cover(all), From: "InternalIPs of nodes; a guess"}
 }
 
@@ -164,7 +164,7 @@ func callsOf(annotations map[string]string) (calls []string) {
 
 func (s *surveyor) readKubeadm(ctx context.Context) {
 	data, err := s.ConfigMap(ctx, fleet.System, "kubeadm-config")
-	if err != nil || data == nil {
+	if s.unread(FactPods, err); data == nil {
 		return // most clusters have none, and its content is found elsewhere too
 	}
 	var k kubeadm
@@ -194,14 +194,14 @@ func (s *surveyor) readCNI(ctx context.Context) {
 	for i := range daemons {
 		s.daemons = append(s.daemons, daemons[i].Name)
 	}
-	s.unread(err)
+	s.unread(FactCNI, err)
 	for _, cni := range cnis {
 		if !slices.ContainsFunc(s.daemons, func(d string) bool {
 			return d == cni.daemon || strings.HasPrefix(d, cni.daemon+"-")
 		}) {
 			continue
 		}
-		if s.out.CNI == unknownCNI {
+		if s.out.CNI == notKnown {
 			s.out.CNI = cni.name
 		}
 		if s.out.Excluded == "" && cni.excludes != "" {
@@ -216,22 +216,25 @@ func (s *surveyor) readCalico(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		s.unread(fmt.Errorf("Calico: %w", err))
+		s.unread(FactCalico, fmt.Errorf("Calico: %w", err))
 		return
 	}
 	c := &Calico{}
 	s.out.Calico = c
-	if s.out.CNI == unknownCNI {
+	if s.out.CNI == notKnown {
 		s.out.CNI = "Calico"
 	}
 	if c.Pools, c.PoolResource, err = s.IPPools(ctx); err != nil {
-		s.unread(fmt.Errorf("IPPools of Calico: %w", err))
+		s.unread(FactPods, fmt.Errorf("IPPools of Calico: %w", err))
 	}
 	if err == nil || len(c.Pools) > 0 {
 		s.pools(c)
 	}
-	c.IPAM, err = s.IPAM(ctx)
-	s.unread(err)
+	if c.IPAM, err = s.IPAM(ctx); c.Blocks {
+		s.unread(FactStrict, err)
+	} else {
+		s.unread(FactBlocks, err)
+	}
 	type felixConfiguration struct {
 		Spec struct {
 			WireGuard bool   `json:"wireguardEnabled"`
@@ -241,7 +244,7 @@ func (s *surveyor) readCalico(ctx context.Context) {
 	}
 	felix, err := fleet.Get[felixConfiguration](ctx, s.Objects,
 		client.GroupVersion.WithResource("felixconfigurations"), "", "default")
-	s.unread(err)
+	s.unread("", err)
 	if felix != nil {
 		c.WireGuard, c.BPF, c.BPFL3Interfaces = felix.Spec.WireGuard, felix.Spec.BPF, felix.Spec.Pattern
 	}
@@ -263,9 +266,10 @@ func (s *surveyor) pools(c *Calico) {
 	s.out.Pods.From = "IPPools of Calico"
 }
 
-// readPodSubnets reads them from other sources than Calico: kubeadm, or the nodes.
+// readPodSubnets reads them from other sources than Calico: kubeadm, or the nodes. A better source that could not be
+// read may have others.
 func (s *surveyor) readPodSubnets() {
-	if len(s.out.Pods.Prefixes) > 0 {
+	if len(s.out.Pods.Prefixes) > 0 || !s.out.Knows(FactCalico, FactPods) {
 		return
 	}
 	if s.kubeadm != nil {
@@ -304,6 +308,7 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 	cidrs, err := fleet.List[serviceCIDR](ctx, s.Objects,
 		schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "servicecidrs"}, "",
 		metav1.ListOptions{})
+	s.unread(FactServices, err)
 	for _, c := range cidrs {
 		s.out.Services.Prefixes = append(s.out.Services.Prefixes, parsed(strings.Join(c.Spec.CIDRs, ","), "").Prefixes...)
 		s.out.Services.From = "ServiceCIDRs"
@@ -337,12 +342,15 @@ func (s *surveyor) readServiceSubnets(ctx context.Context) {
 
 func (s *surveyor) readProxy(ctx context.Context) {
 	data, err := s.ConfigMap(ctx, fleet.System, "kube-proxy")
+	s.unread("", err)
 	var config struct{ Mode string }
 	switch {
 	case err == nil && data != nil && yaml.Unmarshal([]byte(data["config.conf"]), &config) == nil:
 		s.out.KubeProxy = cmp.Or(config.Mode, "iptables")
 	case slices.Contains(s.daemons, "kube-proxy"):
 		s.out.KubeProxy = "there, mode not known"
+	case err != nil || !s.out.Knows(FactCNI):
+		s.out.KubeProxy = notKnown
 	default:
 		s.out.KubeProxy = "not found"
 	}
@@ -355,7 +363,7 @@ func (s *surveyor) readDNS(ctx context.Context) {
 	s.out.DNS.NodeLocal = slices.ContainsFunc(s.daemons,
 		func(d string) bool { return strings.HasPrefix(d, "node-local-dns") })
 	data, err := s.ConfigMap(ctx, fleet.System, fleet.CoreDNS)
-	s.unread(err)
+	s.unread(FactCoreDNS, err)
 	if data != nil {
 		s.out.DNS.ConfigMap = fleet.System + "/" + fleet.CoreDNS
 		if m := corefileImport.FindStringSubmatch(data["Corefile"]); m != nil {
@@ -366,13 +374,13 @@ func (s *surveyor) readDNS(ctx context.Context) {
 
 // readTypes reads whether the cluster serves types that an installation uses where they exist.
 func (s *surveyor) readTypes(ctx context.Context) {
-	serves := func(of ...schema.GroupVersionResource) bool {
+	serves := func(fact Fact, of ...schema.GroupVersionResource) bool {
 		list, err := s.First(ctx, of, "", metav1.ListOptions{Limit: 1})
-		s.unread(err)
+		s.unread(fact, err)
 		return list != nil
 	}
-	s.out.MCS = serves(fleet.MCS("serviceexports")...) && serves(fleet.MCS("serviceimports")...)
-	s.out.PodMonitors = serves(schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1",
+	s.out.MCS = serves(FactMCS, fleet.MCS("serviceexports")...) && serves(FactMCS, fleet.MCS("serviceimports")...)
+	s.out.PodMonitors = serves(FactPodMonitors, schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1",
 		Resource: "podmonitors"})
 }
 
@@ -398,7 +406,7 @@ func (s *surveyor) readRights(ctx context.Context) {
 			Resource: "selfsubjectaccessreviews"}).
 			Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
-			s.unread(fmt.Errorf("your rights: %w", err))
+			s.unread(FactRights, fmt.Errorf("your rights: %w", err))
 			return
 		}
 		if allowed, _, _ := unstructured.NestedBool(answer.Object, "status", "allowed"); !allowed {

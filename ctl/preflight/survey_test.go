@@ -1,10 +1,10 @@
 package preflight
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
@@ -33,7 +33,10 @@ func TestClockOfAnAPIServer(t *testing.T) {
 			defer server.Close()
 			s := &surveyor{Objects: &fleet.Objects{Config: &rest.Config{Host: server.URL}}, out: &Cluster{Context: "c1"}}
 			must(t, s.versionAndClock(t.Context()))
-			got := "not known, " + strings.Join(s.out.Unread, ", ")
+			got := "not known"
+			for _, u := range s.out.Unread {
+				got += ", " + u.Why
+			}
 			if s.out.Clock != nil {
 				got = s.out.Clock.Round(time.Minute).String()
 			}
@@ -41,5 +44,27 @@ func TestClockOfAnAPIServer(t *testing.T) {
 				t.Errorf("version %s, clock %s; want %s", s.out.Version, got, test.want)
 			}
 		})
+	}
+}
+
+// TestNoGuessOfPodSubnets: kubeadm's or the nodes' subnets are those of the pods where a better source has none, and
+// not where it could not be read.
+func TestNoGuessOfPodSubnets(t *testing.T) {
+	for _, x := range []struct {
+		kubeadm string
+		unread  Fact
+		want    string
+	}{
+		{"10.9.0.0/16", "", "10.9.0.0/16"}, {"", "", "10.1.0.0/24"}, {"10.9.0.0/16", FactCoreDNS, "10.9.0.0/16"},
+		{"10.9.0.0/16", FactCalico, ""}, {"10.9.0.0/16", FactPods, ""}, {"", FactPods, ""},
+	} {
+		s := &surveyor{kubeadm: &kubeadm{}, out: &Cluster{Nodes: []Node{{PodCIDRs: prefixes("10.1.0.0/24").Prefixes}}}}
+		s.kubeadm.Networking.PodSubnet = x.kubeadm
+		if x.unread != "" {
+			s.unread(x.unread, errors.New("429"))
+		}
+		if s.readPodSubnets(); s.out.Pods.String() != x.want {
+			t.Errorf("kubeadm has %q, and %q is not known: pods %q, want %q", x.kubeadm, x.unread, s.out.Pods, x.want)
+		}
 	}
 }
