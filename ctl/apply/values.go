@@ -207,6 +207,8 @@ func Addresses(nodes []preflight.Node) string {
 type Reason struct {
 	Component, Why string
 	Without        bool
+	// Fact is the one that the cluster lacks; empty for another reason.
+	Fact preflight.Fact
 }
 
 // Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
@@ -223,7 +225,7 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 	}
 	if v.Features == nil {
 		v.Features = config.Features{config.Encryption, config.Services}
-		if facts.Calico != nil {
+		if facts.Calico != nil || !facts.Knows(preflight.FactCalico) { // then nothing is installed
 			v.Features = append(v.Features, config.Policy)
 		}
 	}
@@ -235,7 +237,7 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		findings = append(findings, show.Blocker(facts.Context, finding.ClusterNameMissing, "name",
 			"name the cluster by --cluster", "%v", err))
 	}
-	if facts.Calico == nil && v.Features.Has(config.Policy) {
+	if facts.Calico == nil && v.Features.Has(config.Policy) && facts.Knows(preflight.FactCalico) {
 		findings = append(findings, show.Blocker(facts.Context, finding.PolicyWithoutCalico, "feature policy",
 			"--features encryption,services", "the CNI is %s: policies by sets of remote pods need Calico", facts.CNI))
 	}
@@ -248,6 +250,8 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		// An operator's word replaces a detected value.
 		reasons = append(slices.DeleteFunc(reasons, func(r Reason) bool { return r.Component == wish.Component }), wish)
 	}
+	findings = slices.DeleteFunc(findings, func(f show.Finding) bool { return f.Code == finding.NotRead })
+	findings = append(findings, notRead(&facts, w, reasons)...)
 	for _, r := range reasons {
 		if !r.Without {
 			v.Components = append(v.Components, r.Component)
@@ -262,6 +266,28 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "selinux" })
 	}
 	return v, reasons, findings
+}
+
+// decisive are the facts by which features and components are decided, and whether there is an installation at all. Pod
+// subnets that are not known are none, which is an error already.
+var decisive = []preflight.Fact{preflight.FactNodes, preflight.FactCNI, preflight.FactCalico, preflight.FactBlocks,
+	preflight.FactServices, preflight.FactRights}
+
+// notRead returns the facts that are not known. They are errors where they decide: taken for absent, an upgrade would
+// remove components. An operator's word decides in place of a fact.
+func notRead(c *preflight.Cluster, w Wishes, reasons []Reason) []show.Finding {
+	all := preflight.NotRead(c)
+	for i, u := range c.Unread {
+		f := &all[i]
+		if slices.Contains(decisive, u.Fact) && (u.Fact != preflight.FactServices || w.ServiceSubnets == nil) {
+			f.Level = finding.Error
+		}
+		if r := slices.IndexFunc(reasons, func(r Reason) bool { return r.Fact != "" && r.Fact == u.Fact }); r >= 0 {
+			f.Level = finding.Error
+			f.Fix += fmt.Sprintf("; or decide yourself: --components=%[1]s, or --components=-%[1]s", reasons[r].Component)
+		}
+	}
+	return all
 }
 
 // enforcing are prefixes of the names of OS images that enforce SELinux by default.
@@ -302,13 +328,13 @@ func possible(c *preflight.Cluster, features config.Features) []Reason {
 	mcs := Reason{Component: MCS, Why: "for ServiceExports and ServiceImports"}
 	switch {
 	case !features.Has(config.Services):
-		mcs = Reason{MCS, "it needs the feature services", true}
+		mcs = Reason{MCS, "it needs the feature services", true, ""}
 	case !c.MCS:
-		mcs = Reason{MCS, "the cluster does not serve the Multi-Cluster Services API", true}
+		mcs = Reason{MCS, "the cluster does not serve the Multi-Cluster Services API", true, preflight.FactMCS}
 	}
 	monitors := Reason{Component: "monitors", Why: "for the Prometheus Operator"}
 	if !c.PodMonitors {
-		monitors = Reason{"monitors", "the cluster does not serve PodMonitors", true}
+		monitors = Reason{"monitors", "the cluster does not serve PodMonitors", true, preflight.FactPodMonitors}
 	}
 	return []Reason{mcs, monitors,
 		{Component: "network-policies", Why: "only pods of this cluster reach the metrics of broker and exporter"}}

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -164,6 +165,58 @@ func TestPossible(t *testing.T) {
 		slices.Sort(out)
 		if got := strings.Join(v.Components, " "); got != x.want || strings.Join(out, " ") != x.out {
 			t.Errorf("%+v: %q without %q, want %q without %q", x.wishes, got, out, x.want, x.out)
+		}
+	}
+}
+
+// TestUnread: an installation depends on no fact that could not be read, unless the operator decides in its place. One
+// that decides nothing does not prevent it.
+func TestUnread(t *testing.T) {
+	services := config.Features{config.Services}
+	for _, x := range []struct {
+		fact   preflight.Fact
+		wishes Wishes
+		want   finding.Level
+	}{
+		{preflight.FactPodMonitors, Wishes{}, finding.Error},
+		{preflight.FactPodMonitors, Wishes{Components: []string{"monitors"}}, finding.Warning},
+		{preflight.FactPodMonitors, Wishes{Components: []string{"-monitors"}}, finding.Warning},
+		{preflight.FactMCS, Wishes{}, finding.Error},
+		{preflight.FactMCS, Wishes{Components: []string{"-mcs"}}, finding.Warning},
+		{preflight.FactMCS, Wishes{Features: config.Features{config.Policy}}, finding.Warning},
+		{preflight.FactCalico, Wishes{}, finding.Error},
+		{preflight.FactCalico, Wishes{Features: services}, finding.Error},
+		{preflight.FactBlocks, Wishes{}, finding.Error},
+		{preflight.FactStrict, Wishes{}, finding.Warning},
+		{preflight.FactNodes, Wishes{NodeSubnets: prefixes("192.0.2.0/24")}, finding.Error},
+		{preflight.FactCNI, Wishes{}, finding.Error},
+		{preflight.FactServices, Wishes{}, finding.Error},
+		{preflight.FactServices, Wishes{ServiceSubnets: prefixes("10.101.0.0/16")}, finding.Warning},
+		{preflight.FactRights, Wishes{}, finding.Error},
+		{preflight.FactPods, Wishes{}, finding.Warning}, // else there would be none
+		{preflight.FactCoreDNS, Wishes{}, finding.Warning},
+		{"", Wishes{}, finding.Warning}, // as the clock
+	} {
+		facts := found(func(c *preflight.Cluster) { // as Survey leaves them
+			c.Unread = []preflight.Unread{{Fact: x.fact, Why: "the apiserver did not answer within 15s"}}
+			if x.fact == preflight.FactCalico {
+				c.Calico = nil
+			}
+		})
+		v, _, findings := Decide(facts, x.wishes, fleet.DefaultNamespace, "")
+		var got []string
+		for _, f := range findings {
+			if f.Level != finding.OK {
+				got = append(got, fmt.Sprintf("%s %s: %s", f.Code, f.Level, f.Evidence))
+			}
+		}
+		want := fmt.Sprintf("NotRead %s: the apiserver did not answer within 15s", x.want)
+		if strings.Join(got, "\n") != want {
+			t.Errorf("%q is not known, %+v: %q, want %q", x.fact, x.wishes, got, want)
+		}
+		if x.wishes.Features == nil && !v.Features.Has(config.Policy) {
+			// install would say that the feature policy is to be taken away
+			t.Errorf("%q is not known, and the features are %v", x.fact, v.Features)
 		}
 	}
 }

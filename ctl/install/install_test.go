@@ -257,12 +257,38 @@ func usesWhatIsServed(t *testing.T, cfg *rest.Config, admin kubernetes.Interface
 	if got := has(); len(got) != 3 {
 		t.Errorf("there is only %q", got)
 	}
+	refusesUnread(t, cfg)
+	if got := has(); len(got) != 3 {
+		t.Errorf("without the right to list PodMonitors, an upgrade leaves only %q", got)
+	}
 	removeDefinition(t, cfg, "serviceexports.multicluster.x-k8s.io")
 	if out := ctl(0, "install --dry-run=client -o yaml"); !strings.Contains(out, "name: semaphore-broker-mcs") {
 		t.Error("without the definition of ServiceExports, install turns them off")
 	}
 	if out := ctl(0, "install --components mcs"); strings.Count(out, "created, as there is none") != 1 {
 		t.Errorf("a definition is not applied:\n%s", out)
+	}
+}
+
+// refusesUnread: a type that cannot be listed is not taken for one that is not served: an upgrade writes nothing, and
+// removes nothing, unless the operator decides about the component.
+func refusesUnread(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	limited, end := ctltest.WithoutListing(t, cfg, podMonitors.GroupResource())
+	defer end()
+	kubeconfig := kubetest.Kubeconfig(t, limited)
+	for _, x := range []struct {
+		args     string
+		want     int
+		monitors bool
+	}{{"", 2, false}, {"--components=monitors --dry-run=client -o yaml", 0, true},
+		{"--components=-monitors --dry-run=client -o yaml", 0, false}} {
+		out, code, err := ctltest.Run(t, strings.Fields("install --kubeconfig "+kubeconfig+" "+x.args)...)
+		if code != x.want || strings.Contains(out, "kind: PodMonitor") != x.monitors || x.want != 0 &&
+			(!strings.Contains(out, "ERROR    NotRead  test: unread objects: podmonitors: ") ||
+				!strings.Contains(out, "--components=monitors, or --components=-monitors")) {
+			t.Errorf("install %s: exit code %d, %v\n%s", x.args, code, err, out)
+		}
 	}
 }
 

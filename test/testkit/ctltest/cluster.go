@@ -12,8 +12,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
@@ -152,6 +154,37 @@ func EmptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig 
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, clientcmd.WriteToFile(*raw, kubeconfig))
 	return kubeconfig, cfg
+}
+
+// WithoutListing returns the configuration of an operator who may do everything except list one type, and what removes
+// the operator's rights.
+func WithoutListing(t *testing.T, cfg *rest.Config, of schema.GroupResource) (limited *rest.Config, end func()) {
+	t.Helper()
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	roles, bindings := admin.RbacV1().ClusterRoles(), admin.RbacV1().ClusterRoleBindings()
+	_, lists, err := admin.Discovery().ServerGroupsAndResources()
+	must(t, err)
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "without-listing-" + of.Resource}}
+	for _, list := range lists {
+		gv := testkit.Value(schema.ParseGroupVersion(list.GroupVersion))(t)
+		for _, r := range list.APIResources {
+			rule := rbacv1.PolicyRule{APIGroups: []string{gv.Group}, Resources: []string{r.Name}, Verbs: []string{"*"}}
+			if of == gv.WithResource(r.Name).GroupResource() {
+				rule.Verbs = []string{"get", "create", "patch", "update", "delete"}
+			}
+			role.Rules = append(role.Rules, rule)
+		}
+	}
+	kubetest.Create(t, roles, role)
+	kubetest.Create(t, bindings, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "operator"}}})
+	limited = rest.CopyConfig(cfg)
+	limited.Impersonate = rest.ImpersonationConfig{UserName: "operator", Groups: []string{"system:authenticated"}}
+	return limited, func() {
+		must(t, bindings.Delete(t.Context(), role.Name, metav1.DeleteOptions{}))
+		must(t, roles.Delete(t.Context(), role.Name, metav1.DeleteOptions{}))
+	}
 }
 
 // Everything lists each object that could have been written, except those that the controllers write.
