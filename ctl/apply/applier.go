@@ -3,7 +3,6 @@ package apply
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -333,9 +332,6 @@ func WorkloadRef(kind, namespace, name string) Ref {
 func ConfigMapRef(namespace, name string) Ref {
 	return Ref{corev1.SchemeGroupVersion.WithKind("ConfigMap"), namespace, name}
 }
-
-// ErrStandsInTheWay is the error of verbs that have printed the reason.
-var ErrStandsInTheWay = errors.New("nothing was written")
 
 // Joined returns a text such as "3 created, 2 changed".
 func Joined(counts map[string]int) string {

@@ -169,7 +169,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		all, findings = append(all, one), append(findings, found...)
 		one.describe(said)
 	}
-	if err := printBlockers(said, findings); err != nil {
+	if err := show.PrintBlockers(said, findings); err != nil {
 		return err
 	}
 	if i.dryRun {
@@ -190,20 +190,6 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		}
 	}
 	return nil
-}
-
-// printBlockers prints findings, and returns an error if one of them is an error.
-func printBlockers(w io.Writer, findings []show.Finding) error {
-	findings = slices.DeleteFunc(slices.Clone(findings), func(f show.Finding) bool { return f.Level == finding.OK })
-	if len(findings) == 0 {
-		return nil
-	}
-	err := show.Report(w, findings, "table")
-	if !slices.ContainsFunc(findings, func(f show.Finding) bool { return f.Level == finding.Error }) {
-		_, err = fmt.Fprintln(w)
-		return err
-	}
-	return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("%w: %w", apply.ErrStandsInTheWay, err)}
 }
 
 // decide reads the cluster's state, and makes the objects to apply.

@@ -70,7 +70,7 @@ func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, err
 			if f.name == "" {
 				f.name = f.facts.Name()
 			}
-			f.facts.Names = []string{f.name}
+			toLink(f.facts, f.name)
 			if err := l.says.Given(f.facts); err != nil {
 				return nil, err
 			}
@@ -174,7 +174,11 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 	var found []show.Finding
 	var gets []*certs.Introduction
 	wanted, intro := map[pair]config.Features{}, map[pair]*certs.Introduction{}
+	for _, f := range there {
+		found = append(found, preflight.NotRead(f.facts)...)
+	}
 	for _, p := range here {
+		found = append(found, preflight.NotRead(p.facts)...)
 		for _, f := range there {
 			features, err := l.featuresOf(ctx, p, f)
 			if err != nil {
@@ -192,8 +196,8 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 			wanted[pair{p, f}], intro[pair{p, f}], gets = features, x, append(gets, x)
 		}
 	}
-	if found = slices.DeleteFunc(found, func(f show.Finding) bool { return f.Level != finding.Error }); len(found) > 0 {
-		return show.Report(w, found, "table")
+	if err := printPreventing(w, found); err != nil {
+		return err
 	}
 	if err := l.says.Propose(ctx, w, gets); err != nil {
 		return err
@@ -221,10 +225,12 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features config.Features) ([]show.Finding,
 	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
-	if len(f.facts.Pods.Prefixes) == 0 {
-		found = append(found, show.Blocker(f.facts.Context, finding.SubnetsUnknown, "pod subnets",
-			"write the RemoteCluster by hand: docs/agentless.md",
-			"none were found, and addresses outside of them are refused"))
+	for _, c := range []*preflight.Cluster{p.facts, f.facts} {
+		if len(c.Pods.Prefixes) == 0 {
+			found = append(found, show.Blocker(c.Context, finding.SubnetsUnknown, "pod subnets",
+				"name them: --pod-subnets "+c.Context+"=CIDR",
+				"none were found, and by them the broker tells addresses of the two clusters apart"))
+		}
 	}
 	exporter, err := p.applier.Get(ctx, apply.NamespaceRef(naming.ForeignNamespace(f.name)))
 	if err != nil {

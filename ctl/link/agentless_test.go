@@ -105,6 +105,7 @@ func TestAgentless(t *testing.T) {
 	ctl(0, "install --context c1 --features services,policy")
 	before, beforeThere := ctltest.Everything(t, c1), ctltest.Everything(t, c2)
 	link := "link --context c1 --agentless legacy=c2 --yes --api legacy=" + c2.Host
+	readsNoPools(t, c1, ctl, link)
 	ctltest.Golden(t, "agentless-loopback", ctl(1, "link --context c1 --agentless legacy=c2"))
 	ctltest.Golden(t, "agentless", ctl(0, link))
 
@@ -397,6 +398,27 @@ func kubectlDir(t *testing.T) string {
 		return filepath.Dir(path)
 	}
 	return filepath.Dir(testkit.Value(components.Ensure(t.Context(), os.Stderr))(t).Kubectl)
+}
+
+// readsNoPools: where Calico's pools cannot be read, the nodes' podCIDRs are not taken for the subnets of c1's pods,
+// from which those of the other cluster have to be apart: link says so, and writes nothing.
+func readsNoPools(t *testing.T, c1 *rest.Config, ctl func(int, string) string, link string) {
+	t.Helper()
+	limited, end := ctltest.WithoutListing(t, c1, kubetest.CalicoCRD.WithResource("ippools").GroupResource())
+	defer end()
+	file := kubetest.Kubeconfig(t, limited)
+	raw := clientcmd.GetConfigFromFileOrDie(file)
+	raw.Contexts["limited"], raw.CurrentContext = raw.Contexts["test"], "limited"
+	must(t, clientcmd.WriteToFile(*raw, file))
+	t.Setenv("KUBECONFIG", os.Getenv("KUBECONFIG")+":"+renamed(t, file))
+	out := ctl(2, strings.Replace(link, "c1", "limited", 1))
+	for _, want := range []string{"WARNING  NotRead  limited: unread objects: IPPools of Calico: ",
+		"ERROR    SubnetsUnknown  limited: pod subnets: none were found", "--pod-subnets limited=CIDR",
+		"error: nothing was written: 1 error, 1 warning"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without the right to list IPPools, link does not say %q:\n%s", want, out)
+		}
+	}
 }
 
 // renamed returns a kubeconfig whose cluster and user have names of their own, so that it can be merged with another

@@ -256,8 +256,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	if out.facts, err = preflight.Survey(ctx, c); err != nil {
 		return nil, err
 	}
-	// It has a name, and is installed.
-	out.facts.Names, out.facts.Lacks = []string{out.Name}, nil
+	toLink(out.facts, out.Name)
 	if out.installed, err = out.applier.Record(ctx); err != nil {
 		return nil, err
 	}
@@ -286,6 +285,14 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 		out.addresses = addressesOf(service, out.facts.Nodes)
 	}
 	return out, nil
+}
+
+// toLink gives a cluster its name, and leaves out what matters only to an installation.
+func toLink(c *preflight.Cluster, name string) {
+	c.Names, c.Lacks = []string{name}, nil
+	c.Unread = slices.DeleteFunc(c.Unread, func(u preflight.Unread) bool {
+		return slices.Contains([]preflight.Fact{preflight.FactMCS, preflight.FactPodMonitors, preflight.FactRights}, u.Fact)
+	})
 }
 
 // federationService is where other clusters reach a broker.
@@ -375,16 +382,16 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := checkLinkable(w, all, pairs); err != nil {
+	said := w
+	if l.dryRun { // standard output is for kubectl
+		said = l.progress
+	}
+	if err := checkLinkable(said, all, pairs); err != nil {
 		return err
 	}
 	gets, to, err := introductions(pairs)
 	if err != nil {
 		return err
-	}
-	said := w
-	if l.dryRun { // standard output is for kubectl
-		said = l.progress
 	}
 	if err := l.says.Propose(reading, said, gets); err != nil {
 		return err
@@ -423,10 +430,13 @@ func checkLinkable(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster)
 	for _, p := range all {
 		found = append(found, preflight.Judge([]*preflight.Cluster{p.facts})...)
 		if len(p.addresses) == 0 {
+			has := "neither a port on the nodes nor a load balancer: other clusters cannot reach the broker"
+			if !p.facts.Knows(preflight.FactNodes) {
+				has = "no load balancer, and the nodes could not be read: where others reach the broker is not known"
+			}
 			found = append(found, show.Blocker(p.facts.Context, finding.NoAddress, "Service "+federationService,
 				"make it of type NodePort or LoadBalancer (semaphorectl install --expose), or give --address "+
-					p.facts.Context+"=HOST:PORT",
-				"it has neither a port on the nodes nor a load balancer: other clusters cannot reach the broker"))
+					p.facts.Context+"=HOST:PORT", "it has %s", has))
 		}
 	}
 	for _, pair := range pairs {
@@ -435,11 +445,14 @@ func checkLinkable(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster)
 			found = append(found, nodesInside(way[0], way[1])...)
 		}
 	}
-	found = slices.DeleteFunc(found, func(f show.Finding) bool { return f.Level != finding.Error })
-	if len(found) == 0 {
-		return nil
-	}
-	return show.Report(w, found, "table")
+	return printPreventing(w, found)
+}
+
+// printPreventing prints what prevents a link, and what could not be read. It fails as show.PrintBlockers does.
+func printPreventing(w io.Writer, found []show.Finding) error {
+	return show.PrintBlockers(w, slices.DeleteFunc(found, func(f show.Finding) bool {
+		return f.Level != finding.Error && f.Code != finding.NotRead
+	}))
 }
 
 // nodesInside reports that a cluster's subnets contain nodes of another: it would accept none of them.

@@ -243,6 +243,39 @@ func blocksOf(t *testing.T, remote string) string {
 	return out.String()
 }
 
+// TestLinkSaysWhatIsUnread: a fact that could not be read is printed. It prevents a link where nothing else says what
+// other clusters need.
+func TestLinkSaysWhatIsUnread(t *testing.T) {
+	for _, x := range []struct {
+		fact  preflight.Fact
+		spoil func(*linkedCluster)
+		want  string
+	}{
+		{preflight.FactStrict, func(*linkedCluster) {}, "WARNING  NotRead  c1: unread objects: 429"},
+		{preflight.FactCalico, func(*linkedCluster) {}, "WARNING  NotRead  c1: unread objects: 429"}, // --pod-subnets
+		{preflight.FactPods, func(p *linkedCluster) { p.facts.Pods = preflight.Subnets{} },
+			"ERROR    SubnetsUnknown  c1: pod subnets: none were found"},
+		{preflight.FactNodes, func(p *linkedCluster) { p.facts.Nodes, p.addresses = nil, nil }, // --node-subnets
+			"it has no load balancer, and the nodes could not be read"},
+		{preflight.FactPodMonitors, func(*linkedCluster) {}, ""},
+	} {
+		facts := &preflight.Cluster{Context: "c1", Version: "v1.34.1", Calico: &preflight.Calico{},
+			Pods:     preflight.Subnets{Prefixes: testkit.Prefixes("10.1.0.0/16")},
+			Services: preflight.Subnets{Prefixes: testkit.Prefixes("10.101.0.0/16")},
+			IPs:      preflight.Subnets{Prefixes: testkit.Prefixes("192.0.2.0/24")},
+			Unread:   []preflight.Unread{{Fact: x.fact, Why: "429"}}}
+		toLink(facts, "c1")
+		p := &linkedCluster{facts: facts, addresses: []string{"192.0.2.7:31000"}}
+		x.spoil(p)
+		var out strings.Builder
+		err := checkLinkable(&out, []*linkedCluster{p}, nil)
+		if prevents := strings.Contains(out.String(), "ERROR"); (err != nil) != prevents ||
+			!strings.Contains(out.String(), x.want) || (out.Len() > 0) != (x.want != "") {
+			t.Errorf("%q is not known: %v\n%s", x.fact, err, out.String())
+		}
+	}
+}
+
 // TestAddressesOf: others reach a broker by its load balancer, or by several nodes, first those that are likely to
 // stay.
 func TestAddressesOf(t *testing.T) {

@@ -58,5 +58,19 @@ func Report(w io.Writer, findings []Finding, output string) error {
 	return nil
 }
 
+// PrintBlockers prints the findings that are not OK, as a table. It fails if one of them is an error.
+func PrintBlockers(w io.Writer, findings []Finding) error {
+	findings = slices.DeleteFunc(slices.Clone(findings), func(f Finding) bool { return f.Level == finding.OK })
+	if len(findings) == 0 {
+		return nil
+	}
+	err := Report(w, findings, "table")
+	if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Level == finding.Error }) {
+		_, err = fmt.Fprintln(w)
+		return err
+	}
+	return program.ExitError{Code: ExitWrong, Err: fmt.Errorf("nothing was written: %w", err)}
+}
+
 var levelColours = map[finding.Level]Colour{finding.OK: Green, finding.NotChecked: Yellow,
 	finding.Warning: Yellow, finding.Error: Red}
