@@ -601,6 +601,12 @@ func TestPolicyGuardOfARemoteThatIsBack(t *testing.T) {
 			t.Errorf("the broker names c2 as a remote to guard, and packets to its pods leave in the clear; the report says "+
 				"guarded: %v", s.report.GetGuarded())
 		}
+		// A removal comes as the deletion of the device, and then as a list without the remote.
+		s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding()}})
+		s.after(time.Second)
+		if s.kernel.Guarded("c2") != nil {
+			t.Error("the broker does not name c2 any more, and packets to its pods are stopped")
+		}
 	})
 }
 

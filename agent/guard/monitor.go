@@ -97,8 +97,10 @@ type Monitor struct {
 	declared *bounds.Subnets
 	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
 	// broker of this stream has sent its complete state.
-	listed   map[string]*semaphorev1.GuardedRemote
-	spoken   bool
+	listed map[string]*semaphorev1.GuardedRemote
+	spoken bool
+	// ended are remotes without a device that the broker's list still names, of a node without a subnets file.
+	ended    map[string]bool
 	problems problems
 	node     status.Node
 }
@@ -121,7 +123,7 @@ func NewMonitor(
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
 		earlier: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
-		problems: problems{retained: map[string]string{}}, node: status.Node{LastClear: map[string]time.Time{}},
+		ended: map[string]bool{}, problems: problems{retained: map[string]string{}}, node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
 

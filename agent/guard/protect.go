@@ -88,7 +88,19 @@ func (m *Monitor) Synced() {
 func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
 	remotes := maps.Clone(m.remotes)
+	var ended []string
+	for cluster := range m.ended {
+		if remotes[cluster] == nil {
+			ended = append(ended, cluster)
+			delete(m.ended, cluster)
+		}
+	}
 	m.mu.Unlock()
+	for _, cluster := range ended {
+		if m.session.Device(cluster) == nil {
+			m.unprotect(cluster)
+		}
+	}
 	maps.DeleteFunc(remotes, func(cluster string, _ *semaphorev1.GuardedRemote) bool {
 		return m.session.Device(cluster) != nil
 	})
@@ -235,6 +247,9 @@ func (m *Monitor) Removed(cluster string) {
 	_, named := m.remote(cluster)
 	if !declares {
 		named = m.node.Heard && m.listed[cluster] != nil
+	}
+	if !declares && named {
+		m.ended[cluster] = true // it ends with the next list that does not name the remote, if that comes after this
 	}
 	m.work.Remotes = m.work.Remotes || declares || named // the guard must no longer accept packets into the device
 	if !declares && !named {
