@@ -210,8 +210,14 @@ func (r *Reconciler) apply(
 		r.lookAtCandidates(ctx, d, existing.Peers)
 	}
 	d.asking.keep(r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
+	endpoint := plan.Endpoints(want)
+	d.candidates.Keep(func(key wgtypes.Key) bool {
+		_, _, there := endpoint(key)
+		return there
+	})
+	d.remembered = d.remembers()
 	if existing != nil && read == nil {
-		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
+		r.leaveRoamed(d, existing, endpoint, bounds)
 	}
 	done.Steps, err = r.plan(d, want, bounds, sources, existing)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -73,11 +72,6 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 		d.applied = nil // only missing parts were added
 	default:
 		d.applied, d.peers = want, done.Applied
-		d.candidates.Keep(func(key wgtypes.Key) bool {
-			_, _, there := d.peers.Endpoint(key)
-			return there
-		})
-		d.remembered = d.remembers()
 	}
 	was := d.problem
 	r.describe(d, now, done.Applied)

@@ -138,13 +138,12 @@ func (c *Candidates) Look(now time.Time, peers []wgtypes.Peer) (out Looked) {
 
 // look reports whether no candidate has answered in this turn.
 func (t *trial) look(now time.Time, p *wgtypes.Peer) (lost bool) {
+	live := Live(*p, now)
 	at := slices.Index(t.all, kernel.EndpointOf(p))
 	received := p.ReceiveBytes - t.received
 	shook := p.LastHandshakeTime.After(t.handshake)
 	answered := shook || received > 0 && received%initiationBytes != 0
 	begins := !t.looked || received < 0 // a new peer, or one of an agent before this one
-	// Data needs a session, whatever the clock shows.
-	live := Live(*p, now) || !begins && received > 0 && answered
 	t.handshake, t.sent, t.received, t.looked = p.LastHandshakeTime, p.TransmitBytes, p.ReceiveBytes, true
 	switch {
 	case begins:

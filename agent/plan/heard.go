@@ -35,6 +35,7 @@ func (h *Heard) Update(now time.Time, peers []wgtypes.Peer, wanted map[string]*s
 	if h.nodes == nil {
 		h.nodes = map[string]*heardNode{}
 	}
+	now = now.Round(0) // handshakes have a time of the wall clock, too, which may be set back
 	for i := range peers {
 		p := &peers[i]
 		node, _, ok := nodeOf(p.PublicKey)

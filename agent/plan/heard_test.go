@@ -97,3 +97,34 @@ func TestHeard(t *testing.T) {
 		})
 	}
 }
+
+// TestHeardAfterTheClockWasSetBack: a node of a permissive remote that answers again is sent to through the tunnel,
+// also after the clock was set back.
+func TestHeardAfterTheClockWasSetBack(t *testing.T) {
+	var h Heard
+	now := time.Unix(2e9, 0)
+	key := wgtypes.Key{1}
+	quiet := false
+	wanted := map[string]*semaphorev1.Peer{"n1": {}}
+	look := func(shook time.Time) bool {
+		return h.Update(now, []wgtypes.Peer{{PublicKey: key, LastHandshakeTime: shook,
+			PersistentKeepaliveInterval: 25 * time.Second}}, wanted,
+			func(wgtypes.Key) (string, netip.AddrPort, bool) { return "n1", netip.AddrPort{}, true },
+			func(wgtypes.Key) bool { return quiet }, false)["n1"]
+	}
+	if !look(now) {
+		t.Fatal("not heard")
+	}
+	now, quiet = now.Add(time.Minute), true
+	if look(now.Add(-time.Minute)) {
+		t.Fatal("silent, and heard")
+	}
+	now, quiet = now.Add(-time.Hour), false // the clock is set back, and the node answers
+	for range 50 {
+		now = now.Add(time.Minute)
+		if look(now.Add(-time.Second)) {
+			return
+		}
+	}
+	t.Error("for 50 minutes packets to a node that answers leave in the clear")
+}
