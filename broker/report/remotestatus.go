@@ -121,6 +121,9 @@ func healthOf(link *semaphorev1.LinkStatus, s *v1alpha1.RemoteClusterStatus) (is
 	case !link.GetConnected() && link.GetLastHeard() == nil: // by this leader
 		return metav1.ConditionUnknown, finding.NeverConnected,
 			"the objects of the remote cluster are not known until its exporter connects"
+	case !slices.ContainsFunc(link.GetKinds(), (*semaphorev1.KindStatus).GetComplete):
+		return metav1.ConditionUnknown, finding.NotReported,
+			"the objects of the remote cluster are not known until its exporter has sent them"
 	}
 	return metav1.ConditionTrue, finding.Healthy, "no object is refused or retained"
 }

@@ -22,6 +22,8 @@ func TestStatusOf(t *testing.T) {
 	kind := func(k semaphorev1.Kind, objects, refused, held uint64) *semaphorev1.KindStatus {
 		return &semaphorev1.KindStatus{Kind: k, Objects: objects, Refused: refused, Retained: held}
 	}
+	complete := []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_SERVICE, Complete: true},
+		{Kind: semaphorev1.Kind_KIND_SET_MEMBER}} // a kind that its exporter does not export is never complete
 	for _, c := range []struct {
 		name    string
 		verdict remotes.Verdict
@@ -35,10 +37,15 @@ func TestStatusOf(t *testing.T) {
 		{"not in effect", remotes.Verdict{Reason: "Invalid", Message: "no"}, nil,
 			"Ready=False/Invalid " +
 				"Accepted=False/Invalid Connected=False/NotInEffect port 0", "not in effect"},
-		{"connected", accepted, &semaphorev1.LinkStatus{Connected: true, Address: "192.0.2.1:7", LastHeard: heard},
+		{"connected", accepted, &semaphorev1.LinkStatus{Connected: true, Address: "192.0.2.1:7", LastHeard: heard,
+			Kinds: complete},
 			"Ready=True/Ready " +
 				"Accepted=True/Accepted Connected=True/Connected Healthy=True/Healthy port 7974 heard 1000 {0 0 0 0} 0 0",
 			"from 192.0.2.1:7"},
+		{"connected, and has sent nothing", accepted, &semaphorev1.LinkStatus{Connected: true, LastHeard: heard,
+			Kinds: complete[1:]},
+			"Ready=Unknown/NotReported Accepted=True/Accepted Connected=True/Connected Healthy=Unknown/NotReported " +
+				"port 7974 heard 1000 {0 0 0 0} 0 0", ""},
 		{"never connected", accepted, &semaphorev1.LinkStatus{LastError: "no route"},
 			"Ready=False/NeverConnected " +
 				"Accepted=True/Accepted Connected=False/NeverConnected Healthy=Unknown/NeverConnected port 7974 {0 0 0 0} 0 0",
@@ -46,7 +53,8 @@ func TestStatusOf(t *testing.T) {
 		{"never connected, and another cluster is refused", accepted, &semaphorev1.LinkStatus{RefusedSourceId: "u"},
 			"Ready=False/NeverConnected " +
 				"Accepted=True/Accepted Connected=False/NeverConnected Healthy=False/SourceRefused port 7974 {0 0 0 0} 0 0", ""},
-		{"disconnected", accepted, &semaphorev1.LinkStatus{LastHeard: heard, LastError: strings.Repeat("e", 600)},
+		{"disconnected", accepted, &semaphorev1.LinkStatus{LastHeard: heard, LastError: strings.Repeat("e", 600),
+			Kinds: complete},
 			"Ready=False/Disconnected " +
 				"Accepted=True/Accepted Connected=False/Disconnected Healthy=True/Healthy port 7974 heard 1000 {0 0 0 0} 0 0",
 			"what it exported stays: " + strings.Repeat("e", 509) + "…"},
@@ -97,7 +105,8 @@ func TestStatusOf(t *testing.T) {
 // true, while the exporter has not reported about this generation.
 func TestReady(t *testing.T) {
 	accepted := remotes.Verdict{InEffect: &remotes.Object{}, Reason: finding.Accepted, Message: "m"}
-	connected, never := &semaphorev1.LinkStatus{Connected: true}, &semaphorev1.LinkStatus{}
+	never, connected := &semaphorev1.LinkStatus{}, &semaphorev1.LinkStatus{Connected: true,
+		Kinds: []*semaphorev1.KindStatus{{Complete: true}}}
 	exporting := func(status metav1.ConditionStatus, generation int64, reason string) []metav1.Condition {
 		return []metav1.Condition{{Type: "Exporting", Status: status, ObservedGeneration: generation, Reason: reason,
 			Message: "the exporter's"}}

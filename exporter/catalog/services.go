@@ -18,8 +18,8 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at := (name{s.Namespace, s.Name}); c.rules.MultiCluster {
-		if c.services[at] == nil {
-			c.offersVersion++ // its ServiceExport, if there is one, has a Service
+		if c.services[at] == nil && c.exports[at] != nil {
+			c.offersVersion++ // its ServiceExport has a Service
 		}
 		c.services[at] = s
 	}
