@@ -123,7 +123,8 @@ func NewMonitor(
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
 		earlier: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
-		ended: map[string]bool{}, problems: problems{retained: map[string]string{}}, node: status.Node{LastClear: map[string]time.Time{}},
+		ended: map[string]bool{}, problems: problems{retained: map[string]string{}},
+		node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
 

@@ -33,8 +33,9 @@ import (
 
 const socketDir = "/run/semaphore"
 
-// askRole bounds the time to find out whether a part is a standby, and to reach the leader.
-const askRole = 3 * time.Second
+// askRole bounds the time to find out whether a part is a standby, and to reach the leader: after a rollout the next
+// one leads within seconds.
+const askRole = 10 * time.Second
 
 // Target says how to reach a part.
 type Target struct {
@@ -244,19 +245,19 @@ func leading(ctx context.Context, socket string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askRole)
 	defer cancel()
-	leads := func(path string) (bool, error) {
+	leads := func(path string, options ...grpc.CallOption) (bool, error) {
 		p, err := newPart(path, "unix://"+path, insecure.NewCredentials())
 		if err != nil {
 			return false, err
 		}
 		defer p.Close()
-		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{}, options...)
 		return !s.GetStandby(), err
 	}
 	if is, err := leads(socket); is || err != nil {
 		return socket, nil
 	}
-	if is, err := leads(toLeader); !is || err != nil {
+	if is, err := leads(toLeader, grpc.WaitForReady(true)); !is || err != nil {
 		return socket, fmt.Errorf("only a standby answers, and its socket to the leader does not: %w",
 			cmp.Or(err, errors.New("another standby does")))
 	}

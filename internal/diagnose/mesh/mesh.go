@@ -270,14 +270,13 @@ func (m *Mesh) cluster(f Facts, contexts map[string][]Facts) {
 			return s.GetPart() == part && s.GetStandby()
 		})
 		switch {
-		case i < 0 && !unreached, i >= 0 && f.Parts[i].GetLeader() == "": // the standby itself says that nobody leads
+		case !unreached, i >= 0 && f.Parts[i].GetLeader() == "": // the standby itself says that nobody leads
 			continue
 		case i >= 0:
-			who, why = "leading "+part, cmp.Or(why, "only a standby was asked")
+			who = "leading " + part
 		}
 		c.Parts = append(c.Parts, Part{Part: name, State: "does not answer"})
-		m.own(c.Name, cmp.Or(f.Context, c.Name), name,
-			finding.New(finding.Unreached, "", 1, c.Name+": the "+who+" does not answer: "+why))
+		m.own(c.Name, f.Context, name, finding.New(finding.Unreached, "", 1, c.Name+": the "+who+" does not answer: "+why))
 	}
 	if !hears {
 		for _, r := range f.Remotes {

@@ -11,10 +11,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestOnlyStandbysAnswered: where only standbys answered, what their leaders know was not asked, and each leader has a
-// finding that says why. A standby without a leader says that nobody leads, and there is nobody to ask.
+// TestOnlyStandbysAnswered: where only standbys answered, what their leaders know was not asked, and each leader that
+// does not answer has a finding that says why. A standby without a leader says that nobody leads, and there is nobody
+// to ask. On the page of a standby nobody asked its leader.
 func TestOnlyStandbysAnswered(t *testing.T) {
-	facts := mesh.Facts{Context: "prod-1", Unreached: map[string]string{"broker": "exec in its pod: no route to host"}}
+	facts := mesh.Facts{Context: "prod-1", Unreached: map[string]string{"broker": "exec in its pod: no route to host",
+		"exporter": "its pod does not run"}}
 	for _, part := range []string{"broker", "exporter"} {
 		s := &semaphorev1.GetStatusResponse{Part: part, Cluster: "c1", SoftwareVersion: "v1.2.3", Standby: true,
 			Leader: "semaphore-" + part + "-a", StartedAt: before(1), Now: timestamppb.New(noon)}
@@ -23,7 +25,7 @@ func TestOnlyStandbysAnswered(t *testing.T) {
 	}
 	m := mesh.Join([]mesh.Facts{facts})
 	if want := "0 of 0 remotes fresh; c1: the leading broker does not answer: exec in its pod: no route to host; " +
-		"c1: the leading exporter does not answer: only a standby was asked"; m.Well || m.Verdict != want {
+		"c1: the leading exporter does not answer: its pod does not run"; m.Well || m.Verdict != want {
 		t.Errorf("well %t: %s", m.Well, m.Verdict)
 	}
 	for _, f := range m.Findings {
@@ -31,13 +33,20 @@ func TestOnlyStandbysAnswered(t *testing.T) {
 			t.Errorf("%s: %s", f.Code, f.Command)
 		}
 	}
+	if m := mesh.Join([]mesh.Facts{{Parts: facts.Parts}}); len(m.Findings) > 0 {
+		t.Errorf("the page of a standby has %+v", m.Findings)
+	}
 	for _, s := range facts.Parts {
 		s.Leader = ""
 		finding.Judge(s)
 	}
-	for _, f := range mesh.Join([]mesh.Facts{facts}).Findings {
+	m = mesh.Join([]mesh.Facts{facts})
+	for _, f := range m.Findings {
 		if f.Code != string(finding.NoLeader) {
 			t.Errorf("%s: %s", f.Code, f.First)
 		}
+	}
+	if len(m.Findings) != 2 {
+		t.Errorf("%d findings, want one of each part", len(m.Findings))
 	}
 }
