@@ -168,6 +168,19 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 	return names
 }
 
+// chooseAll is choose for all peers of a device, which it returns. It forgets the candidates that no peer has any more.
+func (r *Reconciler) chooseAll(ctx context.Context, d *device, want *plan.Desired, bounds plan.Bounds,
+	existing *kernel.Device) plan.Wanted {
+	d.asking.keep(r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
+	wanted := plan.Endpoints(want)
+	d.candidates.Keep(func(key wgtypes.Key) bool {
+		_, _, there := wanted(key)
+		return there
+	})
+	d.remembered = d.remembers()
+	return wanted
+}
+
 // remembers is how many names and peers with candidates the agent remembers of the remote.
 func (d *device) remembers() int { return d.asking.count() + d.candidates.Len() }
 

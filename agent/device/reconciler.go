@@ -209,13 +209,7 @@ func (r *Reconciler) apply(
 	if existing != nil && read == nil { // matchesApplied has
 		r.lookAtCandidates(ctx, d, existing.Peers)
 	}
-	d.asking.keep(r.choose(ctx, d, want.Peers, bounds, livePeers(existing)))
-	endpoint := plan.Endpoints(want)
-	d.candidates.Keep(func(key wgtypes.Key) bool {
-		_, _, there := endpoint(key)
-		return there
-	})
-	d.remembered = d.remembers()
+	endpoint := r.chooseAll(ctx, d, want, bounds, existing)
 	if existing != nil && read == nil {
 		r.leaveRoamed(d, existing, endpoint, bounds)
 	}
