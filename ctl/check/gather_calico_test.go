@@ -31,7 +31,7 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	look := func() (map[string]show.Finding, int) {
 		t.Helper()
 		return ctltest.Found(t, "--config", brokerFile(t, dir, ""), "--coredns", "none", "--kubeconfig",
-			kubetest.Kubeconfig(t, api))
+			kubetest.Kubeconfig(t, api), "--timeout", "2s")
 	}
 	if f, code := look(); code != 0 || f["PoolsHarmless"].Code != "" {
 		t.Errorf("without Calico: exit code %d, %+v", code, f)

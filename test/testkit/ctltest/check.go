@@ -70,7 +70,7 @@ func ListenAs(t *testing.T, dir string, caller spiffeid.ID, register ...func(*gr
 
 func Found(t *testing.T, args ...string) (findings map[string]show.Finding, code int) {
 	t.Helper()
-	out, code, err := Run(t, append([]string{"check", "-o", "json", "--timeout", "2s"}, args...)...)
+	out, code, err := Run(t, append([]string{"check", "-o", "json", "--timeout", "30s"}, args...)...)
 	var report struct {
 		Findings         []show.Finding
 		Errors, Warnings int
