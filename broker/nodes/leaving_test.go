@@ -31,12 +31,12 @@ func TestForeignFinalizerOfReservations(t *testing.T) {
 	api := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("ipreservations"))
 	reserves := map[string]map[netip.Addr]state{"n1": {netip.MustParseAddr("10.1.0.1"): {is: pending, since: time.Now()}}}
 	write := func(next map[string]map[netip.Addr]state) error {
-		if r.shards[i] == nil {
+		if it := r.shards[i]; it == nil || it.read.IsZero() {
 			testkit.Must(t, r.load(ctx, i))
 		}
 		err := r.write(ctx, i, next)
 		if err != nil {
-			r.shards[i] = nil // as passShard's caller
+			r.shards[i].read = time.Time{} // as passShard's caller
 		}
 		return err
 	}

@@ -52,11 +52,14 @@ type timing struct {
 	// verify is the interval at which a reserved address is checked to be free: a pod that asks Calico for it by name
 	// gets it.
 	verify time.Duration
+	// reread is the interval at which the objects are read again: somebody else may delete or edit them.
+	reread time.Duration
 	// pass is the interval between two passes.
 	pass time.Duration
 }
 
-var ordinary = timing{quarantine: 2 * time.Minute, retire: time.Minute, verify: 10 * time.Minute, pass: 5 * time.Second}
+var ordinary = timing{quarantine: 2 * time.Minute, retire: time.Minute, verify: 10 * time.Minute, reread: time.Minute,
+	pass: 5 * time.Second}
 
 // reservations are those of all nodes. One goroutine uses it; Networks may call addresses at any time.
 type reservations struct {
@@ -94,12 +97,22 @@ func (w wants) of(addr netip.Addr) []netip.Prefix {
 type shard struct {
 	// object is the apiserver's; nil if it does not exist.
 	object *calicov3.IPReservation
+	// read is when the object was read; zero if it is to be read again.
+	read time.Time
 	// states are by node and address.
 	states map[string]map[netip.Addr]state
 }
 
-// state is the state of a reservation, and the time since which this process knows it; checked is when the address was
-// last seen free.
+// version is empty if the object does not exist.
+func (s *shard) version() string {
+	if s.object == nil {
+		return ""
+	}
+	return s.object.ResourceVersion
+}
+
+// state is the state of a reservation, and the time since which this process knows that it stands; checked is when the
+// address was last seen free.
 type state struct {
 	is      string
 	since   time.Time
@@ -145,6 +158,9 @@ func (r *reservations) runPass(ctx context.Context) (problems []string) {
 	if r.ipam == nil {
 		ipam, err := kube.NewCalicoIPAM(r.cfg)
 		if errors.Is(err, kube.ErrNoIPAM) {
+			for i := range shards {
+				r.publish(i, &shard{})
+			}
 			return nil // then pods get their IPs elsewhere
 		}
 		if err != nil {
@@ -163,7 +179,10 @@ func (r *reservations) runPass(ctx context.Context) (problems []string) {
 	}
 	for i := range shards {
 		if err := r.passShard(ctx, i, byShard[i], wanted, &problems); err != nil {
-			r.shards[i] = nil // read the shard again
+			if it := r.shards[i]; it != nil {
+				it.read = time.Time{} // read it again
+				r.publish(i, it)      // it may be gone, or somebody else's
+			}
 			if apierrors.IsNotFound(err) {
 				r.ipam = nil // another API group may serve it now
 			}
@@ -184,33 +203,66 @@ func shardOf(node string) int {
 	return int(h.Sum32() % shards)
 }
 
+// load reads the object of a shard. It keeps the states that this process has, so that the next write restores an
+// object that somebody deleted or edited; each reservation counts from then.
 func (r *reservations) load(ctx context.Context, i int) error {
-	out := &shard{states: map[string]map[netip.Addr]state{}}
 	object, err := r.ipam.Reservations().Get(ctx, shardName(i))
 	switch {
 	case apierrors.IsNotFound(err):
+		object = nil
 	case err != nil:
 		return err
 	default:
 		kube.CopyCalicoMetadata(object)
-		if object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
-			return fmt.Errorf("semaphore did not create it: remove it, so that the broker can reserve addresses")
-		}
-		said, err := parseReserved(object.Annotations[reservedFor])
-		if err != nil {
-			return fmt.Errorf("annotation %s: %w; delete the object, so that the broker reserves again", reservedFor, err)
-		}
-		for node, addrs := range said {
-			out.states[node] = map[netip.Addr]state{}
-			for addr, is := range addrs {
-				out.states[node][addr] = state{is: is, since: r.now()}
-			}
-		}
-		out.object = object
 	}
-	r.shards[i] = out
-	r.publish(out, nil)
+	it, before := r.shards[i], ""
+	if it != nil {
+		before = it.version()
+		it.object = object
+	}
+	if object != nil && object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+		return fmt.Errorf("semaphore did not create it: remove it, so that the broker can reserve addresses")
+	}
+	switch {
+	case it == nil:
+		if it, err = newShard(object); err != nil {
+			return err
+		}
+		r.shards[i] = it
+		r.publish(i, it)
+	case it.version() == before:
+		it.read = r.now()
+		return nil
+	default:
+		r.log.Warn("an ipreservation is not as the broker last read or wrote it; the broker restores it",
+			"name", shardName(i))
+	}
+	it.read = r.now()
+	for _, states := range it.states {
+		for addr, is := range states {
+			states[addr] = state{is: is.is, since: r.now()}
+		}
+	}
 	return nil
+}
+
+// newShard returns the shard of an object with the states in its annotation; object is nil if it does not exist.
+func newShard(object *calicov3.IPReservation) (*shard, error) {
+	it := &shard{object: object, states: map[string]map[netip.Addr]state{}}
+	if object == nil {
+		return it, nil
+	}
+	said, err := parseReserved(object.Annotations[reservedFor])
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: %w; delete the object, so that the broker reserves again", reservedFor, err)
+	}
+	for node, addrs := range said {
+		it.states[node] = map[netip.Addr]state{}
+		for addr, is := range addrs {
+			it.states[node][addr] = state{is: is}
+		}
+	}
+	return it, nil
 }
 
 // parseReserved parses the annotation of a shard. Each list that it accepts can be written back: an entry that is no
@@ -236,7 +288,7 @@ func parseReserved(text string) (map[string]map[netip.Addr]string, error) {
 // passShard makes one pass over the nodes of a shard, with one write.
 func (r *reservations) passShard(ctx context.Context, i int, nodes []string, wanted map[string]wants,
 	problems *[]string) error {
-	if r.shards[i] == nil {
+	if r.shards[i] == nil || r.now().Sub(r.shards[i].read) >= r.reread {
 		if err := r.load(ctx, i); err != nil {
 			return err
 		}
@@ -281,9 +333,8 @@ func (r *reservations) passShard(ctx context.Context, i int, nodes []string, wan
 	if err := r.write(ctx, i, next); err != nil {
 		return err
 	}
-	before := it.states
 	it.states = next
-	r.publish(it, before)
+	r.publish(i, it)
 	return nil
 }
 
@@ -300,7 +351,10 @@ func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.
 		if at < 0 || is.is == retired {
 			continue
 		}
-		if is.is == pending && r.now().Sub(is.since) < r.quarantine || is.is == ready && r.now().Sub(is.checked) < r.verify {
+		// A ready one is checked again after the quarantine: an assignment may have begun before the broker restored it.
+		now, safe := r.now(), is.since.Add(r.quarantine)
+		if is.is == pending && now.Before(safe) ||
+			is.is == ready && now.Sub(is.checked) < r.verify && (now.Before(safe) || !is.checked.Before(safe)) {
 			return "", nil
 		}
 		block, err := r.ipam.Block(ctx, blocks[at])
@@ -358,11 +412,12 @@ func (r *reservations) write(ctx context.Context, i int, next map[string]map[net
 		return err
 	}
 	client, it := r.ipam.Reservations(), r.shards[i]
+	object := it.object.DeepCopy()
 	switch {
 	case it.object == nil && len(reserved) == 0:
 		return nil
 	case it.object == nil:
-		it.object, err = client.Create(ctx, &calicov3.IPReservation{
+		object, err = client.Create(ctx, &calicov3.IPReservation{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: shardName(i), Labels: map[string]string{naming.LabelManagedBy: naming.ManagedByBroker},
 				Annotations: map[string]string{reservedFor: string(text)},
@@ -382,40 +437,48 @@ func (r *reservations) write(ctx context.Context, i int, next map[string]map[net
 	case it.object.Annotations[reservedFor] == string(text) && slices.Equal(it.object.Spec.ReservedCIDRs, reserved):
 		return nil
 	default:
-		object := it.object.DeepCopy()
-		object.Annotations[reservedFor], object.Spec.ReservedCIDRs = string(text), reserved
-		it.object, err = client.Update(ctx, object)
+		metav1.SetMetaDataAnnotation(&object.ObjectMeta, reservedFor, string(text))
+		object.Spec.ReservedCIDRs = reserved
+		object, err = client.Update(ctx, object)
 	}
 	if err != nil {
 		return err
 	}
-	if it.object != nil {
-		kube.CopyCalicoMetadata(it.object)
-	}
+	kube.CopyCalicoMetadata(object)
+	it.object = object
 	return nil
 }
 
-// publish publishes the ready addresses of a shard, and calls changed for those that differ.
-func (r *reservations) publish(it *shard, before map[string]map[netip.Addr]state) {
-	all := map[string]map[netip.Addr]state{}
-	maps.Copy(all, before)
-	maps.Copy(all, it.states)
-	var differ []string
-	r.mu.Lock()
-	for node := range all {
-		var addrs []netip.Addr
-		for addr, is := range it.states[node] {
-			if is.is == ready {
-				addrs = append(addrs, addr)
+// publish publishes the ready addresses of a shard that its object reserves, and calls changed for the nodes whose
+// addresses differ.
+func (r *reservations) publish(i int, it *shard) {
+	reserved := map[string]bool{}
+	if it.object != nil {
+		for _, cidr := range it.object.Spec.ReservedCIDRs {
+			reserved[cidr] = true
+		}
+	}
+	next := map[string][]netip.Addr{}
+	for node, states := range it.states {
+		for addr, is := range states {
+			if is.is == ready && reserved[netip.PrefixFrom(addr, addr.BitLen()).String()] {
+				next[node] = append(next[node], addr)
 			}
 		}
-		slices.SortFunc(addrs, netip.Addr.Compare)
+		slices.SortFunc(next[node], netip.Addr.Compare)
+	}
+	var differ []string
+	r.mu.Lock()
+	for node := range r.ready {
+		if next[node] == nil && shardOf(node) == i {
+			delete(r.ready, node)
+			differ = append(differ, node)
+		}
+	}
+	for node, addrs := range next {
 		if !slices.Equal(addrs, r.ready[node]) {
 			r.ready[node] = addrs
 			differ = append(differ, node)
-		}
-		if len(addrs) == 0 {
-			delete(r.ready, node)
 		}
 	}
 	r.mu.Unlock()
