@@ -66,12 +66,14 @@ type Elector struct {
 	// term is the term of the running work; the second field is whether any work runs.
 	term    atomic.Uint64
 	working atomic.Bool
+	// releaseWithin bounds the requests that release the Lease.
+	releaseWithin time.Duration
 }
 
 // New returns an elector. It sends no request yet. With election, it fails if it cannot learn its namespace or use
 // options.Rest.
 func New(options Options) (*Elector, error) {
-	e := &Elector{options: options}
+	e := &Elector{options: options, releaseWithin: answer}
 	if options.Config.Enabled {
 		namespace, err := kube.Namespace(options.Config.Namespace)
 		if err != nil {
@@ -335,7 +337,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 
 // release releases the lease if this replica holds it. If that fails, the lease expires.
 func (e *Elector) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answer)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.releaseWithin)
 	defer cancel()
 	released, err := e.lock.release(ctx)
 	switch {
