@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -215,5 +216,10 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 			create("shop", func(i *mcsv1beta1.ServiceImport) { i.Labels[key] = "x" }),
 			says{"may not set the labels and annotations " + key}})
 	}
-	return attempts, stolen
+	lost := func(s *discoveryv1.EndpointSlice) { s.Name = "mcs-shop-73736d-lost" }
+	return slices.Concat(attempts,
+		s.unlabelled(t, dynamic.NewForConfigOrDie(cfg), mcsv1beta1.SchemeGroupVersion.WithKind("ServiceImport"), "shop",
+			serviceImport("shop", "lost")),
+		s.unlabelled(t, dynamic.NewForConfigOrDie(cfg), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "shop",
+			mirrorSlice("", besideEcho, lost))), stolen
 }

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -47,8 +48,11 @@ func (s *server) attackOwnNames(t *testing.T, brokers string, withMCS bool) {
 	}
 	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(brokers), subnets)
 	a := newOwnNames(t, s, brokers, withMCS)
+	lost := s.unlabelled(t, dynamic.NewForConfigOrDie(s.tokenConfig(t, brokers, "semaphore-broker")),
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "shop",
+		a.slice(func(s *discoveryv1.EndpointSlice) { s.Name = "gl-shop-73736d-web-c2-9" }))
 	s.settled(t)
-	s.checkAll(t, slices.Concat(a.allowed(), a.addresses(), a.places(t), a.others(t, s), a.contents()))
+	s.checkAll(t, slices.Concat(a.allowed(), a.addresses(), a.places(t), a.others(t, s), a.contents(), lost))
 	// A subnet that cannot be read refuses the writes for its remote, and no other's.
 	subnets.Data["remotePodSubnets.c2"] = "10.2.0.0/16, the pods"
 	kubetest.Update(t, admin.CoreV1().ConfigMaps(brokers), subnets)

@@ -14,8 +14,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -150,6 +152,47 @@ func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *disco
 		c(s)
 	}
 	return s
+}
+
+// unlabelled returns the attempts to set the broker's label on an object that has lost it: on one that the broker made,
+// and on one that somebody else made like it.
+func (s *server) unlabelled(t *testing.T, stolen dynamic.Interface, kind schema.GroupVersionKind, ns string,
+	object runtime.Object) []attempt {
+	t.Helper()
+	resource, _ := meta.UnsafeGuessKindToResource(kind)
+	made := &unstructured.Unstructured{
+		Object: testkit.Value(runtime.DefaultUnstructuredConverter.ToUnstructured(object))(t)}
+	made.SetGroupVersionKind(kind)
+	client := func(from dynamic.Interface) dynamic.ResourceInterface {
+		if ns == "" {
+			return from.Resource(resource)
+		}
+		return from.Resource(resource).Namespace(ns)
+	}
+	admin := client(dynamic.NewForConfigOrDie(s.admin))
+	by := func(maker string, then func(have *unstructured.Unstructured) error) func() error {
+		return func() error {
+			testkit.Value(admin.Create(t.Context(), made, metav1.CreateOptions{FieldManager: maker}))(t)
+			defer admin.Delete(t.Context(), made.GetName(), metav1.DeleteOptions{})
+			return then(testkit.Value(admin.Patch(t.Context(), made.GetName(), types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}))(t))
+		}
+	}
+	label := func(have *unstructured.Unstructured) error {
+		have.SetLabels(made.GetLabels())
+		have.SetManagedFields(nil)
+		_, err := client(stolen).Update(t.Context(), have, dryUpdate)
+		return err
+	}
+	remove := func(have *unstructured.Unstructured) error {
+		return client(stolen).Delete(t.Context(), have.GetName(), dryDelete)
+	}
+	const changes = "changes and deletes"
+	return []attempt{
+		{resource.Resource + " of its own that lost the label", by("semaphore-broker", label), nil},
+		{resource.Resource + " of its own that lost the label, deleted", by("semaphore-broker", remove), says{changes}},
+		{resource.Resource + " that somebody else made like it", by("kubectl", label), says{changes}},
+	}
 }
 
 // mirrorEndpoints returns Endpoints of a mirror. It is unstructured because the type is deprecated.
@@ -613,6 +656,22 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a pool of another name",
 			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
 			says{"disabled and not exported by BGP"}},
+	}
+	const lost = "c2-shop-73736d-lost"
+	label := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker"}
+	ownNets := map[string]any{"nets": []any{"10.2.0.1/32"}}
+	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
+	for _, c := range []struct {
+		kind   schema.GroupVersionKind
+		ns     string
+		object runtime.Object
+	}{
+		{corev1.SchemeGroupVersion.WithKind("Service"), ns, mirrorService(lost)},
+		{discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), ns, mirrorSlice(lost)},
+		{kubetest.CalicoCRD.WithKind("GlobalNetworkSet"), "", ofCalico("GlobalNetworkSet", lost, label, ownNets)},
+		{kubetest.CalicoCRD.WithKind("IPPool"), "", ofCalico("IPPool", "semaphore-c2-lost", label, ownPool)},
+	} {
+		attempts = append(attempts, s.unlabelled(t, dynamicStolen, c.kind, c.ns, c.object)...)
 	}
 	subnets := subnetsOf(t, admin, ns)
 	subnets.Data["staticServiceIPs"] = "10.96.0.0/24" // of the apiserver's 10.96.0.0/16
