@@ -139,7 +139,7 @@ func (w *world) changedByHand(t *testing.T) {
 		t.Logf("%s: as before after %s", c.name, time.Since(began).Round(time.Millisecond))
 	}
 	for _, words := range [][]string{{"service " + mirrorOf("s0"), "by-hand", "spec.ports"},
-		{"service " + mirrorOf("s0"), "took off its label"}, {"endpointslice "}} {
+		{"service " + mirrorOf("s0"), "metadata.labels[app.kubernetes.io/managed-by]"}, {"endpointslice "}} {
 		w.event(t, "Restored", words...)
 	}
 }

@@ -215,7 +215,8 @@ func Pools(calico *Calico, desired writes.Desired[*calicov3.IPPool], options Opt
 	}, desired, options)
 }
 
-// foreignPool is the conflict with an overlapping pool that the broker did not create.
+// foreignPool is the conflict with an overlapping pool that the broker did not create. It leaves a pool of that very
+// name to the apiserver, which refuses the create: the pool may be the broker's, without its label.
 func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool], want *calicov3.IPPool) error {
 	subnet, err := netip.ParsePrefix(want.Spec.CIDR)
 	if err != nil {
@@ -230,7 +231,7 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 	for _, p := range list.(*calicov3.IPPoolList).Items {
 		kube.CopyCalicoMetadata(&p)
 		has, err := netip.ParsePrefix(p.Spec.CIDR)
-		if err != nil || writes.Ours(&p) || !has.Overlaps(subnet) {
+		if err != nil || writes.Ours(&p) || p.Name == want.Name || !has.Overlaps(subnet) {
 			continue
 		}
 		return writes.NotOurs{Kind: writes.IPPool, Name: p.Name, Hint: fmt.Sprintf(

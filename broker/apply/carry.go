@@ -10,7 +10,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // reconcile makes the object of one name as desired, as the machine decides. It returns reconcile.ErrIdle if nothing is
@@ -150,10 +149,5 @@ func (o *Objects[T]) reportRestored(name string, step writes.Step[T]) {
 		o.options.Events.WarnOf("", "Restored "+string(o.kind.Name)+" "+name+" "+c.Manager, finding.Restored, fmt.Sprintf(
 			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes",
 			o.kind.Name, name, c.Manager, strings.Join(c.Fields, ", ")))
-	}
-	if manager := step.Relabelled; manager != "" {
-		o.options.Events.WarnOf("", "Restored label "+string(o.kind.Name)+" "+name, finding.Restored, fmt.Sprintf(
-			"%s %s: %s took off its label %s; the broker has restored it, as it does with all that it writes",
-			o.kind.Name, name, manager, naming.LabelManagedBy))
 	}
 }

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -23,9 +24,12 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -313,6 +317,75 @@ func TestInterference(t *testing.T) {
 			p := finding.Texts(o.Findings())
 			return err == nil && s.Endpoints[0].Addresses[0] == "10.2.0.2" && len(p) == 0, fmt.Sprint(err, p)
 		})
+	})
+}
+
+// TestLabelsThatSelectAreRestored: whichever label somebody takes off by which the broker selects an object, the object
+// has the label again within a second, and the broker finds it.
+func TestLabelsThatSelectAreRestored(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
+	kubetest.Namespace(t, admin, "mirrors")
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	testkit.Value(mcs.ApplyDefinitions(t.Context(), dynamic.NewForConfigOrDie(cfg)))(t)
+	endpointSlices := discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
+	sliceWith := func(name, label string) *discoveryv1.EndpointSlice {
+		s := slice(name, "c2", "IPv4", "10.2.0.1")
+		s.Labels[label] = "web"
+		return s
+	}
+	t.Run("own slice", func(t *testing.T) {
+		selectedBy(t, cfg, endpointSlices, naming.LabelOwnName, sliceWith("own", naming.LabelOwnName),
+			func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
+				return OwnSlices(admin, d, options(t))
+			})
+	})
+	t.Run("import slice", func(t *testing.T) {
+		selectedBy(t, cfg, endpointSlices, mcsv1beta1.LabelServiceName, sliceWith("import", mcsv1beta1.LabelServiceName),
+			func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
+				return ImportSlices(admin, d, options(t))
+			})
+	})
+	t.Run("ServiceImport", func(t *testing.T) {
+		selectedBy(t, cfg, mcsv1beta1.SchemeGroupVersion.WithResource("serviceimports"), naming.LabelManagedBy,
+			&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "mirrors", Name: "web", Labels: bearing("c2")},
+				Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.0.7"},
+					Ports: []mcsv1beta1.ServicePort{{Port: 80, Protocol: "TCP"}}}},
+			func(d writes.Desired[*mcsv1beta1.ServiceImport]) *Objects[*mcsv1beta1.ServiceImport] {
+				api := NewMCS(testkit.Value(mcs.New(cfg, writes.FieldManager))(t), slog.New(slog.DiscardHandler))
+				return ServiceImports(api, d, options(t))
+			})
+	})
+	t.Run("pool", func(t *testing.T) {
+		selectedBy(t, cfg, kubetest.CalicoCRD.WithResource("ippools"), naming.LabelManagedBy,
+			&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2", Labels: bearing("c2")},
+				Spec: calicov3.IPPoolSpec{CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever,
+					VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()", BlockSize: 26}},
+			func(d writes.Desired[*calicov3.IPPool]) *Objects[*calicov3.IPPool] {
+				return Pools(quickCalico(cfg), d, options(t))
+			})
+	})
+}
+
+// selectedBy takes a label off an object that a loop has written.
+func selectedBy[T writes.Object](t *testing.T, cfg *rest.Config, resource schema.GroupVersionResource, label string,
+	object T, of func(writes.Desired[T]) *Objects[T]) {
+	t.Helper()
+	w, d := desired[T]()
+	o := of(d)
+	w.put(o.nameOf(object), object)
+	testkit.Run(t, o.Run)
+	found := testkit.True(func() bool { return o.present() == 1 })
+	testkit.Eventually(t, 3*time.Minute, "it is made", found)
+	api := dynamic.NewForConfigOrDie(cfg).Resource(resource).Namespace(object.GetNamespace())
+	testkit.Value(api.Patch(t.Context(), object.GetName(), types.MergePatchType,
+		[]byte(fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, label)), metav1.PatchOptions{FieldManager: "by-hand"}))(t)
+	kubetest.Promptly(t, kubernetes.NewForConfigOrDie(cfg), time.Second, label+" is back", func() error {
+		have, err := api.Get(t.Context(), object.GetName(), metav1.GetOptions{})
+		if err == nil && have.GetLabels()[label] != object.GetLabels()[label] {
+			err = fmt.Errorf("labels %v, findings %q", have.GetLabels(), finding.Texts(o.Findings()))
+		}
+		return cmp.Or(err, found())
 	})
 }
 

@@ -322,7 +322,10 @@ func sliceKind(name writes.ObjectKind) writes.Kind[*discoveryv1.EndpointSlice] {
 		},
 		Equal: func(a, b *discoveryv1.EndpointSlice) bool { return equality.Semantic.DeepEqual(a, b) },
 		Replace: func(have, want *discoveryv1.EndpointSlice) bool {
-			return have.AddressType != want.AddressType // immutable
+			// The type is immutable, and a policy lets no other slice become one under an own name, or the reverse.
+			_, had := have.Labels[naming.LabelOwnName]
+			_, has := want.Labels[naming.LabelOwnName]
+			return have.AddressType != want.AddressType || had != has
 		},
 		Empty: func(have *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			out := have.DeepCopy()

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -310,3 +312,74 @@ func TestRecreate(t *testing.T) {
 		m.contests.agree("echo", "7")
 	}
 }
+
+// TestALabelThatSelectsIsRestored: the broker restores an object that the watch lost because somebody took off a label
+// by which it selects. It leaves one that somebody else made under the name, or that has somebody else's label.
+func TestALabelThatSelectsIsRestored(t *testing.T) {
+	taken := apierrors.NewAlreadyExists(schema.GroupResource{Resource: "endpointslices"}, "echo")
+	slice := func(uid types.UID, labels ...string) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "echo", UID: uid, ResourceVersion: "7",
+			Labels:        map[string]string{},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-label", Time: &metav1.Time{Time: paceStart}}}}}
+		for _, l := range labels {
+			key, value, _ := strings.Cut(l, "=")
+			s.Labels[key] = value
+		}
+		return s
+	}
+	const managed = naming.LabelManagedBy + "=" + naming.ManagedByBroker
+	const own = naming.LabelOwnName + "=failover"
+	kind := Kind[*discoveryv1.EndpointSlice]{Name: OwnSlice,
+		Merge: func(_, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice { return want },
+		Equal: func(_, _ *discoveryv1.EndpointSlice) bool { return true },
+		Replace: func(have, want *discoveryv1.EndpointSlice) bool {
+			return have.Labels[naming.LabelOwnName] != want.Labels[naming.LabelOwnName]
+		}}
+	for _, c := range []struct {
+		name string
+		have *discoveryv1.EndpointSlice
+		want Request
+	}{
+		{"the broker's label", slice("u1", own), SendUpdate},
+		{"a label that only the watch selects by", slice("u1", managed, own, "x=y"), SendUpdate},
+		{"a label that no update may set", slice("u1", managed), SendDelete},
+		{"both", slice("u1"), SendUpdate}, // without the broker's label it may not be deleted
+		{"another object", slice("u2", managed), SendAdopt},
+		{"somebody else's label", slice("u1", naming.LabelManagedBy+"=helm"), SendAdopt},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := New(kind, noSlices{}, nil)
+			m.contests.agree("echo", "6")
+			m.Informed("echo", slice("u1", managed, own), true)
+			want := Answer[*discoveryv1.EndpointSlice]{Verdict: Present, Object: slice("", managed, own)}
+			step := m.Decide(paceStart, m.Begin(paceStart, "echo"), want)
+			step = m.Settle(paceStart, step.Write, nil, taken)
+			step = m.Settle(paceStart, step.Write, c.have, nil)
+			if step.Write == nil || step.Write.Request != c.want {
+				t.Fatalf("%+v, want request %d", step, c.want)
+			}
+			if c.want == SendAdopt {
+				return
+			}
+			if step.Write.Request == SendDelete {
+				if step = m.Settle(paceStart, step.Write, c.have, nil); step.Write == nil || step.Write.Request != SendCreate {
+					t.Fatalf("%+v, want a create", step)
+				}
+			}
+			step = m.Settle(paceStart, step.Write, slice("u3", managed, own), nil)
+			if r := step.Restored; r == nil || r.Times != 1 || r.Manager != "kubectl-label" {
+				t.Errorf("restored: %+v", r)
+			}
+			// Somebody who insists is counted.
+			m.Informed("echo", slice("u3", managed, own), true)
+			step = m.Decide(paceStart, m.Begin(paceStart, "echo"), want)
+			if c := step.Contest; c == nil || c.Times != 2 {
+				t.Errorf("the second time: %+v", c)
+			}
+		})
+	}
+}
+
+type noSlices struct{}
+
+func (noSlices) Get(string) (*discoveryv1.EndpointSlice, bool) { return nil, false }

@@ -56,8 +56,6 @@ type Write[T Object] struct {
 
 	// contest, if not nil, is what the write restores.
 	contest *Contest
-	// unlabelled is the manager that removed the broker's label from the object; empty if none did.
-	unlabelled string
 }
 
 // Cluster is the cluster that the object came from.
@@ -101,8 +99,6 @@ type Step[T Object] struct {
 	DelayedOf string
 	// Restored, if not nil, is the contest of a restored object.
 	Restored *Contest
-	// Relabelled is the manager that removed the broker's label, which the write restored; empty if none did.
-	Relabelled string
 }
 
 // delay has the name reconciled once more after the wait of a write.
@@ -204,21 +200,39 @@ func (w *Write[T]) next(request Request, object T) Step[T] {
 	return Step[T]{Write: &after}
 }
 
-// resolveExisting decides how to handle an existing object with the name of one to create.
+// resolveExisting decides how to handle an existing object with the name of one to create. If it is the very object
+// that the watch lost, somebody removed a label by which the watch selects, and it is restored.
 func (m *Machine[T]) resolveExisting(now time.Time, w *Write[T], have T) Step[T] {
-	if have.GetLabels()[naming.LabelManagedBy] != "" || have.GetAnnotations()[naming.AnnotationSourceName] == "" {
-		return w.next(SendAdopt, w.Want)
-	}
+	unlabelled := have.GetLabels()[naming.LabelManagedBy] == ""
 	m.mu.Lock()
 	isLost := m.isLost(w.Name, have)
 	m.mu.Unlock()
-	if !isLost {
+	switch {
+	case isLost && (unlabelled || Ours(have)):
+		return m.restore(w, have)
+	case unlabelled && have.GetAnnotations()[naming.AnnotationSourceName] != "":
 		return m.end(now, w, NotOurs{Kind: m.kind.Name, Name: w.Name, Hint: fmt.Sprintf(
 			"semaphore created it, and somebody removed its label %s: set %s=%s again, or delete it",
 			naming.LabelManagedBy, naming.LabelManagedBy, naming.ManagedByBroker)})
 	}
-	step := w.next(SendUpdate, m.kind.Merge(have, w.Want))
-	step.Write.unlabelled = managerOf(have)
+	return w.next(SendAdopt, w.Want)
+}
+
+// restore writes over an object that the watch lost. Only one that still has the broker's label may be deleted: see
+// deploy/broker/object-writes.yaml.
+func (m *Machine[T]) restore(w *Write[T], have T) Step[T] {
+	merged := m.kind.Merge(have, w.Want)
+	step := w.next(SendUpdate, merged)
+	if Ours(have) && m.kind.Replace != nil && m.kind.Replace(have, w.Want) {
+		step = w.next(SendDelete, have)
+		step.Write.Op = Replace
+	}
+	restored := Contest{Times: 1}
+	if w.contest != nil {
+		restored = *w.contest
+	}
+	restored.Manager, restored.Fields = managerOf(have), fieldsThatDiffer(have, merged)
+	step.Write.contest = &restored
 	return step
 }
 
@@ -247,7 +261,9 @@ func (m *Machine[T]) deleted(now time.Time, w *Write[T]) Step[T] {
 	m.mu.Lock()
 	m.belief.Deleted(now, w.Name, w.Object)
 	m.removed(w.Name, w.Object) // the watch may have been faster
-	m.contests.forget(w.Name)
+	if w.contest == nil { // otherwise the other writer may insist
+		m.contests.forget(w.Name)
+	}
 	m.mu.Unlock()
 	if w.Op == Replace {
 		return w.next(SendCreate, w.Want)
@@ -285,8 +301,8 @@ func (m *Machine[T]) end(now time.Time, w *Write[T], err error) (step Step[T]) {
 		if left := m.belief.Left(now, w.Name); left > 0 {
 			step.again(left)
 		}
-		step.Result, step.Relabelled = Done, w.unlabelled
-		if w.Op != Replace {
+		step.Result = Done
+		if w.Request != SendDelete { // a finalizer keeps the object that is replaced
 			step.Restored = w.contest
 		}
 		return step
