@@ -271,7 +271,11 @@ func connectCalico[T kube.CalicoObject](
 }
 
 func (c calicoClient[T]) Get(ctx context.Context, like T) (T, error) {
-	return wrap(c.in(like.GetNamespace()).Get(ctx, like.GetName()))
+	have, err := c.in(like.GetNamespace()).Get(ctx, like.GetName())
+	if err == nil {
+		kube.CopyCalicoMetadata(have) // the Calico API server may have written it
+	}
+	return wrap(have, err)
 }
 
 func (c calicoClient[T]) Create(ctx context.Context, o T) (T, error) {

@@ -146,7 +146,8 @@ func (o *Objects[T]) reportRestored(name string, step writes.Step[T]) {
 		o.options.Metrics.restored.WithLabelValues(string(o.kind.Name)).Inc()
 		o.loop.Warn(name, "restored an object that another writer changed or deleted",
 			"name", name, "kind", o.kind.Name, "manager", c.Manager, "fields", c.Fields, "times", c.Times)
-		o.options.Events.WarnOf("", "Restored "+string(o.kind.Name)+" "+name+" "+c.Manager, finding.Restored, fmt.Sprintf(
+		about := fmt.Sprintf("Restored %s %s %s %t", o.kind.Name, name, c.Manager, c.Missing)
+		o.options.Events.WarnOf("", about, finding.Restored, fmt.Sprintf(
 			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes",
 			o.kind.Name, name, c.Manager, strings.Join(c.Fields, ", ")))
 	}

@@ -227,7 +227,7 @@ func (m *Machine[T]) restore(w *Write[T], have T) Step[T] {
 		step = w.next(SendDelete, have)
 		step.Write.Op = Replace
 	}
-	restored := Contest{Times: 1}
+	restored := Contest{Missing: true, Times: 1}
 	if w.contest != nil {
 		restored = *w.contest
 	}
@@ -261,7 +261,7 @@ func (m *Machine[T]) deleted(now time.Time, w *Write[T]) Step[T] {
 	m.mu.Lock()
 	m.belief.Deleted(now, w.Name, w.Object)
 	m.removed(w.Name, w.Object) // the watch may have been faster
-	if w.contest == nil { // otherwise the other writer may insist
+	if w.contest == nil {
 		m.contests.forget(w.Name)
 	}
 	m.mu.Unlock()
