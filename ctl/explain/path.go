@@ -108,8 +108,10 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 	if err := printChain(cmd.OutOrStdout(), chain, o.output); err != nil {
 		return err
 	}
-	if b := chain.Broken(); b != nil {
+	if chain.Broken() != nil {
 		return program.ExitError{Code: show.ExitWrong, Err: errors.New(show.Printable(chainVerdict(chain)))}
+	} else if chain.Depends() != nil {
+		return errors.New(show.Printable(chainVerdict(chain)))
 	}
 	return nil
 }
@@ -117,6 +119,9 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 func chainVerdict(c *policy.Chain) string {
 	if b := c.Broken(); b != nil {
 		return fmt.Sprintf("does not reach: %s (%s): %s", b.Title, b.Code, b.Fault)
+	}
+	if d := c.Depends(); d != nil {
+		return fmt.Sprintf("not known: %s (%s): %s", d.Title, d.Code, strings.Join(d.Evidence, "; "))
 	}
 	examined := c.Count(policy.OK)
 	unknown := c.Count(policy.Unknown)
@@ -132,10 +137,13 @@ func printChain(w io.Writer, c *policy.Chain, output string) error {
 	if output != "text" {
 		said := struct {
 			*policy.Chain
-			Reaches bool         `json:"reaches"`
+			Reaches *bool        `json:"reaches"` // null where it is not known
 			Verdict string       `json:"verdict"`
 			Broken  *policy.Link `json:"broken,omitempty"`
-		}{c, broken == nil, chainVerdict(c), broken}
+		}{c, nil, chainVerdict(c), broken}
+		if broken != nil || c.Depends() == nil {
+			said.Reaches = new(broken == nil)
+		}
 		return show.PrintValue(w, said, output)
 	}
 	var out strings.Builder

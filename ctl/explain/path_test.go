@@ -123,6 +123,22 @@ func TestPrintChain(t *testing.T) {
 	}
 }
 
+// TestPolicyNotKnown: a path does not reach as long as its policies are not known, and is not called closed either.
+func TestPolicyNotKnown(t *testing.T) {
+	address := netip.MustParseAddr("10.2.0.5")
+	chain := policy.Judge(policy.Facts{Source: policy.Pod{Cluster: "c1"}, Target: policy.Pod{Cluster: "c2", IP: address},
+		Ingress: &policy.Result{Verdict: policy.Depends, Why: "no policy, as far as is known"}})
+	want := "not known: policies of the pod's side (PathPolicyIn): no policy, as far as is known"
+	if got := chainVerdict(chain); got != want {
+		t.Error(got)
+	}
+	var out bytes.Buffer
+	must(t, printChain(&out, chain, "json"))
+	if !strings.Contains(out.String(), `"reaches": null`) {
+		t.Error(out.String())
+	}
+}
+
 // TestExplainUse: impossible arguments are refused before any cluster is asked.
 func TestExplainUse(t *testing.T) {
 	for _, c := range []struct{ args, says string }{

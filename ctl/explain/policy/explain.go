@@ -105,6 +105,7 @@ func Explain(c *Cluster, p Packet) Result {
 	out := Result{InSets: names(e.sets)}
 	policies := e.selecting()
 	tiers := e.tiers()
+	var dropped []string // by Felix, perhaps
 	for _, p := range policies {
 		if !slices.ContainsFunc(tiers, func(t tier) bool { return t.name == p.tier }) {
 			e.skip("%s is of tier %s, which is not there", p.title, p.tier)
@@ -113,6 +114,7 @@ func Explain(c *Cluster, p Packet) Result {
 			for _, end := range []*calicov3.EntityRule{&p.rules[i].Source, &p.rules[i].Destination} {
 				if _, _, err := entity(end, p.namespace); err != nil {
 					e.skip("%s: %v", p.title, err)
+					dropped = append(dropped, p.title)
 				}
 			}
 		}
@@ -125,9 +127,16 @@ func Explain(c *Cluster, p Packet) Result {
 		out.OpenToRemotes = openToRemotes(c, policies)
 	}
 	if len(e.unknown) > 0 {
-		out.Verdict, out.Why = Depends, out.Why+", as far as is known; not evaluated: "+e.unknown[0]
+		out.Why += ", as far as is known; not evaluated: " + e.unknown[0]
+		// A denial stands, unless a policy that may be dropped is why, or a set that was not read may have the address.
+		rest := slices.DeleteFunc(policies, func(p policy) bool { return slices.Contains(dropped, p.title) })
+		if without, _ := e.walk(tiers, rest, &Result{}); out.Verdict == Allowed || without != Denied ||
+			e.needsSet && len(c.Unread) > 0 {
+			out.Verdict = Depends
+		}
 	}
-	out.NotEvaluated, out.NeedsSet = slices.Concat(e.unknown, e.aside), e.needsSet || len(e.unknown) > 0
+	out.NotEvaluated = slices.Concat(e.unknown, e.aside)
+	out.NeedsSet = e.needsSet || out.Verdict == Depends && len(e.unknown) > 0
 	return out
 }
 

@@ -259,8 +259,8 @@ func TestExplain(t *testing.T) {
 }
 
 // TestExplainNotKnown: a policy that was not read, or that Felix may drop, could decide otherwise. Then nothing is
-// allowed or denied, no set is missing, and the links of policies and sets are unknown. An object that is known to
-// decide nothing changes no verdict.
+// allowed, no set is missing, and the path is not known. A denial by a policy that is known stands, and breaks the
+// path. An object that is known to decide nothing changes no verdict.
 func TestExplainNotKnown(t *testing.T) {
 	const p = "NetworkPolicy shop/p of Calico"
 	const bad = p + `: selector "app ==": position 7: the selector ends where a value in quotes is expected`
@@ -271,6 +271,10 @@ func TestExplainNotKnown(t *testing.T) {
 		// says is the reason as far as is known, and left is not evaluated.
 		says, left string
 	}{
+		{"denied and something unread", kube("k", "[]"), []string{"1 adminnetworkpolicies"},
+			"policies of tier default select the pod, and none of them allows the packet", "1 adminnetworkpolicies"},
+		{"denied and a selector that is none", join(kube("k", "[]"), calico(`{action: Allow, source: {selector: "app =="}}`)),
+			nil, "policies of tier default select the pod, and none of them allows the packet", bad},
 		{"no policy is seen", "", []string{"globalnetworkpolicies: forbidden"}, "no policy selects the pod for ingress",
 			"globalnetworkpolicies: forbidden"},
 		{"one allows", calico("{action: Allow}"), []string{"networksets: timeout"}, p + " allows it: ingress rule 1",
@@ -298,9 +302,13 @@ func TestExplainNotKnown(t *testing.T) {
 			c.GlobalSets = nil
 		}
 		got := Explain(c, packet)
-		if want := test.says + ", as far as is known; not evaluated: " + test.left; got.Verdict != Depends ||
+		verdict, link := Depends, Unknown
+		if strings.Contains(test.name, "denie") {
+			verdict, link = Denied, Broken
+		}
+		if want := test.says + ", as far as is known; not evaluated: " + test.left; got.Verdict != verdict ||
 			got.Why != want || got.NotEvaluated[0] != test.left {
-			t.Errorf("%s: %s: %s; want depends: %s; not evaluated: %q", test.name, got.Verdict, got.Why, want,
+			t.Errorf("%s: %s: %s; want %s; not evaluated: %q", test.name, got.Verdict, got.Why, want,
 				got.NotEvaluated)
 		}
 		if missing := strings.Join(got.Missing, "; "); strings.Contains(missing, "no network set") {
@@ -313,9 +321,16 @@ func TestExplainNotKnown(t *testing.T) {
 			}
 			chain := Judge(*f)
 			for _, l := range chain.Links {
-				if want := l.Code == code || l.Code == finding.PathSet; want != (l.Verdict == Unknown) || l.Verdict == Broken {
-					t.Errorf("%s: link %s is %s: %q", test.name, l.Title, l.Verdict, l.Evidence)
+				want := OK
+				if l.Code == code || l.Code == finding.PathSet && verdict == Depends {
+					want = link
 				}
+				if l.Verdict != want {
+					t.Errorf("%s: link %s is %s, want %s: %q", test.name, l.Title, l.Verdict, want, l.Evidence)
+				}
+			}
+			if d := chain.Depends(); (d != nil) != (verdict == Depends) || d != nil && d.Code != code {
+				t.Errorf("%s: the path depends on %+v", test.name, d)
 			}
 		}
 	}

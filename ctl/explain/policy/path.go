@@ -42,6 +42,8 @@ type Link struct {
 	Fault string `json:"fault,omitempty"`
 	// Fix is an operator's step for a broken link, with the cluster.
 	Fix string `json:"fix,omitempty"`
+	// Depends is set if policies decide that are not known, or by what was not given: the path may be closed.
+	Depends bool `json:"depends,omitempty"`
 }
 
 type Chain struct {
@@ -53,8 +55,13 @@ type Chain struct {
 }
 
 // Broken returns the first broken link; nil for none.
-func (c *Chain) Broken() *Link {
-	i := slices.IndexFunc(c.Links, func(l Link) bool { return l.Verdict == Broken })
+func (c *Chain) Broken() *Link { return c.first(func(l Link) bool { return l.Verdict == Broken }) }
+
+// Depends returns the first link that Link.Depends is set of; nil for none.
+func (c *Chain) Depends() *Link { return c.first(func(l Link) bool { return l.Depends }) }
+
+func (c *Chain) first(is func(Link) bool) *Link {
+	i := slices.IndexFunc(c.Links, is)
 	if i < 0 {
 		return nil
 	}
@@ -742,6 +749,7 @@ func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, dire
 	case r.Verdict == Allowed:
 		return l.add("%s", r.Why)
 	case r.Verdict == Depends:
+		l.Depends = true
 		return l.unknown("%s", r.Why)
 	case r.NeedsSet && j.is(finding.PathSet):
 		return l.unknown("%s, which follows from the set", r.Why)
