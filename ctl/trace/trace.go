@@ -354,12 +354,14 @@ func (c *tracing) recall(cmd *cobra.Command, of object, now bool) (r recalled, e
 		places, notLocated := locate(cmd.Context(), parts, r.object)
 		r.places, err = places, errors.Join(err, notLocated)
 	}
-	if err = errors.Join(unreached, err); err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "not asked:", show.Printable(err.Error()))
-	}
+	err = errors.Join(unreached, err)
 	there := slices.ContainsFunc(r.places, func(p location) bool { return p.State != "absent" })
 	if len(r.events) == 0 && !there {
 		switch {
+		case err != nil && r.object.kind == "":
+			return r, fmt.Errorf("such events are not known: %w", err)
+		case err != nil:
+			return r, fmt.Errorf("%s: not known: %w", r.object, err)
 		case now:
 			return r, fmt.Errorf("%s: no part knows it: it does not exist, or is not exported", r.object)
 		case r.object.kind == "":
@@ -367,6 +369,9 @@ func (c *tracing) recall(cmd *cobra.Command, of object, now bool) (r recalled, e
 		}
 		return r, fmt.Errorf("%s: no part remembers it: it does not exist, is not exported, or did not change for long",
 			r.object)
+	}
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "not asked:", show.Printable(err.Error()))
 	}
 	return r, nil
 }

@@ -2,6 +2,8 @@ package trace
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +130,14 @@ func TestTrace(t *testing.T) {
 	}
 	if out, code := trace("trace", "service/shop/gone"); code != 1 {
 		t.Errorf("an object of nobody: code %d:\n%s", code, out)
+	}
+	silent := filepath.Join(t.TempDir(), "silent.sock")
+	must(t, os.WriteFile(silent, nil, 0o600))
+	for _, args := range []string{"trace service/shop/gone", "trace --history service/shop/gone", "trace --history --name gone"} {
+		_, code, err := ctltest.Run(t, append(append(strings.Fields(args), sockets...), "--socket", silent)...)
+		if code != 1 || !strings.Contains(err.Error(), "not known: ") || strings.Contains(err.Error(), "no part") {
+			t.Errorf("%s: a part does not answer: code %d, %v", args, code, err)
+		}
 	}
 	record(1, "service shop/echo", "refuse", "InvalidPort: \x1b[31m")
 	if out, code := trace("trace", "service/shop/echo", "-o", "json"); code != 2 ||
