@@ -687,9 +687,6 @@ func (g *pathGatherer) choose(ctx context.Context, ready []netip.Addr) error {
 // along collects the facts between the two pods.
 func (g *pathGatherer) along(ctx context.Context) {
 	f := g.facts
-	if g.source.broker == nil {
-		g.notRead(finding.PathSlices, "the broker of %s: %v", g.source.name, g.source.brokerErr)
-	}
 	var group errgroup.Group
 	if f.Target.IP.IsValid() && f.Source.IP.IsValid() && (f.Target.Cluster == "" ||
 		f.Target.Cluster != f.Source.Cluster) {

@@ -2,9 +2,7 @@ package explain
 
 import (
 	"bytes"
-	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,17 +67,6 @@ func TestAway(t *testing.T) {
 	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1; not asked: "+
 		"context two: connection refused" {
 		t.Error(got)
-	}
-}
-
-// TestWithoutBroker: if the broker of the source's cluster cannot be asked, explain says why drains and connections are
-// not looked at.
-func TestWithoutBroker(t *testing.T) {
-	g := &pathGatherer{source: &side{name: "c1", brokerErr: errors.New("refused")},
-		facts: &policy.Facts{NotRead: map[finding.Code][]string{}}}
-	g.along(t.Context())
-	if got := g.facts.NotRead[finding.PathSlices]; !slices.Equal(got, []string{"the broker of c1: refused"}) {
-		t.Errorf("%q", got)
 	}
 }
 
