@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -412,16 +411,17 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 	switch part {
 	case fleet.Broker:
 		c := c.broker
-		if d, err := gatherRemotes(ctx, facts, c, part, dns.access); err == nil {
+		if d, err := gatherRemotes(ctx, facts, c, part, dns.access); err == nil { // else the file alone is checked
 			c, bundles = d.Broker, d.Bundles()
-		} else if !errors.Is(err, rest.ErrNotInCluster) { // without a cluster the file alone is checked
-			return nil, "", nil, fmt.Errorf("--config %s: %w", file, err)
 		}
 		cluster, own, from, clusters = c.Cluster, identity.Broker(c.Cluster), c.TLS, c.Names()
 		objects, err := fleet.OwnCluster(dns.access, c.Kube)
 		there := &brokersCluster{objects, c, err}
-		facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
-		facts.Policies, facts.PolicyKeys = there.gatherPolicies(ctx), there.gatherPolicyKeys(ctx)
+		facts.Policies = there.gatherPolicies(ctx)
+		if facts.RemotesErr == nil || there.none() { // else what is due for remotes is not known
+			facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
+			facts.PolicyKeys = there.gatherPolicyKeys(ctx)
+		}
 	case fleet.Exporter:
 		c := c.exporter
 		cluster, own, from = c.Cluster, identity.Exporter(c.Cluster), c.TLS

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -94,6 +95,45 @@ func TestRefusedRemoteIsFound(t *testing.T) {
 	if invalid, blocks := found(); !strings.HasSuffix(invalid, "the spec of generation 1 stays in effect") ||
 		!strings.Contains(blocks, "cluster.c2") {
 		t.Errorf("with an earlier spec in effect: %s\n%s", invalid, blocks)
+	}
+}
+
+// TestRemotesNotRead: a user who may not read which RemoteClusters are in effect has the broker's file checked, and
+// needs that right only if one is not accepted.
+func TestRemotesNotRead(t *testing.T) {
+	api := kubetest.Start(t)
+	kubetest.InstallRemoteClusters(t, api)
+	dir := ctltest.Linked(t)
+	kubetest.CreateRemote(t, api, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	tenant := rest.CopyConfig(api)
+	tenant.Impersonate.UserName = "tenant"
+	kubetest.AllowReading(t, kubernetes.NewForConfigOrDie(api), "tenant", "semaphore.uw.io", "remoteclusters")
+	with := func(cfg *rest.Config) string {
+		return brokerFile(t, dir, "kube: {kubeConfigPath: "+kubetest.Kubeconfig(t, cfg)+"}\n")
+	}
+	check := func(file string) (f map[string]show.Finding, code int) {
+		t.Helper()
+		if f, code = ctltest.Found(t, "--config", file); f["CertificateValid"].Code == "" || f["ConfigValid"].Code == "" {
+			t.Errorf("exit code %d\n%+v", code, f)
+		}
+		return f, code
+	}
+	if f, code := check(with(tenant)); f["RemotesNotChecked"].Code != "" {
+		t.Errorf("all are accepted: exit code %d\n%+v", code, f)
+	}
+	if out, code, err := ctltest.Run(t, "coredns", "--config", with(tenant)); code != 0 ||
+		!strings.Contains(out, "cluster.c2") {
+		t.Errorf("the blocks: %d, %v\n%s", code, err, out)
+	}
+	kubetest.CreateRemote(t, api, "c3", "{podSubnets: [10.1.0.0/17], nodeSubnets: [172.16.0.0/12]}") // an own subnet
+	nowhere := &rest.Config{Host: "https://127.0.0.1:1"}
+	for name, cfg := range map[string]*rest.Config{"one is not accepted": tenant, "no apiserver answers": nowhere} {
+		if f, code := check(with(cfg)); f["RemotesNotChecked"].Level != finding.NotChecked || f["CoreDNSComplete"].Code != "" {
+			t.Errorf("%s: exit code %d\n%+v", name, code, f)
+		}
+	}
+	if _, code, err := ctltest.Run(t, "coredns", "--config", with(tenant)); code != 1 {
+		t.Errorf("the blocks, and one is not accepted: %d, %v", code, err)
 	}
 }
 

@@ -5,6 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -30,12 +34,16 @@ func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 
 // WithObjects returns the decision of a part about the RemoteClusters of its cluster; own has what the part judges them
 // with, and its kube and leaderElection. It fails if the cluster cannot be read, or does not serve RemoteClusters.
+// What was in effect before matters only if an object is not accepted.
 func WithObjects(ctx context.Context, own *config.Broker, part string, access *Access) (decide.Decision, error) {
 	before, all, err := remoteObjects(ctx, own, part, access)
-	if err != nil {
+	d := decide.Decide(own, before, all, nil)
+	accepted := !slices.ContainsFunc(slices.Collect(maps.Values(d.Verdicts)),
+		func(v decide.Verdict) bool { return !v.Accepted() })
+	if err != nil && (all == nil || !accepted || !apierrors.IsForbidden(err)) {
 		return decide.Decision{}, fmt.Errorf("the RemoteClusters of the %s's cluster cannot be read: %w", part, err)
 	}
-	return decide.Decide(own, before, all, nil), nil
+	return d, nil
 }
 
 // remoteObjects returns the RemoteClusters of a part's cluster, and before, those that the part has in effect.
