@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -41,9 +43,7 @@ func Judge(f Facts) []show.Finding {
 	for _, own := range f.Own {
 		all = append(all, judgeOwn(own, bundles, f.Now)...)
 	}
-	for _, d := range f.Dialled {
-		all = append(all, judgeDialled(d, bundles, f.Now)...)
-	}
+	all = append(all, judgeAllDialled(f.Dialled, bundles, f.Now)...)
 	if f.DNS != nil {
 		all = append(all, judgeDNS(*f.DNS)...)
 	}
@@ -226,6 +226,24 @@ func chain(certs []*x509.Certificate, b Bundle, now time.Time) error {
 			strings.Join(have, ", "))
 	}
 	return err
+}
+
+// judgeAllDialled judges all connections. An address that does not answer is no error if another of the same listener
+// agrees: the exporter tries them in turn.
+func judgeAllDialled(dialled []Dialled, bundles map[string]Bundle, now time.Time) []show.Finding {
+	found, agreed := make([][]show.Finding, len(dialled)), map[spiffeid.ID]bool{}
+	for i, d := range dialled {
+		found[i] = judgeDialled(d, bundles, now)
+		agreed[d.Expect] = agreed[d.Expect] || found[i][len(found[i])-1].Code == finding.ConnectionAgreed &&
+			!slices.ContainsFunc(found[i], func(f show.Finding) bool { return f.Level == finding.Error })
+	}
+	for i, d := range dialled {
+		if agreed[d.Expect] && cmp.Or(d.ResolveErr, d.ConnectErr, d.HandshakeErr) != nil {
+			last := &found[i][len(found[i])-1]
+			last.Level, last.Evidence = finding.Warning, last.Evidence+"; another address of it works"
+		}
+	}
+	return slices.Concat(found...)
 }
 
 // judgeDialled judges a connection: name, port, TLS, identity of the listener, and whether it accepts our certificate.

@@ -231,6 +231,20 @@ func TestJudgeDialled(t *testing.T) {
 			t.Errorf("%s: %s, by %q; want %s, by %q", name, codes(got), got[len(got)-1].Side, test.want, test.side)
 		}
 	}
+	// One that does not answer is no error while another address of the same listener works.
+	dead, refuses, c3 := good, good, good
+	dead.ConnectErr, refuses.AfterErr, c3.Expect = timeout, errors.New("bad certificate"), identity.Broker("c3")
+	for want, all := range map[string][]Dialled{
+		"WARNING:PortUnreachable ListenerCertificateValid ConnectionAgreed":              {dead, good},
+		"ERROR:PortUnreachable ListenerCertificateValid ERROR:RefusedByListener":         {dead, refuses},
+		"ListenerCertificateValid ConnectionAgreed ListenerCertificateValid ERROR:Refus": {good, refuses},
+		"ERROR:PortUnreachable ERROR:PortUnreachable":                                    {dead, dead},
+		"ERROR:PortUnreachable ERROR:ListenerNameWrong":                                  {dead, c3},
+	} {
+		if got := codes(judgeAllDialled(all, roots, now)); !strings.HasPrefix(got, want) {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
 }
 
 // TestJudgeClock: the clock is mentioned exactly if a certificate is outside of its validity.
