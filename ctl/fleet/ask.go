@@ -1,9 +1,11 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -125,10 +127,19 @@ func Works(s *semaphorev1.GetStatusResponse) error {
 	case s.GetStandby():
 		return fmt.Errorf("this %s is a standby: ask the leader", s.GetPart())
 	case !s.GetReady():
-		return fmt.Errorf("this %s does not work yet: %s", s.GetPart(), strings.Join(finding.Wrong(s), "; "))
+		var why []string
+		for _, f := range s.GetFindings() {
+			if slices.Contains(blocks, finding.Code(f.GetCode())) {
+				why = append(why, finding.Text(f))
+			}
+		}
+		return fmt.Errorf("this %s does not work yet: %s", s.GetPart(), cmp.Or(strings.Join(why, "; "), "not ready"))
 	}
 	return nil
 }
+
+// blocks are the findings that say why a leader does not work.
+var blocks = []finding.Code{finding.NotReady, finding.DrainsFailed, finding.RemotesUnread}
 
 // Broker returns the status of the leading broker among the parts. A part that does not answer matters only if no
 // broker leads. It fails if none of them answers, leads and works.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -51,5 +52,19 @@ func TestLeading(t *testing.T) {
 			err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %s, %v", what, path, err)
 		}
+	}
+}
+
+// TestWorks: the error of a part that does not work yet has the reasons for that, and none of its other findings.
+func TestWorks(t *testing.T) {
+	s := &semaphorev1.GetStatusResponse{Part: Broker}
+	finding.Judge(s, finding.New(finding.NoSet, "c2", 1, "no set"), finding.New(finding.NotReady, "", 1, "no drains"),
+		finding.New(finding.DrainsFailed, "", 1, "forbidden"))
+	if err := Works(s); err == nil || err.Error() != "this broker does not work yet: forbidden; no drains" {
+		t.Error(err)
+	}
+	if err := Works(&semaphorev1.GetStatusResponse{Part: Exporter}); err == nil || err.Error() !=
+		"this exporter does not work yet: not ready" {
+		t.Error(err)
 	}
 }
