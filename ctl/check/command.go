@@ -309,7 +309,7 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 	switch {
 	case len(c.manifests) > 0:
 		if facts.Configs, err = c.readManifests(); c.broker == nil && len(c.remotes) > 0 {
-			facts.RemotesErr = errors.New("no valid configuration of a broker is beside them, by which they are judged")
+			facts.RemotesErr = errNoBroker
 		}
 	case c.configFile != "":
 		var more []listener

@@ -130,7 +130,8 @@ func TestCheckCoreDNS(t *testing.T) {
 	}
 	brokerFile(t, dir, mirrors+"features: [encryption, policy]\n")
 	if f, code := ctltest.Found(t, "--config", broker); code != 3 || f["CoreDNSNotRead"].Code != "" ||
-		f["RemotesNotChecked"].Level != finding.NotChecked {
+		f["RemotesNotChecked"].Level != finding.NotChecked ||
+		!strings.HasPrefix(f["RemotesNotChecked"].Fix, "give --context or --kubeconfig ") {
 		t.Errorf("without services: exit code %d\n%+v", code, f)
 	}
 }

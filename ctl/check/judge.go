@@ -17,6 +17,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -25,6 +26,9 @@ import (
 
 const layout = "2006-01-02 15:04 MST"
 
+// errNoBroker is why the RemoteClusters of manifests are not checked.
+var errNoBroker = errors.New("no valid configuration of a broker is beside them, by which they are judged")
+
 // Judge returns findings about the facts, the good ones too, which show the extent of the check.
 func Judge(f Facts) []show.Finding {
 	var all []show.Finding
@@ -32,8 +36,15 @@ func Judge(f Facts) []show.Finding {
 		all = append(all, judgeConfig(c)...)
 	}
 	if f.RemotesErr != nil {
-		all = append(all, show.Found(finding.RemotesNotChecked, "here", "RemoteClusters", "give --context or --kubeconfig "+
-			"of a user who may read them; with -f, the ConfigMap of the broker, too", "%v", f.RemotesErr))
+		fix := "see that the apiserver answers, and that RBAC lets you list RemoteClusters and get the ConfigMap " +
+			"semaphore-broker-remotes, or semaphore-exporter-remotes"
+		switch {
+		case errors.Is(f.RemotesErr, errNoBroker):
+			fix = "give the ConfigMap of the broker to -f, too"
+		case errors.Is(f.RemotesErr, rest.ErrNotInCluster):
+			fix = "give --context or --kubeconfig of a user who may read them"
+		}
+		all = append(all, show.Found(finding.RemotesNotChecked, "here", "RemoteClusters", fix, "%v", f.RemotesErr))
 	}
 	bundles := map[string]Bundle{}
 	for _, b := range f.Roots {

@@ -83,7 +83,8 @@ CLUSTER
 	// Without a broker's, nobody knows whether they are valid.
 	_, exporter, _ := strings.Cut(with, "not ours\"}\n---\n")
 	out, err = checkIn(t, exporter+strings.Replace(objects, "10.2.0.0/16", "nonsense", 1), "-f", "-")
-	if err == nil || err.Error() != "0 errors, 0 warnings, 1 not checked" || !strings.Contains(out, "RemotesNotChecked") {
+	if err == nil || err.Error() != "0 errors, 0 warnings, 1 not checked" || !strings.Contains(out, "RemotesNotChecked") ||
+		!strings.Contains(out, "give the ConfigMap of the broker to -f") {
 		t.Errorf("RemoteClusters without a broker: %v\n%s", err, out)
 	}
 	// Each unknown key is on a line of its own.

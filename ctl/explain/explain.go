@@ -229,7 +229,7 @@ func explainTo(w io.Writer, from end, sets *fleet.BrokerSets, cluster *policy.Cl
 			say("  in %s", s)
 		}
 		if len(r.InSets) == 0 {
-			say("  in no network set that was read")
+			say("  in no network set%s", cluster.ThatWasRead())
 		}
 		if len(r.Policies) > 0 {
 			say("  policies that select %s/%s, in their order:", pod.Namespace, pod.Name)

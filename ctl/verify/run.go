@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
@@ -276,7 +277,7 @@ func (v *verifier) checkPath(ctx context.Context, w *way, client, server Pod, ip
 		}{{&sender, w.from, w.to}, {&receiver, w.to, w.from}} {
 			d, err := side.here.device(ctx, side.Node, side.there.name)
 			if err != nil {
-				side.Err = err.Error()
+				side.Err = grpcstatus.Convert(err).Message()
 			}
 			side.Before, side.After = side.After, d
 		}
@@ -475,11 +476,8 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c Check) (Check, err
 	if err != nil {
 		return c, err
 	}
-	var set Set
 	sets, err := w.to.sets(ctx, v.namespace)
-	if err != nil {
-		set.Err = err.Error()
-	}
+	set := Set{Err: grpcstatus.Convert(err).Message()}
 	for _, s := range sets {
 		for _, p := range s.GetPods() {
 			if s.GetCluster() == w.from.name {

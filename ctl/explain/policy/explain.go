@@ -37,6 +37,11 @@ type Cluster struct {
 	Unread, Aside []string
 }
 
+// ThatWasRead limits a sentence about all network sets, if something was not read.
+func (c *Cluster) ThatWasRead() string {
+	return map[bool]string{true: " that was read"}[len(c.Unread) > 0]
+}
+
 type Packet struct {
 	From netip.Addr
 	To   *corev1.Pod

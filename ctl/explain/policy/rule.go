@@ -150,7 +150,7 @@ func (e *explainer) whyNoSet(p policy, r *calicov3.EntityRule) string {
 	}
 	if len(e.sets) == 0 {
 		e.needsSet = true
-		return fmt.Sprintf("it selects %s, and no network set that was read holds %s", what, e.packet.From)
+		return fmt.Sprintf("it selects %s, and no network set%s holds %s", what, e.cluster.ThatWasRead(), e.packet.From)
 	}
 	if s, ok := e.hidden(p, r); ok {
 		return fmt.Sprintf("it selects %s in namespace %s only, and %s is in no namespace", what, p.namespace, s.name)
