@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -52,6 +54,25 @@ func TestLeading(t *testing.T) {
 			err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %s, %v", what, path, err)
 		}
+	}
+}
+
+// TestStandbyWithoutItsLeader: while a rollout ends the leader, it is in no list of pods and may still lead. One that is
+// not named is not known.
+func TestStandbyWithoutItsLeader(t *testing.T) {
+	for leader, want := range map[string]string{
+		"semaphore-exporter-a": "only a standby answers; the leader is semaphore-exporter-a: it is ending, or does not run",
+		"":                     "only a standby answers; no leader is known",
+	} {
+		socket := ctltest.Serve(t, debug.NewRecorder(Exporter, "c1", ""), func() *semaphorev1.GetStatusResponse {
+			return &semaphorev1.GetStatusResponse{Standby: true, Leader: leader}
+		})
+		p, err := newPart(socket, "unix://"+socket, insecure.NewCredentials())
+		testkit.Must(t, err)
+		if got := new(Cluster).fromStandby(t.Context(), p, nil).Standby; got == nil || got.Error() != want {
+			t.Errorf("%v; want %s", got, want)
+		}
+		p.Close()
 	}
 }
 

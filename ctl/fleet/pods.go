@@ -195,7 +195,11 @@ func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {
 	if err != nil || !s.GetStandby() {
 		return p
 	}
-	err = errors.New("no such pod runs")
+	if s.GetLeader() == "" {
+		p.Standby = errors.New("only a standby answers; no leader is known")
+		return p
+	}
+	err = errors.New("it is ending, or does not run")
 	if i := slices.IndexFunc(pods, func(pod *Pod) bool { return pod.Name == s.GetLeader() }); i >= 0 {
 		var leader *Part
 		if leader, err = c.dial(ctx, pods[i]); err == nil {
@@ -203,6 +207,6 @@ func (c *Cluster) fromStandby(ctx context.Context, p *Part, pods []*Pod) *Part {
 			return leader
 		}
 	}
-	p.Standby = fmt.Errorf("only a standby answers; the leader is %s: %w", cmp.Or(s.GetLeader(), "not known"), err)
+	p.Standby = fmt.Errorf("only a standby answers; the leader is %s: %w", s.GetLeader(), err)
 	return p
 }
