@@ -47,8 +47,8 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 	for _, what := range not {
 		unread("%v", what)
 	}
-	if errors.Is(err, kube.ErrNoCalico) {
-		out.Aside = append(out.Aside, fmt.Sprintf("Calico's policies and sets: %v", err))
+	if errors.Is(err, kube.ErrNoCalico) { // no policy asks for those labels then
+		out.Aside, out.Unread = append(out.Unread, fmt.Sprintf("Calico's policies and sets: %v", err)), nil
 	} else if err != nil {
 		return nil, nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -209,4 +210,24 @@ spec:
 	out = b.explain("with an AdminNetworkPolicy", show.ExitWrong, "c2/shop/web-1", "--port", "5432")
 	b.says(out, "from 10.2.0.5: DEPENDS. No policy selects the pod for ingress, as far as is known; not evaluated: 1 "+
 		"adminnetworkpolicies of policy.networking.k8s.io/v1alpha1, which may come before and after those of namespaces")
+}
+
+// TestLabelsThatNobodyAsksFor: without Calico no policy asks for labels of namespaces and ServiceAccounts, so that a
+// tenant who may not list them has a verdict.
+func TestLabelsThatNobodyAsksFor(t *testing.T) {
+	cfg := kubetest.Start(t)
+	client := kubernetes.NewForConfigOrDie(cfg)
+	kubetest.Create(t, client.CoreV1().ServiceAccounts("default"),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	kubetest.Create(t, client.CoreV1().Pods("default"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "db", Image: "db"}}}})
+	kubetest.AllowReading(t, client, "tenant", "", "pods")
+	kubetest.AllowReading(t, client, "tenant", "networking.k8s.io", "networkpolicies")
+	tenant := rest.CopyConfig(cfg)
+	tenant.Impersonate.UserName = "tenant"
+	got, _, err := readFor(t.Context(), testkit.Value(fleet.New("c1", tenant))(t), "default", "db")
+	must(t, err)
+	if len(got.Unread) > 0 || len(got.Aside) != 3 || !strings.HasPrefix(got.Aside[0], "labels of ServiceAccounts: ") {
+		t.Errorf("not read: %q, aside: %q", got.Unread, got.Aside)
+	}
 }
