@@ -48,7 +48,8 @@ func TestExporterCallsRemotes(t *testing.T) {
 	for name, more := range map[string]string{"with localBroker": files + "localBroker: {address: \"" + address + "\"}\n",
 		"without": files, "with a Workload API": "workloadAPI: 'unix://" + spire.serve(t) + "'}\n"} {
 		if f, code := ctltest.Found(t, "--config", file(kubeconfig, more)); code != 2 || f["PortClosed"].Subject != closed ||
-			f["PortClosed"].Level != finding.Warning || f["ConnectionAgreed"].Subject != address || f["ConfigInvalid"].Code != "" || f["ListenerUntrusted"].Code != "" {
+			f["PortClosed"].Level != finding.Warning || f["ConnectionAgreed"].Subject != address ||
+			f["ConfigInvalid"].Code != "" || f["ListenerUntrusted"].Code != "" {
 			t.Errorf("%s: exit code %d\n%+v", name, code, f)
 		}
 	}
@@ -128,8 +129,8 @@ func TestRemotesNotRead(t *testing.T) {
 	kubetest.CreateRemote(t, api, "c3", "{podSubnets: [10.1.0.0/17], nodeSubnets: [172.16.0.0/12]}") // an own subnet
 	nowhere := &rest.Config{Host: "https://127.0.0.1:1"}
 	for name, cfg := range map[string]*rest.Config{"one is not accepted": tenant, "no apiserver answers": nowhere} {
-		if f, code := check(with(cfg)); f["RemotesNotChecked"].Level != finding.NotChecked || f["CoreDNSComplete"].Code != "" ||
-			!strings.Contains(f["RemotesNotChecked"].Fix, "get the ConfigMap semaphore-broker-remotes") {
+		if f, code := check(with(cfg)); f["RemotesNotChecked"].Level != finding.NotChecked ||
+			f["CoreDNSComplete"].Code != "" || !strings.Contains(f["RemotesNotChecked"].Fix, "get the ConfigMap semaphore-broker-remotes") {
 			t.Errorf("%s: exit code %d\n%+v", name, code, f)
 		}
 	}
@@ -143,13 +144,20 @@ func TestWhoseFile(t *testing.T) {
 	dir := t.TempDir()
 	socket := wrote(t, filepath.Join(dir, "agent.sock"), "")
 	for text, want := range map[string]string{
-		"": "exporter", "podSubnets: [10.1.0.0/16]\n": "exporter", "wgKeyPath: /keys\n": "agent",
+		"podSubnets: [10.1.0.0/16]\n": "exporter", "wgKeyPath: /keys\n": "agent",
 		"listen: {debugSocket: " + socket + "}\n": "agent",
 		"localSubnets: [10.1.0.0/16]\n":           "broker",
 	} {
 		f, _ := ctltest.Found(t, "--config", wrote(t, filepath.Join(dir, "config.yaml"), "%s", text), "--cluster", "c1")
 		if is := f["ConfigValid"].Evidence; is != "the configuration of the "+want+" of c1 is valid" {
 			t.Errorf("%q: %s %+v; want that of the %s", text, is, f["ConfigInvalid"], want)
+		}
+	}
+	for _, text := range []string{"", "features: [services]\n"} { // an exporter's, or a broker's without localSubnets
+		f, _ := ctltest.Found(t, "--config", wrote(t, filepath.Join(dir, "config.yaml"), "%s", text), "--cluster", "c1")
+		if is := f["ConfigValid"].Evidence; is != "the configuration of the exporter of c1, or of a broker "+
+			"without the localSubnets that it needs, is valid" {
+			t.Errorf("%q: %s", text, is)
 		}
 	}
 	f, _ := ctltest.Found(t, "--config", wrote(t, filepath.Join(dir, "config.yaml"), "mirrorSelectr: a=b\n"), "--cluster",

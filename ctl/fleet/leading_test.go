@@ -57,8 +57,8 @@ func TestLeading(t *testing.T) {
 	}
 }
 
-// TestStandbyWithoutItsLeader: while a rollout ends the leader, it is in no list of pods and may still lead. One that is
-// not named is not known.
+// TestStandbyWithoutItsLeader: while a rollout ends the leader, it is in no list of pods and may still lead. One that
+// is not named is not known.
 func TestStandbyWithoutItsLeader(t *testing.T) {
 	for leader, want := range map[string]string{
 		"semaphore-exporter-a": "only a standby answers; the leader is semaphore-exporter-a: it is ending, or does not run",

@@ -133,7 +133,8 @@ func TestTrace(t *testing.T) {
 	}
 	silent := filepath.Join(t.TempDir(), "silent.sock")
 	must(t, os.WriteFile(silent, nil, 0o600))
-	for _, args := range []string{"trace service/shop/gone", "trace --history service/shop/gone", "trace --history --name gone"} {
+	for _, args := range []string{"trace service/shop/gone", "trace --history service/shop/gone",
+		"trace --history --name gone"} {
 		_, code, err := ctltest.Run(t, append(append(strings.Fields(args), sockets...), "--socket", silent)...)
 		if code != 1 || !strings.Contains(err.Error(), "not known: ") || strings.Contains(err.Error(), "no part") {
 			t.Errorf("%s: a part does not answer: code %d, %v", args, code, err)
