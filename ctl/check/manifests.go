@@ -144,7 +144,7 @@ func (c *checker) judgeFile(text []byte, file string) (part string, judged Confi
 			"(an agent), and is no exporter's either"), judged.Err)
 	} else if named, _, err := named(text, c.cluster); err == nil {
 		if _, err := config.Parse[config.Broker](append(named, "\nlocalSubnets: [192.0.2.0/24]\n"...)); err == nil {
-			judged.Of += ", or of a broker without the localSubnets that it needs," // no key tells which
+			judged.Of += ", or of a broker without the localSubnets that it needs," // no key shows which
 		}
 	}
 	return part, judged

@@ -130,7 +130,8 @@ func TestRemotesNotRead(t *testing.T) {
 	nowhere := &rest.Config{Host: "https://127.0.0.1:1"}
 	for name, cfg := range map[string]*rest.Config{"one is not accepted": tenant, "no apiserver answers": nowhere} {
 		if f, code := check(with(cfg)); f["RemotesNotChecked"].Level != finding.NotChecked ||
-			f["CoreDNSComplete"].Code != "" || !strings.Contains(f["RemotesNotChecked"].Fix, "get the ConfigMap semaphore-broker-remotes") {
+			f["CoreDNSComplete"].Code != "" || !strings.Contains(f["RemotesNotChecked"].Fix,
+			"get the ConfigMap semaphore-broker-remotes") {
 			t.Errorf("%s: exit code %d\n%+v", name, code, f)
 		}
 	}

@@ -34,7 +34,7 @@ func OwnCluster(access *Access, own config.Kube) (*Objects, error) {
 
 // WithObjects returns the decision of a part about the RemoteClusters of its cluster; own has what the part judges them
 // with, and its kube and leaderElection. It fails if the cluster cannot be read, or does not serve RemoteClusters.
-// What was in effect before matters only if an object is not accepted.
+// The specs in effect before matter only if an object is not accepted.
 func WithObjects(ctx context.Context, own *config.Broker, part string, access *Access) (decide.Decision, error) {
 	before, all, err := remoteObjects(ctx, own, part, access)
 	d := decide.Decide(own, before, all, nil)
