@@ -407,7 +407,7 @@ func (b *explainBed) explain(ctx context.Context, to string) (*explained, error)
 
 // ask runs semaphorectl explain with arguments.
 func (b *explainBed) ask(ctx context.Context, args string) (*explained, error) {
-	out, err := b.commands(ctx, "semaphorectl explain -o json "+args+" 2>/dev/null || test $? -eq 2", 0)
+	out, err := b.commands(ctx, "semaphorectl explain -o json "+args+" 2>/dev/null || test $? -le 2", 0) // 1: not known
 	if err != nil {
 		return nil, err
 	}
