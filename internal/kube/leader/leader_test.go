@@ -294,7 +294,7 @@ func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interf
 			return next.RoundTrip(r)
 		})
 	})
-	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "slow",
+	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "released-slowly",
 		Duration: config.Duration{Duration: duration}, Renew: renew}, Rest: api, Registry: prometheus.NewRegistry(),
 		Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
@@ -307,7 +307,7 @@ func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interf
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	if holder := get(t, client, "slow").Spec.HolderIdentity; holder != nil && *holder != "" {
+	if holder := get(t, client, "released-slowly").Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
 	}
 }
@@ -344,7 +344,7 @@ func testLateRenewal(t *testing.T, api *rest.Config, client kubernetes.Interface
 			return next.RoundTrip(r)
 		})
 	})
-	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "late",
+	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "late-renewal",
 		Duration: config.Duration{Duration: duration}, Renew: 100 * time.Millisecond}, Rest: api,
 		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
@@ -356,7 +356,7 @@ func testLateRenewal(t *testing.T, api *rest.Config, client kubernetes.Interface
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	if holder := get(t, client, "late").Spec.HolderIdentity; holder != nil && *holder != "" {
+	if holder := get(t, client, "late-renewal").Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
 	}
 }
