@@ -278,38 +278,48 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	}
 }
 
-// testReleasedSlowly: the Lease is also released if the apiserver takes longer to answer than renewals are apart. The
-// next leader would wait for its expiry otherwise.
-func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interface) {
-	const renew = 100 * time.Millisecond
-	ctx, stop := context.WithCancel(t.Context())
-	api = rest.CopyConfig(api)
-	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.Method == http.MethodPut && ctx.Err() != nil {
-				if err := kube.Sleep(r.Context(), 10*renew); err != nil {
-					return nil, err
-				}
-			}
-			return next.RoundTrip(r)
-		})
-	})
-	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "released-slowly",
-		Duration: config.Duration{Duration: duration}, Renew: renew}, Rest: api, Registry: prometheus.NewRegistry(),
+// frequently is an interval of renewals that is far shorter than an answer may take.
+const frequently = 100 * time.Millisecond
+
+// releases runs an election that renews frequently until ctx ends, and checks that the Lease is nobody's then. began is
+// called when the work begins.
+func releases(ctx context.Context, t *testing.T, api *rest.Config, client kubernetes.Interface, lease string,
+	began func()) {
+	t.Helper()
+	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease,
+		Duration: config.Duration{Duration: duration}, Renew: frequently}, Rest: api, Registry: prometheus.NewRegistry(),
 		Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	e.releaseWithin = time.Minute // an apiserver that gets no CPU time may take more than five seconds
 	err = e.Run(ctx, func(ctx context.Context, _ uint64) error {
-		stop()
+		began()
 		<-ctx.Done()
 		return ctx.Err()
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	if holder := get(t, client, "released-slowly").Spec.HolderIdentity; holder != nil && *holder != "" {
+	if holder := get(t, client, lease).Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
 	}
+}
+
+// testReleasedSlowly: the Lease is also released if the apiserver takes longer to answer than renewals are apart. The
+// next leader would wait for its expiry otherwise.
+func testReleasedSlowly(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	ctx, stop := context.WithCancel(t.Context())
+	api = rest.CopyConfig(api)
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPut && ctx.Err() != nil {
+				if err := kube.Sleep(r.Context(), 10*frequently); err != nil {
+					return nil, err
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	releases(ctx, t, api, client, "released-slowly", stop)
 }
 
 // testLateRenewal: the Lease is also released if the last renewal, which the end of the election cancels, is written
@@ -344,21 +354,7 @@ func testLateRenewal(t *testing.T, api *rest.Config, client kubernetes.Interface
 			return next.RoundTrip(r)
 		})
 	})
-	e, err := New(Options{Config: config.LeaderElection{Enabled: true, Namespace: "default", Lease: "late-renewal",
-		Duration: config.Duration{Duration: duration}, Renew: 100 * time.Millisecond}, Rest: api,
-		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	e.releaseWithin = time.Minute // an apiserver that gets no CPU time may take more than five seconds
-	err = e.Run(ctx, func(ctx context.Context, _ uint64) error {
-		<-ctx.Done()
-		return ctx.Err()
-	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("it ended with %v", err)
-	}
-	if holder := get(t, client, "late-renewal").Spec.HolderIdentity; holder != nil && *holder != "" {
-		t.Errorf("the lease is still %s's", *holder)
-	}
+	releases(ctx, t, api, client, "late-renewal", func() {})
 }
 
 // testSkewedClocks (part of F18): a replica judges the age of a lease by when it saw the last change, and not by the
