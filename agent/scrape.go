@@ -108,7 +108,7 @@ func (a *agent) lookup() *paths.Lookup {
 			return r.ConfirmedAt
 		},
 		Problem: func(cluster string) string { return a.board.Get().Devices[cluster].Problem },
-		Dropped: func() uint64 { return a.board.Get().Node.ClearPackets },
+		Dropped: func() uint64 { return a.board.Get().Node.ClearPackets() },
 	}
 }
 

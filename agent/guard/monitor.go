@@ -334,10 +334,7 @@ func (m *Monitor) Check(work Work) {
 		}
 	}
 	if counts != nil {
-		m.node.Counts, m.node.ClearPackets = counts, 0
-		for _, c := range counts {
-			m.node.ClearPackets += c.Out + c.In
-		}
+		m.node.Counts = counts
 	}
 	m.problems.shadows, m.problems.settings, m.problems.check = shadows, kernel.SettingProblems(values, networks), check
 	if work.Guard {

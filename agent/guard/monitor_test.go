@@ -91,7 +91,7 @@ func TestUnreadCountersAreNotZero(t *testing.T) {
 	m, _, g, board := monitor(t)
 	g.unread = errors.New("netlink: interrupted")
 	m.Check(guard.Work{Guard: true})
-	if got := board.Get().Node; got.ClearPackets != 7 {
-		t.Errorf("%d packets were dropped, counts %v", got.ClearPackets, got.Counts)
+	if got := board.Get().Node; got.ClearPackets() != 7 {
+		t.Errorf("%d packets were dropped, counts %v", got.ClearPackets(), got.Counts)
 	}
 }

@@ -87,17 +87,11 @@ func (m *Monitor) Synced() {
 // GuardRemotes guards the remotes without a desired device. The others are guarded with their device.
 func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
-	remotes := maps.Clone(m.remotes)
-	var ended []string
-	for cluster := range m.ended {
-		if remotes[cluster] == nil {
-			ended = append(ended, cluster)
-			delete(m.ended, cluster)
-		}
-	}
+	remotes, ended := maps.Clone(m.remotes), maps.Clone(m.ended)
+	maps.DeleteFunc(m.ended, func(cluster string, _ bool) bool { return remotes[cluster] == nil })
 	m.mu.Unlock()
-	for _, cluster := range ended {
-		if m.session.Device(cluster) == nil {
+	for cluster := range ended {
+		if remotes[cluster] == nil && m.session.Device(cluster) == nil {
 			m.unprotect(cluster)
 		}
 	}

@@ -47,8 +47,7 @@ type Clear struct {
 }
 
 type Node struct {
-	Findings     []finding.Finding
-	ClearPackets uint64
+	Findings []finding.Finding
 	// Heard means that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
 	Heard, Guarded bool
 	// Counts are the guard's counters by cluster, and LastClear is when packets last passed in the clear, as far as was
@@ -71,6 +70,14 @@ type GuardCount struct {
 }
 
 const shownProblems = 20
+
+// ClearPackets is how many packets of all remotes were dropped outside of their devices.
+func (n Node) ClearPackets() (all uint64) {
+	for _, c := range n.Counts {
+		all += c.Out + c.In
+	}
+	return all
+}
 
 // Problems returns the lines of the findings: the first ones, and how many more there are.
 func (n Node) Problems() []string {

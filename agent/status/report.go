@@ -42,8 +42,8 @@ func (v View) orphan(cluster string, stream stream.View) *semaphorev1.DeviceRepo
 func Report(
 	v View, stream stream.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport,
 ) *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{Problems: v.Node.Problems(), ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded,
-		ServiceTraffic: v.Traffic}
+	r := &semaphorev1.AgentReport{Problems: v.Node.Problems(), ClearPackets: v.Node.ClearPackets(),
+		Guarded: v.Node.Guarded, ServiceTraffic: v.Traffic}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
 		if d.Report == nil {
