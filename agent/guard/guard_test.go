@@ -801,6 +801,16 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 	})
 }
 
+// generation is the number of transactions of nftables in this network namespace.
+func generation(t *testing.T) uint32 {
+	t.Helper()
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{})
+	answer := testkit.Value(request.Execute(unix.NETLINK_NETFILTER, 0))(t)
+	attributes := testkit.Value(nl.ParseRouteAttr(answer[0][nl.SizeofNfgenmsg:]))(t)
+	return binary.BigEndian.Uint32(attributes[0].Value)
+}
+
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		g := New(true, kernel.DefaultRoutingTable())
@@ -835,15 +845,12 @@ func TestWatch(t *testing.T) {
 		if !slices.Contains(stands.comments[out], "c2 10.2.0.0/16 drop") {
 			t.Errorf("%v", stands.comments)
 		}
-		// Without damage, nothing is written.
-		time.Sleep(100 * time.Millisecond)
-		before := notified.Load()
+		before := generation(t)
 		if changed, err := g.Restore(false); changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
-		time.Sleep(100 * time.Millisecond)
-		if n := notified.Load(); n != before {
-			t.Errorf("a check of what is as desired reports %d changes", n-before)
+		if n := generation(t) - before; n != 0 {
+			t.Errorf("a check of what is as desired wrote %d times", n)
 		}
 		cancel()
 		if err := <-ended; err != context.Canceled {
