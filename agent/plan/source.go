@@ -126,8 +126,9 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 			wanted = append(wanted, at)
 		}
 	}
-	// Once it exists it remains until another replaces it: with the last address the kernel deletes the routes.
-	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.Contains(has, kernel.Placeholder)) {
+	// It takes the place of the last IPv4 address, with which the kernel would delete all routes into the device
+	// (fib_disable_ip).
+	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.ContainsFunc(has, netip.Addr.Is4)) {
 		wanted = append(wanted, kernel.Placeholder)
 	}
 	missing := func(of, in []netip.Addr) []netip.Addr {

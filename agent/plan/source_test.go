@@ -145,11 +145,14 @@ func TestSourcesOnTheDevice(t *testing.T) {
 	}{
 		"has none": {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil,
 			addrs("10.1.7.1", "fd00:1:7::1"), nil, false},
-		"one family":      {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil, false},
-		"has them":        {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil, false},
-		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
-		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9"), false},
-		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
+		"one family":  {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil, false},
+		"has them":    {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil, false},
+		"has another": {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
+		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("192.0.0.8"),
+			addrs("10.1.7.9"), false},
+		"is to have none of IPv6": {Sources{Known: true}, []string{"fd00:2::/48"}, addrs("fd00:1:7::9"), nil,
+			addrs("fd00:1:7::9"), false},
+		"not known": {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
 		// A device that accepts packets before routes lead into it always has an IPv4 address, and never loses its last
 		// one.
 		"early, no route":           {both, nil, nil, addrs("192.0.0.8"), nil, true},
