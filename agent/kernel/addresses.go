@@ -114,13 +114,31 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	return err
 }
 
-// DeleteAddress removes an address from a device; one that it does not have is no error. With the last IPv4 address the
-// kernel deletes all routes into the device (fib_disable_ip), hence the placeholder. It fails if there is no device, or
-// the kernel refuses.
+// DeleteAddress removes an address from a device. With the last IPv4 address the kernel deletes all routes into the
+// device (fib_disable_ip); those that do not need the address are added again immediately. Meanwhile the guard stops
+// packets that would leave another way. It fails if there is no device, or the kernel refuses.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
-	err := h.address(name, addr, netlink.AddrDel)
+	link, err := existingLink(name)
+	if err != nil {
+		return err
+	}
+	var routes []Route
+	if addr.Is4() {
+		filter := RouteFilter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
+		err = RoutingTable{}.Each(filter, func(r Route) {
+			if r.Source != addr && !r.Several {
+				routes = append(routes, r)
+			}
+		})
+	}
+	if err == nil {
+		err = h.address(name, addr, netlink.AddrDel)
+	}
 	if errors.Is(err, unix.EADDRNOTAVAIL) {
 		return nil
+	}
+	for _, r := range routes {
+		err = errors.Join(err, r.replace())
 	}
 	return err
 }

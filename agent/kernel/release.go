@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -43,24 +42,16 @@ func (h *Host) Release(name string) ([]string, error) {
 	return released, nil
 }
 
-// Unmark removes the agent's marks from a device: its alias, and the addresses that it was given. The placeholder takes
-// the place of an IPv4 address, so that no packet is dropped. It fails if the device cannot be read or changed; one that
-// does not exist is no error.
+// Unmark removes the agent's marks from a device: its alias, and the addresses that it was given. It fails if the
+// device cannot be read or changed; one that does not exist is no error.
 func (h *Host) Unmark(name string) error {
 	existing, err := h.Device(name)
 	if existing == nil || err != nil {
 		return err
 	}
-	if slices.ContainsFunc(existing.Addresses, netip.Addr.Is4) {
-		if err := h.AddAddress(name, Placeholder); err != nil {
-			return err
-		}
-	}
 	for _, addr := range existing.Addresses {
-		if addr != Placeholder {
-			if err := h.DeleteAddress(name, addr); err != nil {
-				return err
-			}
+		if err := h.DeleteAddress(name, addr); err != nil {
+			return err
 		}
 	}
 	link, err := findLink(name)

@@ -125,6 +125,21 @@ func parse(m []byte) (r Route, ok bool, err error) {
 	return r, r.Prefix.IsValid(), err
 }
 
+// replace adds a route into an interface, or replaces the existing one.
+func (r Route) replace() error {
+	route := &netlink.Route{
+		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
+		LinkIndex: r.Link, Scope: netlink.SCOPE_LINK, Src: r.Source.AsSlice(),
+	}
+	if r.Gateway.IsValid() {
+		route.Gw, route.Scope = r.Gateway.AsSlice(), netlink.SCOPE_UNIVERSE
+	}
+	if err := netlink.RouteReplace(route); err != nil {
+		return fmt.Errorf("%s: %w", r.Name(), err)
+	}
+	return nil
+}
+
 // Delete deletes the route; one that does not exist is no error. It fails if the kernel refuses.
 func (r Route) Delete() error {
 	route := &netlink.Route{

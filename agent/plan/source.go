@@ -126,8 +126,7 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 			wanted = append(wanted, at)
 		}
 	}
-	// It takes the place of the last IPv4 address, with which the kernel would delete all routes into the device
-	// (fib_disable_ip).
+	// It takes the place of the last IPv4 address, with which the kernel would delete all routes into the device.
 	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.ContainsFunc(has, netip.Addr.Is4)) {
 		wanted = append(wanted, kernel.Placeholder)
 	}

@@ -317,24 +317,25 @@ func (w *world) echo() {
 	w.t.Cleanup(func() { conn.Close(); <-ended })
 }
 
-func dial(t *testing.T) *net.UDPConn {
-	t.Helper()
-	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 1, 1, 1)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
-	must(t, err)
-	return c
+// dial fails while the route to c2's pod is unreachable.
+func dial() (*net.UDPConn, error) {
+	return net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 1, 1, 1)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 }
 
 // reached waits until a packet is answered.
 func (w *world) reached() {
 	w.t.Helper()
-	c := dial(w.t)
-	defer c.Close()
 	eventually(w.t, "c2's pod can be reached", func() error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
 		if _, err := c.Write([]byte("ping")); err != nil {
 			return err
 		}
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-		_, err := c.Read(make([]byte, 10))
+		_, err = c.Read(make([]byte, 10))
 		return err
 	})
 }
@@ -342,7 +343,7 @@ func (w *world) reached() {
 func (w *world) traffic() *traffic {
 	w.t.Helper()
 	tr := &traffic{t: w.t, missing: map[uint64]bool{}}
-	c := dial(w.t)
+	c := testkit.Value(dial())(w.t)
 	stop, sender, reader := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(reader)
