@@ -152,20 +152,17 @@ func save(cluster, what string) func(context.Context, *testing.T, *explainBed) {
 	return func(ctx context.Context, t *testing.T, b *explainBed) {
 		t.Helper()
 		text := testkit.Value(b.commands(ctx, "kubectl --context "+cluster+" get "+what+" -o json", 0))(t)
-		var list struct {
-			APIVersion string           `json:"apiVersion"`
-			Kind       string           `json:"kind"`
-			Items      []map[string]any `json:"items"`
-		}
+		var list struct{ Items []map[string]any }
 		must(t, json.Unmarshal([]byte(text), &list))
+		var documents []string
 		for _, item := range list.Items {
 			meta := item["metadata"].(map[string]any)
 			for _, field := range []string{"resourceVersion", "uid", "creationTimestamp", "generation", "managedFields"} {
 				delete(meta, field)
 			}
+			documents = append(documents, string(testkit.Value(json.Marshal(item))(t)))
 		}
-		data := testkit.Value(json.Marshal(list))(t)
-		b.saved[cluster+" "+what] = string(data)
+		b.saved[cluster+" "+what] = strings.Join(documents, "\n---\n")
 	}
 }
 
