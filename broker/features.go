@@ -92,6 +92,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	b.leading.Store(&operator.Broker{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Federation: b.federation, Release: b.engines.Release,
 		Services: b.services, Drains: b.drains, Peering: b.peering, Nodes: b.nodes, Networks: b.networks,
+		Exempt: b.placing.exempt,
 	})
 	return b, nil
 }

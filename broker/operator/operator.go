@@ -47,6 +47,8 @@ type Broker struct {
 	Peering  *peering.Server
 	Nodes    *nodes.Nodes
 	Networks *nodes.Networks
+	// Exempt returns why no agent is expected on a node; empty if one is.
+	Exempt func(node string) string
 }
 
 func New(log *slog.Logger) *Server { return &Server{log: log} }
@@ -96,6 +98,13 @@ func (c *Server) ReleaseBrake(_ context.Context,
 	return out, nil
 }
 
+// withKeys leaves out the nodes that have no agent and need none.
+func (b *Broker) withKeys(all []*semaphorev1.NodeRotation) []*semaphorev1.NodeRotation {
+	return slices.DeleteFunc(all, func(n *semaphorev1.NodeRotation) bool {
+		return !n.GetAccepted() && b.Exempt(n.GetNode()) != ""
+	})
+}
+
 // RotateKey implements semaphorev1.ControlServiceServer. It fails with FailedPrecondition on a standby and without
 // encryption, InvalidArgument for a request that makes no sense, and NotFound for an unknown remote.
 func (c *Server) RotateKey(_ context.Context,
@@ -130,6 +139,9 @@ func (c *Server) RotateKey(_ context.Context,
 	}
 	out := &semaphorev1.RotateKeyResponse{Nodes: w.Peering.RotateKeys(req.GetCluster(), nodes, req.GetWithin(),
 		req.GetForce())}
+	if req.GetAll() {
+		out.Nodes = w.withKeys(out.Nodes)
+	}
 	sent := 0
 	for _, n := range out.Nodes {
 		if n.Accepted {

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -46,6 +47,19 @@ func TestRotateKeyRefused(t *testing.T) {
 		if _, err := operator.RotateKey(t.Context(), c.req); status.Code(err) != c.code {
 			t.Errorf("%s: %v; want %v", c.name, err, c.code)
 		}
+	}
+}
+
+// A node that needs no agent is not one that did not receive the order.
+func TestNodesWithKeys(t *testing.T) {
+	b := &Broker{Exempt: func(node string) string { return map[string]string{"windows": "it runs windows"}[node] }}
+	var left []string
+	for _, n := range b.withKeys([]*semaphorev1.NodeRotation{{Node: "n1", Accepted: true},
+		{Node: "n2", Problem: "no agent is attached"}, {Node: "windows", Problem: "no agent is attached"}}) {
+		left = append(left, n.GetNode())
+	}
+	if !slices.Equal(left, []string{"n1", "n2"}) {
+		t.Errorf("%v", left)
 	}
 }
 

@@ -46,27 +46,47 @@ var common = []string{"", "semaphore", "default", "kube-system", "service", "nod
 	"exporter", "agent", "coredns", "kube-public", "kube-node-lease",
 	"global", "system", "state", "file"}
 
-// hasher replaces names by hashes, where they are complete words or parts of a name between separators.
+// hasher replaces names by hashes, where they are complete words or parts of a name between separators, and the longest
+// of those that begin at one place. Its time does not grow with the number of names.
 func hasher(names map[string]bool, salt []byte) func(string) string {
-	var all []string
+	known, longest := map[string]bool{}, 0
+	var within [256]bool // the bytes of names
 	for name := range names {
-		if !slices.Contains(common, name) && !strings.HasPrefix(name, "semaphore-") {
-			all = append(all, name)
+		if slices.Contains(common, name) || strings.HasPrefix(name, "semaphore-") {
+			continue
+		}
+		known[name], longest = true, max(longest, len(name))
+		for _, b := range []byte(name) {
+			within[b] = true
 		}
 	}
-	// The longest first: a part of a name must not be replaced before the complete name.
-	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
-	if len(all) == 0 {
-		return func(s string) string { return s }
-	}
-	for i := range all {
-		all[i] = regexp.QuoteMeta(all[i])
-	}
-	find := regexp.MustCompile(`\b(?:` + strings.Join(all, "|") + `)\b`)
 	return func(text string) string {
-		return find.ReplaceAllStringFunc(text, func(name string) string {
-			sum := sha256.Sum256(append(slices.Clone(salt), name...))
-			return "h" + hex.EncodeToString(sum[:5])
-		})
+		var out strings.Builder
+		for at := 0; at < len(text); {
+			length := 0
+			for end := at + 1; wordEnds(text, at) && end <= min(at+longest, len(text)) && within[text[end-1]]; end++ {
+				if wordEnds(text, end) && known[text[at:end]] {
+					length = end - at
+				}
+			}
+			if length == 0 {
+				out.WriteByte(text[at])
+				at++
+				continue
+			}
+			sum := sha256.Sum256(append(slices.Clone(salt), text[at:at+length]...))
+			out.WriteString("h" + hex.EncodeToString(sum[:5]))
+			at += length
+		}
+		return out.String()
 	}
+}
+
+// wordEnds reports whether a word begins or ends before a byte of a text.
+func wordEnds(text string, at int) bool {
+	word := func(i int) bool {
+		return i >= 0 && i < len(text) && (text[i] == '_' || '0' <= text[i] && text[i] <= '9' ||
+			'a' <= text[i]|0x20 && text[i]|0x20 <= 'z')
+	}
+	return word(at-1) != word(at)
 }

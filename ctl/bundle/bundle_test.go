@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -172,6 +173,22 @@ func TestHasher(t *testing.T) {
 	same, other := hasher(names, []byte("salt"))("payroll"), hasher(names, []byte("other"))("payroll")
 	if hide("payroll") != same || same == other {
 		t.Errorf("%q, %q, with another salt %q", hide("payroll"), same, other)
+	}
+}
+
+// BenchmarkHasher: 4 MiB of text beside 50,000 names, as of a mesh of 100 clusters.
+func BenchmarkHasher(b *testing.B) {
+	names := map[string]bool{}
+	var text strings.Builder
+	for i := range 50_000 {
+		name := fmt.Sprintf("team-%d-web-%x", i%500, i)
+		names[name] = true
+		fmt.Fprintf(&text, "service c2/shop/%s has 3 endpoints, 2 of them are ready; pod %s-7d9f\n", name, name)
+	}
+	for b.Loop() {
+		if strings.Contains(hasher(names, []byte("salt"))(text.String()), "team-") {
+			b.Fatal("a name is left")
+		}
 	}
 }
 

@@ -1,10 +1,13 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,7 +43,7 @@ func ipCommand(access *fleet.Access) *cobra.Command {
 keeps the last 32,768 changes since it became leader, shared fairly among remotes, and says since when these are
 complete. Pods without a set label are not known to brokers.
 
-Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked.`,
+Exit code 0, or 1 when no broker knows a pod that had the IP, or one cannot be asked.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ip, err := netip.ParseAddr(args[0])
@@ -89,7 +92,16 @@ func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *s
 			}
 			return nil
 		})
+	slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(b.end(), a.end()) })
 	return all, since, err
+}
+
+// end is when a pod lost the address, in Unix time; that of one that has it is the highest.
+func (h held) end() int64 {
+	if h.Until == nil {
+		return math.MaxInt64
+	}
+	return h.Until.UnixNano()
 }
 
 func holder(by string, h *semaphorev1.Holder) held {

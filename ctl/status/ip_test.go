@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,28 @@ func TestIP(t *testing.T) {
 		if _, code, err := ctltest.Run(t, append(strings.Fields(args), "--socket", socket)...); code != 1 || err == nil {
 			t.Errorf("%s: code %d, %v", args, code, err)
 		}
+	}
+}
+
+// TestNewestFirst: also of several brokers.
+func TestNewestFirst(t *testing.T) {
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	broker := func(cluster string, until *timestamppb.Timestamp) string {
+		return ctltest.ServeAnswers(t, debug.NewRecorder("broker", cluster, ""), ctltest.Well, debug.Answers{
+			Holders: func(context.Context, *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+				return &semaphorev1.ListHoldersResponse{Since: timestamppb.New(at.Add(-time.Hour)),
+					Holders: []*semaphorev1.Holder{{Cluster: "c9", Pod: "known-to-" + cluster, Until: until}}}, nil
+			}})
+	}
+	args := []string{"get", "ip", "10.2.0.5"}
+	for cluster, until := range map[string]*timestamppb.Timestamp{"c1": timestamppb.New(at),
+		"c2": timestamppb.New(at.Add(time.Minute)), "c3": nil} {
+		args = append(args, "--socket", broker(cluster, until))
+	}
+	out, _, err := ctltest.Run(t, args...)
+	must(t, err)
+	if !regexp.MustCompile(`(?s)known-to-c3.*known-to-c2.*known-to-c1`).MatchString(out) {
+		t.Error(out)
 	}
 }
 

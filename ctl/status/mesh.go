@@ -194,7 +194,7 @@ func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output st
 			continue
 		}
 		if !show.Clear(w) && last != "" {
-			fmt.Fprintln(w)
+			fmt.Fprintln(w, map[string]string{"yaml": "---"}[output])
 		}
 		if err := show.PrintLines(w, text.String()); err != nil {
 			return err

@@ -134,3 +134,14 @@ func TestVerbsOfOperators(t *testing.T) {
 		})
 	}
 }
+
+// TestSomeNodesOfSomeClusters: the nodes of one cluster receive the order, and the broker of another refuses it.
+func TestSomeNodesOfSomeClusters(t *testing.T) {
+	refuses := ctltest.ServeControl(t, "broker", rotator{node: "n9"})
+	orders := ctltest.ServeControl(t, "broker", rotator{})
+	out, code, err := ctltest.Run(t, "rotate-key", "--all", "--socket", refuses, "--socket", orders)
+	if code != 2 || !strings.Contains(out, "n1: order received") || !strings.Contains(err.Error(), "1 of 2 nodes") ||
+		!strings.Contains(err.Error(), "not attached to the broker") {
+		t.Errorf("exit code %d, %v\n%s", code, err, out)
+	}
+}

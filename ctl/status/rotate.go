@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,16 +42,19 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 				req.Within = durationpb.New(within)
 			}
 			var nodes []*semaphorev1.NodeRotation
-			var asked *fleet.Part
+			var ordered *fleet.Part
 			err := t.Brokers(cmd.Context(), timeout, "takes such an order, and an agent by --agent or through its socket",
 				"a broker or an agent", func(ctx context.Context, p *fleet.Part) error {
 					answer, err := p.Control().RotateKey(ctx, req)
-					nodes, asked = append(nodes, answer.GetNodes()...), cmp.Or(asked, p)
+					if slices.ContainsFunc(answer.GetNodes(), (*semaphorev1.NodeRotation).GetAccepted) {
+						ordered = cmp.Or(ordered, p)
+					}
+					nodes = append(nodes, answer.GetNodes()...)
 					return err
 				})
-			return cmp.Or(err, printRotations(cmd.OutOrStdout(), nodes, func(node string) string {
-				return fleet.Again(access, asked, "trace --history node/"+node)
-			}))
+			return errors.Join(printRotations(cmd.OutOrStdout(), nodes, func(node string) string {
+				return fleet.Again(access, ordered, "trace --history node/"+node)
+			}), err)
 		},
 	}
 	t.Flags(cmd)

@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -60,13 +61,14 @@ Exit code 0 when all are written, 1 when no working broker answers, 2 when one c
 				like.Namespace, like.Name = namespace, name
 			}
 			all, more := []service{}, 0
-			if err := t.Brokers(cmd.Context(), timeout, "knows the Services", "a broker",
+			notAsked := t.Brokers(cmd.Context(), timeout, "knows the Services", "a broker",
 				func(ctx context.Context, p *fleet.Part) error {
 					found, left, err := servicesAt(ctx, p, like)
 					all, more = append(all, found...), more+left
 					return err
-				}); err != nil {
-				return err
+				})
+			if notAsked != nil && len(all) == 0 {
+				return notAsked
 			}
 			if err := printServices(cmd.OutOrStdout(), all, more, output.Chosen); err != nil {
 				return err
@@ -77,7 +79,7 @@ Exit code 0 when all are written, 1 when no working broker answers, 2 when one c
 					failed = append(failed, s.Service)
 				}
 			}
-			return show.Wrong(failed, len(all), "cannot be written")
+			return errors.Join(show.Wrong(failed, len(all), "cannot be written"), notAsked)
 		},
 	}
 	t.Flags(cmd)

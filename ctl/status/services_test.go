@@ -55,6 +55,14 @@ func TestServices(t *testing.T) {
 	s := ctltest.NewSession(t)
 	s.Call("get services", "--socket", broker, "--socket", agent)
 	s.Call("get services shop/echo -o wide", "--socket", broker)
+	standby := ctltest.ServeAnswers(t, debug.NewRecorder("broker", "c3", ""), func() *semaphorev1.GetStatusResponse {
+		return &semaphorev1.GetStatusResponse{Standby: true, Leader: "semaphore-broker-a"}
+	}, debug.Answers{Locate: locate})
+	if out, code, err := ctltest.Run(t, "get", "services", "--socket", standby, "--socket", broker); code != 2 ||
+		!strings.Contains(out, "shop/echo-2") || !strings.Contains(err.Error(), "shop/pay") ||
+		!strings.Contains(err.Error(), "this broker is a standby") {
+		t.Errorf("one broker does not know: %d, %v\n%s", code, err, out)
+	}
 	failing = false
 	s.Call("get services shop -o json", "--socket", broker)
 	s.Call("get services other", "--socket", broker)

@@ -91,6 +91,8 @@ func (v *viewed) run(cmd *cobra.Command) error {
 		fleet.InContainer() && !access.Given()
 	picture := slices.Contains(pictures, format)
 	switch {
+	case v.every <= 0:
+		return fmt.Errorf("--every %s: use more than 0s", v.every)
 	case onePart && (v.watch || v.page.web || picture):
 		return errors.New("--watch, --web and pictures are for clusters: without --agent, --part, --socket and --address")
 	case v.page.web:
