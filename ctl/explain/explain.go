@@ -73,6 +73,9 @@ the packet is denied or depends on something.`,
 				if e.from == "" || e.to == "" {
 					return errors.New("give FROM and TO, or --from and --to")
 				}
+				if output.Chosen != "text" {
+					return fmt.Errorf("--output %s: with FROM and TO only", output.Chosen)
+				}
 				return e.run(cmd)
 			}
 			if len(args) != 2 || e.from != "" || e.to != "" || e.sets != "" {

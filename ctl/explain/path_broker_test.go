@@ -7,7 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/ctl/dns"
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
@@ -72,6 +75,55 @@ func TestBrokerThatDoesNotKnow(t *testing.T) {
 		if _, err := s.sets(t.Context(), netip.MustParseAddr("10.1.0.9")); err == nil ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: its sets: %v", c.what, err)
+		}
+	}
+}
+
+// TestPoliciesThatAreForbidden: policies that may not be read are not open, on either side.
+func TestPoliciesThatAreForbidden(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	kubetest.Namespace(t, admin, "forbidden")
+	pod := kubetest.Create(t, admin.CoreV1().Pods("forbidden"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}})
+	nobody := rest.CopyConfig(cfg)
+	nobody.Impersonate.UserName = "nobody"
+	var sides []*side
+	for _, name := range []string{"c1", "c2"} {
+		objects := testkit.Value(fleet.New(name, nobody))(t)
+		sides = append(sides, &side{name: name, cluster: &fleet.Cluster{Objects: objects}, objects: objects})
+	}
+	at := policy.Pod{Cluster: "c1", Namespace: pod.Namespace, Name: pod.Name, IP: netip.MustParseAddr("10.1.0.9")}
+	to := at
+	to.Cluster, to.IP = "c2", netip.MustParseAddr("10.2.0.9")
+	g := &pathGatherer{sides: sides, source: sides[0], target: sides[1], sourcePod: pod,
+		facts: &policy.Facts{NotRead: map[finding.Code][]string{}, Source: at, Target: to}}
+	g.policies(t.Context())
+	if got := chainVerdict(policy.Judge(*g.facts)); !strings.HasPrefix(got, "not known: policies of the client's side") {
+		t.Error(got)
+	}
+	for _, r := range []*policy.Result{g.facts.Egress, g.facts.Ingress} {
+		if r == nil || r.Verdict != policy.Depends || !strings.Contains(r.Why, "forbidden") {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// TestPodBySecondIP: a pod is found by each of its IPs.
+func TestPodBySecondIP(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	kubetest.Namespace(t, admin, "dual")
+	pod := kubetest.Create(t, admin.CoreV1().Pods("dual"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}})
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.2.0.9",
+		PodIPs: []corev1.PodIP{{IP: "10.2.0.9"}, {IP: "fd00:2::9"}}}
+	testkit.Value(admin.CoreV1().Pods("dual").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}))(t)
+	s := &side{name: "c1", objects: testkit.Value(fleet.New("c1", cfg))(t)}
+	for ip, name := range map[string]string{"10.2.0.9": "web", "fd00:2::9": "web", "fd00:2::a": ""} {
+		found := testkit.Value(s.podAt(t.Context(), netip.MustParseAddr(ip)))(t)
+		if (found != nil) != (name != "") {
+			t.Errorf("%s: %v", ip, found)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,15 +200,18 @@ func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1
 	return nil, nil, nil
 }
 
+// podAt selects by the first IP of pods, and reads all where none has it.
 func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
-	pods, err := fleet.List[corev1.Pod](ctx, s.objects, fleet.PodsGVR, "",
-		metav1.ListOptions{FieldSelector: "status.podIP=" + ip.String()})
-	if err != nil {
-		return nil, err
-	}
-	for i := range pods {
-		if p := &pods[i]; p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork {
-			return p, nil
+	for _, selector := range []string{"status.podIP=" + ip.String(), ""} {
+		pods, err := fleet.List[corev1.Pod](ctx, s.objects, fleet.PodsGVR, "", metav1.ListOptions{FieldSelector: selector})
+		if err != nil {
+			return nil, err
+		}
+		for i := range pods {
+			if p := &pods[i]; p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork &&
+				slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip.String()}) {
+				return p, nil
+			}
 		}
 	}
 	return nil, nil
@@ -350,8 +354,12 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 		host := e.name + "." + e.namespace + ".svc.cluster." + of.name
 		return g.byService(ctx, host, of.name, e.namespace, e.name)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("TO %w", err)
+	case s == g.source:
+		return fmt.Errorf("TO %s: it is a pod of %s, as is FROM: semaphore is not between them; of another cluster use "+
+			"CLUSTER/NAMESPACE/NAME", e.text, s.name)
 	}
 	g.target, g.facts.Target = s, podFacts(s.name, pod, g.facts.Source.IP)
 	return nil
@@ -465,7 +473,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		m = g.mirrorOf(g.mirror)
 	}
 	for _, problem := range g.source.broker.GetProblems() {
-		if strings.Contains(problem, m.Name) || strings.Contains(problem, " "+namespace+"/"+name) {
+		if isAbout(problem, m.Name) || isAbout(problem, namespace+"/"+name) {
 			m.Problem = problem
 		}
 	}
@@ -476,6 +484,11 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	return nil
 }
 
+// isAbout reports whether a problem has the name of an object, and not only a longer one.
+func isAbout(problem, name string) bool {
+	return regexp.MustCompile(`(?:^|[^\w./-])` + regexp.QuoteMeta(name) + `(?:$|[^\w-])`).MatchString(problem)
+}
+
 // mirrorOf returns the facts of a Service that leads to a remote one.
 func (g *pathGatherer) mirrorOf(s *corev1.Service) *policy.Mirror {
 	m := &policy.Mirror{Namespace: s.Namespace, Name: s.Name, Exists: true, Owned: true,
@@ -483,7 +496,7 @@ func (g *pathGatherer) mirrorOf(s *corev1.Service) *policy.Mirror {
 	for _, p := range s.Spec.Ports {
 		m.Ports = append(m.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
 	}
-	if g.port != 0 {
+	if g.port != 0 && !m.Headless { // the pods of a headless Service are asked at any port
 		m.Port = fmt.Sprintf("%d/%s", g.port, g.protocol)
 	}
 	return m
@@ -549,7 +562,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
 	} else if g.mirror == nil {
 		for _, problem := range exporter.GetProblems() {
-			if strings.Contains(problem, n.Namespace+"/"+n.Service) {
+			if isAbout(problem, n.Namespace+"/"+n.Service) {
 				n.Source.Refused = problem
 			}
 		}
@@ -608,7 +621,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	for _, d := range g.source.broker.GetDrains() {
 		t := d.GetTarget()
 		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || policy.Several(n.Remote)
-		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
+		if covers && (t.GetNode() == "" || g.anyIn(d.GetPrefixes())) && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
 			out.Drains = append(out.Drains, show.TargetName(t))
 		}
 	}
@@ -639,10 +652,27 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	return g.choose(ctx, ready[own])
 }
 
+// anyIn reports whether the mirror has an endpoint in one of the prefixes.
+func (g *pathGatherer) anyIn(prefixes []string) bool {
+	for _, text := range prefixes {
+		prefix, err := netip.ParsePrefix(text)
+		for _, s := range g.slices {
+			for _, e := range s.Endpoints {
+				for _, address := range e.Addresses {
+					if at, no := netip.ParseAddr(address); no == nil && (err != nil || prefix.Contains(at)) {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
 // targetPort maps the port of the mirror to that of the pods. If none was given and there is only one, it is that one.
 func (g *pathGatherer) targetPort() {
 	ports := g.mirror.Spec.Ports
-	if g.port == 0 && len(ports) != 1 {
+	if g.port == 0 && len(ports) != 1 || g.port != 0 && g.mirror.Spec.ClusterIP == corev1.ClusterIPNone {
 		return
 	}
 	for _, p := range ports {
@@ -743,6 +773,8 @@ func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpP
 		return nil, err
 	}
 	defer p.Close()
+	ctx, cancel := context.WithTimeout(ctx, 4*askWithin) // with its measurements
+	defer cancel()
 	out, err := p.LookUpPath(ctx, req)
 	if err != nil {
 		return nil, errors.New(grpcstatus.Convert(err).Message())
@@ -877,7 +909,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 	}
 	cluster, pod, err := readFor(ctx, g.source.objects, f.Source.Namespace, f.Source.Name)
 	if err != nil {
-		g.notRead(finding.PathPolicyOut, "%v", err)
+		f.Egress = unread(err)
 	} else {
 		r := policy.Explain(cluster, policy.Packet{From: f.Target.IP, To: pod, Protocol: g.protocol, Port: g.port,
 			Egress: true})
@@ -898,7 +930,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 		return
 	}
 	if cluster, pod, err = readFor(ctx, g.target.objects, f.Target.Namespace, f.Target.Name); err != nil {
-		g.notRead(finding.PathPolicyIn, "%v", err)
+		f.Ingress = unread(err)
 		return
 	}
 	r := policy.Explain(cluster, policy.Packet{From: f.Source.IP, To: pod, Protocol: g.protocol, Port: g.port})
@@ -906,6 +938,11 @@ func (g *pathGatherer) policies(ctx context.Context) {
 	for _, n := range r.NotEvaluated {
 		g.notRead(finding.PathPolicyIn, "%s", n)
 	}
+}
+
+// unread is the outcome of policies that cannot be read.
+func unread(err error) *policy.Result {
+	return &policy.Result{Verdict: policy.Depends, Why: err.Error(), NeedsSet: true}
 }
 
 // readSets reads which sets of the target's cluster hold the source.

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -126,6 +128,35 @@ func TestPolicyNotKnown(t *testing.T) {
 	}
 }
 
+// TestGathered: drains, ports and problems count where they are about the Service in question.
+func TestGathered(t *testing.T) {
+	ready := fleet.EndpointSlice{Endpoints: []fleet.SliceEndpoint{{Addresses: []string{"10.2.1.7"}}}}
+	ready.Ports = append(ready.Ports, struct {
+		Name *string `json:"name"`
+		Port *int32  `json:"port"`
+	}{new("http"), new(int32(8080))})
+	for port, mapped := range map[uint16]uint16{0: 8080, 80: 80, 8080: 8080} {
+		g := &pathGatherer{port: port, protocol: "TCP", slices: []fleet.EndpointSlice{ready},
+			mirror: &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone,
+				Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}}}}
+		if got := g.mirrorOf(g.mirror).Port; got != "" {
+			t.Errorf("a headless Service is asked for its port %s", got)
+		}
+		if g.targetPort(); g.port != mapped {
+			t.Errorf("port %d of a headless Service is %d of its pods, not %d", port, g.port, mapped)
+		}
+		if !g.anyIn([]string{"fd00:2::/64", "10.2.1.0/24"}) || g.anyIn([]string{"10.2.2.0/24"}) || g.anyIn(nil) {
+			t.Error("the drain of a node is taken for one of another")
+		}
+	}
+	for problem, is := range map[string]bool{"Service shop/web: refused": true, "shop/web": true, "of shop/web.": true,
+		"Service shop/web-2: refused": false, "Service my-shop/web: refused": false} {
+		if isAbout(problem, "shop/web") != is {
+			t.Errorf("%q: %t", problem, !is)
+		}
+	}
+}
+
 // TestExplainUse: impossible arguments are refused before any cluster is asked.
 func TestExplainUse(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
@@ -136,6 +167,7 @@ func TestExplainUse(t *testing.T) {
 		{"a c/d", "FROM \"a\": use"},
 		{"a/b c/d:80 --port 80", "has a port already"},
 		{"a/b c/d -o xml", "use text, json or yaml"},
+		{"--from c2/a/b --to c/d -o json", "--output json: with FROM and TO only"},
 	} {
 		_, code, err := ctltest.Run(t, append([]string{"explain"}, strings.Fields(c.args)...)...)
 		if err == nil || code != 1 || !strings.Contains(err.Error(), c.says) {

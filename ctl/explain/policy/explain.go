@@ -206,10 +206,7 @@ func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict,
 		}
 	}
 	if len(out.Policies) == 0 {
-		if e.packet.Egress {
-			return Allowed, "no policy selects the pod for egress"
-		}
-		return Allowed, "no policy selects the pod for ingress"
+		return Allowed, "no policy selects the pod for " + e.direction()
 	}
 	return end(calicov3.Allow, "the policies that select the pod pass it on, and after the last tier pods are open")
 }

@@ -130,6 +130,12 @@ func TestExplain(t *testing.T) {
 			"by GlobalNetworkSet c2-web-front", "", ""},
 		{"global policy by namespace labels", global("g", `{namespaceSelector: "team == 'red'", types: [Ingress]}`), nil,
 			Allowed, "no policy selects", "", ""},
+		{"global policy by the name of the namespace",
+			global("g", `{namespaceSelector: "projectcalico.org/name == 'shop'", types: [Ingress]}`), nil, Denied,
+			"tier default", "", ""},
+		{"global policy by the name of the ServiceAccount",
+			global("g", `{serviceAccountSelector: "has(projectcalico.org/name)", types: [Ingress]}`), nil, Denied,
+			"tier default", "", ""},
 		{"global policy by ServiceAccount labels",
 			global("g", `{serviceAccountSelector: "trust == 'low'", types: [Ingress]}`), nil, Denied, "tier default", "", ""},
 		{"global policy for hosts",
@@ -357,6 +363,17 @@ func TestExplainUnknownSource(t *testing.T) {
 	}
 }
 
+// TestSetOfARule: an address in no set lacks one where a rule would admit it, and not where a rule would deny it.
+func TestSetOfARule(t *testing.T) {
+	for action, needs := range map[string]bool{"Allow": true, "Pass": true, "Deny": false} {
+		c, p := world(t, calico("{action: "+action+`, source: {selector: "threat == 'feed'", namespaceSelector: global()}}`))
+		p.From = netip.MustParseAddr("10.2.0.6")
+		if got := Explain(c, p); got.Verdict != Denied || got.NeedsSet != needs {
+			t.Errorf("%s: %s, needs a set: %t", action, got.Verdict, got.NeedsSet)
+		}
+	}
+}
+
 // TestExplainEgress: the egress rules of the same policies apply to packets of the local pod.
 func TestExplainEgress(t *testing.T) {
 	const selected = `{action: Allow, destination: {selector: "` + front + `", namespaceSelector: global(), ports: [80]}}`
@@ -390,6 +407,8 @@ func TestExplainEgress(t *testing.T) {
 		{"a Service", calicoOut("{selector: all(), egress: [{action: Allow, destination: {services: {name: web, namespace: " +
 			"semaphore}}}]}"), 80, Depends, "the endpoints of Service semaphore/web", false},
 		{"in no set", calicoOut("{selector: all(), egress: [" + selected + "]}"), 80, Denied, "none of them", true},
+		{"a port that the client's own pod names so", kubeOut("{podSelector: {}, egress: [{ports: [{port: sql}]}]}"), 5432,
+			Denied, "none of them", false},
 	} {
 		c, p := world(t, test.manifests)
 		p.Egress, p.Port = true, test.port

@@ -108,7 +108,7 @@ func possible(c *Cluster, sets []set, r *calicov3.EntityRule, namespace string) 
 				}
 				labels := called(name, namespace)
 				maps.DeleteFunc(labels, func(key, _ string) bool { return strings.HasPrefix(key, namespacePrefix) })
-				maps.Copy(labels, inherited(c.Namespaces[namespace], namespacePrefix))
+				maps.Copy(labels, inherited(c.Namespaces[namespace], namespacePrefix, namespace))
 				labels[calicov3.LabelNamespace] = namespace
 				out = append(out, set{s.name, labels, false})
 			}
@@ -127,7 +127,7 @@ func remoteSets(c *Cluster) []set {
 			if _, named := labels[domain+"/name"]; !found || !named {
 				continue
 			}
-			all := inherited(c.Namespaces[namespace], namespacePrefix)
+			all := inherited(c.Namespaces[namespace], namespacePrefix, namespace)
 			maps.Copy(all, labels)
 			all[key] = anyRemote
 			if namespace != "" {

@@ -173,11 +173,11 @@ const notExamined = "not examined"
 func (j *judge) name() Link {
 	l := found(finding.PathName, "name", j.Target.Cluster)
 	n := j.Name
+	if j.Source.Problem != "" {
+		l.Where = j.Source.Cluster
+		return l.broken("start the pod, or name another one", "%s: %s", j.Source, j.Source.Problem)
+	}
 	if n == nil {
-		if j.Source.Problem != "" {
-			l.Where = j.Source.Cluster
-			return l.broken("start the pod, or name another one", "%s: %s", j.Source, j.Source.Problem)
-		}
 		if j.Target.Problem != "" {
 			return l.broken("start the pod, or name another one", "%s: %s", j.Target, j.Target.Problem)
 		}

@@ -107,6 +107,8 @@ func TestJudge(t *testing.T) {
 			f.Name, f.Target.Problem = nil, "it has no IP; it is Pending"
 			noTarget(f)
 		}, finding.PathName, "Pending", "start the pod"},
+		{"a client that does not run, and a name", func(f *Facts) { f.Source.Problem = "it is Pending" }, finding.PathName,
+			"Pending", "start the pod"},
 		{"no import", func(f *Facts) { imported(f).Exists = false; noMirror(f) }, finding.PathName,
 			"c2 exports it", "semaphorectl status of the broker of c1"},
 		{"no import, and no export", func(f *Facts) { *imported(f) = Import{}; noMirror(f) }, finding.PathName,

@@ -161,8 +161,8 @@ func (e *explainer) selects(title string, of expression, err error, labels map[s
 func (e *explainer) podLabels() map[string]string {
 	pod := e.packet.To
 	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
-	out := inherited(e.cluster.Namespaces[pod.Namespace], namespacePrefix)
-	maps.Copy(out, inherited(e.cluster.ServiceAccounts[account], serviceAccountPrefix))
+	out := inherited(e.cluster.Namespaces[pod.Namespace], namespacePrefix, pod.Namespace)
+	maps.Copy(out, inherited(e.cluster.ServiceAccounts[account], serviceAccountPrefix, account))
 	maps.Copy(out, pod.Labels)
 	out[calicov3.LabelNamespace] = pod.Namespace
 	out[calicov3.LabelOrchestrator] = calicov3.OrchestratorKubernetes
@@ -170,10 +170,14 @@ func (e *explainer) podLabels() map[string]string {
 	return out
 }
 
-func inherited(labels map[string]string, prefix string) map[string]string {
-	out := make(map[string]string, len(labels))
+// inherited are the labels that what is in a namespace or ServiceAccount has from it, as from Calico's profiles of them.
+func inherited(labels map[string]string, prefix, name string) map[string]string {
+	out := make(map[string]string, len(labels)+1)
 	for k, v := range labels {
 		out[prefix+k] = v
+	}
+	if name != "" {
+		out[prefix+nameLabel] = name
 	}
 	return out
 }

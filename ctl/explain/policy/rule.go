@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,12 +75,15 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 		return match{no: "it is for ICMP"}
 	}
 	remote, local := e.ends(r)
-	if no, by := e.source(p, remote); no != "" {
-		return match{no: no}
-	} else {
-		m.by = by
+	needed := e.needsSet
+	no, by := e.source(p, remote)
+	if r.Action == calicov3.Deny {
+		e.needsSet = needed // the rule does not admit a packet from a set
 	}
-	if no := e.destination(p, local); no != "" {
+	if m.by = by; no != "" {
+		return match{no: no}
+	}
+	if no = e.destination(p, local); no != "" {
 		return match{no: no}
 	}
 	if s := remote.Services; s != nil && e.packet.Egress { // a mirror, which has the endpoints of remotes, can be meant
@@ -249,19 +253,15 @@ func (e *explainer) hasPort(ports []numorstring.Port) bool {
 		if p.PortName == "" {
 			return p.MinPort <= e.packet.Port && e.packet.Port <= p.MaxPort
 		}
-		for _, c := range e.packet.To.Spec.Containers {
-			if slices.ContainsFunc(c.Ports, func(named corev1.ContainerPort) bool {
-				protocol := named.Protocol
-				if protocol == "" {
-					protocol = corev1.ProtocolTCP
-				}
-				return named.Name == p.PortName && named.ContainerPort == int32(e.packet.Port) &&
-					string(protocol) == e.packet.Protocol
-			}) {
-				return true
-			}
-		}
-		return false
+		// Felix knows the named ports of this cluster's pods alone, init containers' included.
+		spec := e.packet.To.Spec
+		return !e.packet.Egress && slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers),
+			func(c corev1.Container) bool {
+				return slices.ContainsFunc(c.Ports, func(named corev1.ContainerPort) bool {
+					return named.Name == p.PortName && named.ContainerPort == int32(e.packet.Port) &&
+						string(cmp.Or(named.Protocol, corev1.ProtocolTCP)) == e.packet.Protocol
+				})
+			})
 	})
 }
 

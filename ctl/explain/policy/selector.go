@@ -14,6 +14,7 @@ import (
 const (
 	namespacePrefix      = "pcns."
 	serviceAccountPrefix = "pcsa."
+	nameLabel            = "projectcalico.org/name"
 )
 
 // expression is a selector; the zero value matches all.
@@ -101,7 +102,7 @@ func setsWith(c *Cluster, ip netip.Addr) []set {
 		if !holds(s.Spec.Nets, ip) {
 			continue
 		}
-		all := inherited(c.Namespaces[s.Namespace], namespacePrefix)
+		all := inherited(c.Namespaces[s.Namespace], namespacePrefix, s.Namespace)
 		maps.Copy(all, s.Labels)
 		all[calicov3.LabelNamespace] = s.Namespace
 		out = append(out, set{fmt.Sprintf("NetworkSet %s/%s", s.Namespace, s.Name), all, false})
