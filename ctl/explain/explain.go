@@ -59,7 +59,6 @@ changes nothing.
   semaphorectl explain --context c1 --from c2/shop/web-7d9f --to default/db-0 --port 5432
 
 Who may not exec into the broker's pod takes the sets from someone who may:
-
   semaphorectl get sets --context c1 -o json > sets.json
   semaphorectl explain --sets sets.json --from c2/shop/web-7d9f --to default/db-0 --port 5432
 
@@ -70,10 +69,10 @@ the packet is denied or depends on something.`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				if e.from == "" || e.to == "" {
+				switch {
+				case e.from == "" || e.to == "":
 					return errors.New("give FROM and TO, or --from and --to")
-				}
-				if output.Chosen != "text" {
+				case output.Chosen != "text":
 					return fmt.Errorf("--output %s: with FROM and TO only", output.Chosen)
 				}
 				return e.run(cmd)

@@ -620,8 +620,9 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	n := g.facts.Name
 	for _, d := range g.source.broker.GetDrains() {
 		t := d.GetTarget()
-		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || policy.Several(n.Remote)
-		if covers && (t.GetNode() == "" || g.anyIn(d.GetPrefixes())) && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
+		covers := (t.GetCluster() == "" || t.GetCluster() == n.Remote || policy.Several(n.Remote)) &&
+			(t.GetNode() == "" || g.anyIn(d.GetPrefixes()))
+		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
 			out.Drains = append(out.Drains, show.TargetName(t))
 		}
 	}

@@ -170,7 +170,7 @@ func (e *explainer) podLabels() map[string]string {
 	return out
 }
 
-// inherited are the labels that what is in a namespace or ServiceAccount has from it, as from Calico's profiles of them.
+// inherited are the labels that pods and sets have of their namespace or ServiceAccount, as by Calico's profiles.
 func inherited(labels map[string]string, prefix, name string) map[string]string {
 	out := make(map[string]string, len(labels)+1)
 	for k, v := range labels {
