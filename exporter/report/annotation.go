@@ -55,7 +55,7 @@ func (f *Feedback) annotate(ctx context.Context, namespace, name, uid string, te
 	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		f.logged.annotations = ""
 		return true, nil // the Service was deleted
-	case apierrors.IsForbidden(err):
+	case lacksRight(err):
 		f.noAnnotationsUntil = time.Now().Add(forbiddenRetry)
 	}
 	if reason := reasonOf(err); reason != f.logged.annotations {

@@ -50,6 +50,10 @@ type Conflict struct {
 	Message string
 }
 
+// unpublished is the message where no broker compares the exports of clusters.
+const unpublished = "the exporter does not publish to the broker of its own cluster: set localBroker in the exporter's " +
+	"configuration"
+
 // conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker
 // receives the exports. known is false while a broker that receives them has not answered; conditions that depend on
 // the own one are then left out, or pending.
@@ -76,8 +80,7 @@ func conditionsOf(x catalog.ServiceExport, own string, published bool, verdict V
 	}
 	switch {
 	case !published:
-		ready(false, mcsv1beta1.ServiceExportReasonFailed,
-			"the exporter does not publish to the broker of its own cluster: add it to brokers in the exporter's configuration")
+		ready(false, mcsv1beta1.ServiceExportReasonFailed, unpublished)
 		return all, true
 	case x.Offer == nil || len(x.Offer.To) == 0:
 		reason := "the exporter has not read the Service yet"

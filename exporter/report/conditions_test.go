@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,7 +99,7 @@ func TestOf(t *testing.T) {
 			true, "Valid=False NoService: none\nReady=False Pending: nothing is exported: see the condition Valid"},
 		{"no own broker", valid, map[string]Broker{"c2": taken}, true,
 			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the " +
-				"broker of its own cluster: add it to brokers in the exporter's configuration"},
+				"broker of its own cluster: set localBroker in the exporter's configuration"},
 		{"the own broker is silent", valid, map[string]Broker{"c1": silent, "c2": taken}, false,
 			"Valid=True Valid: the Service can be exported\nReady=False Pending: the broker of the own cluster has not " +
 				"confirmed it yet"},
@@ -161,7 +162,13 @@ func TestWriter(t *testing.T) {
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Own: "c1", Clusters: []string{"c1", "c2"},
 		MultiCluster: true, Mirror: labels.Nothing(), Global: labels.Nothing()})
 	own, other := &answer{}, (&answer{}).set("", true)
-	brokers := func() map[string]Broker { return map[string]Broker{"c1": own, "c2": other} }
+	var unpublishedNow atomic.Bool
+	brokers := func() map[string]Broker {
+		if unpublishedNow.Load() {
+			return map[string]Broker{"c2": other}
+		}
+		return map[string]Broker{"c1": own, "c2": other}
+	}
 	run := func() (stop func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		w := NewConditions("c1", client, c, brokers, NewConditionMetrics(prometheus.NewRegistry()), slog.Default())
@@ -231,6 +238,10 @@ func TestWriter(t *testing.T) {
 	if last != before {
 		t.Errorf("resourceVersion %s became %s, and nothing changed", before, last)
 	}
+	unpublishedNow.Store(true)
+	is(theirs + "Valid=True Valid: the Service can be exported\nReady=False Failed: " + unpublished)
+	unpublishedNow.Store(false)
+	is(theirs + ready + "Conflict=True PortConflict: ports differ from those of cluster c2")
 	c.DeleteService("shop", "echo", time.Now())
 	is(theirs + "Valid=False NoService: there is no Service echo in namespace shop\n" +
 		"Ready=False Pending: nothing is exported: see the condition Valid")

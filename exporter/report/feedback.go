@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -297,14 +298,19 @@ func exportedAs(o *catalog.Offer) string {
 
 // write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e event) error {
-	s := f.services[service{e.offer.Namespace, e.offer.Name}]
-	s.writes.Add(ofEvents, time.Now())
-	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
+	s, now := f.services[service{e.offer.Namespace, e.offer.Name}], time.Now()
+	events := f.Events && s.current != s.writtenEvent && !now.Before(f.noEventsUntil)
+	annotates := f.Annotates && s.current != s.writtenAnnotation && !now.Before(f.noAnnotationsUntil)
+	if !events && !annotates {
+		return nil
+	}
+	s.writes.Add(ofEvents, now)
+	if events {
 		if err := f.writeEvent(ctx, e, s); err != nil {
 			return err
 		}
 	}
-	if f.Annotates && s.current != s.writtenAnnotation && !time.Now().Before(f.noAnnotationsUntil) {
+	if annotates {
 		text := condition(e)
 		if written, err := f.annotate(ctx, e.offer.Namespace, e.offer.Name, string(e.offer.UID), &text); err != nil {
 			return err
@@ -328,10 +334,10 @@ func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error
 		return ctx.Err()
 	case apierrors.IsAlreadyExists(err):
 		result, err = "repeated", nil
-	case apierrors.IsForbidden(err):
+	case apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		err = nil // the namespace was deleted, or its deletion began
+	case lacksRight(err):
 		f.noEventsUntil = time.Now().Add(forbiddenRetry)
-	case apierrors.IsNotFound(err):
-		err = nil // the namespace was deleted
 	}
 	if err != nil {
 		f.written.WithLabelValues("failed").Inc()
@@ -347,6 +353,14 @@ func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error
 	s.writtenEvent = s.current
 	return nil
 }
+
+// lacksRight tells a missing right, which concerns all Services, from the denial of one by a quota or a policy, which is
+// Forbidden, too (RBAC's text in k8s.io/apiserver, pkg/endpoints/handlers/responsewriters).
+func lacksRight(err error) bool {
+	return apierrors.IsForbidden(err) && deniedByAuthorizer.MatchString(err.Error())
+}
+
+var deniedByAuthorizer = regexp.MustCompile(`User "[^"]*" cannot [a-z]+ resource `)
 
 // reasonOf is what several failed writes have in common: the apiserver's reason, or the text of another error.
 func reasonOf(err error) string {

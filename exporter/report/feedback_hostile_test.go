@@ -2,19 +2,24 @@ package report
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
@@ -167,5 +172,49 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 	put("z-new")
 	if due := f.dueEvents(now); len(due) < services || due[0].offer.Name != "z-new" {
 		t.Errorf("of %d that are due the new Service is not the first", len(due))
+	}
+}
+
+// TestOneNamespaceInDeletion: a namespace in which nothing may be created any more delays the Events of no other, and a
+// missing right delays all.
+func TestOneNamespaceInDeletion(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.Nothing(), Global: labels.Everything()})
+	for _, ns := range []string{"ends", "stays"} {
+		kubetest.Namespace(t, admin, ns)
+		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "web", UID: types.UID(ns)},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
+	}
+	testkit.Must(t, admin.CoreV1().Namespaces().Delete(t.Context(), "ends", metav1.DeleteOptions{}))
+	write := func(cfg *rest.Config) *Feedback {
+		f := NewFeedback(kubernetes.NewForConfigOrDie(cfg), c, func() map[string]Broker { return nil },
+			NewFeedbackMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+		due := f.dueEvents(time.Now())
+		if len(due) != 2 {
+			t.Fatalf("%d Events are due", len(due))
+		}
+		for _, e := range due {
+			testkit.Must(t, f.write(t.Context(), e))
+		}
+		return f
+	}
+	f := write(cfg)
+	all := testkit.Value(admin.EventsV1().Events("stays").List(t.Context(), metav1.ListOptions{}))(t)
+	if len(all.Items) != 1 || !f.noEventsUntil.IsZero() || f.waiting() {
+		t.Errorf("%d Events, no more until %s, waits: %t", len(all.Items), f.noEventsUntil, f.waiting())
+	}
+	nobody := rest.CopyConfig(cfg)
+	nobody.Impersonate.UserName = "nobody"
+	if f = write(nobody); f.noEventsUntil.IsZero() || !f.waiting() {
+		t.Error("a missing right is not noticed")
+	}
+	repeats := 0
+	for _, s := range f.services {
+		repeats += s.writes.Times
+	}
+	if repeats != 1 {
+		t.Errorf("%d writes count, and the first was refused", repeats)
 	}
 }

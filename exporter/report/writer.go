@@ -434,7 +434,7 @@ func (w *Conditions) writeOne(ctx context.Context, x catalog.ServiceExport, want
 	}
 	if !slices.ContainsFunc(want, func(c metav1.Condition) bool {
 		return c.Type == string(mcsv1beta1.ServiceExportConditionConflict)
-	}) && !valid(x) {
+	}) && (!valid(x) || slices.ContainsFunc(want, func(c metav1.Condition) bool { return c.Message == unpublished })) {
 		changed = meta.RemoveStatusCondition(&next.Status.Conditions,
 			string(mcsv1beta1.ServiceExportConditionConflict)) || changed
 	}
