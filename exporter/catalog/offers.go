@@ -17,7 +17,8 @@ type Offer struct {
 	UID             types.UID
 	// Mirror and Global say how it is exported.
 	Mirror, Global, MultiCluster bool
-	// To are the clusters that receive it, at Revision of the journal. If To is empty, Reason reports why.
+	// To are the clusters that receive it, at Revision of the journal. Reason reports why no other cluster does; empty if
+	// one does.
 	To       []string
 	Revision uint64
 	Reason   string
@@ -70,7 +71,7 @@ func (c *Catalog) Offers() []Offer {
 	out := make([]Offer, 0, len(c.offers))
 	for at, is := range c.offers {
 		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid, Reason: is.withheld}
-		key := o.Key()
+		key, elsewhere := o.Key(), false
 		o.IgnoredSettings = c.problems[problemKey{key, finding.InvalidServiceSetting}]
 		if e, ok := c.journal.Last(key); ok && !e.Deleted {
 			service := e.Value.Object.GetService()
@@ -78,10 +79,11 @@ func (c *Catalog) Offers() []Offer {
 			o.MultiCluster = service.GetMultiCluster() != nil
 			for _, cluster := range c.clusters {
 				if e.Value.To.Has(cluster) {
-					o.To = append(o.To, cluster)
+					o.To, elsewhere = append(o.To, cluster), elsewhere || !c.own.Has(cluster)
 				}
 			}
-		} else if o.Reason == "" {
+		}
+		if !elsewhere && o.Reason == "" {
 			for _, reason := range []finding.Code{finding.UnsupportedServiceType, finding.Unsendable, finding.InvalidExportTo} {
 				if o.Reason = c.problems[problemKey{key, reason}]; o.Reason != "" {
 					break

@@ -42,14 +42,17 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 		return
 	}
 	to, problem := c.audience(config.Services, s.Namespace, s.Labels, s.Annotations)
+	annotations := s.Annotations
 	if to != Nobody && problem == "" {
-		to, problem = c.narrowed(to, at)
+		if to, problem = c.narrowed(to, at); to == Nobody {
+			annotations = c.exports[at].Annotations
+		}
 	}
 	c.setProblem(key, finding.InvalidExportTo, problem)
 	offers := &offered{uid: s.UID}
 	if to == Nobody && problem == "" {
 		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
-		offers.withheld = c.withheld(ruled, s.Annotations)
+		offers.withheld = c.withheld(ruled, annotations)
 	}
 	c.setOffer(key, offers)
 	if service.GetGlobal() || service.GetMultiCluster() != nil {

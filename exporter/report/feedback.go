@@ -236,7 +236,7 @@ func (f *Feedback) needsWrite(s *eventState) bool {
 func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
 	e.offer = o
 	maps.DeleteFunc(s.verdicts, func(cluster, _ string) bool { return !slices.Contains(o.To, cluster) })
-	if len(o.To) == 0 {
+	if len(o.To) == 0 || o.Reason != "" {
 		e.reason, e.note = finding.NotOffered, "it is not offered to other clusters: "+o.Reason
 		return e, 0
 	}

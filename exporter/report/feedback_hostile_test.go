@@ -14,9 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -216,5 +218,46 @@ func TestOneNamespaceInDeletion(t *testing.T) {
 	}
 	if repeats != 1 {
 		t.Errorf("%d writes count, and the first was refused", repeats)
+	}
+}
+
+// TestOfferedToTheOwnClusterAlone: the own broker receives each global Service and each export. Its owner learns why no
+// other cluster does.
+func TestOfferedToTheOwnClusterAlone(t *testing.T) {
+	const annotation = "annotation semaphore.uw.io/export-to: "
+	for _, test := range []struct {
+		service, export string // the annotation on each; empty for none
+		reason          finding.Code
+		says            string
+	}{
+		{"c2", "", finding.Offered, "offered to c1, c2"},
+		{"none", "", finding.NotOffered, annotation + `"none" names none`},
+		{"c2;c3", "", finding.NotOffered, annotation + `"c2;c3" cannot be parsed`},
+		{"c9", "", finding.NotOffered, annotation + `"c9" names "c9", for which no broker`},
+		{"", "none", finding.NotOffered, annotation + `"none" names none`},
+		{"c2", "none", finding.NotOffered, annotation + `"none" names none`},
+	} {
+		rules := catalog.Rules{Features: config.Features{config.Services}, Own: "c1", Clusters: []string{"c1", "c2"},
+			Mirror: labels.Nothing(), Global: labels.Everything(), MultiCluster: true}
+		annotated := func(value string) metav1.ObjectMeta {
+			m := metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u"}
+			if value != "" {
+				m.Annotations = map[string]string{naming.AnnotationExportTo: value}
+			}
+			return m
+		}
+		c := catalog.New(rules)
+		c.PutService(&corev1.Service{ObjectMeta: annotated(test.service), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10",
+			Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}}, time.Now())
+		if test.export != "" {
+			c.PutExport(&mcsv1beta1.ServiceExport{ObjectMeta: annotated(test.export)}, time.Now())
+		}
+		o := c.Offers()[0]
+		taken := (&answer{}).set("", true)
+		f := NewFeedback(nil, c, func() map[string]Broker { return map[string]Broker{"c1": taken, "c2": taken} }, nil, nil)
+		if e, _ := f.statusOf(&o, &eventState{verdicts: map[string]string{}}); e.reason != test.reason ||
+			!strings.Contains(e.note, test.says) {
+			t.Errorf("%q, %q: %s %q", test.service, test.export, e.reason, e.note)
+		}
 	}
 }
