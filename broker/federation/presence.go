@@ -176,7 +176,8 @@ func (w *Presence) evaluate(now time.Time, signals map[string]Signals) {
 			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "gone",
 				Detail: c.untold.note})
 		case was == Gone:
-			c.untold = warning{finding.ClusterBack, fmt.Sprintf("cluster %s is back: %s", name, w.sign(c))}
+			c.untold = warning{finding.ClusterBack, fmt.Sprintf("cluster %s is back since %s: %s", name,
+				now.UTC().Format(time.RFC3339), w.sign(c))} // the same text, again within half an hour, would be suppressed
 			w.options.Log.Info("a cluster is back", "cluster", name, "sign", w.sign(c))
 			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "back",
 				Detail: c.untold.note})

@@ -188,7 +188,8 @@ func TestGoneAndBack(t *testing.T) {
 	equal(t, "reported", strings.Join(f.reported[3:], "; "), "c2 false")
 	equal(t, "metric", f.gone(t), "c2 0; c3 0")
 	if len(finding.Texts(f.Findings())) != 0 || len(f.warned) != 2 ||
-		!strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back: its exporter sent a message") {
+		!strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back since ") ||
+		!strings.Contains(f.warned[1], ": its exporter sent a message at ") {
 		t.Errorf("%q, %q", finding.Texts(f.Findings()), f.warned)
 	}
 }
