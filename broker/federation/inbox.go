@@ -18,9 +18,9 @@ const (
 	// minQueued is what each message counts at least.
 	maxQueued = 1 << 20
 	minQueued = 1 << 10
-	// maxDecoded is the limit of memory of one decoded message. 512 KiB of endpoints with nothing but an address, the
+	// MaxDecoded is the limit of memory of one decoded message. 512 KiB of endpoints with nothing but an address, the
 	// worst that an exporter sends, take about 9 MiB.
-	maxDecoded = 12 << 20
+	MaxDecoded = 12 << 20
 	// maxChanges is the limit of changes in a message, which is also the exporters' own.
 	maxChanges = 1000
 	// maxHello is the limit of a Hello, in bytes.

@@ -440,7 +440,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	}
 	// Under the lock, so that one message of each cluster is decoded at a time.
 	m := &semaphorev1.PublishRequest{}
-	if err := streams.Decode(raw.data, m, maxDecoded); err != nil {
+	if err := streams.Decode(raw.data, m, MaxDecoded); err != nil {
 		return nil, err
 	}
 	now := time.Now()

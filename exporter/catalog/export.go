@@ -10,9 +10,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// MaxObject is the size limit of one object in bytes, encoded; a larger object is not exported. An EndpointSlice of
-// 1,000 endpoints, the largest that an apiserver accepts, has some 100 KiB.
-const MaxObject = 1 << 20
+// MaxObject is the size limit of one object in bytes, encoded, and MaxMemory that of its memory at a broker, as
+// streams.MemoryOf has it; a larger object is not exported. A broker reads messages of 1 MiB that take 12 MiB: there is
+// room for the message around an object. An EndpointSlice of 1,000 endpoints, the largest that an apiserver accepts,
+// has some 100 KiB.
+const (
+	MaxObject = 1<<20 - 4<<10
+	MaxMemory = 8 << 20
+)
 
 // Journal is the list of changes that publishers read.
 type Journal = streams.Journal[Key, Export]
@@ -23,8 +28,9 @@ type Entry = streams.Entry[Key, Export]
 // Export is an object with its audience. It is immutable.
 type Export struct {
 	Object *semaphorev1.Object
-	// Digest is the digest of Object alone.
+	// Digest is the digest of Object alone, Memory what it takes at a broker, in bytes.
 	Digest streams.Digest
+	Memory int
 	// To are the clusters that receive the object.
 	To Audience
 	// withdrawn are the clusters that received the object before and may no longer; withdrawnAt is the revision at
@@ -48,8 +54,13 @@ func NewExport(object *semaphorev1.Object, to Audience) (Export, error) {
 	if len(data) > MaxObject {
 		return Export{}, fmt.Errorf("it has %d bytes, more than the limit of %d: make it smaller", len(data), MaxObject)
 	}
+	memory, err := streams.MemoryOf(data, object.ProtoReflect().Type(), MaxMemory)
+	if err != nil || memory > MaxMemory {
+		return Export{}, fmt.Errorf("its %d bytes take more than %d bytes of a broker's memory, the limit: make it smaller",
+			len(data), MaxMemory)
+	}
 	// As digest.Of, without encoding twice.
-	return Export{Object: object, Digest: sha256.Sum256(data), To: to}, nil
+	return Export{Object: object, Digest: sha256.Sum256(data), Memory: memory, To: to}, nil
 }
 
 // ChangeType is what an entry means for one cluster.

@@ -401,14 +401,19 @@ func TestF26WhatCannotBeSent(t *testing.T) {
 	c.PutSlice(newSlice("big", "echo", "10.1.1.1"), now)
 	c.PutSlice(big, now)
 	c.PutPod(newPod("bad", "front", func(p *corev1.Pod) { p.UID = types.UID("\xff") }), now)
+	many := newService("many", mirrorLabels)
+	many.Spec.Ports = slices.Repeat(many.Spec.Ports, 40_000)
+	c.PutService(many, now)
 	exports(t, c, "service shop/echo")
 	got := strings.Join(finding.Texts(c.Findings()), "\n")
 	if !strings.Contains(got, "endpointslice shop/big: it has 20") ||
-		!strings.Contains(got, "setmember shop/bad: it cannot be encoded") {
+		!strings.Contains(got, "setmember shop/bad: it cannot be encoded") ||
+		!strings.Contains(got, "service shop/many: its 6") { // of the 1 MiB that an object may have
 		t.Errorf("problems are %q", got)
 	}
 	c.PutSlice(newSlice("big", "echo", "10.1.1.1"), now)
 	c.PutPod(newPod("bad", "front"), now)
+	c.DeleteService("shop", "many", now)
 	exports(t, c, "service shop/echo", "endpointslice shop/big", "setmember shop/bad")
 	if got := finding.Texts(c.Findings()); len(got) != 0 {
 		t.Errorf("all is well, and problems are %q", got)

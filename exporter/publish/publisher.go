@@ -204,7 +204,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	g.Go(func() error { return p.receive(ctx, stream, s, more) })
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
 	g.Go(func() error { return p.watchKinds(ctx, kinds) })
-	err = g.Wait()
+	err = s.named(g.Wait())
 	p.reportedSource = s.reportedRevisions()
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
 		p.recordLag(lag)

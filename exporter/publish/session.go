@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -22,8 +24,8 @@ const (
 	minProtocolVersion = 1
 )
 
-// A batch of changes ends at either limit, or contains a single object of at most catalog.MaxObject: far below gRPC's
-// limit of 4 MiB. The largest object in practice, an EndpointSlice of 1,000 endpoints, has about 100 KiB.
+// A batch of changes ends at either limit or where its objects take catalog.MaxMemory, or contains a single object. A
+// broker reads it, as up to 1 KiB for each change beside its object fits into the rest of its 12 MiB.
 const (
 	maxBatchBytes   = 512 << 10
 	maxBatchObjects = 1000
@@ -92,6 +94,9 @@ type Session struct {
 	acked         uint64
 	// unacked are the messages sent and not acknowledged, oldest first.
 	unacked []sentMessage
+	// lone is the largest object that had a message to itself because of its size, and loneBytes is that size.
+	lone      catalog.Key
+	loneBytes int
 	// answered is the number of heartbeats that the broker has answered, and answeredAt the cursor when the newest of
 	// them was sent: the broker has reported all objections up to there.
 	answered   uint64
@@ -399,7 +404,7 @@ func (s *Session) nextSnapshotMessage() *semaphorev1.PublishRequest {
 		for len(of.entries) > 0 && b.add(of.entries[0], catalog.Upsert) {
 			of.entries = of.entries[1:]
 		}
-		return b.message()
+		return s.message(&b)
 	}
 	s.endSnapshot()
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
@@ -441,7 +446,7 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.unacked = append(s.unacked, sentMessage{
 				revision: b.changes[len(b.changes)-1].GetRevision(), observedAt: b.oldest,
 			})
-			m := b.message()
+			m := s.message(&b)
 			// The journal was read before: everything in it was read from the source before that.
 			m.GetChanges().Sources = s.sourceRevisions(s.reportedSource)
 			return m, nil
@@ -472,31 +477,48 @@ func (s *Session) behind() int {
 type batch struct {
 	maxChanges int // changes
 	changes    []*semaphorev1.Change
-	bytes      int
-	oldest     time.Time
+	// bytes are those of the changes, memory is that of their objects at a broker.
+	bytes, memory int
+	oldest        time.Time
+	last          catalog.Key
 }
 
 // add adds an entry as the given change. It returns false if the entry must go into the next message.
 func (b *batch) add(e *catalog.Entry, as catalog.ChangeType) bool {
-	change := &semaphorev1.Change{Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt)}
+	change, memory := &semaphorev1.Change{Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt)}, 0
 	if as == catalog.Delete {
 		change.Change = &semaphorev1.Change_Delete{Delete: e.Key.Proto()}
 	} else {
-		change.Change = &semaphorev1.Change_Upsert{Upsert: e.Value.Object}
+		change.Change, memory = &semaphorev1.Change_Upsert{Upsert: e.Value.Object}, e.Value.Memory
 	}
 	size := proto.Size(change)
-	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == b.maxChanges) {
+	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || b.memory+memory > catalog.MaxMemory ||
+		len(b.changes) == b.maxChanges) {
 		return false
 	}
 	if b.oldest.IsZero() || e.ObservedAt.Before(b.oldest) {
 		b.oldest = e.ObservedAt
 	}
-	b.changes, b.bytes = append(b.changes, change), b.bytes+size
+	b.changes, b.last = append(b.changes, change), e.Key
+	b.bytes, b.memory = b.bytes+size, b.memory+memory
 	return true
 }
 
-func (b *batch) message() *semaphorev1.PublishRequest {
+func (s *Session) message(b *batch) *semaphorev1.PublishRequest {
+	if b.bytes > max(s.loneBytes, maxBatchBytes) {
+		s.lone, s.loneBytes = b.last, b.bytes
+	}
 	return &semaphorev1.PublishRequest{
 		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: b.changes}},
 	}
+}
+
+// named adds to the end of a stream by a limit of the broker, whose version may have a lower one, the object that is
+// the likely cause: the next stream sends it again.
+func (s *Session) named(err error) error {
+	if status.Code(err) != grpccodes.ResourceExhausted || s.loneBytes == 0 {
+		return err
+	}
+	return status.Errorf(grpccodes.ResourceExhausted, "%s; the largest object sent has %d bytes: %s",
+		status.Convert(err).Message(), s.loneBytes, s.lone)
 }

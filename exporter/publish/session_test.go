@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/streams"
@@ -87,7 +88,15 @@ func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *bothEnds {
 	return w
 }
 
+// say sends a message, which the broker's limits let pass.
 func (w *bothEnds) say(m *semaphorev1.PublishRequest) {
+	w.t.Helper()
+	data, err := proto.Marshal(m)
+	must(w.t, err)
+	must(w.t, streams.Decode(data, &semaphorev1.PublishRequest{}, federation.MaxDecoded))
+	if len(data) > federation.MaxMessage {
+		w.t.Fatalf("a message of %d bytes: a broker reads %d at most", len(data), federation.MaxMessage)
+	}
 	w.sent[fmt.Sprintf("%T", m.GetMessage())]++
 	w.largest = max(w.largest, proto.Size(m))
 	w.requests = append(w.requests, m)

@@ -64,7 +64,7 @@ func paths(d protoreflect.MessageDescriptor, depth int) [][]protowire.Number {
 // cost decodes data with each of the decoders, and compares the allocations with the bounds.
 func cost(t *testing.T, data []byte) (worst float64) {
 	for _, d := range decoders {
-		if _, err := memoryOf(data, d.new().ProtoReflect().Type(), d.most); err != nil {
+		if _, err := MemoryOf(data, d.new().ProtoReflect().Type(), d.most); err != nil {
 			continue // it is no valid message
 		}
 		m := d.new()

@@ -31,10 +31,10 @@ const (
 	allocation = 16     // the allocator's rounding
 )
 
-// memoryOf estimates the memory of a decoded message of a type, in bytes; it is a lower bound but for the allocator's
+// MemoryOf estimates the memory of a decoded message of a type, in bytes; it is a lower bound but for the allocator's
 // size classes. It stops, with any number over most, once it is over most. It returns an error for bytes that are no
 // message.
-func memoryOf(data []byte, of protoreflect.MessageType, most int) (int, error) {
+func MemoryOf(data []byte, of protoreflect.MessageType, most int) (int, error) {
 	return size(data, of.Descriptor(), structure(of.Descriptor()), most)
 }
 
@@ -134,7 +134,7 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 // Decode is proto.Unmarshal for messages of up to most bytes. It fails if data is no message, or takes more: the error
 // is a gRPC status.
 func Decode(data []byte, m proto.Message, most int) error {
-	n, err := memoryOf(data, m.ProtoReflect().Type(), most)
+	n, err := MemoryOf(data, m.ProtoReflect().Type(), most)
 	switch {
 	case err != nil:
 		return status.Errorf(codes.InvalidArgument, "a message of %d bytes that is none: %v", len(data), err)

@@ -48,7 +48,7 @@ func changes(n int) []byte {
 	return data
 }
 
-// FuzzSize: decoding allocates no more memory than memoryOf returns, whatever the bytes are.
+// FuzzSize: decoding allocates no more memory than MemoryOf returns, whatever the bytes are.
 func FuzzSize(f *testing.F) {
 	f.Add(changes(100))
 	f.Add([]byte("\x1a\x06\x0a\x00\x0a\x00\x0a\x00"))
@@ -56,7 +56,7 @@ func FuzzSize(f *testing.F) {
 	f.Add([]byte("\x0a\x04\x3a\x02ab"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		of := (&semaphorev1.PublishRequest{}).ProtoReflect().Type()
-		n, err := memoryOf(data, of, 1<<30)
+		n, err := MemoryOf(data, of, 1<<30)
 		took := allocated(data, &semaphorev1.PublishRequest{})
 		// The margin is for the runtime, and for the first use of a type.
 		if err == nil && took > 2*n+64<<10 {
@@ -69,7 +69,7 @@ func FuzzSize(f *testing.F) {
 	})
 }
 
-// TestSize: memoryOf is an upper bound of the memory for decoding a message, and not far above it for an ordinary one.
+// TestSize: MemoryOf is an upper bound of the memory for decoding a message, and not far above it for an ordinary one.
 func TestSize(t *testing.T) {
 	of := (&semaphorev1.PublishRequest{}).ProtoReflect().Type()
 	for name, data := range map[string][]byte{
@@ -77,14 +77,14 @@ func TestSize(t *testing.T) {
 		"empty changes": append([]byte{0x1a, 0x80, 0x80, 0x40}, strings.Repeat("\x0a\x00", 512<<10)...),
 	} {
 		allocated(data, &semaphorev1.PublishRequest{}) // the first use of a type allocates more
-		n, err := memoryOf(data, of, 1<<30)
+		n, err := MemoryOf(data, of, 1<<30)
 		took := allocated(data, &semaphorev1.PublishRequest{})
 		t.Logf("%s: %d bytes take %d, said were %d", name, len(data), took, n)
 		if err != nil || n < took*8/10 || n > 4*took {
 			t.Errorf("%s: %d bytes take %d, said were %d, %v", name, len(data), took, n, err)
 		}
 	}
-	if n, _ := memoryOf(changes(10_000), of, 1000); n <= 1000 || n > 10_000 {
+	if n, _ := MemoryOf(changes(10_000), of, 1000); n <= 1000 || n > 10_000 {
 		t.Errorf("over 1000 it continues to %d", n)
 	}
 }
@@ -122,7 +122,7 @@ func TestSizeOfAOneof(t *testing.T) {
 	} {
 		data := testkit.Value(proto.Marshal(test.m))(t)
 		of := test.m.ProtoReflect()
-		if n, err := memoryOf(data, of.Type(), 1<<20); err != nil || n != structure(of.Descriptor())+test.more {
+		if n, err := MemoryOf(data, of.Type(), 1<<20); err != nil || n != structure(of.Descriptor())+test.more {
 			t.Errorf("%s: %d, %v; want %d", name, n, err, structure(of.Descriptor())+test.more)
 		}
 	}
