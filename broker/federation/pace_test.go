@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,6 +98,26 @@ func slowServer(members int) *Server {
 		})
 	}
 	return begun(Options{}, remotes, nil, Engines{})
+}
+
+// TestReasonsAreBounded: an exporter does not choose how much of its stream's end the broker keeps.
+func TestReasonsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := slowServer(10)
+		e := publishTo(t, s, "c2")
+		e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{
+			SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Revision: 1000,
+				Digest: make([]byte, MaxMessage-100)}}})
+		<-e.ctx.Done()
+		reason := s.Status()[0].GetLastError()
+		if !strings.Contains(reason, "digest 0000") || len(reason) > 512 {
+			t.Errorf("the last error has %d bytes: %.80s", len(reason), reason)
+		}
+		events := s.options.Recorder.Recent(1)
+		if len(events) != 1 || events[0].GetAction() != "disconnect" || events[0].GetDetail() != reason {
+			t.Errorf("%d events, of %d bytes", len(events), len(events[0].GetDetail()))
+		}
+	})
 }
 
 // R5: a snapshot is not paced, changes beyond the burst are, and another remote does not wait for them.

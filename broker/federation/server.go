@@ -57,6 +57,9 @@ const (
 // burst is how many seconds' worth of changes may arrive together.
 const burst = 10
 
+// maxReason bounds the text of a stream's end, in bytes.
+const maxReason = 512
+
 // Sink receives the changes of replicas. Take is called for each message with an effect: in order for one cluster,
 // concurrently for several. It must not block, as the cluster's replica is locked.
 type Sink interface {
@@ -534,7 +537,7 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 	st.session.Close()
 	detail := "closed by the exporter"
 	if err != nil {
-		detail = status.Convert(err).Message()
+		detail = finding.CleanTo(status.Convert(err).Message(), maxReason)
 	}
 	if l.current != st {
 		if err == nil || errors.Is(err, errSuperseded) {

@@ -354,7 +354,7 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 	sent, ok := streams.ParseDigest(m.GetDigest())
 	if !ok || !k.complete || k.notRemembered.any() || k.resync == resyncFully || sent != k.sentDigest ||
 		m.GetObjects() != uint64(k.count) {
-		return violation("unchanged snapshot of %s with %d objects and digest %x: the broker has %d objects with digest %x",
+		return violation("unchanged snapshot of %s with %d objects and digest %.32x: the broker has %d with digest %x",
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.sentDigest)
 	}
 	result.Unchanged = true
