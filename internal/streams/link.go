@@ -41,12 +41,13 @@ const (
 // thousands of agents do not return to a new broker at one moment. As long as nothing accepts the connection, an
 // attempt costs nobody anything: the wait counts from its begin, and is maxUnreached at most, so that a broker that
 // begins to lead is soon found.
-// After a stream that lasted for a while the backoff starts over.
+// After a stream that lasted for heldLong the backoff starts over. A broker takes less to refuse one: 30 s for an agent
+// that waits for admission, 10 s for a Hello that it does not answer.
 const (
 	minBackoff   = 500 * time.Millisecond
 	maxBackoff   = 15 * time.Second
 	maxUnreached = 3 * time.Second
-	heldLong     = 10 * time.Second
+	heldLong     = 40 * time.Second
 )
 
 // A stream that the other end ended because it asked too much does not reset the backoff: the next one would be as
@@ -90,7 +91,7 @@ func keep(ctx context.Context, addresses []string, try func(address string) (boo
 		if reached {
 			longest = maxBackoff
 		}
-		held := errors.Is(err, ErrAgain) || time.Since(started) > heldLong
+		held := errors.Is(err, ErrAgain) || reached && time.Since(started) > heldLong
 		if !held && !exhausted(err) { // one that worked is tried again
 			at = (at + 1) % len(addresses)
 		}

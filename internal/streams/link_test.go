@@ -105,7 +105,7 @@ func TestF26TooMuch(t *testing.T) {
 		tooMuch := status.Error(codes.ResourceExhausted, "a message of 5 MiB")
 		var ended time.Time
 		var waits []time.Duration
-		carry := func(context.Context, *grpc.ClientConn) error {
+		try := func(string) (reached bool, err error) {
 			if !ended.IsZero() {
 				waits = append(waits, time.Since(ended))
 			}
@@ -113,14 +113,14 @@ func TestF26TooMuch(t *testing.T) {
 			ended = time.Now()
 			switch n := len(waits); {
 			case n < 8:
-				return fmt.Errorf("stream: %w", tooMuch)
+				return true, fmt.Errorf("stream: %w", tooMuch)
 			case n < 10:
-				return status.Error(codes.Aborted, "dial again")
+				return true, status.Error(codes.Aborted, "dial again")
 			}
 			cancel()
-			return tooMuch
+			return true, tooMuch
 		}
-		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry, func(error) {})
+		keep(ctx, []string{"192.0.2.1:1"}, try, func(error) {})
 		want := minExhausted
 		for i, wait := range waits {
 			if i >= 8 {
@@ -174,17 +174,18 @@ func TestKeepTriesEachAddress(t *testing.T) {
 		var tried []string
 		var at []time.Duration
 		started := time.Now()
-		carry := func(_ context.Context, conn *grpc.ClientConn) error {
-			tried, at = append(tried, conn.Target()), append(at, time.Since(started))
+		try := func(address string) (reached bool, err error) {
+			tried, at = append(tried, address), append(at, time.Since(started))
 			switch len(tried) {
 			case 8:
 				time.Sleep(2 * heldLong) // this stream lasts long enough
+				return true, errors.New("ended")
 			case 11:
 				cancel()
 			}
-			return errors.New("failed")
+			return false, errors.New("failed")
 		}
-		_ = Keep(ctx, End{Address: "a:1", Others: []string{"b:1", "c:1"}, TLS: &tls.Config{}}, carry, func(error) {})
+		_ = keep(ctx, []string{"a:1", "b:1", "c:1"}, try, func(error) {})
 		want := []string{"a:1", "b:1", "c:1", "a:1", "b:1", "c:1", "a:1", "b:1", "b:1", "c:1", "a:1"}
 		if !slices.Equal(tried, want) {
 			t.Errorf("tried %q, want %q", tried, want)
@@ -198,6 +199,28 @@ func TestKeepTriesEachAddress(t *testing.T) {
 			t.Errorf("after all addresses failed, it waited %s and then %s", first, second)
 		}
 	})
+}
+
+// TestSlowFailures: the next address is tried also after one whose name DNS does not answer, whose broker does not
+// answer Hello, or that refuses an agent only after a while.
+func TestSlowFailures(t *testing.T) {
+	for fails, reached := range map[time.Duration]bool{2 * time.Minute: false, 11 * time.Second: true,
+		31 * time.Second: true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var tried []string
+			_ = keep(ctx, []string{"a:1", "b:1"}, func(address string) (bool, error) {
+				if tried = append(tried, address); len(tried) == 2 {
+					cancel()
+				}
+				time.Sleep(fails)
+				return reached, errors.New("failed")
+			}, func(error) {})
+			if tried[1] != "b:1" {
+				t.Errorf("an attempt of %s, reached: %t; tried %q", fails, reached, tried)
+			}
+		})
+	}
 }
 
 // TestNoProxy: a proxy in the environment, as a webhook may set it in pods, is not used for streams.
