@@ -18,8 +18,8 @@ const (
 	// minQueued is what each message counts at least.
 	maxQueued = 1 << 20
 	minQueued = 1 << 10
-	// MaxDecoded is the limit of memory of one decoded message. 512 KiB of endpoints with nothing but an address, the
-	// worst that an exporter sends, take about 9 MiB.
+	// MaxDecoded is the limit of memory of one decoded message. What an exporter sends takes 9 MiB at most: 8 MiB for
+	// objects (exporter/catalog.MaxMemory), and 1 KiB for each change around them.
 	MaxDecoded = 12 << 20
 	// maxChanges is the limit of changes in a message, which is also the exporters' own.
 	maxChanges = 1000
@@ -57,6 +57,8 @@ const (
 	changesField           protowire.Number = 3
 	snapshotEndField       protowire.Number = 4
 	snapshotUnchangedField protowire.Number = 6
+	// unknownField is one of another wire type, which decoding does not know whatever its number is.
+	unknownField protowire.Number = -1
 	// changeField is the field Changes.changes.
 	changeField protowire.Number = 1
 )
@@ -64,7 +66,7 @@ const (
 // message is an undecoded message.
 type message struct {
 	data streams.Raw
-	// kind is the number of its field, 0 for none, and changes the number of its changes.
+	// kind is the number of its field, 0 for none or unknownField, and changes the number of its changes.
 	kind    protowire.Number
 	changes int
 }
@@ -87,11 +89,12 @@ func inspect(data streams.Raw) (message, error) {
 				protowire.ParseError(n))
 		}
 		if m.kind != 0 {
-			return m, status.Errorf(codes.InvalidArgument, "a message has both fields %d and %d: it must have one",
-				m.kind, number)
+			return m, status.Error(codes.InvalidArgument, "a message has several fields: it must have one")
 		}
-		m.kind = number
-		if number == changesField && kind == protowire.BytesType {
+		if m.kind = number; kind != protowire.BytesType {
+			m.kind = unknownField
+		}
+		if m.kind == changesField {
 			_, _, tag := protowire.ConsumeTag(rest)
 			content, _ := protowire.ConsumeBytes(rest[tag:n])
 			if err := m.count(content); err != nil {

@@ -151,6 +151,8 @@ func TestR05ChangesArePaced(t *testing.T) {
 func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 	unknown := &semaphorev1.PublishRequest{}
 	unknown.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
+	noSnapshot := &semaphorev1.PublishRequest{} // snapshot_begin's number, with another wire type
+	noSnapshot.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), 1))
 	empty := players.Changes()
 	snapshot := wholeAt(players.Members("10.2", 250)...)
 	for name, test := range map[string]struct {
@@ -161,6 +163,8 @@ func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 			append(slices.Repeat([]*semaphorev1.PublishRequest{players.Beat(1000, 1000)}, 239), players.Beat(1001, 1001)), 1001},
 		"messages of no known sort": {wholeAt(),
 			append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), players.Beat(1001, 1001)), 1001},
+		"messages of another sort than their number's": {wholeAt(),
+			append(slices.Repeat([]*semaphorev1.PublishRequest{noSnapshot}, 239), players.Beat(1001, 1001)), 1001},
 		"changes that are none": {wholeAt(),
 			append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 239), players.Beat(1001, 1001)), 1001},
 		"nothing in a snapshot": {snapshot[:1], append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 240),
