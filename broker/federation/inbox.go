@@ -56,6 +56,7 @@ const (
 	snapshotBeginField     protowire.Number = 2
 	changesField           protowire.Number = 3
 	snapshotEndField       protowire.Number = 4
+	heartbeatField         protowire.Number = 5
 	snapshotUnchangedField protowire.Number = 6
 	// unknownField is one of another wire type, which decoding does not know whatever its number is.
 	unknownField protowire.Number = -1

@@ -159,8 +159,8 @@ func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 		before, flood []*semaphorev1.PublishRequest
 		ack           uint64
 	}{
-		"heartbeats": {wholeAt(),
-			append(slices.Repeat([]*semaphorev1.PublishRequest{players.Beat(1000, 1000)}, 239), players.Beat(1001, 1001)), 1001},
+		"heartbeats, each a tenth of a second's changes": {wholeAt(),
+			append(slices.Repeat([]*semaphorev1.PublishRequest{players.Beat(1000, 1000)}, 119), players.Beat(1001, 1001)), 1001},
 		"messages of no known sort": {wholeAt(),
 			append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), players.Beat(1001, 1001)), 1001},
 		"messages of another sort than their number's": {wholeAt(),

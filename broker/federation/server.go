@@ -54,8 +54,9 @@ const (
 	maxOpen = 4
 )
 
-// burst is how many seconds' worth of changes may arrive together.
-const burst = 10
+// burst is how many seconds' worth of changes may arrive together. beats is how many heartbeats count for the changes of
+// a second: at each one the broker walks what is refused and retained, and the outcomes.
+const burst, beats = 10, 10
 
 // maxReason bounds the text of a stream's end, in bytes.
 const maxReason = 512
@@ -365,7 +366,7 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 // newest state of each object. waits is called before each wait.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
 	l.mu.Lock() // closing the session takes the lock, too
-	n, to := rateLimitUnits(st.session, m), l.to
+	n, to := l.rateLimitUnits(st.session, m), l.to
 	l.mu.Unlock()
 	if err := s.wait(ctx, l, st, l.changes, "changes", n, waits); err != nil {
 		return err
@@ -418,8 +419,10 @@ func await[T any](ctx context.Context, st *stream, until <-chan T, waits func() 
 
 // rateLimitUnits returns how many changes a message counts for. A snapshot up to the limit of objects is free, as that
 // limit and the limit of streams bound it. Messages without effect, whose number has no bound, count as one change.
-func rateLimitUnits(session *replica.Session, m message) int {
+func (l *link) rateLimitUnits(session *replica.Session, m message) int {
 	switch m.kind {
+	case heartbeatField:
+		return max(1, l.changes.Burst()/burst/beats)
 	case changesField:
 		if m.changes > 0 && session.Staging() {
 			return session.OverLimit(m.changes)

@@ -149,7 +149,7 @@ func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Ob
 // roomForRefused reports whether objects that were refused because of a limit could be accepted now: all of them, or
 // some if a tenth of every limit is free, so that a remote at its limit is not asked for snapshots repeatedly.
 func (c *contents) roomForRefused() bool {
-	// Heartbeats call it at any rate, and the computation walks all refused objects.
+	// Heartbeats call it, and the computation walks all refused objects.
 	if c.changed {
 		c.changed, c.hasRoom = false, c.computeRoom()
 	}
@@ -170,12 +170,12 @@ func (c *contents) computeRoom() bool {
 		if h, ok := c.objects[key]; ok {
 			n.Add(admission.NeedOf(h.object), -1) // a part of it is accepted already
 		}
-		if c.overLimitReason(n) == "" {
+		if c.exceeded(n) == noResource {
 			fits++
 			all.Add(n, 1)
 		}
 	}
-	if fits > 0 && !c.notRemembered.any() && c.overLimitReason(all) == "" {
+	if fits > 0 && !c.notRemembered.any() && c.exceeded(all) == noResource {
 		return true
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
