@@ -23,8 +23,8 @@ type deliveries struct {
 }
 
 func (s *Server) setDeliveries(now time.Time, all []*semaphorev1.Delivery) {
-	if len(all) == 0 {
-		return // the exporter's version sends no reports; one that does publishes to another cluster, too
+	if len(all) == 0 && s.deliveries.Load() == nil {
+		return // the exporter's version sends no reports, or it has published to no other cluster yet
 	}
 	d := &deliveries{now, map[string]*semaphorev1.Delivery{}}
 	for _, one := range all {

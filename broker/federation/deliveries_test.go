@@ -54,3 +54,15 @@ func TestUndelivered(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingIsDelivered: the own exporter that no longer publishes to any remote's broker is connected all the same.
+func TestNothingIsDelivered(t *testing.T) {
+	now := time.Now()
+	s := begun(Options{}, onlyC2, &config.Remote{Name: "c1"}, Engines{})
+	s.all()["c1"].isConnected.Store(true)
+	s.setDeliveries(now.Add(-deliveriesValid-time.Second), []*semaphorev1.Delivery{{Cluster: "c2", Acknowledged: true}})
+	s.setDeliveries(now, nil)
+	if got := s.Undelivered(now)["c2"]; got != "this cluster's exporter does not publish to the remote's broker" {
+		t.Errorf("%q", got)
+	}
+}
