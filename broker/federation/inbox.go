@@ -18,7 +18,7 @@ const (
 	// minQueued is what each message counts at least.
 	maxQueued = 1 << 20
 	minQueued = 1 << 10
-	// MaxDecoded is the limit of memory of one decoded message. What an exporter sends takes 9 MiB at most: 8 MiB for
+	// MaxDecoded is the limit of memory of one decoded message. A message of an exporter takes 9 MiB at most: 8 MiB for
 	// objects (exporter/catalog.MaxMemory), and 1 KiB for each change around them.
 	MaxDecoded = 12 << 20
 	// maxChanges is the limit of changes in a message, which is also the exporters' own.

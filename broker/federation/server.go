@@ -54,8 +54,8 @@ const (
 	maxOpen = 4
 )
 
-// burst is how many seconds' worth of changes may arrive together. beats is how many heartbeats count for the changes of
-// a second: at each one the broker walks what is refused and retained, and the outcomes.
+// burst is how many seconds' worth of changes may arrive together. beats is how many heartbeats count as the
+// changes of a second: at each one the broker walks what is refused and retained, and all outcomes.
 const burst, beats = 10, 10
 
 // maxReason bounds the text of a stream's end, in bytes.
