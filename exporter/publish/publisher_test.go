@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -69,6 +71,7 @@ type broker struct {
 	domains    []string // of the labels of its sets
 	reason     string
 
+	most    int // bytes of a message; gRPC's limit if it is 0
 	server  *grpc.Server
 	address string
 	done    chan struct{}
@@ -104,6 +107,7 @@ func (b *broker) start() *broker {
 			return nil
 		}))),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.MaxRecvMsgSize(cmp.Or(b.most, 4<<20)),
 	)
 	semaphorev1.RegisterFederationServiceServer(b.server, b)
 	b.done = make(chan struct{})
@@ -238,6 +242,24 @@ func (b *bench) metric(name string, labels ...string) float64 {
 func within(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
 	return testkit.Eventually(t, time.Minute, what, testkit.True(ok))
+}
+
+// TestTheLargestObjectIsNamed: if a broker of another version, with a lower limit, ends each stream because of one
+// object, the status names it.
+func TestTheLargestObjectIsNamed(t *testing.T) {
+	b := newBench(t, "c2")
+	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
+	c2.most = maxBatchBytes
+	c2.start()
+	b.catalog.PutPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "big", UID: types.UID(strings.Repeat("u", maxBatchBytes)),
+			Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
+		Status: corev1.PodStatus{PodIP: "10.1.1.1"},
+	}, time.Now())
+	p := b.publish(c2)
+	within(t, "the object is named", func() bool {
+		return strings.HasSuffix(p.Status().GetLastError(), " bytes: setmember shop/big (ResourceExhausted)")
+	})
 }
 
 func TestPublisher(t *testing.T) {
