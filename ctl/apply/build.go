@@ -174,6 +174,17 @@ func brokerConfig(v Values) map[string]any {
 	return features(v, imports(v, out))
 }
 
+// Broker returns the configuration of the broker. It fails for one that the broker refuses.
+func (v Values) Broker() (*config.Broker, error) {
+	of := brokerConfig(v)
+	of["cluster"] = v.Cluster
+	text, err := yaml.Marshal(of)
+	if err != nil {
+		return nil, err
+	}
+	return config.Parse[config.Broker](text)
+}
+
 // policyKeys returns the keys of semaphore-subnets by which admission policies judge the broker's writes.
 func policyKeys(v Values) []string {
 	c := config.Broker{LocalSubnets: localSubnets(v)}

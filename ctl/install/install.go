@@ -27,6 +27,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 type installer struct {
@@ -244,11 +245,14 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 					"%s is to be taken away: what it made in the cluster and on its nodes would stay", f)
 			}
 		}
-		if err := one.encryptable(ctx, refuse); err != nil {
+	}
+	prevents := func(f show.Finding) bool { return f.Level == finding.Error }
+	if one.before != nil && !slices.ContainsFunc(findings, prevents) {
+		if err := one.keeps(ctx, refuse); err != nil {
 			return nil, nil, err
 		}
 	}
-	if slices.ContainsFunc(findings, func(f show.Finding) bool { return f.Level == finding.Error }) {
+	if slices.ContainsFunc(findings, prevents) {
 		return one, findings, nil
 	}
 	one.objects, err = apply.Build(one.values)
@@ -258,24 +262,57 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 // refusal records why a cluster is not written to.
 type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
 
-// encryptable refuses to add encryption while a RemoteCluster has no nodeSubnets: exporter and broker would not start.
-func (i *installation) encryptable(ctx context.Context, refuse refusal) error {
-	if !i.values.Features.Has(config.Encryption) || i.before.Values.Features.Has(config.Encryption) {
-		return nil
-	}
+// keeps refuses values by which the parts would end with nodes of a RemoteCluster, or with all of it, that they accept
+// now. New pods of broker and exporter would not start, but agents read the subnets at once.
+func (i *installation) keeps(ctx context.Context, refuse refusal) error {
 	list, err := i.Cluster.Objects.RemoteClusters(ctx)
-	if err != nil {
+	if err != nil && list == nil { // what cannot be read of them may need the upgrade
 		return err
 	}
+	is, err := i.values.Broker()
+	if err != nil {
+		return fmt.Errorf("%s: the broker would not start: %w", i.Cluster.Context, err)
+	}
+	was, err := i.before.Values.Broker()
+	if err != nil {
+		return nil //nolint:nilerr // no part runs with it
+	}
+	all := remotes.Objects{}
 	for _, r := range list {
-		if len(r.Spec.PodSubnets) > 0 && len(r.Spec.NodeSubnets) == 0 {
-			refuse(finding.NoNodeSubnets, "RemoteCluster "+r.Name,
-				fmt.Sprintf("name the subnets of its nodes: kubectl --context %s edit remotecluster %s", i.Cluster.Context,
-					r.Name),
-				"encryption is to be added, and spec.nodeSubnets is missing")
+		all[r.Name] = remotes.Of(r, "")
+	}
+	before := remotes.Decide(was, nil, all, nil).InEffect
+	verdicts := remotes.Decide(is, before, all, nil).Verdicts
+	for _, o := range before.ByAge() {
+		v, subject := verdicts[o.Name], "RemoteCluster "+o.Name
+		theirs, _ := preflight.Prefixes(o.Spec.NodeSubnets)
+		if own, their, found := i.guessed(theirs); found {
+			refuse(finding.NodesInside, subject, fmt.Sprintf("name the nodes of this cluster alone: %s --node-subnets %s",
+				fleet.CommandFor(i.Cluster, "install"), apply.Addresses(i.facts.Nodes)),
+				"its nodes are in %s, and %s, in which this cluster accepts none, is guessed to be its own", their, own)
+		} else if v.InEffect == nil && len(theirs) == 0 && i.values.Features.Has(config.Encryption) {
+			refuse(finding.NoNodeSubnets, subject, fmt.Sprintf("name the subnets of its nodes: kubectl --context %s edit "+
+				"remotecluster %s", i.Cluster.Context, o.Name), "encryption is to be added, and spec.nodeSubnets is missing")
+		} else if v.InEffect == nil {
+			refuse(v.Reason, subject, "name other subnets of this cluster (--pod-subnets, --service-subnets, "+
+				"--node-subnets), or correct the object", "it would no longer be in effect: %s", v.Message)
 		}
 	}
 	return nil
+}
+
+// guessed returns a subnet of the own nodes that is guessed, and new, and overlaps one of a remote's.
+func (i *installation) guessed(theirs []netip.Prefix) (own, their netip.Prefix, found bool) {
+	if i.wishes.NodeSubnets != nil {
+		return own, their, false
+	}
+	for _, own := range i.values.NodeSubnets {
+		at := slices.IndexFunc(theirs, own.Overlaps)
+		if at >= 0 && !preflight.Within(own, i.before.Values.NodeSubnets) {
+			return own, theirs[at], true
+		}
+	}
+	return own, their, false
 }
 
 // occupied refuses a cluster in which another program installed semaphore, or in which the namespace belongs to others.

@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,8 +29,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -195,6 +199,62 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%s was written on this machine", e.Name())
 	}
 	encryptionLater(t, cfg, ctl)
+}
+
+// TestInstallRefuses: install writes nothing where it would end what works, and says what to do.
+func TestInstallRefuses(t *testing.T) {
+	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
+	admin, dyn := kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+	must(t, ctltest.AwaitDefault(t, admin))
+	ctl := func(want int, args, says string) {
+		t.Helper()
+		out, code, err := ctltest.Run(t, strings.Fields(args+" --context c1 --kubeconfig "+kubeconfig)...)
+		if out += fmt.Sprintln("error:", err); code != want || !strings.Contains(out, says) {
+			t.Fatalf("%s: exit code %d, want %d and %q\n%s", args, code, want, says, out)
+		}
+	}
+	written := func() (out string) { // what install writes, without status
+		t.Helper()
+		for _, of := range []schema.GroupVersionResource{fleet.NamespacesGVR, fleet.ConfigMapsGVR, fleet.SecretsGVR,
+			fleet.DaemonSetsGVR, fleet.DeploymentsGVR, apiextensions.SchemeGroupVersion.WithResource("customresourcedefinitions"), rbacv1.SchemeGroupVersion.WithResource("clusterroles"),
+			rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings")} {
+			for _, o := range testkit.Value(dyn.Resource(of).List(t.Context(), metav1.ListOptions{}))(t).Items {
+				version := o.GetResourceVersion()
+				if g := o.GetGeneration(); g > 0 {
+					version = fmt.Sprint("generation ", g)
+				}
+				out += fmt.Sprintln(of.Resource, o.GetNamespace(), o.GetName(), version)
+			}
+		}
+		return out
+	}
+	refuses := func(want int, args, says string) {
+		t.Helper()
+		before := written()
+		ctl(want, args, says)
+		if d := cmp.Diff(strings.Split(before, "\n"), strings.Split(written(), "\n")); d != "" {
+			t.Errorf("%s was refused, and wrote:\n%s", args, d)
+		}
+	}
+	ctl(0, "install --features encryption,policy", "all parts are ready")
+
+	// A remote's nodes are beside the own ones, and a new node is on the other side of them.
+	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.18.2.0/24]}")
+	kubetest.CreateRemote(t, cfg, "c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.18.0.0/16]}")  // more than guessed
+	kubetest.CreateRemote(t, cfg, "bad", "{podSubnets: [10.1.0.0/16], nodeSubnets: [172.18.2.0/24]}") // never in effect
+	ctl(0, "install", " unchanged")
+	refuses(2, "install --pod-subnets 10.0.0.0/14", "SubnetsOverlap  c1: RemoteCluster c2: it would no longer be in effect")
+	n2 := kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.3.0/24"}, PodCIDR: "10.1.3.0/24"}})
+	n2.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.3.9"}}
+	kubetest.UpdateStatus(t, admin.CoreV1().Nodes(), n2)
+	for _, remote := range []string{"c2", "c3"} {
+		refuses(2, "install", "NodesInside  c1: RemoteCluster "+remote+": ")
+	}
+	const alone = "--node-subnets 172.18.1.7/32,172.18.3.9/32"
+	refuses(2, "install", alone)
+	refuses(0, "install --dry-run=client -o yaml "+alone, "172.18.3.9/32")
+	must(t, admin.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}))
 }
 
 // withoutOwnNames: once the broker no longer writes slices under own names of Services, install deletes them, and no
