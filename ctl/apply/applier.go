@@ -127,21 +127,41 @@ func (a *Applier) Apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	if err != nil {
 		return "", err
 	}
-	after, err := ServerSideApply(ctx, a.Of(ref), ref.Name, o, a.Force)
+	after, err := a.write(ctx, ref, o)
 	switch {
-	case apierrors.IsConflict(err):
-		return "", fmt.Errorf("%s: %s: others own fields that semaphorectl sets: %w; --force-conflicts takes them over",
-			a.Cluster.Context, ref, err)
-	case apierrors.IsNotFound(err):
-		return "", fmt.Errorf("%s: %s: the cluster does not serve this kind: %w", a.Cluster.Context, ref, err)
 	case err != nil:
-		return "", fmt.Errorf("%s: %s: %w", a.Cluster.Context, ref, err)
+		return "", err
 	case before == nil:
 		return created, nil
 	case before.GetResourceVersion() != after.GetResourceVersion():
 		return Changed, nil
 	}
 	return unchanged, nil
+}
+
+func (a *Applier) write(ctx context.Context, ref Ref, o *unstructured.Unstructured, dryRun ...string) (
+	*unstructured.Unstructured, error) {
+	after, err := ServerSideApply(ctx, a.Of(ref), ref.Name, o, a.Force, dryRun...)
+	switch {
+	case apierrors.IsConflict(err):
+		err = fmt.Errorf("others own fields that semaphorectl sets: %w; --force-conflicts takes them over", err)
+	case apierrors.IsNotFound(err):
+		err = fmt.Errorf("the cluster does not serve this kind: %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", a.Cluster.Context, ref, err)
+	}
+	return after, nil
+}
+
+// Try writes nothing, and fails where Apply would because the apiserver refuses the object. Other failures may pass
+// until then, such as that of an object whose namespace or type is applied before it.
+func (a *Applier) Try(ctx context.Context, o *unstructured.Unstructured) error {
+	_, err := a.write(ctx, RefOf(o), o, metav1.DryRunAll)
+	if apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		return err
+	}
+	return nil
 }
 
 // ApplyAll writes objects in their order, and waits until those with pods are ready. It fails as Apply and Ready do.

@@ -182,6 +182,9 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		}
 		return show.PrintPlanned(w, clusters, i.output.Chosen)
 	}
+	if _, err := fleet.AllOf(all, func(one *installation) (any, error) { return nil, one.try(ctx) }); err != nil {
+		return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("nothing was written: %w", err)}
+	}
 	for _, one := range all {
 		if err := one.install(ctx, w); err != nil {
 			return err
@@ -417,6 +420,18 @@ func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 		fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
 			d.Name, d.Action, show.Printable(d.Why))
 	}
+	return err
+}
+
+// try has the apiserver judge the objects before the first is written: parts of two versions would be left otherwise. At
+// first those of the own namespace have none yet.
+func (i *installation) try(ctx context.Context) error {
+	_, err := fleet.AllOf(i.objects, func(o *unstructured.Unstructured) (any, error) {
+		if i.before == nil && o.GetNamespace() == i.Cluster.Namespace {
+			return nil, nil
+		}
+		return nil, i.Try(ctx, o)
+	})
 	return err
 }
 

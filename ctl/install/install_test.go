@@ -201,7 +201,8 @@ func TestInstall(t *testing.T) {
 	encryptionLater(t, cfg, ctl)
 }
 
-// TestInstallRefuses: install writes nothing where it would end what works, and says what to do.
+// TestInstallRefuses: install writes nothing where it would take over another installation, end what works, or stop half
+// way, and says what to do.
 func TestInstallRefuses(t *testing.T) {
 	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
 	admin, dyn := kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
@@ -255,6 +256,17 @@ func TestInstallRefuses(t *testing.T) {
 	refuses(2, "install", alone)
 	refuses(0, "install --dry-run=client -o yaml "+alone, "172.18.3.9/32")
 	must(t, admin.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}))
+
+	// Somebody has another limit, which the Deployment has last of all that is applied.
+	limit := `{"spec":{"template":{"spec":{"containers":[{"name":"broker","resources":{"limits":{"memory":"8Gi"}}}]}}}}`
+	testkit.Value(admin.AppsV1().Deployments("semaphore").Patch(t.Context(), "semaphore-broker",
+		types.StrategicMergePatchType, []byte(limit), metav1.PatchOptions{FieldManager: "kubectl-set"}))(t)
+	const other = "install --image r.example/semaphore:v2"
+	refuses(2, other, "nothing was written: c1: Deployment semaphore/semaphore-broker: others own fields")
+	kubetest.Create(t, admin.CoreV1().Services("default"), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "taken"},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 1, NodePort: 31001}}}})
+	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
+	ctl(0, other+" --force-conflicts", " changed")
 }
 
 // withoutOwnNames: once the broker no longer writes slices under own names of Services, install deletes them, and no
