@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -335,6 +336,9 @@ func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 				"restore it; or give --features, and the other flags with which it was installed",
 				"semaphorectl installed semaphore there, and the record of how is gone")
 		}
+		if err := i.beside(ctx, refuse); err != nil {
+			return err
+		}
 	}
 	c := i.Cluster
 	namespace, err := i.Get(ctx, apply.NamespaceRef(c.Namespace))
@@ -349,6 +353,29 @@ func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 		refuse(finding.NamespaceTaken, "namespace "+c.Namespace, fmt.Sprintf("use another one (-n); or, where it is for "+
 			"semaphore alone: kubectl --context %s label namespace %s %s=semaphore", c.Context, c.Namespace, apply.PartOf),
 			"it is there already, and uninstall deletes it with all that is in it")
+	}
+	return nil
+}
+
+// beside refuses a cluster in which semaphore runs in another namespace: its rights and policies have the same names.
+func (i *installation) beside(ctx context.Context, refuse refusal) error {
+	binding, err := fleet.Get[rbacv1.ClusterRoleBinding](ctx, i.Cluster.Objects,
+		rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", "semaphore-broker-confined")
+	if binding == nil || err != nil {
+		return err
+	}
+	for _, s := range binding.Subjects {
+		if s.Namespace == "" || s.Namespace == i.Cluster.Namespace {
+			continue
+		}
+		broker, err := i.Get(ctx, apply.WorkloadRef("Deployment", s.Namespace, "semaphore-broker"))
+		if err != nil {
+			return err
+		}
+		if broker != nil {
+			refuse(finding.OtherInstallation, "namespace "+s.Namespace, "upgrade it there: -n "+s.Namespace,
+				"semaphore is installed there, and a cluster has it once")
+		}
 	}
 	return nil
 }

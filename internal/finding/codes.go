@@ -302,7 +302,7 @@ var (
 		"nothing that was found can be the name of the cluster")
 	ClusterNameDiffers = define(Installs, Error, "ClusterNameDiffers", "the cluster has semaphore by another name")
 	OtherInstallation  = define(Installs, Error, "OtherInstallation",
-		"semaphore is installed there by other means, such as kubectl or Helm")
+		"semaphore is installed there by other means, such as kubectl or Helm, or in another namespace")
 	RecordLost = define(Installs, Error, "RecordLost",
 		"semaphorectl installed semaphore there, and the record of how is gone")
 	NamespaceEnds  = define(Installs, Error, "NamespaceEnds", "the namespace of the parts is being deleted")
