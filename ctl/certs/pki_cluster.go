@@ -126,15 +126,24 @@ func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, no
 	return made, p.trust(ctx, name, cert, false)
 }
 
+// Elsewhere returns why the authority of a cluster without one is elsewhere; empty if there are no certificates either.
+// It fails if that is not known.
+func (p *Store) Elsewhere(ctx context.Context) (why string, err error) {
+	have, err := p.Secret(ctx, identity.SecretName("broker"))
+	if have == nil || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("there is a Secret %s/%s and no %s: the cluster's authority is elsewhere, such as a directory of "+
+		"pki init", p.Cluster.Namespace, identity.SecretName("broker"), identity.AuthoritySecret), nil
+}
+
 // found creates the authority; if another call created one at the same time, that one counts.
 func (p *Store) found(ctx context.Context, name string, v identity.Validity, now time.Time) (*identity.Authority,
 	error) {
-	if have, err := p.Secret(ctx, identity.SecretName("broker")); err != nil {
+	if why, err := p.Elsewhere(ctx); err != nil {
 		return nil, err
-	} else if have != nil {
-		return nil, fmt.Errorf("%s: there is a Secret %s/%s and no %s: the cluster's authority is elsewhere, such as a "+
-			"directory of pki init",
-			p.Cluster.Context, p.Cluster.Namespace, identity.SecretName("broker"), identity.AuthoritySecret)
+	} else if why != "" {
+		return nil, fmt.Errorf("%s: %s", p.Cluster.Context, why)
 	}
 	a, err := identity.NewAuthority(name, v.Authority, now)
 	if err != nil {

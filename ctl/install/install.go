@@ -217,11 +217,11 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 		// Without the definitions of its types nothing is withdrawn from other clusters; without the component all would be.
 		facts.MCS = facts.MCS || slices.Contains(one.before.Values.Components, apply.MCS)
 	}
-	if authority, err := one.pki.Authority(ctx); err != nil {
+	authority, err := one.authority(ctx, refuse)
+	if err != nil {
 		return nil, nil, err
-	} else if authority != nil {
-		has = authority.Cluster()
 	}
+	has = cmp.Or(authority, has)
 	if i.wishes.Name != "" && has != "" && has != i.wishes.Name {
 		refuse(finding.ClusterNameDiffers, "name", "install without --cluster, or uninstall first",
 			"semaphore is installed as %q, not as %q: other clusters, certificates and objects have that name", has,
@@ -265,6 +265,23 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 
 // refusal records why a cluster is not written to.
 type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
+
+// authority returns the cluster's name in its authority, empty for none, and refuses one whose authority is elsewhere.
+func (i *installation) authority(ctx context.Context, refuse refusal) (name string, err error) {
+	a, err := i.pki.Authority(ctx)
+	if err != nil {
+		return "", err
+	}
+	if a != nil {
+		return a.Cluster(), nil
+	}
+	why, err := i.pki.Elsewhere(ctx)
+	if why != "" {
+		refuse(finding.OtherInstallation, "authority", "install and upgrade it by files (docs/overlays.md), or remove the "+
+			"Secrets semaphore-*-tls first, and install makes others", "%s", why)
+	}
+	return "", err
+}
 
 // keeps refuses values by which the parts would end with nodes of a RemoteCluster, or with all of it, that they accept
 // now. New pods of broker and exporter would not start, but agents read the subnets at once.
@@ -469,6 +486,20 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if err := i.applyAll(ctx, counts, isFirst); err != nil {
 		return err
 	}
+	record := &apply.Record{Wishes: i.wishes, Values: i.values, Version: program.Version}
+	for _, o := range i.objects {
+		record.Objects = append(record.Objects, apply.RefOf(o))
+	}
+	// The record precedes keys and objects: uninstall finds by it what an interrupted call leaves.
+	now := *record
+	var stale []apply.Ref
+	if i.before != nil {
+		stale = i.before.Without(record.Objects)
+		now.Objects = slices.Concat(record.Objects, stale)
+	}
+	if err := i.Keep(ctx, &now); err != nil {
+		return err
+	}
 	if ref, ok := definitionRef(i.objects); ok {
 		if err := i.Served(ctx, ref); err != nil {
 			return err
@@ -485,20 +516,6 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	}
 	if len(made) > 0 {
 		i.Say("made in the cluster: %s", strings.Join(made, ", "))
-	}
-	record := &apply.Record{Wishes: i.wishes, Values: i.values, Version: program.Version}
-	for _, o := range i.objects {
-		record.Objects = append(record.Objects, apply.RefOf(o))
-	}
-	// The record precedes the objects, so that an interrupted call leaves no object that is not recorded.
-	now := *record
-	var stale []apply.Ref
-	if i.before != nil {
-		stale = i.before.Without(record.Objects)
-		now.Objects = slices.Concat(record.Objects, stale)
-	}
-	if err := i.Keep(ctx, &now); err != nil {
-		return err
 	}
 	if err := i.applyAll(ctx, counts, func(kind string) bool { return !isFirst(kind) }); err != nil {
 		return err

@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -237,6 +238,13 @@ func TestInstallRefuses(t *testing.T) {
 			t.Errorf("%s was refused, and wrote:\n%s", args, d)
 		}
 	}
+	uninstallsWhatIsHalfThere(t, admin, ctl)
+	secrets := admin.CoreV1().Secrets("semaphore")
+	namespaced(t, admin)
+	kubetest.Create(t, secrets, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-tls"}})
+	refuses(2, "install", "the cluster's authority is elsewhere")
+	must(t, secrets.Delete(t.Context(), "semaphore-broker-tls", metav1.DeleteOptions{}))
+
 	ctl(0, "install --features encryption,policy", "all parts are ready")
 	refuses(2, "install -n mesh", "OtherInstallation  c1: namespace semaphore: ")
 
@@ -268,6 +276,26 @@ func TestInstallRefuses(t *testing.T) {
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 1, NodePort: 31001}}}})
 	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
 	ctl(0, other+" --force-conflicts", " changed")
+}
+
+// namespaced makes the namespace of the parts, as for them.
+func namespaced(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	kubetest.Create(t, admin.CoreV1().Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore",
+		Labels: map[string]string{apply.PartOf: "semaphore"}}})
+}
+
+// uninstallsWhatIsHalfThere: uninstall removes what an install leaves that ends before there is a key.
+func uninstallsWhatIsHalfThere(t *testing.T, admin kubernetes.Interface, ctl func(int, string, string)) {
+	t.Helper()
+	namespaced(t, admin)
+	kubetest.Create(t, admin.CoreV1().ConfigMaps("semaphore"), &corev1.ConfigMap{Immutable: new(true),
+		ObjectMeta: metav1.ObjectMeta{Name: identity.BundlesConfigMap}})
+	ctl(1, "install", "immutable")
+	ctl(0, "uninstall --yes", "c1: removed")
+	if n, err := admin.CoreV1().Namespaces().Get(t.Context(), "semaphore", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("uninstall leaves %s, %v", n.Name, err)
+	}
 }
 
 // withoutOwnNames: once the broker no longer writes slices under own names of Services, install deletes them, and no
