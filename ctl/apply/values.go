@@ -56,7 +56,9 @@ type Wishes struct {
 // list is empty and not nil.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
-	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
+	if w.Expose = cmp.Or(w.Expose, before.Expose); w.Expose != ClusterIP { // which has no port on the nodes
+		w.NodePort = cmp.Or(w.NodePort, before.NodePort)
+	}
 	if w.Features == nil {
 		w.Features = before.Features
 	}

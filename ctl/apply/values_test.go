@@ -254,6 +254,9 @@ func TestWishes(t *testing.T) {
 		changed.Name != "c1" {
 		t.Errorf("%+v", changed)
 	}
+	if closed := (Wishes{Expose: ClusterIP}).Over(before); closed.NodePort != 0 || closed.Check() != nil {
+		t.Errorf("a Service of type ClusterIP keeps port %d: %v", closed.NodePort, closed.Check())
+	}
 }
 
 // TestRecord: the record of an installation is read as it was written.

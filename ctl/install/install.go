@@ -119,10 +119,18 @@ func (p *prefixesFlag) Set(text string) error {
 var flagOf = map[string]string{"name": "cluster", "podSubnets": "pod-subnets", "serviceSubnets": "service-subnets",
 	"nodeSubnets": "node-subnets", "nodePort": "node-port"}
 
-func (i *installer) check() error {
+// check fails with the name of the flag for a wish that is invalid, or does not go with another.
+func check(w apply.Wishes) error {
 	var field *apply.FieldError
-	if err := i.wishes.Check(); errors.As(err, &field) {
+	if err := w.Check(); errors.As(err, &field) {
 		return fmt.Errorf("--%s: %w", cmp.Or(flagOf[field.Field], field.Field), field.Err)
+	}
+	return nil
+}
+
+func (i *installer) check() error {
+	if err := check(i.wishes); err != nil {
+		return err
 	}
 	if i.wishes.Name != "" && len(i.access.Contexts) > 1 {
 		return errors.New("--cluster: give one --context with it; clusters have different names")
@@ -216,6 +224,9 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 		has, one.wishes = one.before.Values.Cluster, i.wishes.Over(one.before.Wishes)
 		// Without the definitions of its types nothing is withdrawn from other clusters; without the component all would be.
 		facts.MCS = facts.MCS || slices.Contains(one.before.Values.Components, apply.MCS)
+		if err := check(one.wishes); err != nil {
+			return nil, nil, fmt.Errorf("%s: with the options of earlier runs: %w", c.Context, err)
+		}
 	}
 	authority, err := one.authority(ctx, refuse)
 	if err != nil {

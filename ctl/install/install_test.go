@@ -247,6 +247,8 @@ func TestInstallRefuses(t *testing.T) {
 
 	ctl(0, "install --features encryption,policy", "all parts are ready")
 	refuses(2, "install -n mesh", "OtherInstallation  c1: namespace semaphore: ")
+	refuses(1, "install --components mcs", `--components: "mcs" imports Services: it needs the feature services`)
+	refuses(1, "install --components dns", `--components: "dns"`)
 
 	// A remote's nodes are beside the own ones, and a new node is on the other side of them.
 	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.18.2.0/24]}")
