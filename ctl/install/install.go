@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -347,28 +346,32 @@ func (i *installation) guessed(theirs []netip.Prefix) (own, their netip.Prefix, 
 	return own, their, false
 }
 
-// occupied refuses a cluster in which another program installed semaphore, or in which the namespace belongs to others.
+// occupied refuses a cluster in which semaphore is in another namespace or by another program, and one in which the
+// namespace belongs to others.
 func (i *installation) occupied(ctx context.Context, refuse refusal) error {
+	c := i.Cluster
+	var brokers []metav1.PartialObjectMetadata
+	var err error
 	if i.before == nil {
-		broker, err := i.Get(ctx, i.Workload("Deployment", "semaphore-broker"))
-		if err != nil {
+		if brokers, err = fleet.List[metav1.PartialObjectMetadata](ctx, c.Objects, fleet.DeploymentsGVR, "",
+			metav1.ListOptions{FieldSelector: "metadata.name=semaphore-broker"}); err != nil {
 			return err
 		}
-		if broker != nil && fieldsOf(broker) != apply.FieldManager {
+	}
+	for _, broker := range brokers {
+		if broker.Namespace != c.Namespace { // whose rights and policies have the same names
+			refuse(finding.OtherInstallation, "namespace "+broker.Namespace, "upgrade it there: -n "+broker.Namespace,
+				"semaphore is installed there, and a cluster has it once")
+		} else if by := fieldsOf(&broker); by != apply.FieldManager {
 			refuse(finding.OtherInstallation, "Deployment semaphore-broker",
-				"upgrade it as it was installed, or remove it first",
-				"semaphore is installed already, by %s", fieldsOf(broker))
-		} else if broker != nil && len(i.wishes.Features) == 0 {
+				"upgrade it as it was installed, or remove it first", "semaphore is installed already, by %s", by)
+		} else if len(i.wishes.Features) == 0 {
 			// Otherwise features and subnets would be decided again, as in a new cluster.
 			refuse(finding.RecordLost, "ConfigMap "+apply.RecordName,
 				"restore it; or give --features, and the other flags with which it was installed",
 				"semaphorectl installed semaphore there, and the record of how is gone")
 		}
-		if err := i.beside(ctx, refuse); err != nil {
-			return err
-		}
 	}
-	c := i.Cluster
 	namespace, err := i.Get(ctx, apply.NamespaceRef(c.Namespace))
 	if err != nil {
 		return err
@@ -385,31 +388,8 @@ func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 	return nil
 }
 
-// beside refuses a cluster in which semaphore runs in another namespace: its rights and policies have the same names.
-func (i *installation) beside(ctx context.Context, refuse refusal) error {
-	binding, err := fleet.Get[rbacv1.ClusterRoleBinding](ctx, i.Cluster.Objects,
-		rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", "semaphore-broker-confined")
-	if binding == nil || err != nil {
-		return err
-	}
-	for _, s := range binding.Subjects {
-		if s.Namespace == "" || s.Namespace == i.Cluster.Namespace {
-			continue
-		}
-		broker, err := i.Get(ctx, apply.WorkloadRef("Deployment", s.Namespace, "semaphore-broker"))
-		if err != nil {
-			return err
-		}
-		if broker != nil {
-			refuse(finding.OtherInstallation, "namespace "+s.Namespace, "upgrade it there: -n "+s.Namespace,
-				"semaphore is installed there, and a cluster has it once")
-		}
-	}
-	return nil
-}
-
 // fieldsOf returns who created an object, by its managedFields.
-func fieldsOf(o *unstructured.Unstructured) string {
+func fieldsOf(o metav1.Object) string {
 	for _, m := range o.GetManagedFields() {
 		if m.Subresource == "" {
 			return m.Manager
