@@ -458,8 +458,8 @@ func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// try has the apiserver judge the objects before the first is written: parts of two versions would be left otherwise. At
-// first those of the own namespace have none yet.
+// try has the apiserver judge the objects before the first is written: parts of two versions could be left otherwise.
+// At first, objects of the own namespace are left out: it does not exist yet.
 func (i *installation) try(ctx context.Context) error {
 	_, err := fleet.AllOf(i.objects, func(o *unstructured.Unstructured) (any, error) {
 		if i.before == nil && o.GetNamespace() == i.Cluster.Namespace {
