@@ -443,6 +443,28 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			must(t, err)
 			return update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.SessionAffinity = "ClientIP" }))()
 		}, nil},
+		// What somebody made a load balancer, and the cluster gave an address.
+		{"a mirror is one again", func() error {
+			all := admin.CoreV1().Services(ns)
+			was := kubetest.Get(t, all, "c2-shop-73736d-echo")
+			have := was.DeepCopy()
+			have.Spec.Type, have.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, "Local"
+			have.Spec.LoadBalancerIP, have.Spec.LoadBalancerSourceRanges = "192.0.2.1", []string{"10.0.0.0/8"}
+			have.Spec.LoadBalancerClass = ptr.To("example.org/class")
+			have = kubetest.Update(t, all, have)
+			have.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+			kubetest.UpdateStatus(t, all, have)
+			again := func(s *corev1.Service) {
+				s.Spec.Type, s.Spec.Ports = corev1.ServiceTypeClusterIP, was.Spec.Ports
+				s.Spec.LoadBalancerIP, s.Spec.LoadBalancerSourceRanges = "", nil
+			}
+			defer func() {
+				have := kubetest.Get(t, all, "c2-shop-73736d-echo")
+				again(have)
+				kubetest.Update(t, all, have)
+			}()
+			return update("c2-shop-73736d-echo", again)()
+		}, nil},
 		{"a slice", func() error {
 			_, err := slicesOf.Create(ctx, mirrorSlice("c2-shop-73736d-echo-c2-0"), metav1.CreateOptions{})
 			return err

@@ -219,6 +219,7 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	out.Spec.TrafficDistribution = want.Spec.TrafficDistribution
 	out.Spec.ExternalName = ""
 	out.Spec.ExternalIPs = nil
+	out.Spec.LoadBalancerIP, out.Spec.LoadBalancerSourceRanges = "", nil
 	return out
 }
 

@@ -24,7 +24,8 @@ func TestMergeService(t *testing.T) {
 				corev1.AnnotationTopologyMode: "Auto"}},
 		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityClientIP,
 			SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferClose"),
-			ExternalIPs: []string{"192.0.2.1"}, Selector: map[string]string{"app": "x"},
+			ExternalIPs: []string{"192.0.2.1"}, LoadBalancerIP: "192.0.2.2",
+			LoadBalancerSourceRanges: []string{"10.0.0.0/8"}, Selector: map[string]string{"app": "x"},
 			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyLocal)},
 	}
 	global := map[string]string{naming.LabelGlobal: "true", "team": "new"} // the source has no tier any more
