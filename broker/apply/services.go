@@ -200,7 +200,7 @@ func (c serviceClient) Update(ctx context.Context, s *corev1.Service) (*corev1.S
 // mergeService keeps the allocations of the apiserver (addresses, families) and the annotations of others.
 func mergeService(have, want *corev1.Service) *corev1.Service {
 	out := have.DeepCopy()
-	if want.Labels[naming.LabelGlobal] == "true" {
+	if want.Labels[naming.LabelGlobal] == "true" || want.Labels[naming.LabelImported] == "true" {
 		// annotations that the broker sets at times
 		delete(out.Annotations, corev1.AnnotationTopologyMode)
 		delete(out.Annotations, naming.AnnotationOwnName)

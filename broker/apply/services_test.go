@@ -59,6 +59,10 @@ func TestMergeService(t *testing.T) {
 	if again.Annotations[corev1.AnnotationTopologyMode] != "Auto" {
 		t.Error("of a mirror the annotation is somebody else's")
 	}
+	all.Labels = map[string]string{naming.LabelImported: "true"}
+	if _, has := mergeService(have, all).Annotations[corev1.AnnotationTopologyMode]; has {
+		t.Error("a derived Service keeps the broker's own annotation")
+	}
 }
 
 // A slice whose endpoints are in use again lists none that are not, and an annotation of somebody else stays.
