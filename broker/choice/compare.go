@@ -13,9 +13,9 @@ import (
 
 // This file compares the Services that clusters export under one name.
 
-// Differences lists the settings of a source that differ from the one that decides; with ruled, an operator's rule has
-// those that choose clusters.
-func Differences(decides, s *semaphorev1.Service, ruled bool) []string {
+// Differences lists the settings of a source that differ from the one that decides, or have no IP family of the Service
+// that there is; with ruled, an operator's rule has those that choose clusters.
+func Differences(decides, s *semaphorev1.Service, families []string, ruled bool) []string {
 	var out []string
 	is := func(what string, other, decided any) {
 		if a, b := fmt.Sprint(other), fmt.Sprint(decided); a != b {
@@ -23,6 +23,9 @@ func Differences(decides, s *semaphorev1.Service, ruled bool) []string {
 		}
 	}
 	is("ports", portsText(s), portsText(decides))
+	if apart(s.GetIpFamilies(), families) {
+		is("IP families", strings.Join(s.GetIpFamilies(), ","), strings.Join(families, ","))
+	}
 	is("headless", s.GetHeadless(), decides.GetHeadless())
 	is("publishNotReadyAddresses", s.GetPublishNotReadyAddresses(), decides.GetPublishNotReadyAddresses())
 	is("session affinity", affinityText(s), affinityText(decides))
@@ -37,6 +40,11 @@ func Differences(decides, s *semaphorev1.Service, ruled bool) []string {
 		is("local-first", a.GetLocalFirst(), b.GetLocalFirst())
 	}
 	return out
+}
+
+// apart reports whether two lists of IP families are known, and have none in common.
+func apart(a, b []string) bool {
+	return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(f string) bool { return slices.Contains(b, f) })
 }
 
 func affinityText(s *semaphorev1.Service) string {

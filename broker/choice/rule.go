@@ -252,13 +252,11 @@ func conflict(decides string, services []*semaphorev1.Service) (c Conflict) {
 		})
 	compare(mcsv1beta1.ServiceExportReasonTrafficDistributionConflict, "trafficDistribution",
 		(*semaphorev1.Service).GetTrafficDistribution)
-	if apart := slices.DeleteFunc(slices.Clone(services), func(s *semaphorev1.Service) bool {
-		return len(s.GetIpFamilies()) == 0 || slices.ContainsFunc(s.GetIpFamilies(), func(f string) bool {
-			return slices.Contains(services[0].GetIpFamilies(), f)
-		})
-	}); len(apart) > 0 && len(services[0].GetIpFamilies()) > 0 {
+	if other := slices.DeleteFunc(slices.Clone(services), func(s *semaphorev1.Service) bool {
+		return !apart(s.GetIpFamilies(), services[0].GetIpFamilies())
+	}); len(other) > 0 {
 		c.Reasons = append(c.Reasons, string(mcsv1beta1.ServiceExportReasonIPFamilyConflict))
-		fields = append(fields, fmt.Sprintf("ipFamilies (%d of %d)", len(apart), len(services)))
+		fields = append(fields, fmt.Sprintf("ipFamilies (%d of %d)", len(other), len(services)))
 	}
 	if len(fields) > 0 {
 		c.Message = fmt.Sprintf("cluster %s decides, whose export was first observed here; exports that differ from it: %s",

@@ -39,7 +39,7 @@ func (h *history) recount(t *testing.T, when string) {
 	for name, target := range h.targets {
 		names[name] = true
 		for cluster, share := range target.perCluster {
-			target.updateServedPorts()
+			target.updateServed()
 			want := [2]int{}
 			for g, b := range share.groups {
 				for _, s := range b.slices {

@@ -29,8 +29,8 @@ type clusterEndpoints struct {
 	// sliceOf maps each endpoint to its slice.
 	sliceOf map[replica.EndpointKey]*slice
 	groups  map[replica.PortGroup]*sliceGroup
-	// families are the ready endpoints that serve all ports of the target, IPv4 and IPv6, and known those that are not
-	// about to end, ready or not.
+	// families are the ready endpoints that serve the target, IPv4 and IPv6, and known those that are not about to end,
+	// ready or not.
 	families, known [2]int
 	// lent means that the own name of the target's Service in the own cluster leads to these endpoints, too.
 	lent bool
@@ -44,8 +44,8 @@ type sliceGroup struct {
 	open int
 	// ready endpoints that are usable, and known ones that are not about to end.
 	ready, known int
-	// family is the index in clusterEndpoints.families. serves is true if the endpoints serve all ports of the
-	// target.
+	// family is the index in clusterEndpoints.families. serves is true if the endpoints have a family of the target, and
+	// serve all its ports.
 	family int
 	serves bool
 }
@@ -209,10 +209,12 @@ func (w *work) sliceWithRoom(h *clusterEndpoints, g replica.PortGroup) *slice {
 	}
 }
 
-// serves reports whether endpoints of a group serve all ports that they must serve to count as ready: all of a global
-// service, and of a derived Service those that their own cluster has.
+// serves reports whether endpoints of a group have a family of the Service, and serve all ports that they must serve to
+// count as ready: all of a global service, and of a derived Service those that their own cluster has.
 func (h *clusterEndpoints) serves(g replica.PortGroup) bool {
-	return h.target.derived() || g.Serves(h.target.served)
+	t := h.target
+	return (len(t.families) == 0 || slices.Contains(t.families, string(g.Family()))) &&
+		(t.derived() || g.Serves(t.served))
 }
 
 func (h *clusterEndpoints) groupFor(g replica.PortGroup) *sliceGroup {

@@ -57,9 +57,18 @@ func (t *target) defined() *semaphorev1.Service {
 	return choice.SourceOf(t.existing())
 }
 
-// updateServedPorts determines the ports that an endpoint must serve to count as ready, and counts again if they
-// changed.
-func (t *target) updateServedPorts() {
+// ipFamilies returns the IP families of the Service: those of the existing one, because a cluster may lack one that is
+// defined. None are any.
+func (t *target) ipFamilies() []string {
+	if families := choice.SourceOf(t.existing()).GetIpFamilies(); len(families) > 0 {
+		return families
+	}
+	return t.defined().GetIpFamilies()
+}
+
+// updateServed determines the ports that an endpoint must serve to count as ready, and the families that it may have,
+// and counts again if they changed.
+func (t *target) updateServed() {
 	authoritative, existing := t.authoritative(), t.existing()
 	if t.served != nil && t.servedBy == [2]any{authoritative, existing} {
 		return
@@ -69,10 +78,12 @@ func (t *target) updateServedPorts() {
 	for _, p := range t.defined().GetPorts() {
 		now[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = len(now)
 	}
-	if t.served != nil && maps.EqualFunc(t.served, now, func(int, int) bool { return true }) {
+	families := t.ipFamilies()
+	if t.served != nil && slices.Equal(t.families, families) &&
+		maps.EqualFunc(t.served, now, func(int, int) bool { return true }) {
 		return
 	}
-	t.served = now
+	t.served, t.families = now, families
 	for _, h := range t.perCluster {
 		h.families, h.known = [2]int{}, [2]int{}
 		for g, b := range h.groups {
@@ -169,7 +180,7 @@ func (w *work) choose(t *target, now time.Time) {
 	}
 	var offers []choice.Offer
 	if t.shared() {
-		t.updateServedPorts()
+		t.updateServed()
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
 				offers = append(offers, choice.Offer{Cluster: cluster, Ready: h.ready(), All: h.notEnding(),
@@ -213,7 +224,7 @@ func (t *target) updateDifferences() {
 		if h == nil || h.source == nil || h.source.service == decides {
 			continue
 		}
-		if differs := choice.Differences(decides, h.source.service, ruled); len(differs) > 0 {
+		if differs := choice.Differences(decides, h.source.service, t.ipFamilies(), ruled); len(differs) > 0 {
 			if t.differences == nil {
 				t.differences = map[string][]string{}
 			}

@@ -129,13 +129,70 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 	p.Is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
 }
 
+// ofIPv6 is a slice of echo with an address of IPv6.
+func ofIPv6(address string) *semaphorev1.EndpointSlice {
+	return &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv6", Ports: endpoints("echo", "").Ports,
+		Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{address}}}}
+}
+
+// An endpoint of a family that the Service does not have does not count for the others, and is reported: no client
+// reaches it. The families are those that the cluster has given the Service.
+func TestEndpointsOfOtherFamilies(t *testing.T) {
+	const ruled = "globalServices: {podSubnets: [10.1.0.0/16], rules: [{prefer: [c2, c1]}]}"
+	of := func(s *semaphorev1.Service, families ...string) *semaphorev1.Service {
+		s.IpFamilies = families
+		return s
+	}
+	derived := func(families ...string) *semaphorev1.Service {
+		return of(web(&semaphorev1.Service{MultiCluster: &semaphorev1.MultiClusterExport{}}), families...)
+	}
+	for name, c := range map[string]struct {
+		service             string
+		own, theirs         *semaphorev1.Service
+		given               []corev1.IPFamily
+		used, differs, more string
+	}{
+		"of the Service": {glEcho, of(global(), "IPv4", "IPv6"), of(global(), "IPv6"), nil, "c1-1: 10.1.0.1-; c2-1: fd02::1",
+			"", ruled},
+		"which the Service that decides lacks": {glEcho, of(global(), "IPv4"), of(global(), "IPv6"), nil,
+			"c1-1: 10.1.0.1; c2-1: fd02::1", "IP families IPv6, not IPv4", ruled},
+		"which the cluster lacks": {glEcho, of(global(), "IPv4", "IPv6"), of(global(), "IPv6"), []corev1.IPFamily{"IPv4"},
+			"c1-1: 10.1.0.1; c2-1: fd02::1", "IP families IPv6, not IPv4", ruled},
+		"which ServiceExports lack": {"mcs-shop-73736d-echo", derived("IPv4"), derived("IPv6"), nil,
+			"c1-1: 10.1.0.1; c2-1: fd02::1", "ipFamilies (1 of 2)", ruled + "\nmcs: {enabled: true}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := blank(t, c.more)
+			p.heard("c1", "c2", "c2-a", "c3")
+			p.apply("c1", offering(c.own, "10.1.0.1")...)
+			p.apply("c2", svc("shop", "echo", c.theirs), slc("shop", "six", ofIPv6("fd02::1")))
+			p.later(time.Hour)
+			if c.given != nil {
+				s := p.Services[c.service].DeepCopy()
+				s.Spec.IPFamilies, p.Services[c.service] = c.given, s
+				p.follow(p.ObserveService(c.service, s, p.Now))
+			}
+			p.Is(name, c.service, c.used)
+			all := p.Problems().All()
+			if c.differs == "" && len(all) > 0 || c.differs != "" && (len(all) != 1 || !strings.Contains(all[0].Text, c.differs)) {
+				t.Errorf("problems %v", all)
+			}
+			p.Wrote()
+			n := before(t, c.more)
+			n.Take(p.Cluster)
+			n.apply("c2", svc("shop", "echo", c.theirs), slc("shop", "six", ofIPv6("fd02::1")))
+			n.follow(n.Begin(n.Now))
+			n.heard("c2")
+			n.writes("a broker begins while the cluster that decides is silent")
+		})
+	}
+}
+
 // Pods with an address of each family count once.
 func TestPodsOfTwoFamilies(t *testing.T) {
 	p := blank(t, taken)
-	six := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv6", Ports: endpoints("echo", "").Ports,
-		Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"fd01::1"}}}}
 	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"),
-		slc("shop", "six", six))...)
+		slc("shop", "six", ofIPv6("fd01::1")))...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.later(time.Hour)
 	p.Is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")

@@ -310,7 +310,8 @@ func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.
 
 // ObserveService records an existing Service of semaphore; nil if none of that name exists.
 func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
-	begins := p.existing[name] == nil && o != nil
+	was := p.existing[name]
+	begins := was == nil && o != nil
 	if p.existing[name] = o; o == nil {
 		delete(p.existing, name)
 	}
@@ -320,7 +321,8 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 			w.touchSlices(h)
 		}
 	}
-	if t := p.targets[name]; t != nil && t.authoritative() == nil {
+	changes := !slices.Equal(choice.SourceOf(was).GetIpFamilies(), choice.SourceOf(o).GetIpFamilies())
+	if t := p.targets[name]; t != nil && (t.authoritative() == nil || changes && t.shared()) {
 		w.rebindSources(name)
 	}
 	return w.finish(now)

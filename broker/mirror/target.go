@@ -28,9 +28,10 @@ type target struct {
 	hostnames   problem.Duplicates
 	// merged is the rule's decision about a derived Service; nil for another one, and before Begin.
 	merged *choice.Merged
-	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
-	// from.
+	// served are the ports that an endpoint must serve to count as ready, and families those that it may have, none for
+	// any; servedBy are the objects they were taken from.
 	served   map[replica.PortName]int
+	families []string
 	servedBy [2]any
 	// ownUse is how the own name leads to other clusters; empty for not at all.
 	ownUse string
