@@ -156,10 +156,8 @@ func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
 		h.count(b, old, -1)
 		h.count(b, &m, +1)
 		w.updateHostname(h, old, &m)
-		if old.ready() != m.ready() || old.usable() != m.usable() || old.terminating() != m.terminating() {
-			w.markDirty(h.target)
-		}
 		if !old.same(&m) {
+			w.markDirty(h.target)
 			w.touchSlice(s)
 		}
 		*old = m

@@ -82,7 +82,8 @@ func (t *target) ownNameProblem() string {
 }
 
 // lend chooses the clusters to which the own name of a target leads, and returns after how long that changes by time; 0
-// for never. The own cluster comes first: its endpoints belong to Kubernetes, which uses all that are ready.
+// for never. The own cluster comes first: its endpoints belong to Kubernetes, which uses all that are ready. A cluster
+// that has nothing to lend is none of them.
 func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now time.Time) (again time.Duration) {
 	use, uid := t.ownName()
 	inUse := map[string]bool{}
@@ -97,7 +98,7 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 	}
 	was := t.lent()
 	for cluster, h := range t.perCluster {
-		lent := inUse[cluster] && cluster != w.own
+		lent := inUse[cluster] && cluster != w.own && h.lends()
 		if lent != h.lent || h.lent && use != t.ownUse {
 			w.touchSlices(h)
 		}
@@ -174,8 +175,8 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	}
 	h, t := s.owner, s.owner.target
 	use, uid := t.ownName()
-	ports := s.ownPorts()
-	if use == "" || len(ports) == 0 {
+	ports, fits := s.ownPorts()
+	if use == "" || !fits {
 		return nil
 	}
 	of := t.sourceName()
@@ -204,17 +205,25 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	return out
 }
 
+// lends reports whether some endpoint of a cluster can be under the own name.
+func (h *clusterEndpoints) lends() bool {
+	return slices.ContainsFunc(h.all(), func(s *slice) bool {
+		_, fits := s.ownPorts()
+		return fits && slices.ContainsFunc(s.members, func(m member) bool { return m.lendable() })
+	})
+}
+
 // lendable reports whether an endpoint is under the own name of a Service that leads to its cluster.
 func (m *member) lendable() bool {
 	return m.usable() && ptr.Deref(m.endpoint(false).Conditions.Serving, true)
 }
 
-// ownPorts returns the ports of a slice that the Service of this cluster has, with its protocols of applications; none
-// if it has no address of the family.
-func (s *slice) ownPorts() (out []discoveryv1.EndpointPort) {
+// ownPorts returns the ports of a slice that the Service of this cluster has, with its protocols of applications. The
+// slice fits if it has one of them, or the Service has none, and an address of the family.
+func (s *slice) ownPorts() (out []discoveryv1.EndpointPort, fits bool) {
 	defined := s.owner.target.defined()
 	if families := defined.GetIpFamilies(); len(families) > 0 && !slices.Contains(families, string(s.Family())) {
-		return nil
+		return nil, false
 	}
 	protocols := map[replica.PortName]*string{}
 	for _, p := range defined.GetPorts() {
@@ -226,5 +235,5 @@ func (s *slice) ownPorts() (out []discoveryv1.EndpointPort) {
 			out = append(out, port)
 		}
 	}
-	return out
+	return out, len(out) > 0 || len(protocols) == 0
 }

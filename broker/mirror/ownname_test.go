@@ -240,6 +240,75 @@ func TestOwnNameHasOnlyWhatIsInUse(t *testing.T) {
 	c.isOwn("and nothing else is ready", "c2-1: 10.2.0.1")
 }
 
+// A cluster is said to lend what is under the own name: none whose endpoints are all drained or not ready, or of other
+// ports or another family.
+func TestOwnNameSaysWhoLends(t *testing.T) {
+	drains := func(c *cluster, all ...choice.Drain) Touches {
+		touches := c.SetDrains(choice.NewDrains(all...), c.Now)
+		c.follow(touches)
+		return touches
+	}
+	service := slc("shop", "a", endpoints("echo", "10.2.0.1"))
+	others := endpoints("echo", "10.2.0.1")
+	others.Ports[0].Name = "other"
+	for name, c := range map[string]struct{ keep, lend func(*cluster) Touches }{
+		"drained": {
+			func(c *cluster) Touches { return drains(c, choice.Drain{Target: choice.Target{Cluster: "c2"}}) },
+			func(c *cluster) Touches { return drains(c) }},
+		"not ready": {
+			func(c *cluster) Touches { return c.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1?"))) },
+			func(c *cluster) Touches { return c.apply("c2", service) }},
+		"of other ports": {
+			func(c *cluster) Touches { return c.apply("c2", slc("shop", "a", others)) },
+			func(c *cluster) Touches { return c.apply("c2", service) }},
+		"of another family": {
+			func(c *cluster) Touches { return c.apply("c2", slc("shop", "a", ofIPv6("fd02::1"))) },
+			func(c *cluster) Touches { return c.apply("c2", service) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := blank(t, ownNames)
+			p.heard("c1", "c2", "c2-a", "c3")
+			own := asking("failover", nil)
+			own.IpFamilies = []string{"IPv4"}
+			p.apply("c1", offering(own, "10.1.0.1")...)
+			p.apply("c2", offering(global(), "10.2.0.1")...)
+			p.apply("c3", offering(global(), "10.4.0.1?")...)
+			c.keep(p)
+			says := func(when string, lent []choice.Lent, changes int, want string) {
+				t.Helper()
+				got := p.Views([]string{glEcho})[0].Own().Clusters
+				if fmt.Sprint(got) != want || len(lent) != changes ||
+					changes > 0 && fmt.Sprint(lent[0].Clusters) != want {
+					t.Errorf("%s: lent by %v, with the changes %+v, not %s", when, got, lent, want)
+				}
+			}
+			says("no endpoint is ready", p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1?"))).Lent, 0, "[]")
+			p.isOwn("no endpoint is ready", "")
+			says("c2 lends", c.lend(p).Lent, 1, "[c2]")
+			p.isOwn("c2 lends", "c2-1: 10.2.0.1")
+			says("c2 does not lend any more", c.keep(p).Lent, 1, "[]")
+			p.isOwn("c2 does not lend any more", "")
+		})
+	}
+}
+
+func TestOwnNameOfAServiceWithoutPorts(t *testing.T) {
+	bare := func(s *semaphorev1.Service) *semaphorev1.Service {
+		s.Headless, s.Ports = true, nil
+		return s
+	}
+	without := func(addresses string) *semaphorev1.EndpointSlice {
+		s := endpoints("echo", addresses)
+		s.Ports = nil
+		return s
+	}
+	c := blank(t, ownNames)
+	c.heard("c1", "c2", "c2-a", "c3")
+	c.apply("c1", svc("shop", "echo", bare(asking("failover", nil))), slc("shop", "a", without("10.1.0.1?")))
+	c.apply("c2", svc("shop", "echo", bare(global())), slc("shop", "a", without("10.2.0.1")))
+	c.isOwn("no own endpoint is ready", "c2-1: 10.2.0.1")
+}
+
 // Hostnames of a headless Service join, and one of the own cluster is no other's, also before it is heard.
 func TestOwnNameOfAHeadlessService(t *testing.T) {
 	named := func(addresses string, hostnames ...string) *semaphorev1.EndpointSlice {

@@ -136,6 +136,10 @@ func TestEventTypes(t *testing.T) {
 			OwnName: choice.OwnName{Use: use, Clusters: []string{"c2"}}})
 	}
 	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"}})
+	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"},
+		OwnName: choice.OwnName{Use: naming.OwnNameFailover, Ready: 1}})
+	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"}, // none is ready anywhere
+		OwnName: choice.OwnName{Use: naming.OwnNameFailover}})
 	var got []string
 	for {
 		p, _, ok := e.next()
@@ -146,8 +150,8 @@ func TestEventTypes(t *testing.T) {
 		e.ended(p, nil)
 	}
 	slices.Sort(got)
-	want := []string{"Normal ClusterBack", "Normal ServedHere", "Normal ServedTogether", "Warning Refused",
-		"Warning ServedElsewhere"}
+	want := []string{"Normal ClusterBack", "Normal ServedHere", "Normal ServedHere", "Normal ServedTogether",
+		"Warning Refused", "Warning ServedElsewhere", "Warning ServedElsewhere"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

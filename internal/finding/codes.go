@@ -107,7 +107,7 @@ var (
 		"a remote is stale, and its nodes do not answer handshakes either",
 		Act{Side: Remote, Command: "kubectl --context CLUSTER get nodes", Alert: "SemaphoreClusterGone"})
 	ServedElsewhere = define(Events, Warning, "ServedElsewhere",
-		"the own name of a Service leads to endpoints of other clusters, because the own one has too few",
+		"the own name of a Service leads to endpoints of other clusters, because the own one has too few, or to none",
 		Act{Command: "kubectl -n NAMESPACE describe service NAME", Alert: "SemaphoreServedByOtherCluster"})
 	ServedTogether = define(Events, OK, "ServedTogether",
 		"the own name of a Service leads to endpoints of other clusters beside those of its own")
