@@ -173,7 +173,7 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	if s == nil || !s.owner.lent {
 		return nil
 	}
-	h, t := s.owner, s.owner.target
+	t := s.owner.target
 	use, uid := t.ownName()
 	ports, fits := s.ownPorts()
 	if use == "" || !fits {
@@ -187,14 +187,13 @@ func (p *Plan) OwnSlice(name string) *discoveryv1.EndpointSlice {
 	if uid != "" { // Kubernetes deletes it with the Service
 		out.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: of.name, UID: uid}}
 	}
-	taken := t.hostnames.Of(h.cluster)
 	for i := range s.members {
 		m := &s.members[i]
 		if !m.lendable() {
 			continue
 		}
 		e := m.endpoint(t.shape.headless)
-		if t.shape.headless && taken[ptr.Deref(e.Hostname, "")] {
+		if t.shape.headless && t.hostnames.Has(ptr.Deref(e.Hostname, ""), p.own) {
 			e.Hostname = nil
 		}
 		out.Endpoints = append(out.Endpoints, e)

@@ -353,6 +353,12 @@ func TestOwnNameOfAHeadlessService(t *testing.T) {
 	if got := fmt.Sprint(hostnames(c)); got != "[web-0 web-1]" {
 		t.Errorf("hostnames when the own one goes %s", got)
 	}
+	// A cluster before it that is not used takes none.
+	c.apply("c3", svc("shop", "echo", headless(global())), slc("shop", "a", named("10.4.0.1", "web-0")))
+	c.follow(c.SetDrains(choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}}), c.Now))
+	if got := ptr.Deref(c.OwnSlice(glEcho + "-c3-1").Endpoints[0].Hostname, "none"); got != "web-0" {
+		t.Errorf("of a cluster behind one that is drained, hostname %s", got)
+	}
 }
 
 // The Service says what its ports speak.
