@@ -449,6 +449,35 @@ func TestImportIPFamilyNotSupported(t *testing.T) {
 	}
 }
 
+// TestHeadlessImportOfAFamily: of a headless import, whose Service the apiserver gives any family, those of the
+// cluster's subnets count.
+func TestHeadlessImportOfAFamily(t *testing.T) {
+	for _, c := range []struct {
+		exported, given []string
+		want            string
+	}{
+		{[]string{"IPv6"}, []string{"IPv6"}, "[] False the exports have IPv6, and this cluster has [IPv4]"},
+		{[]string{"IPv4", "IPv6"}, []string{"IPv6", "IPv4"}, "[IPv4] True Service semaphore/" + derivedEcho + " leads to it"},
+	} {
+		p := importing(t)
+		p.SetNamespaces([]string{"shop"})
+		p.apply("c2", svc("shop", "echo", exported(func(s *semaphorev1.Service) {
+			s.Headless, s.IpFamilies = true, c.exported
+		})))
+		given := p.Services[derivedEcho].DeepCopy()
+		given.Spec.IPFamilies = nil
+		for _, family := range c.given {
+			given.Spec.IPFamilies = append(given.Spec.IPFamilies, corev1.IPFamily(family))
+		}
+		p.ImportPlan.ObserveService(derivedEcho, given, p.Now)
+		i, _ := p.Import("shop/echo")
+		ready := i.Status.Conditions[0]
+		if got := fmt.Sprint(i.Spec.IPFamilies, " ", ready.Status, " ", ready.Message); got != c.want {
+			t.Errorf("%v: %s, wanted %s", c.exported, got, c.want)
+		}
+	}
+}
+
 // TestASilentClusterKeepsItsPart: a broker that begins while one of the clusters is silent changes neither the IP
 // families nor the order of the ports, whether or not the silent one reports its families.
 func TestASilentClusterKeepsItsPart(t *testing.T) {

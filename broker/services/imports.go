@@ -3,6 +3,7 @@ package services
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +25,9 @@ type ImportPlan struct {
 	*choice.Rule
 	namespace string // of the mirrors
 	own       string
-	services  *mirror.Plan
+	// families are those of the own cluster's subnets.
+	families []corev1.IPFamily
+	services *mirror.Plan
 	// namespaces are those of the own cluster, nil while unknown.
 	namespaces map[string]bool
 	// derived are the derived Services that are desired or exist.
@@ -49,8 +52,15 @@ func Plans(cfg *config.Broker) (*mirror.Plan, *ImportPlan) {
 	if rule == nil {
 		return services, nil
 	}
-	return services, &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
+	p := &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
 		derived: map[string]*derived{}}
+	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
+		if slices.ContainsFunc(cfg.LocalPrefixes,
+			func(s netip.Prefix) bool { return s.Addr().Is4() == (family == corev1.IPv4Protocol) }) {
+			p.families = append(p.families, family)
+		}
+	}
+	return services, p
 }
 
 // isDerived reports whether a Service can be a derived one, by its name, which alone is known of one that ends.
@@ -265,9 +275,12 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 			AppProtocol: choice.Optional(port.GetAppProtocol())})
 	}
 	out.Spec.SessionAffinity, out.Spec.SessionAffinityConfig = choice.Affinity(t.Service)
-	out.Spec.IPFamilies = append(out.Spec.IPFamilies, existing.Spec.IPFamilies...)
+	out.Spec.IPFamilies = slices.Clone(existing.Spec.IPFamilies)
 	if t.Service.GetHeadless() {
 		out.Spec.Type = mcsv1beta1.Headless
+		// The apiserver gives a headless Service without a selector a family that the cluster lacks, too.
+		out.Spec.IPFamilies = slices.DeleteFunc(out.Spec.IPFamilies,
+			func(f corev1.IPFamily) bool { return !slices.Contains(p.families, f) })
 	} else {
 		for _, ip := range existing.Spec.ClusterIPs {
 			if ip != "" && ip != corev1.ClusterIPNone {
@@ -282,7 +295,7 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 	for _, cluster := range t.Order {
 		out.Status.Clusters = append(out.Status.Clusters, mcsv1beta1.ClusterStatus{Cluster: naming.ClusterLabel(cluster)})
 	}
-	out.Status.Conditions = []metav1.Condition{p.ready(service, t.Service.GetIpFamilies(), existing.Spec.IPFamilies)}
+	out.Status.Conditions = []metav1.Condition{p.ready(service, t.Service.GetIpFamilies(), out.Spec.IPFamilies)}
 	return out, true
 }
 
@@ -294,7 +307,7 @@ func (p *ImportPlan) ready(service string, exported []string, here []corev1.IPFa
 	if len(exported) > 0 && !slices.ContainsFunc(here,
 		func(f corev1.IPFamily) bool { return slices.Contains(exported, string(f)) }) {
 		ready.Status, ready.Reason = metav1.ConditionFalse, string(mcsv1beta1.ServiceImportReasonIPFamilyNotSupported)
-		ready.Message = fmt.Sprintf("the exports have %s, and this cluster has %v", strings.Join(exported, ", "), here)
+		ready.Message = fmt.Sprintf("the exports have %s, and this cluster has %v", strings.Join(exported, ", "), p.families)
 	}
 	return ready
 }
