@@ -443,7 +443,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			must(t, err)
 			return update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.SessionAffinity = "ClientIP" }))()
 		}, nil},
-		// What somebody made a load balancer, and the cluster gave an address.
+		// Somebody has made it a load balancer, and the cluster has given it an address.
 		{"a mirror is one again", func() error {
 			all := admin.CoreV1().Services(ns)
 			was := kubetest.Get(t, all, "c2-shop-73736d-echo")

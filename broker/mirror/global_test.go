@@ -174,7 +174,8 @@ func TestEndpointsOfOtherFamilies(t *testing.T) {
 			}
 			p.Is(name, c.service, c.used)
 			all := p.Problems().All()
-			if c.differs == "" && len(all) > 0 || c.differs != "" && (len(all) != 1 || !strings.Contains(all[0].Text, c.differs)) {
+			if c.differs == "" && len(all) > 0 ||
+				c.differs != "" && (len(all) != 1 || !strings.Contains(all[0].Text, c.differs)) {
 				t.Errorf("problems %v", all)
 			}
 			p.Wrote()
