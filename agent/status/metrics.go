@@ -20,7 +20,7 @@ var (
 	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds",
 		"Unix time of the last message from the broker; absent before the first.")
 	stateDesc = desc("semaphore_agent_state_age_seconds",
-		"Seconds since a broker last confirmed the desired state of a device, 0 while one is connected; source is broker, "+
+		"Seconds since a broker last confirmed the desired state of a device, 0 while one confirms it; source is broker, "+
 			"or cache if no broker was connected since the start.",
 		"cluster", "device", "source")
 	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker sent.", "cluster", "device")

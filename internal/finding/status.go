@@ -3,7 +3,7 @@ package finding
 // Problems of a part itself.
 var (
 	NotReady = define(Status, Error, "NotReady", "the part does not do its work yet",
-		Act{Command: "kubectl -n semaphore get pods", Alert: "SemaphoreNoLeader"})
+		Act{Command: "kubectl -n semaphore get pods"})
 	NoLeader = define(Status, Error, "NoLeader", "no replica leads",
 		Act{Command: "kubectl -n semaphore get leases,pods", Alert: "SemaphoreNoLeader"})
 	LeaseFailed = define(Status, Error, "LeaseFailed", "the Lease of the leader election cannot be read or renewed",
@@ -40,8 +40,7 @@ var (
 // A broker.
 var (
 	NoAgent = define(Status, Error, "NoAgent", "no agent is attached on a node",
-		Act{Command: "kubectl -n semaphore get pods -o wide --field-selector spec.nodeName=NODE",
-			Alert: "SemaphoreAgentDisconnected"})
+		Act{Command: "kubectl -n semaphore get pods -o wide --field-selector spec.nodeName=NODE"})
 	SilentPairs = define(Status, Error, "SilentPairs", "pairs of nodes do not talk",
 		Act{Side: Both, Command: "semaphorectl status --agent NODE", Alert: "SemaphorePeersSilent"})
 	NoTunnel = define(Status, Warning, "NoTunnel",
@@ -108,8 +107,7 @@ var (
 // An agent, its devices and its node.
 var (
 	DeviceStale = define(Status, Error, "DeviceStale", "no broker confirms what a device is to be",
-		Act{Command: "kubectl -n semaphore get pods -l app.kubernetes.io/component=broker",
-			Alert: "SemaphoreAgentDisconnected"})
+		Act{Command: "kubectl -n semaphore get pods -l app.kubernetes.io/component=broker"})
 	DeviceFailed = define(Status, Error, "DeviceFailed", "a device, its routes or its addresses are not as desired",
 		Act{Command: "semaphorectl status --agent NODE"})
 	NoWireGuard = define(Status, Error, "NoWireGuard",

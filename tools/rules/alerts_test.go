@@ -40,6 +40,8 @@ var cases = map[string][]recorded{
 			true},
 		{"one leads", []string{standsBy, other}, false},
 		{"a change of leader", []string{`semaphore_leader{` + pod + `,container="broker"} 1 1 1 0 0 1+0x35`}, false},
+		{"no pod is left", []string{`semaphore_leader{` + pod + `,container="broker"} 1+0x4 stale`}, true},
+		{"another pod leads", []string{`semaphore_leader{` + pod + `,container="broker"} 1+0x2 stale`, other}, false},
 	},
 	"SemaphoreTwoLeaders": {
 		{"two", []string{leads, other}, true},
@@ -130,9 +132,11 @@ var cases = map[string][]recorded{
 	},
 	"SemaphorePeersMissing": {
 		{"fewer", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`,
-			`semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 4+0x40`}, true},
+			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="talking"} 1+0x40`,
+			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="idle"} 3+0x40`}, true},
 		{"all", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`,
-			`semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 5+0x40`}, false},
+			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="talking"} 2+0x40`,
+			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="idle"} 3+0x40`}, false},
 	},
 	"SemaphoreClearPackets": {
 		{"some", []string{`semaphore_agent_clear_packets_total{` + pod +
@@ -144,6 +148,12 @@ var cases = map[string][]recorded{
 		{"an error", []string{`semaphore_findings{` + pod + `,code="LeaseFailed",level="error",cluster=""} 2+0x40`}, true},
 		{"no remote name resolves", []string{`semaphore_findings{` + pod +
 			`,code="CoreDNSLost",level="error",cluster=""} 1+0x40`}, true},
+		{"a node without an agent", []string{leads, `semaphore_findings{` + pod +
+			`,code="NoAgent",level="error",cluster=""} 1+0x40`}, true},
+		{"a leader that is not ready", []string{leads, `semaphore_findings{` + pod +
+			`,code="NotReady",level="error",cluster=""} 1+0x40`}, true},
+		{"a broker that does not confirm a device", []string{`semaphore_agent_connected{` + pod + `} 1+0x40`,
+			`semaphore_findings{` + pod + `,code="DeviceStale",level="error",cluster="c2"} 1+0x40`}, true},
 		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="LeaseFailed",level="error",cluster=""} 1+0x20 _x20`},
 			false},
 	},
