@@ -47,11 +47,14 @@ func TestEachCodeHasOneMeaning(t *testing.T) {
 			!regexp.MustCompile(`^(semaphorectl|kubectl|ip|nft|wg|sysctl|ls|df) `).MatchString(d.Command) {
 			t.Errorf("%s: side %q, command %q", d.Code, d.Side, d.Command)
 		}
-		if alerts[d.Alert] == "" {
-			t.Errorf("%s: deploy/features/alerts has no alert %q", d.Code, d.Alert)
-		}
 		if !slices.Contains([]string{"", "Ready", "Accepted", "Connected", "Exporting", "Healthy"}, d.Condition) {
 			t.Errorf("%s: RemoteClusters have no condition %q", d.Code, d.Condition)
+		}
+		if d.Alert == finding.NoAlert {
+			continue
+		}
+		if alerts[d.Alert] == "" {
+			t.Errorf("%s: deploy/features/alerts has no alert %q", d.Code, d.Alert)
 		}
 		generic := finding.AlertOfErrors
 		if d.Level == finding.Warning {
@@ -67,6 +70,36 @@ func TestEachCodeHasOneMeaning(t *testing.T) {
 		if m := excluded.FindStringSubmatch(alerts[generic]); m == nil || m[1] != want {
 			t.Errorf("%s fires for codes that have an alert of their own, or for others not: it is to leave out code!~%q",
 				generic, want)
+		}
+	}
+}
+
+// TestAlertsOfFindingsHaveASeries: a code whose alert is that of its level is in semaphore_findings: a part has
+// findings of it for a scrape, besides Events, conditions and what semaphorectl finds.
+func TestAlertsOfFindingsHaveASeries(t *testing.T) {
+	elsewhere := regexp.MustCompile(`^(ctl/|internal/diagnose/|broker/report/|exporter/(report/|following\.go))`)
+	code := regexp.MustCompile(`\bfinding\.(\w+)`)
+	counted := map[string]bool{}
+	for _, file := range product(t) {
+		text := read(t, file)
+		switch file {
+		case "internal/finding/verdict.go": // in its own package a code has no prefix
+			text = regexp.MustCompile(`\b(New|of)\(|\.Code = `).ReplaceAllString(text, " finding.")
+		case "agent/status/report.go":
+			text, _, _ = strings.Cut(text, "\n// AddKernel ") // for a status only
+		}
+		for line := range strings.Lines(text) {
+			if !elsewhere.MatchString(file) && !strings.Contains(line, "Warn(") && !strings.Contains(line, "WarnOf(") {
+				for _, is := range code.FindAllStringSubmatch(line, -1) {
+					counted[is[1]] = true
+				}
+			}
+		}
+	}
+	for _, d := range finding.All() {
+		if reported(d) && (d.Alert == finding.AlertOfErrors || d.Alert == finding.AlertOfWarnings) &&
+			!counted[string(d.Code)] {
+			t.Errorf("%s has the alert %s, and no part counts it", d.Code, d.Alert)
 		}
 	}
 }

@@ -59,8 +59,8 @@ var (
 // Events on Services in the exporting cluster.
 var (
 	Offered      = define(Offers, OK, "Offered", "clusters have confirmed the Service")
-	NotOffered   = define(Offers, Warning, "NotOffered", "no other cluster receives the Service")
-	NotConfirmed = define(Offers, Warning, "NotConfirmed", "no cluster has confirmed the Service yet")
+	NotOffered   = define(Offers, Warning, "NotOffered", "no other cluster receives the Service", Act{Alert: NoAlert})
+	NotConfirmed = define(Offers, Warning, "NotConfirmed", "no cluster has confirmed the Service yet", Act{Alert: NoAlert})
 	Refused      = define(Offers, Error, "Refused", "a broker refuses an object", Act{Condition: "Healthy"})
 )
 
@@ -96,7 +96,7 @@ var (
 	Contested = define(Events, Warning, "Contested",
 		"another writer changes an object each time that the broker restores it")
 	Restored = define(Events, Warning, "Restored",
-		"somebody changed or deleted an object, and the broker restored it")
+		"somebody changed or deleted an object, and the broker restored it", Act{Alert: NoAlert})
 	SourceRefused = define(Events, Error, "SourceRefused",
 		"another cluster, with the certificate of one that stands, is refused",
 		Act{Side: Both, Command: "kubectl describe remotecluster CLUSTER", Condition: "Healthy"})
@@ -116,11 +116,14 @@ var (
 	LabelDomainsDiffer = define(Events, Warning, "LabelDomainsDiffer",
 		"a remote finds the pods of sets by other labels than this cluster", Act{Side: Both, Command: "semaphorectl check"})
 	EndpointMoved = define(Events, Warning, "EndpointMoved",
-		"the published endpoint of a node changed to another of its addresses", Act{Command: "kubectl get nodes -o wide"})
-	DrainUnreadable = define(Events, Warning, "DrainUnreadable", "a drain in the ConfigMap of drains is malformed")
-	NotTakenOver    = define(Events, Warning, "NotTakenOver", "an object of an earlier tool could not be taken over")
-	LeftAlone       = define(Events, Warning, "LeftAlone",
-		"objects of an earlier tool stay as they are, because the broker cannot take them over")
+		"the published endpoint of a node changed to another of its addresses",
+		Act{Command: "kubectl get nodes -o wide", Alert: NoAlert})
+	DrainUnreadable = define(Events, Warning, "DrainUnreadable", "a drain in the ConfigMap of drains is malformed",
+		Act{Alert: NoAlert})
+	NotTakenOver = define(Events, Warning, "NotTakenOver", "an object of an earlier tool could not be taken over",
+		Act{Alert: NoAlert})
+	LeftAlone = define(Events, Warning, "LeftAlone",
+		"objects of an earlier tool stay as they are, because the broker cannot take them over", Act{Alert: NoAlert})
 )
 
 // Links of the path from one pod to another, as explain examines them.
@@ -349,7 +352,7 @@ var (
 	OwnCluster = define(Conditions, Error, "OwnCluster",
 		"the object has the name of this cluster", Act{Condition: "Accepted"})
 	NotInEffect = define(Conditions, Error, "NotInEffect",
-		"no spec of the object was ever accepted", Act{Condition: "Connected"})
+		"no spec of the object was ever accepted", Act{Alert: NoAlert, Condition: "Connected"})
 	Connected       = define(Conditions, OK, "Connected", "exporter and broker are connected")
 	NothingTaken    = define(Conditions, OK, "NothingTaken", "spec.podSubnets is absent: nothing is imported")
 	NothingExported = define(Conditions, OK, "NothingExported", "spec.broker is absent: nothing is exported")

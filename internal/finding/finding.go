@@ -97,8 +97,8 @@ type Act struct {
 	// Command shows more, or fixes it. CLUSTER is replaced by the remote, NODE by a node, CONTEXT by the context of the
 	// kubeconfig for the own cluster.
 	Command string
-	// Alert is the alert of deploy/features/alerts that fires for it; AlertOfErrors or AlertOfWarnings unless another is
-	// given.
+	// Alert is the alert of deploy/features/alerts that fires for it, or NoAlert; AlertOfErrors or AlertOfWarnings unless
+	// another is given.
 	Alert string
 	// Condition is the type of the condition of a RemoteCluster that is false because of it; empty for none.
 	Condition string
@@ -108,6 +108,8 @@ type Act struct {
 const (
 	AlertOfErrors   = "SemaphoreFindingError"
 	AlertOfWarnings = "SemaphoreFindingWarning"
+	// NoAlert is for codes of which no part has a metric: an Event, a condition, or semaphorectl alone shows them.
+	NoAlert = "none"
 )
 
 var acts = map[Area]Act{

@@ -114,7 +114,7 @@ var (
 		"a node's kernel has no WireGuard, and its agent has no container that runs it",
 		Act{Command: "semaphorectl install --components userspace-wireguard"})
 	DeviceUnreadable = define(Status, Error, "DeviceUnreadable", "a device does not exist, or cannot be read",
-		Act{Command: "ip -details link show type wireguard"})
+		Act{Command: "ip -details link show type wireguard", Alert: NoAlert})
 	PeerCountDiffers = define(Status, Warning, "PeerCountDiffers", "a device has another number of peers than desired",
 		Act{Command: "semaphorectl status --agent NODE", Alert: "SemaphorePeersMissing"})
 	PeersContradict = define(Status, Error, "PeersContradict", "peers of a device are invalid, or contradict each other",
@@ -151,9 +151,9 @@ var (
 // semaphorectl, of a whole mesh.
 var (
 	Unreached = define(Status, Error, "Unreached", "semaphorectl cannot ask a part, or its cluster",
-		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get deployments,daemonsets,pods"})
+		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get deployments,daemonsets,pods", Alert: NoAlert})
 	ClusterNameTaken = define(Status, Error, "ClusterNameTaken", "two clusters have, or would have, one name",
-		Act{Side: Both, Command: "kubectl config get-contexts"})
+		Act{Side: Both, Command: "kubectl config get-contexts", Alert: NoAlert})
 	VersionSkew = define(Status, Warning, "VersionSkew", "parts of the mesh have different versions",
-		Act{Side: Both, Command: "semaphorectl status -o wide"})
+		Act{Side: Both, Command: "semaphorectl status -o wide", Alert: NoAlert})
 )
