@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -144,5 +147,22 @@ func TestMonitoring(t *testing.T) {
 	}
 	if n := strings.Count(string(text), "\n| <a id=\"Semaphore"); n != len(lines) {
 		t.Errorf("docs/alerts.md has %d alerts, of %d", n, len(lines))
+	}
+}
+
+// TestMonitorsForeignExporters: Prometheus scrapes the exporter of a cluster without semaphore, which is in a namespace
+// of its own.
+func TestMonitorsForeignExporters(t *testing.T) {
+	var monitor struct {
+		Spec struct {
+			NamespaceSelector struct{ Any bool }
+			Selector          metav1.LabelSelector
+		}
+	}
+	must(t, yaml.Unmarshal(testkit.Value(os.ReadFile("features/monitors/monitors.yaml"))(t), &monitor))
+	exporter := find[*appsv1.Deployment](t, build(t, "foreign-exporter"), "semaphore-exporter")
+	selector := testkit.Value(metav1.LabelSelectorAsSelector(&monitor.Spec.Selector))(t)
+	if !monitor.Spec.NamespaceSelector.Any || !selector.Matches(labels.Set(exporter.Spec.Template.Labels)) {
+		t.Errorf("%+v does not select pods with %v in each namespace", monitor.Spec, exporter.Spec.Template.Labels)
 	}
 }

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -199,12 +200,18 @@ func bucket(le string, each int) string {
 		string(rune('0'+each)) + `x40`
 }
 
-// groups is a file of the rules, as Prometheus loads it.
-func groups(t *testing.T) string {
+// severalClusters is what docs/alerts.md says for a Prometheus that has several own clusters.
+const severalClusters = "sed 's/(namespace,/(LABEL, namespace,/g' rules.yaml"
+
+// groups is a file of the rules, as Prometheus loads it; with a label, as severalClusters changes them.
+func groups(t *testing.T, label string) string {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/features/alerts/rules.yaml")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if label != "" {
+		data = bytes.ReplaceAll(data, []byte("(namespace,"), []byte("("+label+", namespace,"))
 	}
 	var object struct{ Spec any }
 	if err := yaml.Unmarshal(data, &object); err != nil {
@@ -269,7 +276,7 @@ func fired(t *testing.T, file string, series []string) map[string]string {
 
 // TestAlerts: each alert fires on what it is for, and no other does; it is quiet otherwise.
 func TestAlerts(t *testing.T) {
-	file := groups(t)
+	file := groups(t, "")
 	known := map[string]bool{}
 	all, errs := prometheus.NewManager(&prometheus.ManagerOptions{Logger: promslog.NewNopLogger()}).LoadGroups(time.Second,
 		labels.EmptyLabels(), "", nil, false, file)
@@ -312,5 +319,22 @@ func TestAlerts(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestSeveralClusters: the documented change of the rules keeps the leaders of several own clusters apart.
+func TestSeveralClusters(t *testing.T) {
+	page, err := os.ReadFile("../../docs/alerts.md")
+	if err != nil || !strings.Contains(string(page), severalClusters) {
+		t.Errorf("docs/alerts.md lacks %q: %v", severalClusters, err)
+	}
+	of := func(site, series string) string { return strings.Replace(series, "{", `{site="`+site+`",`, 1) }
+	file := groups(t, "site")
+	if got := fired(t, file, []string{of("a", leads), of("b", leads)}); len(got) > 0 {
+		t.Errorf("with a leader in each of two clusters fire %v", got)
+	}
+	if got := fired(t, file, []string{of("a", leads), of("b", standsBy)}); len(got) != 1 ||
+		got["SemaphoreNoLeader"] == "" {
+		t.Errorf("with a leader in one of two clusters fire %v", got)
 	}
 }
