@@ -279,3 +279,21 @@ func TestJudgeClock(t *testing.T) {
 		t.Error(codes(got), got)
 	}
 }
+
+// TestSoon: "soon" is what its meaning and the documents say: the last fifth of a life, and at most its last 30 days.
+func TestSoon(t *testing.T) {
+	for life, want := range map[time.Duration]time.Duration{10 * day: 2 * day, 365 * day: 30 * day, 3650 * day: 30 * day} {
+		if soon(life) != want {
+			t.Errorf("of a life of %s the last %s are soon, want %s", life, soon(life), want)
+		}
+	}
+	texts := []string{finding.Certificate.ExpiresSoon.Definition().Meaning}
+	for _, page := range []string{"certificates", "checks", "operate"} {
+		texts = append(texts, string(testkit.Value(os.ReadFile("../../docs/"+page+".md"))(t)))
+	}
+	for _, text := range texts {
+		if !strings.Contains(strings.Join(strings.Fields(text), " "), " life, and at most its last 30 days") {
+			t.Errorf("when a certificate expires soon is missing in %.60q", text)
+		}
+	}
+}

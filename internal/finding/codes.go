@@ -200,7 +200,7 @@ func validity(code Code, what string) Validity {
 		NotYet:  define(Checks, Error, code+"NotYetValid", what+" is not valid yet: a clock is behind"),
 		Expired: define(Checks, Error, code+"Expired", what+" has expired"),
 		ExpiresSoon: define(Checks, Warning, code+"ExpiresSoon",
-			what+" is in the last fifth of its life, or its last 30 days"),
+			what+" is in the last fifth of its life, and at most its last 30 days"),
 	}
 }
 
