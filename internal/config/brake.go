@@ -17,18 +17,20 @@ type Brake struct {
 	Hold Duration `json:"hold"`
 }
 
+// defaultBrake is the default.
+func defaultBrake() Brake {
+	return Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: time.Hour}}
+}
+
 func (b *Brake) complete(p *problems, field string) {
-	orDefault(&b.Percent, 50)
-	orDefault(&b.AtLeast, 20)
 	b.Hold.check(p, field+".hold")
-	orDefault(&b.Hold.Duration, time.Hour)
 	if b.Percent < 1 || b.Percent > 100 {
 		p.add(field+".percent", "%d: use 1 to 100 percent; 100 switches the brake off", b.Percent)
 	}
 	if b.AtLeast < 1 {
 		p.add(field+".atLeast", "%d: use a number of objects above 0", b.AtLeast)
 	}
-	if b.Hold.Duration < 0 {
+	if b.Hold.invalid == "" && b.Hold.Duration <= 0 {
 		p.add(field+".hold", "%s: use a time above 0, such as \"10m\"", b.Hold)
 	}
 }

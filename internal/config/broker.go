@@ -183,6 +183,8 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 
 func (c *Broker) setDefaults() {
 	c.LeaderElection = leaderElection("semaphore-broker-leader")
+	c.Kube.QPS, c.Brake = defaultQPS, defaultBrake()
+	c.Sets.MaxSize, c.Slices.MaxEndpoints = defaultSetSize, defaultSliceEndpoints
 	c.GlobalServices.setDefaults()
 	c.MCS.setDefaults()
 }

@@ -37,7 +37,7 @@ type validator interface {
 }
 
 // withDefaults is a configuration with defaults that must be set before the file is read, because the file may
-// explicitly set them to zero values (false, 0s).
+// explicitly set them to zero values (false, 0, 0s), which are values, or refused. Only empty text is no value.
 type withDefaults interface {
 	setDefaults()
 }
@@ -289,14 +289,16 @@ func (k *Kube) checkRemote(p *problems, field string) {
 
 func (k *Kube) complete(p *problems, field string) {
 	k.checkRemote(p, field)
-	orDefault(&k.QPS, 1_000)
-	if k.QPS < 0 || k.QPS > maxQPS {
+	if k.QPS <= 0 || k.QPS > maxQPS {
 		p.add(field+".qps", "%v: use a number of requests a second above 0, up to %d", k.QPS, maxQPS)
 	}
 }
 
-// maxQPS exceeds what an apiserver can serve.
-const maxQPS = 100_000
+const (
+	defaultQPS = 1_000
+	// maxQPS exceeds what an apiserver can serve.
+	maxQPS = 100_000
+)
 
 // Duration is a Go duration such as "25s".
 type Duration struct {
@@ -410,8 +412,11 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 const maxLabelDomains = 4
 
 func completeLabelDomains(p *problems, all *[]string) {
-	if len(*all) == 0 {
+	if *all == nil {
 		*all = []string{naming.DefaultLabelDomain}
+	}
+	if len(*all) == 0 {
+		p.add("labelDomains", "none: name at least one, or leave the key out for %s", naming.DefaultLabelDomain)
 	}
 	if len(*all) > maxLabelDomains {
 		p.add("labelDomains", "%d, and %d is the most", len(*all), maxLabelDomains)

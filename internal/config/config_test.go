@@ -538,6 +538,57 @@ func TestBadAgent(t *testing.T) {
 	})
 }
 
+// TestZeroIsNoDefault: a zero or an empty list in a file is a value, and refused where it has no meaning. Only a key
+// that is absent, or null, has its default.
+func TestZeroIsNoDefault(t *testing.T) {
+	tested := checkZeros(t, Parse[Exporter], "cluster: c1\n")
+	tested += checkZeros(t, Parse[Broker], "cluster: c1\nlocalSubnets: [10.1.0.0/16]\n")
+	if tested += checkZeros(t, Parse[Agent], "cluster: c1\n"); tested < 18 {
+		t.Errorf("%d keys have numbers and durations", tested)
+	}
+	refuses[Exporter](t, "cluster: c1\n", map[string]string{"labelDomains: []": "labelDomains: none"})
+	refuses[described](t, brokerOfC1, map[string]string{"labelDomains: []": "labelDomains: none",
+		"globalServices: {rules: [{minReady: 0}]}": `globalServices.rules[0].minReady: "0": use a number`})
+	c, err := Parse[described]([]byte(brokerOfC1 + "brake: {percent: null, hold: null}\nkube: {qps: null}\n" +
+		"globalServices: {limits: {services: null}, rules: [{minReady: null}]}\n"))
+	if err != nil || c.Brake != (Brake{50, 20, Duration{Duration: time.Hour}}) || c.Kube.QPS != 1_000 ||
+		c.GlobalServices.Limits.Services != 2_000 || c.GlobalServices.Rules[0].MinReady.IntValue() != 1 {
+		t.Errorf("with null: %+v, %v", c, err)
+	}
+}
+
+// checkZeros parses a file with a zero for each number and duration whose default is another: it is refused with the
+// field's name, or the value. It returns the number of these keys.
+func checkZeros[T any](t *testing.T, parse func([]byte) (*T, error), smallest string) (tested int) {
+	t.Helper()
+	values := func(text string) (map[string]string, error) {
+		c, err := parse([]byte(text))
+		out := map[string]string{}
+		if err == nil {
+			defaultsOf(out, "", reflect.ValueOf(c).Elem())
+		}
+		return out, err
+	}
+	for key, text := range testkit.Value(values(smallest))(t) {
+		zero := "0"
+		if _, err := time.ParseDuration(strings.Trim(text, "`")); err == nil {
+			zero = "0s"
+		} else if _, err := strconv.ParseFloat(strings.Trim(text, "`"), 64); err != nil {
+			continue
+		}
+		if text == "`0`" || text == "`0s`" {
+			continue
+		}
+		tested++
+		file := smallest + strings.ReplaceAll(key, ".", ": {") + ": " + zero + strings.Repeat("}", strings.Count(key, "."))
+		if got, err := values(file); err == nil && got[key] != "`"+zero+"`" ||
+			err != nil && !strings.HasPrefix(err.Error(), key+": "+zero+": ") {
+			t.Errorf("%s: %s becomes %s, with the error %v", key, zero, got[key], err)
+		}
+	}
+	return tested
+}
+
 func testBad[T any, P interface {
 	*T
 	validator

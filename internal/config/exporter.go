@@ -99,7 +99,7 @@ type ExporterBroker struct {
 
 func (c *Exporter) setDefaults() {
 	c.LeaderElection = leaderElection("semaphore-exporter-leader")
-	c.Events = true
+	c.Kube.QPS, c.Events = defaultQPS, true
 }
 
 func (c *Exporter) complete(p *problems) {

@@ -67,13 +67,3 @@ func (s Strictness) Check(field string) error {
 	s.check(&p, field)
 	return errors.Join(p...)
 }
-
-// Complete sets the defaults of a configuration that is in no file of its own, and returns an error with all that is
-// wrong with it.
-func (c *Broker) Complete() error {
-	c.setDefaults()
-	var p problems
-	c.complete(&p)
-	c.completeRemotes(&p)
-	return errors.Join(p...)
-}

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,7 +49,6 @@ const (
 )
 
 func (s *Slices) complete(p *problems, field string) {
-	orDefault(&s.MaxEndpoints, defaultSliceEndpoints)
 	if s.MaxEndpoints < 1 || s.MaxEndpoints > maxSliceEndpoints {
 		p.add(field+".maxEndpoints", "%d: use 1 to %d endpoints; an apiserver takes no more in one EndpointSlice",
 			s.MaxEndpoints, maxSliceEndpoints)
@@ -90,7 +90,7 @@ type GlobalRule struct {
 	// Prefer lists clusters in order of preference. All others come last, with equal preference.
 	Prefer []string `json:"prefer"`
 	// MinReady is the minimum: a number of ready endpoints, or a share of all of them, such as "50%".
-	MinReady intstr.IntOrString `json:"minReady"`
+	MinReady *intstr.IntOrString `json:"minReady"`
 	// WhenGone selects how endpoints of a gone cluster are handled.
 	WhenGone WhenGone `json:"whenGone"`
 }
@@ -158,13 +158,15 @@ const (
 
 func (g *GlobalServices) setDefaults() {
 	g.SilentAfter.Duration, g.Settle.Duration = 30*time.Second, 30*time.Second
+	l, _ := LimitsOf(Medium, 1)
+	g.Limits = OwnLimits{l.Services, l.EndpointSlices, l.Endpoints, l.EndpointsPerService}
 }
 
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
-	limits := g.Limits.limits()
-	limits.complete(p, field+".limits", Medium, 1)
-	g.Limits = OwnLimits{limits.Services, limits.EndpointSlices, limits.Endpoints, limits.EndpointsPerService}
-
+	limits := reflect.ValueOf(g.Limits)
+	for i := range limits.NumField() {
+		checkLimit(p, field+".limits", limits, i)
+	}
 	g.SilentAfter.check(p, field+".silentAfter")
 	if d := g.SilentAfter.Duration; g.SilentAfter.invalid == "" && (d < minSilentAfter || d > maxGlobalTime) {
 		p.add(field+".silentAfter", "%s: use %s to %s", d, minSilentAfter, maxGlobalTime)
@@ -228,7 +230,7 @@ func (r *GlobalRule) complete(p *problems, field string) {
 			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
 		}
 	}
-	orDefault(&r.MinReady, intstr.FromInt32(1))
+	orDefault(&r.MinReady, new(intstr.FromInt32(1)))
 	if _, _, err := ParseMinReady(r.MinReady.String()); err != nil {
 		p.add(field+".minReady", "%s", err)
 	}

@@ -42,9 +42,9 @@ globalServices:
 		LocalZones:  []string{"zone-a", "zone-b"},
 		Rules: []GlobalRule{
 			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"},
-				MinReady: intstr.FromInt32(2), WhenGone: Withdraw},
-			{Names: []string{"web"}, MinReady: intstr.FromString("50%"), WhenGone: Demote},
-			{MinReady: intstr.FromInt32(1), WhenGone: Demote},
+				MinReady: new(intstr.FromInt32(2)), WhenGone: Withdraw},
+			{Names: []string{"web"}, MinReady: new(intstr.FromString("50%")), WhenGone: Demote},
+			{MinReady: new(intstr.FromInt32(1)), WhenGone: Demote},
 		},
 	}
 	if !reflect.DeepEqual(c.GlobalServices, want) {

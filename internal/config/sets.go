@@ -30,8 +30,7 @@ const defaultSetSize = 1_000
 const maxSetSize = 30_000
 
 func (s *Sets) complete(p *problems, field string) {
-	orDefault(&s.MaxSize, defaultSetSize)
-	if s.MaxSize < 0 || s.MaxSize > maxSetSize {
+	if s.MaxSize < 1 || s.MaxSize > maxSetSize {
 		p.add(field+".maxSize", "%d: use 1 to %d addresses; more do not fit into an object", s.MaxSize, maxSetSize)
 	}
 	orDefault(&s.ManagedBy, Originals[0])
