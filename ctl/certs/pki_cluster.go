@@ -123,7 +123,18 @@ func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, no
 	if err != nil {
 		return made, err
 	}
-	return made, p.trust(ctx, name, cert, false)
+	bundles, err := p.bundles(ctx)
+	has := strings.TrimSpace(bundles[name+".pem"])
+	if err != nil || strings.Contains(has, strings.TrimSpace(string(cert))) {
+		return made, err
+	}
+	if has != "" { // while another authority replaces this one, parts need the roots of both
+		cert = fmt.Appendf(nil, "%s\n%s", has, cert)
+	}
+	if err := p.trust(ctx, name, cert, false); err != nil {
+		return made, err
+	}
+	return append(made, "root"), nil
 }
 
 // Elsewhere returns why the authority of a cluster without one is elsewhere; empty if there are no certificates either.

@@ -1,15 +1,20 @@
 package certs
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -65,6 +70,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	ctl("pki init --context c1 --cluster c1") // as after an interruption
 	get("c1", "semaphore-exporter-tls")
 
+	addsOwnRoot(t, admins["c1"], func() { ctl("pki init --context c1 --cluster c1") })
 	out := ctl("pki exchange --context c1 --context c2 --yes")
 	ctltest.Golden(t, "pki-exchange", regexp.MustCompile(`[0-9a-f]{16}`).ReplaceAllString(out, "FINGERPRINT"))
 	fails("pki rotate --context c1 --part broker --part agent", `part "agent": use `)
@@ -104,4 +110,27 @@ func TestKeysInTheCluster(t *testing.T) {
 	for _, e := range entries {
 		t.Errorf("%s was written on this machine", e.Name())
 	}
+}
+
+// addsOwnRoot: while an authority is replaced by another one, parts need the roots of both. pki init adds that of the
+// Secret where it is missing, and removes none.
+func addsOwnRoot(t *testing.T, admin kubernetes.Interface, initialize func()) {
+	t.Helper()
+	bundles := admin.CoreV1().ConfigMaps("semaphore")
+	own := kubetest.Get(t, bundles, "semaphore-bundles").Data["c1.pem"]
+	a, err := identity.NewAuthority("c1", DefaultValidity.Authority, time.Now())
+	must(t, err)
+	cert, _, err := a.PEM()
+	must(t, err)
+	other := string(cert)
+	for has, want := range map[string]string{own + other: own + other, other + own: other + own, other: other + own} {
+		data := testkit.Value(json.Marshal(map[string]any{"data": map[string]string{"c1.pem": has}}))(t)
+		ctltest.Patch(t, bundles, "semaphore-bundles", string(data))
+		initialize()
+		if is := kubetest.Get(t, bundles, "semaphore-bundles").Data["c1.pem"]; is != want {
+			t.Errorf("of the roots\n%s it makes\n%s", has, is)
+		}
+	}
+	ctltest.Patch(t, bundles, "semaphore-bundles", string(testkit.Value(json.Marshal(map[string]any{
+		"data": map[string]string{"c1.pem": own}}))(t)))
 }
