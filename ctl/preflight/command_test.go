@@ -2,11 +2,14 @@ package preflight
 
 import (
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
@@ -85,6 +88,41 @@ func TestPreflight(t *testing.T) {
 	withoutRights(t, cfg)
 	if after := countObjects(t, admin); after != before {
 		t.Errorf("there were %d namespaces, Services, ConfigMaps and Secrets, and now %d: preflight wrote", before, after)
+	}
+	rightsToInstall(t, cfg, admin)
+}
+
+// rightsToInstall: in a namespace of their own, those suffice who may write there, and roles and policies anywhere.
+func rightsToInstall(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	t.Helper()
+	kubetest.Namespace(t, admin, "mesh")
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "installs"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"", "apps"}, Resources: []string{"secrets", "daemonsets", "deployments"},
+			Verbs: []string{"create"}}}}
+	kubetest.Create(t, admin.RbacV1().ClusterRoles(), role.DeepCopy())
+	role.Name, role.Rules[0].Verbs = "installs-anywhere", []string{"create", "escalate"}
+	role.Rules[0].APIGroups = append(role.Rules[0].APIGroups, rbacv1.GroupName, "admissionregistration.k8s.io")
+	role.Rules[0].Resources = []string{"namespaces", "clusterroles", "validatingadmissionpolicies"}
+	kubetest.Create(t, admin.RbacV1().ClusterRoles(), role)
+	who := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "installer"}}
+	to := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "installs"}
+	kubetest.Create(t, admin.RbacV1().RoleBindings("mesh"), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: to.Name}, Subjects: who, RoleRef: to})
+	to.Name = role.Name
+	kubetest.Create(t, admin.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: to.Name}, Subjects: who, RoleRef: to})
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate = rest.ImpersonationConfig{UserName: "installer", Groups: []string{"system:authenticated"}}
+	kubeconfig := kubetest.Kubeconfig(t, limited)
+	for namespace, want := range map[string]int{"mesh": 0, "semaphore": 3} {
+		// The apiserver learns of roles by a watch.
+		testkit.Eventually(t, time.Minute, "the rights", func() error {
+			out, _, _ := ctltest.Run(t, "check", "--pre", "-n", namespace, "--kubeconfig", kubeconfig)
+			if n := strings.Count(out, "RightMissing"); n != want {
+				return fmt.Errorf("in namespace %s, %d rights are missing, want %d:\n%s", namespace, n, want, out)
+			}
+			return nil
+		})
 	}
 }
 

@@ -60,7 +60,7 @@ func Survey(ctx context.Context, c *fleet.Cluster) (*Cluster, error) {
 	s.readProxy(ctx)
 	s.readDNS(ctx)
 	s.readTypes(ctx)
-	s.readRights(ctx)
+	s.readRights(ctx, c.Namespace)
 	s.propose(c.Context)
 	return s.out, nil
 }
@@ -384,19 +384,21 @@ func (s *surveyor) readTypes(ctx context.Context) {
 		Resource: "podmonitors"})
 }
 
-// installs are the rights that an installation needs beyond those of the parts; an administrator has them.
-var installs = []struct{ verb, group, resource, namespace string }{
-	{"create", "", "namespaces", ""}, {"create", "", "secrets", "semaphore"},
-	{"create", "apps", "deployments", "semaphore"},
-	{"create", "apps", "daemonsets", "semaphore"}, {"create", "rbac.authorization.k8s.io", "clusterroles", ""},
-	{"escalate", "rbac.authorization.k8s.io", "clusterroles", ""},
-	{"create", "admissionregistration.k8s.io", "validatingadmissionpolicies", ""},
-	{"update", "", "configmaps", "kube-system"},
+// installs returns the rights that an installation needs beyond those of the parts, which are in a namespace; an
+// administrator has them.
+func installs(namespace string) []struct{ verb, group, resource, namespace string } {
+	return []struct{ verb, group, resource, namespace string }{
+		{"create", "", "namespaces", ""}, {"create", "", "secrets", namespace},
+		{"create", "apps", "deployments", namespace},
+		{"create", "apps", "daemonsets", namespace}, {"create", "rbac.authorization.k8s.io", "clusterroles", ""},
+		{"escalate", "rbac.authorization.k8s.io", "clusterroles", ""},
+		{"create", "admissionregistration.k8s.io", "validatingadmissionpolicies", ""},
+	}
 }
 
 // readRights asks the apiserver for the caller's rights. A review is not stored.
-func (s *surveyor) readRights(ctx context.Context) {
-	for _, right := range installs {
+func (s *surveyor) readRights(ctx context.Context, namespace string) {
+	for _, right := range installs(namespace) {
 		review := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
 			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": right.verb, "group": right.group,
