@@ -212,7 +212,8 @@ func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "")
 // BuildCleanup builds the objects that remove an installation: docs/removal.md. It fails as Build does.
 func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) {
 	v.Components = slices.DeleteFunc(slices.Clone(v.Components), func(c string) bool {
-		return c == "monitors" // the cluster may no longer serve their type, and they go with the namespace
+		// The cluster may no longer serve their types, and they go with the namespace.
+		return c == "monitors" || c == "alerts"
 	})
 	return build(v, "cleanup")
 }

@@ -159,7 +159,8 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the Corefile is\n%s", text)
 	}
 	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], servicePrefix: two}")
-	ctl(0, "install") // existing DNS blocks are updated
+	serve(t, cfg, rules, "PrometheusRule")
+	ctl(0, "install --components alerts") // existing DNS blocks are updated
 	if text := names(); !strings.Contains(text, "\ncluster.c2 {") || !strings.Contains(text, "two-{2}-73736d-{1}") {
 		t.Errorf("the Corefile is\n%s", text)
 	}
@@ -171,7 +172,9 @@ func TestInstall(t *testing.T) {
 		metav1.GetOptions{}); err != nil {
 		t.Errorf("without --yes it was removed: %v", err)
 	}
-	removeDefinition(t, cfg, podMonitors.GroupResource().String()) // uninstall needs no type of others
+	for _, of := range []schema.GroupVersionResource{podMonitors, rules} { // uninstall needs no type of others
+		removeDefinition(t, cfg, of.GroupResource().String())
+	}
 	ctltest.Golden(t, "uninstall-yes", ctl(0, "uninstall --yes"))
 	ctltest.Patch(t, admin.CoreV1().Nodes(), "n1", `{"metadata":{"annotations":{"other":null}}}`)
 	// The definitions of the Multi-Cluster Services API, and the users' ServiceExports, outlive the component and the
@@ -353,7 +356,7 @@ func usesWhatIsServed(t *testing.T, cfg *rest.Config, admin kubernetes.Interface
 		slices.Sort(out)
 		return out
 	}
-	servePodMonitors(t, cfg)
+	serve(t, cfg, podMonitors, "PodMonitor")
 	ctltest.Golden(t, "install-left-out", ctl(0, "install --components=-mcs,-monitors,-network-policies"))
 	ctl(0, "install") // the earlier wishes
 	if got := has(); len(got) > 0 {
@@ -398,23 +401,25 @@ func refusesUnread(t *testing.T, cfg *rest.Config) {
 	}
 }
 
-var podMonitors = schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1", Resource: "podmonitors"}
+var podMonitors, rules = monitoring.WithResource("podmonitors"), monitoring.WithResource("prometheusrules")
 
-// servePodMonitors has the apiserver serve the type of the Prometheus Operator.
-func servePodMonitors(t *testing.T, cfg *rest.Config) {
+var monitoring = schema.GroupVersion{Group: "monitoring.coreos.com", Version: "v1"}
+
+// serve has the apiserver serve a type of the Prometheus Operator.
+func serve(t *testing.T, cfg *rest.Config, of schema.GroupVersionResource, kind string) {
 	t.Helper()
 	anything := true
 	kubetest.Create(t, apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(),
-		&apiextensions.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: podMonitors.GroupResource().String()},
-			Spec: apiextensions.CustomResourceDefinitionSpec{Group: podMonitors.Group, Scope: "Namespaced",
-				Names: apiextensions.CustomResourceDefinitionNames{Plural: podMonitors.Resource, Kind: "PodMonitor"},
-				Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: podMonitors.Version, Served: true,
+		&apiextensions.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: of.GroupResource().String()},
+			Spec: apiextensions.CustomResourceDefinitionSpec{Group: of.Group, Scope: "Namespaced",
+				Names: apiextensions.CustomResourceDefinitionNames{Plural: of.Resource, Kind: kind},
+				Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: of.Version, Served: true,
 					Storage: true, Schema: &apiextensions.CustomResourceValidation{
 						OpenAPIV3Schema: &apiextensions.JSONSchemaProps{Type: "object",
 							XPreserveUnknownFields: &anything}}}}}})
 	must(t, wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
 		func(ctx context.Context) (bool, error) {
-			_, err := dynamic.NewForConfigOrDie(cfg).Resource(podMonitors).List(ctx, metav1.ListOptions{})
+			_, err := dynamic.NewForConfigOrDie(cfg).Resource(of).List(ctx, metav1.ListOptions{})
 			return err == nil, nil
 		}))
 }
