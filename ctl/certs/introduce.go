@@ -233,7 +233,7 @@ func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, 
 		remotes[x.Name] = &known{Remote: preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}}
 		if x.Facts != nil {
 			says := preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}
-			if x.Object, err = ObjectOf(says, x.Bundle, x.Addresses...); err != nil {
+			if x.Object, err = objectOf(says, x.Bundle, x.Addresses...); err != nil {
 				return nil, err
 			}
 			// The broker lets another cluster of the name in by the operator's word; that word stays.
@@ -259,9 +259,9 @@ func subnets(all []netip.Prefix) (out []v1alpha1.Subnet) {
 	return out
 }
 
-// ObjectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it. It fails
+// objectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it. It fails
 // only if JSON cannot hold it.
-func ObjectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstructured.Unstructured, error) {
+func objectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstructured.Unstructured, error) {
 	remote := &v1alpha1.RemoteCluster{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
 		ObjectMeta: metav1.ObjectMeta{Name: r.Name},

@@ -292,9 +292,8 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
-	// Without addresses of a broker nothing is exported to it.
-	remote, err := certs.ObjectOf(preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}, root)
-	if err != nil {
+	remote := x.Object
+	if err := unstructured.SetNestedField(remote.Object, string(root), "spec", "trustBundle"); err != nil {
 		return err
 	}
 	clear := ""
@@ -481,7 +480,11 @@ func (p *linkedCluster) introductionOf(ctx context.Context, f *foreignCluster) (
 	if !p.encrypts() {
 		facts.IPs.Prefixes = nil
 	}
-	x := &certs.Introduction{Here: p.pki, There: f.applier.Cluster.Context, Name: f.name, Facts: &facts,
+	source, err := sourceOf(ctx, f.applier.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	x := &certs.Introduction{Here: p.pki, There: f.applier.Cluster.Context, Name: f.name, Facts: &facts, Source: source,
 		Doubt: errors.New("no exporter reads it from here")}
 	if _, does, err := reads(ctx, p.applier, f.name); err != nil || !does {
 		return x, err

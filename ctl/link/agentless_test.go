@@ -363,6 +363,14 @@ func TestAgentlessEnds(t *testing.T) {
 		t.Error("the exporter outlives unlink --force")
 	}
 	ctl(0, "unlink --context c1 --agentless legacy=c2 --yes") // as it says
+	// c2 is another cluster than the one that stands, as after it was built again. That word stays.
+	ctl(0, link+" --replace c2")
+	ctl(0, link)
+	remote := kubetest.GetObject(t, dynamic.NewForConfigOrDie(c1).Resource(v1alpha1.RemoteClusters), "c2")
+	system := kubetest.Get(t, there.CoreV1().Namespaces(), "kube-system")
+	if id, _, _ := unstructured.NestedString(remote.Object, "spec", "sourceID"); id != string(system.UID) {
+		t.Errorf("link --replace lets %q in, not %s", id, system.UID)
+	}
 	gone("nothing is left in c2 after unlink --force and unlink")
 
 	ctl(0, link)

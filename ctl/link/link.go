@@ -39,7 +39,7 @@ type linkedCluster struct {
 	facts *preflight.Cluster
 	// addresses of its broker for other clusters.
 	addresses []string
-	// source is the UID of its namespace kube-system; empty if it may not be read.
+	// source is what sourceOf returns.
 	source string
 	// installed is the record of install there; nil for none.
 	installed *apply.Record
@@ -266,10 +266,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	if err := l.says.Given(out.facts); err != nil {
 		return nil, err
 	}
-	system, err := fleet.Get[corev1.Namespace](ctx, c.Objects, fleet.NamespacesGVR, "", fleet.System)
-	if err == nil && system != nil {
-		out.source = string(system.UID)
-	} else if err != nil && !apierrors.IsForbidden(err) {
+	if out.source, err = sourceOf(ctx, c); err != nil {
 		return nil, err
 	}
 	if given := l.addresses[c.Context]; given != "" {
@@ -285,6 +282,18 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 		out.addresses = addressesOf(service, out.facts.Nodes)
 	}
 	return out, nil
+}
+
+// sourceOf returns the UID of a cluster's namespace kube-system; empty if it may not be read.
+func sourceOf(ctx context.Context, c *fleet.Cluster) (string, error) {
+	system, err := fleet.Get[corev1.Namespace](ctx, c.Objects, fleet.NamespacesGVR, "", fleet.System)
+	if system == nil || err != nil {
+		if apierrors.IsForbidden(err) {
+			err = nil
+		}
+		return "", err
+	}
+	return string(system.UID), nil
 }
 
 // toLink gives a cluster its name, and leaves out what matters only to an installation.
