@@ -193,15 +193,14 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	if _, err := fleet.AllOf(all, func(one *installation) (any, error) { return nil, one.try(ctx) }); err != nil {
 		return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("nothing was written: %w", err)}
 	}
+	var failed error
 	for _, one := range all {
 		if err := one.install(ctx, w); err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
-		if err := dns.Wire(ctx, w, one.Applier, i.dns); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, dns.Wire(ctx, w, one.Applier, i.dns))
 	}
-	return nil
+	return failed
 }
 
 // decide reads the cluster's state, and makes the objects to apply.

@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
@@ -458,6 +460,27 @@ func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args str
 	ctl(0, "install --features encryption,services,policy")
 	if !agents() {
 		t.Error("no agents were installed")
+	}
+}
+
+// TestInstallWithoutCoreDNS: a cluster without CoreDNS, c1, does not keep install --dns from the next one.
+func TestInstallWithoutCoreDNS(t *testing.T) {
+	first, _ := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
+	second, cfg := ctltest.EmptyCluster(t, "c2", "10.2.0.0/16", "172.18.2.7", false)
+	all, c2 := clientcmd.GetConfigFromFileOrDie(first), clientcmd.GetConfigFromFileOrDie(second)
+	all.Clusters["c2"], all.AuthInfos["c2"] = c2.Clusters["test"], c2.AuthInfos["test"]
+	all.Contexts["c2"] = &clientcmdapi.Context{Cluster: "c2", AuthInfo: "c2"}
+	must(t, clientcmd.WriteToFile(*all, first))
+	files := kubernetes.NewForConfigOrDie(cfg).CoreV1().ConfigMaps("kube-system")
+	kubetest.Create(t, files, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n}\n"}})
+	out, code, err := ctltest.Run(t, strings.Fields("install --context c1,c2 --dns --features services --kubeconfig "+
+		first)...)
+	if code != 1 || err == nil || !strings.Contains(err.Error(), "c1: there is no ConfigMap kube-system/coredns") {
+		t.Errorf("exit code %d, %v\n%s", code, err, out)
+	}
+	if text := kubetest.Get(t, files, "coredns").Data["Corefile"]; !strings.Contains(text, "cluster.global {") {
+		t.Errorf("the Corefile of c2 is\n%s", text)
 	}
 }
 

@@ -207,18 +207,17 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 	}
 	ctx, cancel = context.WithTimeout(asking, linkWithin)
 	defer cancel()
+	var failed error
 	for _, p := range here {
 		for _, f := range there {
 			if err := readOne(ctx, w, p, f, intro[pair{p, f}], wanted[pair{p, f}]); err != nil {
-				return err
+				return errors.Join(failed, err)
 			}
 		}
-		if err := dns.Wire(ctx, w, p.applier, l.dns); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, dns.Wire(ctx, w, p.applier, l.dns))
 	}
 	deliver(ctx, given(here, gets))
-	return nil
+	return failed
 }
 
 // mayRead returns the obstacles to reading a cluster for features.

@@ -425,12 +425,11 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	deliver(writing, given(all, gets))
+	var failed error
 	for _, p := range all {
-		if err := dns.Wire(writing, w, p.applier, l.dns); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, dns.Wire(writing, w, p.applier, l.dns))
 	}
-	return nil
+	return failed
 }
 
 // checkLinkable returns an error if clusters cannot be linked as they are, and prints why.
@@ -604,21 +603,20 @@ func (l *linker) leave(ctx context.Context, w io.Writer, all []*share) error {
 			return err
 		}
 	}
-	if known && !l.yes {
+	switch {
+	case !l.yes && known:
 		return show.OnlyPlanned("removed")
+	case !l.yes:
+		return nil
 	}
-	if l.yes {
-		deliver(ctx, withdrawn(all))
-	}
+	deliver(ctx, withdrawn(all))
+	var failed error
 	for i, s := range all {
-		if slices.ContainsFunc(all[:i], func(o *share) bool { return o.Cluster == s.Cluster }) {
-			continue
-		}
-		if err := dns.Wire(ctx, w, s.Applier, false); err != nil {
-			return err
+		if !slices.ContainsFunc(all[:i], func(o *share) bool { return o.Cluster == s.Cluster }) {
+			failed = errors.Join(failed, dns.Wire(ctx, w, s.Applier, false))
 		}
 	}
-	return nil
+	return failed
 }
 
 func (s *share) end(ctx context.Context, w io.Writer) error {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -166,6 +167,32 @@ func TestLink(t *testing.T) {
 	}
 	subnets("c1", "")
 	subnets("c2", "")
+	wiresEach(t, admins["c2"], remotes["c2"], ctl)
+}
+
+// wiresEach: a cluster without CoreDNS, c1, does not keep names from those named after it. unlink writes no names
+// without --yes, also where it has nothing to remove.
+func wiresEach(t *testing.T, c2 kubernetes.Interface, remotes dynamic.ResourceInterface,
+	ctl func(want int, args string) string) {
+	t.Helper()
+	files := c2.CoreV1().ConfigMaps("kube-system")
+	kubetest.Create(t, files, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n    kubernetes cluster.local\n}\n"}})
+	answers := func(want bool) {
+		t.Helper()
+		if is := kubetest.Get(t, files, "coredns").Data["Corefile"]; strings.Contains(is, "\ncluster.c1 {") != want {
+			t.Errorf("want a block for c1: %t; the Corefile is\n%s", want, is)
+		}
+	}
+	ctl(1, "link --context c1 --context c2 --yes --dns")
+	answers(true)
+	must(t, remotes.Delete(t.Context(), "c1", metav1.DeleteOptions{}))
+	for _, unlink := range []string{"unlink c9 --force --context c2", "unlink --context c2 --agentless c1=c9"} {
+		ctl(0, unlink)
+		answers(true)
+	}
+	ctl(0, "unlink c9 --force --context c2 --yes")
+	answers(false)
 }
 
 // subnetKeys gives each cluster the ConfigMap semaphore-subnets of an installation, and returns what checks the key for
