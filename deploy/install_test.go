@@ -43,6 +43,7 @@ func TestInstallIsKustomize(t *testing.T) {
 		}),
 		"policy alone": values(func(v *apply.Values) {
 			v.Features, v.Expose = config.Features{config.Policy}, apply.LoadBalancer
+			v.Components = []string{"openshift"}
 		}),
 		"other namespace": values(func(v *apply.Values) { v.Namespace = "federation" }),
 	} {

@@ -8,10 +8,15 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
@@ -145,6 +150,62 @@ func testPlatforms(t *testing.T, s *server) {
 			dir := overlay(t, "resources: [DEPLOY/namespace, DEPLOY/agent]\ncomponents: [DEPLOY/features/"+components+"]\n")
 			s.apply(t, dir)
 			admitted(t, s, dir)
+		})
+	}
+}
+
+// testOpenShift: with the rights of the installation OpenShift's nonroot-v2 admits each pod that is not the agent's: of
+// broker, exporter and cleanup, and of an exporter that reads another cluster, in any namespace.
+func testOpenShift(t *testing.T, s *server) {
+	kubetest.Temporary(t, s.client("").RbacV1().ClusterRoles(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "system:openshift:scc:nonroot-v2"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"security.openshift.io"}, Verbs: []string{"use"},
+			Resources: []string{"securitycontextconstraints"}, ResourceNames: []string{"nonroot-v2"}}}})
+	values := apply.Values{Cluster: "c1", Features: apply.AllFeatures, Components: []string{"openshift"}}
+	foreign := apply.Foreign{Cluster: "c2", Reader: "c1", Features: apply.AllFeatures, OpenShift: true}
+	for namespace, want := range map[string]string{foreign.Namespace(): "semaphore-exporter",
+		"semaphore":  "semaphore-broker semaphore-cleanup semaphore-exporter",
+		"federation": "semaphore-broker semaphore-cleanup semaphore-exporter"} {
+		t.Run(namespace, func(t *testing.T) {
+			values.Namespace = namespace
+			installed := testkit.Value(apply.Build(values))(t)
+			all := append(testkit.Value(apply.BuildCleanup(values))(t), installed...)
+			if namespace == foreign.Namespace() {
+				installed = testkit.Value(apply.BuildForeign(foreign))(t)
+				all = installed
+			}
+			var rights []runtime.Object
+			for _, o := range installed {
+				if o.GetKind() == "Namespace" || o.GetKind() == "RoleBinding" && o.GetName() == "semaphore-openshift" {
+					typed, _, err := strict.Decode(testkit.Value(o.MarshalJSON())(t), nil, nil)
+					must(t, err)
+					rights = append(rights, typed)
+				}
+			}
+			s.createRBAC(t, rights)
+			var accounts []string
+			for _, o := range all {
+				account, _, _ := unstructured.NestedString(o.Object, "spec", "template", "spec", "serviceAccountName")
+				if account != "" && o.GetKind() != "DaemonSet" {
+					accounts = append(accounts, account)
+				}
+			}
+			slices.Sort(accounts)
+			equal(t, "accounts", strings.Join(accounts, " "), want)
+			for _, account := range accounts {
+				eventually(t, account+" may use nonroot-v2", func() error {
+					review, err := s.client("").AuthorizationV1().SubjectAccessReviews().Create(t.Context(),
+						&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+							User: "system:serviceaccount:" + namespace + ":" + account,
+							ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "use",
+								Group: "security.openshift.io", Resource: "securitycontextconstraints", Name: "nonroot-v2"}}},
+						metav1.CreateOptions{})
+					if err == nil && !review.Status.Allowed {
+						err = errors.New("refused")
+					}
+					return err
+				})
+			}
 		})
 	}
 }

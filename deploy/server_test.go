@@ -47,6 +47,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
 	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
+	t.Run("OpenShift", func(t *testing.T) { testOpenShift(t, s) })
 	t.Run("Reader", func(t *testing.T) { testReader(t, s) })
 	t.Run("ForeignExporter", func(t *testing.T) { testForeignExporter(t, s) })
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })

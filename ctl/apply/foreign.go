@@ -39,6 +39,8 @@ type Foreign struct {
 	// it.
 	APIURL string
 	Roots  bool
+	// OpenShift is set if the reader's cluster admits pods by OpenShift's rules.
+	OpenShift bool
 }
 
 // Namespace returns the namespace of the exporter, in the reader's cluster.
@@ -74,6 +76,9 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 		Resources: []string{path.Join(manifests, "foreign-exporter")},
 		ConfigMapGenerator: []types.ConfigMapArgs{
 			configMap("semaphore-exporter", "merge", []string{"config.yaml=exporter.yaml"}, nil)}}
+	if f.OpenShift {
+		k.Components = []string{path.Join(manifests, "features/openshift/nonroot")}
+	}
 	return encoded(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }
 

@@ -304,10 +304,8 @@ func needed(c *preflight.Cluster, features config.Features) (out []Reason) {
 	if strings.Contains(c.Version, "-gke.") {
 		because("gke", "Kubernetes "+c.Version)
 	}
-	if !features.Has(config.Encryption) {
-		return out // the rest is for agents
-	}
-	if old := c.OldKernels(); len(old) > 0 {
+	agents := features.Has(config.Encryption)
+	if old := c.OldKernels(); agents && len(old) > 0 {
 		because("userspace-wireguard", "without WireGuard in the kernel: "+strings.Join(old, ", "))
 	}
 	for _, n := range c.Nodes {
@@ -317,7 +315,7 @@ func needed(c *preflight.Cluster, features config.Features) (out []Reason) {
 		}
 	}
 	for _, n := range c.Nodes {
-		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
+		if agents && slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
 			because("selinux", "node "+n.Name+" runs "+n.OS)
 			return out
 		}

@@ -86,6 +86,12 @@ func TestDecide(t *testing.T) {
 			c.Nodes[0].OS = "Red Hat Enterprise Linux CoreOS 417.94.202410090854-0"
 		}, wishes: Wishes{Components: []string{"selinux"}},
 			want: func(v *Values) { v.Components = []string{"ippools", "openshift"} }},
+		"OpenShift, and no agents": {found: func(c *preflight.Cluster) {
+			c.Nodes[0].OS = "Red Hat Enterprise Linux CoreOS 417.94.202410090854-0"
+		}, wishes: Wishes{Features: config.Features{config.Services}},
+			want: func(v *Values) {
+				v.Features, v.Components = config.Features{config.Services}, []string{"ippools", "openshift"}
+			}},
 		"GKE": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },
 			want: func(v *Values) { v.Components = []string{"gke", "ippools"} }},
 		"GKE, and no agents": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },

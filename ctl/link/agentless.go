@@ -33,6 +33,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
+var rbac = schema.GroupVersion{Group: "rbac.authorization.k8s.io", Version: "v1"}
+
 // foreignCluster is a cluster in which no part of semaphore runs.
 type foreignCluster struct {
 	applier *apply.Applier
@@ -274,8 +276,13 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
+	binding, err := p.applier.Get(ctx, apply.Ref{GroupVersionKind: rbac.WithKind("RoleBinding"),
+		Namespace: p.applier.Cluster.Namespace, Name: "semaphore-openshift"})
+	if err != nil {
+		return err
+	}
 	what := apply.Foreign{Cluster: f.name, Reader: p.Name, Parts: p.applier.Cluster.Namespace, Image: image,
-		APIURL: f.api, Features: features, Roots: len(f.roots) > 0}
+		APIURL: f.api, Features: features, Roots: len(f.roots) > 0, OpenShift: binding != nil}
 	token, err := f.account(ctx, what)
 	if err != nil {
 		return err
@@ -342,7 +349,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
 	for _, feature := range apply.AllFeatures {
 		role, err := f.applier.Get(ctx, apply.Ref{
-			GroupVersionKind: schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
+			GroupVersionKind: rbac.WithKind("ClusterRole"),
 			Name:             "semaphore-reader-" + string(feature) + "-" + reader})
 		if err != nil {
 			return nil, err

@@ -17,6 +17,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
@@ -292,6 +293,11 @@ func TestAgentlessEnds(t *testing.T) {
 	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
 	before := ctltest.Everything(t, c2)
 	ctl(0, "install --context c1 --features services,policy")
+	// The component openshift has it, whose other types this apiserver does not serve.
+	const admits = "semaphore-openshift"
+	kubetest.Create(t, here.RbacV1().RoleBindings("semaphore"), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: admits},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "any"}})
 	link := "link --context c1 --agentless legacy=c2 --yes --api legacy=" + c2.Host
 	may := func(resource string) bool {
 		t.Helper()
@@ -333,6 +339,7 @@ func TestAgentlessEnds(t *testing.T) {
 		})
 	}
 	ctl(0, link)
+	kubetest.Get(t, here.RbacV1().RoleBindings("semaphore-c2"), admits)
 	reads(true, true)
 	exports := func(want ...config.Feature) {
 		t.Helper()
@@ -356,13 +363,6 @@ func TestAgentlessEnds(t *testing.T) {
 	ctl(0, link+" --features encryption,services,policy")
 	reads(true, true)
 	exports(config.Encryption, config.Services, config.Policy)
-
-	ctltest.Golden(t, "agentless-forget", ctl(0, "unlink c2 --force --context c1"))
-	ctltest.Golden(t, "agentless-forget-yes", ctl(0, "unlink c2 --force --context c1 --yes"))
-	if _, err := here.CoreV1().Namespaces().Get(t.Context(), "semaphore-c2", metav1.GetOptions{}); err == nil {
-		t.Error("the exporter outlives unlink --force")
-	}
-	ctl(0, "unlink --context c1 --agentless legacy=c2 --yes") // as it says
 	// c2 is another cluster than the one that stands, as after it was built again. That word stays.
 	ctl(0, link+" --replace c2")
 	ctl(0, link)
@@ -371,6 +371,13 @@ func TestAgentlessEnds(t *testing.T) {
 	if id, _, _ := unstructured.NestedString(remote.Object, "spec", "sourceID"); id != string(system.UID) {
 		t.Errorf("link --replace lets %q in, not %s", id, system.UID)
 	}
+
+	ctltest.Golden(t, "agentless-forget", ctl(0, "unlink c2 --force --context c1"))
+	ctltest.Golden(t, "agentless-forget-yes", ctl(0, "unlink c2 --force --context c1 --yes"))
+	if _, err := here.CoreV1().Namespaces().Get(t.Context(), "semaphore-c2", metav1.GetOptions{}); err == nil {
+		t.Error("the exporter outlives unlink --force")
+	}
+	ctl(0, "unlink --context c1 --agentless legacy=c2 --yes") // as it says
 	gone("nothing is left in c2 after unlink --force and unlink")
 
 	ctl(0, link)
