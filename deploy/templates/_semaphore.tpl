@@ -108,7 +108,12 @@ data:
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "reader" "mountPath" "/etc/semaphore/reader" "readOnly" true)) -}}
 {{- $_ := set $template.spec "volumes" (append $template.spec.volumes (dict "name" "reader" "secret" (dict "secretName" "semaphore-reader"))) -}}
 {{- end -}}
-{{- if $values.env }}{{ $_ := set $container "env" (concat ($container.env | default list) $values.env) }}{{ end -}}
+{{- if $values.env -}}
+{{- /* A name that is there twice is lost when Helm merges an upgrade. */ -}}
+{{- $names := list }}{{ range $values.env }}{{ $names = append $names .name }}{{ end -}}
+{{- $env := list }}{{ range $container.env }}{{ if not (has .name $names) }}{{ $env = append $env . }}{{ end }}{{ end -}}
+{{- $_ := set $container "env" (concat $env $values.env) -}}
+{{- end -}}
 {{- if eq $part "agent" -}}
 {{- range $volume := $template.spec.volumes -}}
 {{- if eq $volume.name "token" -}}

@@ -218,7 +218,7 @@ patches:
 		},
 		"variables of exporter and broker": {
 			values: "exporter: {env: [{name: A, value: b}]}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
-				"{name: s, key: k}}}]}\ncomponents: {networkPolicies: false}\n",
+				"{name: s, key: k}}}, {name: GOMEMLIMIT, value: 7200MiB}]}\ncomponents: {networkPolicies: false}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
 				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, " +
 				"DEPLOY/cluster-name]\n" + `
@@ -228,8 +228,11 @@ patches:
       - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: A, value: b}}
   - target: {kind: Deployment, name: semaphore-broker}
     patch: |
+      - {op: test, path: /spec/template/spec/containers/0/env/1/name, value: GOMEMLIMIT} # of the manifests
+      - {op: remove, path: /spec/template/spec/containers/0/env/1}
       - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: C,
          valueFrom: {secretKeyRef: {name: s, key: k}}}}
+      - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: GOMEMLIMIT, value: 7200MiB}}
 ` + names,
 		},
 		"policy alone": {

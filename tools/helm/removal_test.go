@@ -226,7 +226,19 @@ func (r *release) remove() {
 	with := r.left()
 	upgrade := action.NewUpgrade(r.helm)
 	upgrade.Namespace = "semaphore"
-	testkit.Value(upgrade.Run("semaphore", load(r.t), given(r.t, values)))(r.t)
+	testkit.Value(upgrade.Run("semaphore", load(r.t), given(r.t, strings.Replace(values, "broker: {",
+		"broker: {env: [{name: GOMEMLIMIT, value: 7200MiB}], ", 1))))(r.t)
+	broker := testkit.Value(kubernetes.NewForConfigOrDie(r.cfg).AppsV1().Deployments("semaphore").Get(r.t.Context(),
+		"semaphore-broker", metav1.GetOptions{}))(r.t)
+	var limits []string
+	for _, v := range broker.Spec.Template.Spec.Containers[0].Env {
+		if v.Name == "GOMEMLIMIT" {
+			limits = append(limits, v.Value)
+		}
+	}
+	if !slices.Equal(limits, []string{"7200MiB"}) {
+		r.t.Errorf("an upgrade with another GOMEMLIMIT has %q", limits)
+	}
 	testkit.Eventually(r.t, 3*time.Minute, "the broker removes what it has of the remote", func() error {
 		if r.left()[pool] {
 			return errors.New("the pool is still there")
