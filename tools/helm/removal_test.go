@@ -15,9 +15,11 @@ import (
 	"time"
 
 	"helm.sh/helm/v3/pkg/action"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/discovery"
@@ -217,6 +219,24 @@ func TestRemoval(t *testing.T) {
 		}
 		r.install()
 		r.remove()
+	})
+	t.Run("after semaphorectl uninstall", func(t *testing.T) {
+		r := newRelease(t, program)
+		left := kustomize(t, "resources: [DEPLOY/broker]\n", map[string]string{})
+		for kind, resource := range map[string]string{"ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+			"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"} {
+			of := admissionregistrationv1.SchemeGroupVersion.WithResource(resource)
+			one := &unstructured.Unstructured{Object: left[kind+" <nil>/semaphore-slice-addresses"]}
+			testkit.Value(dynamic.NewForConfigOrDie(r.cfg).Resource(of).Create(t.Context(), one, metav1.CreateOptions{}))(t)
+		}
+		install := action.NewInstall(r.helm)
+		install.ReleaseName, install.Namespace, install.CreateNamespace = "semaphore", "semaphore", true
+		if _, err := install.Run(load(t), given(t, values)); err == nil ||
+			!strings.Contains(err.Error(), "semaphore-slice-addresses") {
+			t.Errorf("without --take-ownership: %v", err)
+		}
+		install.TakeOwnership = true
+		testkit.Value(install.Run(load(t), given(t, values)))(t)
 	})
 }
 
