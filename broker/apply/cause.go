@@ -2,6 +2,8 @@ package apply
 
 import (
 	"errors"
+	"fmt"
+	"net/http"
 	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,13 +42,25 @@ func causeOf(err error) reconcile.Cause {
 	if errors.Is(err, leader.ErrDeposed) {
 		return reconcile.Cause{Name: "this replica no longer leads", All: true}
 	}
-	switch reason := apierrors.ReasonForError(err); {
-	case reason == metav1.StatusReasonUnknown:
+	// A policy or webhook that refuses one object may refuse others, and one change may fix all of them. It chooses the
+	// code and the reason of its refusal, or has none.
+	for what, in := range map[string]*regexp.Regexp{"policy": policyRefused, "webhook": webhookRefused} {
+		if name, ok := named(what, in); ok {
+			return reconcile.Cause{Name: name}
+		}
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
 		return reconcile.Cause{Name: "the apiserver does not answer", All: true}
+	}
+	switch reason, code := status.Status().Reason, status.Status().Code; {
 	case reason == metav1.StatusReasonServiceUnavailable, reason == metav1.StatusReasonTooManyRequests,
 		reason == metav1.StatusReasonServerTimeout, reason == metav1.StatusReasonTimeout,
 		reason == metav1.StatusReasonUnauthorized:
 		return reconcile.Cause{Name: "the apiserver answers " + string(reason), All: true}
+	// A proxy says so, or an apiserver that its storage does not answer (apiserver, ErrorToAPIStatus).
+	case code > http.StatusInternalServerError, reason == metav1.StatusReasonUnknown && code/100 != 4:
+		return reconcile.Cause{Name: fmt.Sprint("the apiserver answers ", code), All: true}
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return shared("the namespace is being deleted")
 	case reason == metav1.StatusReasonInternalError:
@@ -60,12 +74,6 @@ func causeOf(err error) reconcile.Cause {
 			if name, ok := named(what, in); ok {
 				return shared(name)
 			}
-		}
-	}
-	// A policy or webhook that refuses one object may refuse others, and one change may fix all of them.
-	for what, in := range map[string]*regexp.Regexp{"policy": policyRefused, "webhook": webhookRefused} {
-		if name, ok := named(what, in); ok {
-			return reconcile.Cause{Name: name}
 		}
 	}
 	return reconcile.Cause{Name: string(apierrors.ReasonForError(err))}

@@ -53,6 +53,21 @@ func TestCauseOf(t *testing.T) {
 			reconcile.Cause{Name: "policy p"}},
 		{status(http.StatusForbidden, metav1.StatusReasonForbidden, `admission webhook "w" denied the request: no`),
 			reconcile.Cause{Name: "webhook w"}},
+		// Kyverno's has no reason, and others have one that an apiserver uses for itself.
+		{status(http.StatusBadRequest, "", `admission webhook "w" denied the request: no`), reconcile.Cause{Name: "webhook w"}},
+		{status(http.StatusInternalServerError, "", `admission webhook "w" denied the request: EOF`),
+			reconcile.Cause{Name: "webhook w"}},
+		{status(http.StatusUnauthorized, metav1.StatusReasonUnauthorized,
+			`services "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no`),
+			reconcile.Cause{Name: "policy p"}},
+		{status(http.StatusBadRequest, "", "no"), reconcile.Cause{}},
+		// An apiserver whose etcd does not answer, and what client-go makes of the page of a proxy.
+		{status(http.StatusInternalServerError, "", "etcdserver: request timed out"),
+			reconcile.Cause{Name: "the apiserver answers 500", All: true}},
+		{apierrors.NewGenericServerResponse(http.StatusBadGateway, http.MethodPost, services, "s", "<html>", 0, true),
+			reconcile.Cause{Name: "the apiserver answers 502", All: true}},
+		{apierrors.NewGenericServerResponse(http.StatusFound, http.MethodPost, services, "s", "<html>", 0, true),
+			reconcile.Cause{Name: "the apiserver answers 302", All: true}},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "s", nil), reconcile.Cause{Name: "Invalid"}},
 		{writes.NotOurs{Kind: "service", Name: "s"}, reconcile.Cause{}},
 	} {

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +33,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -369,26 +372,58 @@ func awayApiserver(_ *testing.T, s *sharedCause) func() {
 }
 
 func downWebhook(t *testing.T, s *sharedCause) func() {
-	ctx, api := context.WithoutCancel(t.Context()), s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	url := "https://" + loopback.Address(t)
-	kubetest.Create(t, api, &admissionv1.ValidatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
-		Webhooks: []admissionv1.ValidatingWebhook{{
-			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url},
-			FailurePolicy: ptr.To(admissionv1.Fail),
-			SideEffects:   ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
-			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: s.namespace}},
-			Rules: []admissionv1.RuleWithOperations{{
-				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-				Rule: admissionv1.Rule{APIGroups: []string{"discovery.k8s.io"}, APIVersions: []string{"v1"},
-					Resources: []string{"endpointslices"}},
-			}},
-		}},
-	})
+	s.webhook(t, "https://"+loopback.Address(t), nil)
 	s.until(t, s.admin, "failed calling webhook")
+	ctx := context.WithoutCancel(t.Context())
 	return func() {
-		testkit.Must(t, api.Delete(ctx, s.namespace, metav1.DeleteOptions{}))
+		testkit.Must(t, s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, s.namespace,
+			metav1.DeleteOptions{}))
 		s.until(t, s.admin, "")
+	}
+}
+
+// webhook has the apiserver ask a webhook, w.example.org, about the slices of the namespace.
+func (s *sharedCause) webhook(t *testing.T, url string, authority []byte) {
+	t.Helper()
+	kubetest.Create(t, s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations(),
+		&admissionv1.ValidatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
+			Webhooks: []admissionv1.ValidatingWebhook{{
+				Name: "w.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url, CABundle: authority},
+				FailurePolicy: ptr.To(admissionv1.Fail),
+				SideEffects:   ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: s.namespace}},
+				Rules: []admissionv1.RuleWithOperations{{
+					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+					Rule: admissionv1.Rule{APIGroups: []string{"discovery.k8s.io"}, APIVersions: []string{"v1"},
+						Resources: []string{"endpointslices"}},
+				}},
+			}},
+		})
+}
+
+// TestRefusedWithoutReason: what a webhook refuses without a reason or a code, as Kyverno does, fails alone.
+func TestRefusedWithoutReason(t *testing.T) {
+	cfg := kubetest.Start(t)
+	s := newSharedCause(t, cfg, kubernetes.NewForConfigOrDie(kube.Protobuf(cfg)), "refused")
+	w := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		review := map[string]any{}
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			t.Error(err)
+			return
+		}
+		review["response"] = map[string]any{"uid": review["request"].(map[string]any)["uid"], "allowed": false,
+			"status": map[string]any{"message": "no"}}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(review); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer w.Close()
+	s.webhook(t, w.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.Certificate().Raw}))
+	s.until(t, s.admin, `denied the request: no`)
+	if got, want := causeOf(s.attempt(t.Context(), s.admin)), (reconcile.Cause{Name: "webhook w.example.org"}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
