@@ -382,44 +382,58 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	eventually(t, "of the other family", is("IPv6 fd02::1"))
 }
 
-// An object that was made, and whose making was not answered, is the broker's: nothing is reported as somebody else's.
+// An object that was made, and whose making was not answered, or with 5xx by a proxy or an apiserver that did not wait
+// for its storage, is the broker's: nothing is reported as somebody else's.
 func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
-	cut := false
-	cfg = rest.CopyConfig(cfg)
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
-			response, err := next.RoundTrip(r)
-			if err == nil && r.Method == http.MethodPost && !cut {
-				cut = true
-				response.Body.Close()
-				return nil, io.ErrUnexpectedEOF
+	for name, answer := range map[string]*http.Response{
+		"unanswered": nil,
+		"proxy":      {StatusCode: http.StatusBadGateway, Header: http.Header{"Content-Type": {"text/html"}}},
+		"storage":    {StatusCode: http.StatusInternalServerError, Header: http.Header{"Content-Type": {"application/json"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cut := false
+			cfg := rest.CopyConfig(cfg)
+			cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+				return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+					response, err := next.RoundTrip(r)
+					if err != nil || r.Method != http.MethodPost || cut {
+						return response, err
+					}
+					cut = true
+					response.Body.Close()
+					if answer == nil {
+						return nil, io.ErrUnexpectedEOF
+					}
+					answer.Body = io.NopCloser(strings.NewReader(
+						`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"etcdserver: request timed out","code":500}`))
+					return answer, nil
+				})
+			})
+			w, d := desired[*corev1.Service]()
+			w.set(service(name, "c2", 80, false))
+			opts := options(t)
+			o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
+			// Until the second attempt the informer has nothing to say.
+			connection := testkit.Value(o.kind.connect(t.Context()))(t)
+			o.connection = connection
+			o.reset(cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex))
+			o.synced.Store(true)
+			if err := o.reconcile(t.Context(), name); err == nil {
+				t.Fatal("a write that was not answered is no error")
 			}
-			return response, err
+			if err := done(o.reconcile(t.Context(), name)); err != nil {
+				t.Errorf("what we made ourselves: %v", err)
+			}
+			if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "foreign"); n != 0 {
+				t.Errorf("%v objects of others, want none", n)
+			}
+			if err := o.reconcile(t.Context(), name); !errors.As(err, new(writes.NotOurs)) {
+				t.Errorf("what is there still, and not to be seen as ours: %v", err)
+			}
+			if err := admin.CoreV1().Services("mirrors").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
 		})
-	})
-	w, d := desired[*corev1.Service]()
-	w.set(service("unanswered", "c2", 80, false))
-	opts := options(t)
-	o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
-	// Until the second attempt the informer has nothing to say.
-	connection := testkit.Value(o.kind.connect(t.Context()))(t)
-	o.connection = connection
-	o.reset(cache.NewIndexer(cache.MetaNamespaceKeyFunc, clusterIndex))
-	o.synced.Store(true)
-	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
-		t.Fatal("a write that was not answered is no error")
-	}
-	if err := done(o.reconcile(t.Context(), "unanswered")); err != nil {
-		t.Errorf("what we made ourselves: %v", err)
-	}
-	if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "foreign"); n != 0 {
-		t.Errorf("%v objects of others, want none", n)
-	}
-	if err := o.reconcile(t.Context(), "unanswered"); !errors.As(err, new(writes.NotOurs)) {
-		t.Errorf("what is there still, and not to be seen as ours: %v", err)
-	}
-	if err := admin.CoreV1().Services("mirrors").Delete(t.Context(), "unanswered", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
 	}
 }
 

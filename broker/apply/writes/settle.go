@@ -6,7 +6,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -271,14 +270,16 @@ func (m *Machine[T]) deleted(now time.Time, w *Write[T]) Step[T] {
 	return m.end(now, w, nil)
 }
 
-// answered records whether a creation got a response, and returns whether the previous one got none.
+// answered records whether a creation got a response that says its outcome, and returns whether the previous one got
+// none: one of 5xx is by a proxy, or by an apiserver whose storage may have the object.
 func (m *Machine[T]) answered(name string, err error) (unanswered bool) {
+	var status apierrors.APIStatus
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	unanswered = m.unanswered[name]
 	switch {
 	case errors.As(err, new(NotSent)):
-	case err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown:
+	case err != nil && (!errors.As(err, &status) || status.Status().Code >= 500):
 		m.unanswered[name] = true
 	default:
 		delete(m.unanswered, name)
