@@ -127,7 +127,7 @@ func (o *Objects[T]) report(w *writes.Write[T], step writes.Step[T]) {
 	case writes.Foreign:
 		o.options.Events.Warn(cluster, finding.NameTaken, step.Err.Error())
 	default:
-		cause, note := causeOf(step.Err), fmt.Sprintf("%s of %s %s: %v", op, o.kind.Name, w.Name, step.Err)
+		cause, note := CauseOf(step.Err), fmt.Sprintf("%s of %s %s: %v", op, o.kind.Name, w.Name, step.Err)
 		switch {
 		case cause.All: // the apiserver would refuse an Event too
 		case cause.Shared:

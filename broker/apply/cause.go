@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -27,8 +28,8 @@ var (
 	quotaNotCounted = regexp.MustCompile(`status unknown for quota: ([^,]*),`)
 )
 
-// causeOf returns why a write failed: for a reason that it shares with other objects, or because of this object.
-func causeOf(err error) reconcile.Cause {
+// CauseOf returns why a write failed: for a reason that it shares with other objects, or because of this object.
+func CauseOf(err error) reconcile.Cause {
 	shared := func(name string) reconcile.Cause { return reconcile.Cause{Name: name, Shared: true} }
 	named := func(what string, in *regexp.Regexp) (string, bool) {
 		if m := in.FindStringSubmatch(err.Error()); m != nil {
@@ -76,5 +77,5 @@ func causeOf(err error) reconcile.Cause {
 			}
 		}
 	}
-	return reconcile.Cause{Name: string(apierrors.ReasonForError(err))}
+	return reconcile.Cause{Name: cmp.Or(string(status.Status().Reason), fmt.Sprint("code ", status.Status().Code))}
 }

@@ -54,13 +54,14 @@ func TestCauseOf(t *testing.T) {
 		{status(http.StatusForbidden, metav1.StatusReasonForbidden, `admission webhook "w" denied the request: no`),
 			reconcile.Cause{Name: "webhook w"}},
 		// Kyverno's has no reason, and others have one that an apiserver uses for itself.
-		{status(http.StatusBadRequest, "", `admission webhook "w" denied the request: no`), reconcile.Cause{Name: "webhook w"}},
+		{status(http.StatusBadRequest, "", `admission webhook "w" denied the request: no`),
+			reconcile.Cause{Name: "webhook w"}},
 		{status(http.StatusInternalServerError, "", `admission webhook "w" denied the request: EOF`),
 			reconcile.Cause{Name: "webhook w"}},
 		{status(http.StatusUnauthorized, metav1.StatusReasonUnauthorized,
 			`services "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no`),
 			reconcile.Cause{Name: "policy p"}},
-		{status(http.StatusBadRequest, "", "no"), reconcile.Cause{}},
+		{status(http.StatusBadRequest, "", "no"), reconcile.Cause{Name: "code 400"}},
 		// An apiserver whose etcd does not answer, and what client-go makes of the page of a proxy.
 		{status(http.StatusInternalServerError, "", "etcdserver: request timed out"),
 			reconcile.Cause{Name: "the apiserver answers 500", All: true}},
@@ -71,7 +72,7 @@ func TestCauseOf(t *testing.T) {
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "s", nil), reconcile.Cause{Name: "Invalid"}},
 		{writes.NotOurs{Kind: "service", Name: "s"}, reconcile.Cause{}},
 	} {
-		if got := causeOf(fmt.Errorf("apiserver: %w", c.err)); got != c.want {
+		if got := CauseOf(fmt.Errorf("apiserver: %w", c.err)); got != c.want {
 			t.Errorf("%v: %+v, want %+v", c.err, got, c.want)
 		}
 	}

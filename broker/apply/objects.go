@@ -107,7 +107,7 @@ func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options O
 	}
 	o.machine = writes.New(k.Kind, &o.store, options.Budgets)
 	o.loop = reconcile.New(string(k.Name), o.reconcile, reconcile.Options{
-		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
+		Workers: options.Workers, Cause: CauseOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	}).By(o.machine.SourceOf)
 	options.Metrics.count(k.Name, func() int { return len(desired.Names()) }, o.present)
 	return o

@@ -422,7 +422,8 @@ func TestRefusedWithoutReason(t *testing.T) {
 	defer w.Close()
 	s.webhook(t, w.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.Certificate().Raw}))
 	s.until(t, s.admin, `denied the request: no`)
-	if got, want := causeOf(s.attempt(t.Context(), s.admin)), (reconcile.Cause{Name: "webhook w.example.org"}); got != want {
+	want := reconcile.Cause{Name: "webhook w.example.org"}
+	if got := CauseOf(s.attempt(t.Context(), s.admin)); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

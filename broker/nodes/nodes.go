@@ -54,8 +54,10 @@ type Nodes struct {
 	mu        sync.Mutex
 	endpoints endpoints
 	reports   map[string]agentReport
-	gone      func(types.UID)
-	seen      func(node *corev1.Node, gone bool)
+	// lacking are the nodes without an address for a remote, or with an invalid one: a change mends it, and no retry.
+	lacking map[string]reconcile.Problem
+	gone    func(types.UID)
+	seen    func(node *corev1.Node, gone bool)
 }
 
 type agentReport struct {
@@ -72,10 +74,10 @@ type agentReport struct {
 func New(kube kubernetes.Interface, kinds []config.EndpointKind, families map[string]config.Family,
 	local []netip.Prefix, seen func(node *corev1.Node, gone bool), gone func(types.UID), options apply.Options) *Nodes {
 	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, seen: seen, gone: gone,
-		endpoints: endpoints{kinds: kinds, families: families, local: local}}
+		endpoints: endpoints{kinds: kinds, families: families, local: local}, lacking: map[string]reconcile.Problem{}}
 	n.belief = writes.NewBelief(&n.store)
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
-		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
+		Workers: options.Workers, Cause: apply.CauseOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	})
 	return n
 }
@@ -88,7 +90,7 @@ func (n *Nodes) Follow(families map[string]config.Family) {
 	for cluster, family := range families {
 		if before, had := was[cluster]; had && before != family {
 			for _, node := range reported {
-				n.loop.Enqueue(node)
+				n.loop.News(node)
 			}
 			return
 		}
@@ -102,7 +104,7 @@ func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
 	n.reports[node] = agentReport{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
 	n.mu.Unlock()
 	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
-		n.loop.Enqueue(node)
+		n.loop.News(node)
 	}
 }
 
@@ -118,7 +120,7 @@ func (n *Nodes) Guarded(node string, uid types.UID) {
 	}
 	n.mu.Unlock()
 	if news {
-		n.loop.Enqueue(node)
+		n.loop.News(node)
 	}
 }
 
@@ -141,9 +143,13 @@ func (n *Nodes) Synced() bool { return n.synced.Load() }
 // Findings returns the nodes that cannot be annotated.
 func (n *Nodes) Findings() []finding.Finding {
 	var lines []string
-	for _, p := range n.loop.Problems() {
+	n.mu.Lock()
+	lacking := slices.Collect(maps.Values(n.lacking))
+	n.mu.Unlock()
+	for _, p := range append(n.loop.Problems(), lacking...) {
 		lines = append(lines, fmt.Sprintf("node %s: %v (since %s)", p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
 	}
+	slices.Sort(lines)
 	return finding.Lines(finding.NodeUnwritten, "", lines)
 }
 
@@ -232,6 +238,7 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	r, reported := n.reports[name]
 	n.mu.Unlock()
 	if !ok || !reported || r.uid != node.UID {
+		n.lacks(name, nil)
 		return nil
 	}
 	// This is a separate write, and the last one: a policy or a missing right that forbids it must not delay an
@@ -266,6 +273,7 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 	endpoints := n.endpoints
 	n.mu.Unlock()
 	wanted, missing := endpoints.annotations(node, r.tunnels)
+	n.lacks(name, missing)
 	changed, patch := map[string]string{}, map[string]any{}
 	for key, value := range wanted {
 		if node.Annotations[key] == value {
@@ -277,7 +285,7 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 		}
 	}
 	if len(changed) == 0 {
-		return missing
+		return nil
 	}
 	detail := fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))
 	if line := moved(node, changed); line != "" {
@@ -285,8 +293,26 @@ func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r 
 		n.options.Log.Warn(line)
 		n.options.Events.Warn("", finding.EndpointMoved, line)
 	}
-	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": patch}},
-		"annotate", detail))
+	return n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": patch}}, "annotate", detail)
+}
+
+// lacks records why the addresses of a node are not enough for all remotes; nil if they are.
+func (n *Nodes) lacks(name string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil {
+		delete(n.lacking, name)
+		return
+	}
+	was, had := n.lacking[name]
+	if !had {
+		was = reconcile.Problem{Key: name, Since: time.Now()}
+	}
+	if !had || was.Err.Error() != err.Error() {
+		n.loop.Warn(name, "the addresses of a node are not enough for all remotes", "node", name, "error", err)
+	}
+	was.Err = err
+	n.lacking[name] = was
 }
 
 // patch changes the fields of a node that a merge patch, which it completes, names, if the node is still the known one.
