@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"strings"
 
 	"k8s.io/client-go/kubernetes"
@@ -21,8 +22,16 @@ type Bounds struct {
 	config *leader.Kept
 	// problem is the reason why agents do not receive the remotes, and judged why they receive some in an earlier form.
 	problem, judged *kube.Problem
-	// before are the remotes as they were written last. One goroutine uses them.
-	before []config.Remote
+	// before are the remotes as they were written last, and use those that follow from basis: JudgeRemotes takes a
+	// second for 250 remotes of which one is wrong. One goroutine uses them.
+	before, use []config.Remote
+	basis       basis
+}
+
+// basis has the arguments of bounds.JudgeRemotes.
+type basis struct {
+	own         *config.Broker
+	now, before []config.Remote
 }
 
 func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) *Bounds {
@@ -49,15 +58,23 @@ func (b *Bounds) Reports() []string { return b.config.Reports() }
 // fails if the ConfigMap cannot be written.
 func (b *Bounds) Save(ctx context.Context, own *config.Broker, d remotes.Decision, objects remotes.Objects,
 	ports config.DevicePorts) error {
-	use, wrong := bounds.JudgeRemotes(own, boundsOf(d, objects, ports, b.before), b.before)
-	b.judged.Set(strings.Join(wrong, "; "))
-	if err := b.config.Hold(ctx, bounds.RemotesFile, bounds.RemotesText(use)); err != nil {
+	b.judge(basis{own, boundsOf(d, objects, ports, b.before), b.before})
+	if err := b.config.Hold(ctx, bounds.RemotesFile, bounds.RemotesText(b.use)); err != nil {
 		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
 		return err
 	}
 	b.problem.Set("")
-	b.before = use
+	b.before = b.use
 	return nil
+}
+
+func (b *Bounds) judge(on basis) {
+	if reflect.DeepEqual(on, b.basis) {
+		return
+	}
+	use, wrong := bounds.JudgeRemotes(on.own, on.now, on.before)
+	b.judged.Set(strings.Join(wrong, "; "))
+	b.use, b.basis = use, on
 }
 
 // boundsOf returns the remotes in effect as agents read them, oldest first.

@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
@@ -84,6 +85,47 @@ func TestBoundsOf(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestJudgedOnce: what is as it was is neither decided nor judged again. The broker writes each object's status, with
+// the time of the remote's last message, every minute.
+func TestJudgedOnce(t *testing.T) {
+	own := ownBroker(t)
+	f := New(nil, nil, nil)
+	e := &InEffect{Follower: f, setRoots: func(map[string]string) error { return nil }}
+	c2 := inEffect("c2", 1, 7775, "10.2.0.0/16")
+	f.apply(func(tr *remotes.Tracker) { tr.Put(c2); tr.Put(inEffect("c3", 2, 7775, "10.3.0.0/16")) })
+	d, anew := e.Decide(own, nil)
+	if !anew {
+		t.Fatal("nothing is decided")
+	}
+	c2.Status.LastHeard = new(metav1.Now())
+	f.apply(func(tr *remotes.Tracker) { tr.Put(c2) })
+	if _, anew := e.Decide(own, nil); anew {
+		t.Error("another status leads to another decision")
+	}
+	if all, _ := f.Objects(); all["c2"].Status.LastHeard == nil {
+		t.Error("the follower does not know the status")
+	}
+	c2.ListenPort = 7777
+	f.apply(func(tr *remotes.Tracker) { tr.Put(c2) })
+	if _, anew := e.Decide(own, nil); !anew {
+		t.Error("another port leads to no other decision")
+	}
+
+	b := NewBounds(kubernetes.NewForConfigOrDie(&rest.Config{}), "", slog.New(slog.DiscardHandler))
+	judge := func(own *config.Broker) *config.Remote {
+		b.judge(basis{own, boundsOf(*d, d.InEffect, config.DevicePorts{First: 7775, Last: 7800}, nil), nil})
+		return &b.use[0]
+	}
+	first := judge(own)
+	other := ownBroker(t)
+	if judge(other) != first {
+		t.Error("the same bounds are judged again")
+	}
+	if other.Encryption = config.Permissive; judge(other) == first {
+		t.Error("bounds are not judged with another configuration")
 	}
 }
 

@@ -96,7 +96,7 @@ func (e *InEffect) Wait(ctx context.Context) error {
 	}
 }
 
-// Decide returns the decision on the present objects, nil while they are unknown, and whether it is a new one. ports
+// Decide returns the decision on the present objects, without their status, nil while they are unknown, and whether it is a new one. ports
 // returns the ports that nodes publish for remotes; it may be nil.
 func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes.Objects) map[string]uint16) (
 	d *remotes.Decision, anew bool,
@@ -104,6 +104,10 @@ func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes
 	objects, known := e.Objects()
 	if !known {
 		return nil, false
+	}
+	for name, o := range objects { // the status says what was decided and heard: each minute something else
+		o.Status = v1alpha1.RemoteClusterStatus{}
+		objects[name] = o
 	}
 	e.mu.Lock()
 	before, last := e.before, e.decided
