@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,17 +36,17 @@ const (
 	// Shards is the number of ConfigMaps. Each holds at most 1 MiB, about 15,000 peers, and RBAC names them one by
 	// one.
 	Shards = 4
-	// maxBytes is the limit of a remote's stored peers, and of the blocks for CoreDNS: an apiserver accepts a ConfigMap
-	// of 1 MiB.
-	maxBytes = 900 << 10
+	// maxShard is what an apiserver accepts in a ConfigMap, and maxBytes the limit of a remote's stored peers, and of the
+	// blocks for CoreDNS.
+	maxShard, maxBytes = 1 << 20, 900 << 10
 	// maxUnpacked is the limit of a remote's peers, decompressed.
 	maxUnpacked = 64 << 20
 	// maxDecoded is the limit of the memory for that: two bytes can be an empty message.
 	maxDecoded = 4 * maxUnpacked
-	// batchDelay is how long to wait for more changes before a remote is written.
+	// batchDelay is how long to wait for more changes before a ConfigMap is written.
 	batchDelay = time.Second
-	// bytesPerSecond bounds the rate of writes while peers change all the time: each write contains all peers of a
-	// remote.
+	// bytesPerSecond bounds the rate of writes while peers change all the time: each write contains all peers of the
+	// remotes in a ConfigMap.
 	bytesPerSecond = 16 << 10
 	// retryInterval is the wait after a failure.
 	retryInterval = 2 * time.Second
@@ -199,17 +200,11 @@ func (s *PeerStore) Run(ctx context.Context, peers Peers) error {
 			}
 			look = problem != ""
 		}
-		for _, cluster := range slices.Sorted(maps.Keys(now)) {
-			if was, ok := done[cluster]; ok && was.peers == now[cluster] || !s.configured(cluster) {
-				continue
+		for i := range s.maps {
+			n, err := s.save(ctx, i, now, done, peers)
+			if wait += atRate(n); err != nil {
+				wait, problem = max(wait, retryInterval), fmt.Sprintf("the peers are not stored for the next broker: %v", err)
 			}
-			data, err := s.save(ctx, cluster, peers.PeersOf(cluster))
-			if err != nil {
-				wait, problem = retryInterval, fmt.Sprintf("the peers are not stored for the next broker: %v", err)
-				continue
-			}
-			done[cluster] = written{now[cluster], data}
-			wait += atRate(len(data))
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -267,23 +262,64 @@ func put(object *corev1.ConfigMap, cluster string, data []byte) {
 	object.BinaryData[cluster] = data
 }
 
-// save writes the peers of a remote, and returns the stored text.
-func (s *PeerStore) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) ([]byte, error) {
-	data, err := pack(peers)
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxBytes {
-		// A part of the peers is better than none.
-		data, err = pack(peers[:len(peers)*maxBytes/len(data)])
-		if err != nil {
-			return nil, err
+// save writes the remotes of a ConfigMap that have changed since done by one request. It returns the size of what it
+// wrote, in bytes.
+func (s *PeerStore) save(ctx context.Context, i int, now map[string]streams.Digest, done map[string]written,
+	peers Peers) (n int, _ error) {
+	changed := map[string]written{}
+	for cluster, digest := range now {
+		was, ok := done[cluster]
+		if shard(cluster) != i || ok && was.peers == digest || !s.configured(cluster) {
+			continue
 		}
-		s.log.Warn("the peers of a remote are too large to store; the next broker learns the others from the remote",
-			"cluster", cluster, "peers", len(peers), "bytes", maxBytes)
+		data, err := s.fitting(cluster, peers.PeersOf(cluster))
+		if err != nil {
+			return 0, err
+		}
+		changed[cluster] = written{digest, data}
 	}
-	_, err = s.maps[shard(cluster)].Change(ctx, func(object *corev1.ConfigMap) { put(object, cluster, data) })
-	return data, err
+	if len(changed) == 0 {
+		return 0, nil
+	}
+	var full []string
+	wrote, err := s.maps[i].Change(ctx, func(object *corev1.ConfigMap) {
+		n, full = 0, nil
+		for _, data := range object.BinaryData {
+			n += len(data)
+		}
+		for _, cluster := range slices.Sorted(maps.Keys(changed)) {
+			data := changed[cluster].data
+			if after := n - len(object.BinaryData[cluster]) + len(data); after <= maxShard {
+				n = after
+				put(object, cluster, data)
+			} else {
+				full = append(full, cluster)
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case !wrote:
+		n = 0
+	}
+	maps.DeleteFunc(changed, func(cluster string, _ written) bool { return slices.Contains(full, cluster) })
+	maps.Copy(done, changed)
+	if len(full) > 0 {
+		err = fmt.Errorf("ConfigMap %s has no room for those of %s", Name(i), strings.Join(full, ", "))
+	}
+	return n, err
+}
+
+// fitting returns the stored text of the peers of a remote, or of as many as may be stored of one.
+func (s *PeerStore) fitting(cluster string, peers []*semaphorev1.Peer) ([]byte, error) {
+	data, err := pack(peers)
+	if err != nil || len(data) <= maxBytes {
+		return data, err
+	}
+	s.log.Warn("the peers of a remote are too large to store; the next broker learns the others from the remote",
+		"cluster", cluster, "peers", len(peers), "bytes", maxBytes)
+	return pack(peers[:len(peers)*maxBytes/len(data)]) // a part of the peers is better than none
 }
 
 // pack encodes the peers as gzipped PeeringChanges, the message that agents receive. It contains no time: the same

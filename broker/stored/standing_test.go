@@ -5,12 +5,18 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -266,17 +272,105 @@ func TestStore(t *testing.T) {
 		}
 	}
 	agents.set("c2", many...)
-	large := open("c2")
+	large := open("c2", "c6", "c11")
 	stop = b.follow(large, agents)
-	b.within("most of a large remote is kept", func() (bool, string) {
+	most := func() (bool, string) {
 		all, err := large.Load(t.Context())
 		return err == nil && len(all["c2"]) > 10_000, fmt.Sprintf("%d of %d, %v, %v", len(all["c2"]), len(many), err,
 			large.Problems())
-	})
-	stop()
+	}
+	b.within("most of a large remote is kept", most)
 	if p := large.Problems(); len(p) != 0 {
 		t.Errorf("problems are %q", p)
 	}
+	stop()
+
+	// Of the other remotes in its ConfigMap, one that has no room takes nothing from the others.
+	agents.set("c6", many[:5000]...)
+	agents.set("c11", peer("c11", "n1", 4))
+	large = open("c2", "c6", "c11")
+	stop = b.follow(large, agents)
+	b.within("a small remote is kept beside one without room", func() (bool, string) {
+		all, err := open("c2", "c6", "c11").Load(t.Context())
+		problems := fmt.Sprint(large.Problems())
+		return err == nil && len(all["c11"]) == 1 && len(all["c6"]) == 0 &&
+			strings.Contains(problems, "ConfigMap semaphore-peers-0 has no room for those of c6"), fmt.Sprint(len(all), problems)
+	})
+	b.within("and beside most of the large one", most)
+	stop()
+}
+
+// TestStoredRate: while nodes of 100 remotes change all the time, for three minutes, the ConfigMaps are written at the
+// rate of the bound, whatever a write has of others; each has what changed last soon after that.
+func TestStoredRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const remotes, nodes, churn, often = 100, 20, 3 * time.Minute, 700 * time.Millisecond
+		var written atomic.Int64
+		var stored sync.Map // bodies, by path
+		api := kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}}
+			body := []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+			if r.Method == http.MethodGet {
+				have, ok := stored.Load(path.Base(r.URL.Path))
+				if ok {
+					body = have.([]byte)
+				} else {
+					answer.StatusCode = http.StatusNotFound
+				}
+			} else {
+				object := &corev1.ConfigMap{}
+				body, _ = io.ReadAll(r.Body)
+				if err := json.Unmarshal(body, object); err != nil {
+					return nil, err
+				}
+				for _, data := range object.BinaryData {
+					written.Add(int64(len(data)))
+				}
+				stored.Store(object.Name, body)
+			}
+			answer.Body = io.NopCloser(bytes.NewReader(body))
+			return answer, nil
+		})
+		agents, of := newTold(), map[string][]*semaphorev1.Peer{}
+		change := func(cluster string, node int) {
+			of[cluster] = slices.Clone(of[cluster])
+			of[cluster][node] = peer(cluster, fmt.Sprint("n", node), 0)
+			testkit.Value(rand.Read(of[cluster][node].GetWireguard().PublicKey))(t)
+		}
+		var names []string
+		for i := range remotes {
+			name := fmt.Sprint("r", i)
+			names = append(names, name)
+			of[name] = make([]*semaphorev1.Peer, nodes)
+			for node := range nodes {
+				change(name, node)
+			}
+			agents.set(name, of[name]...)
+		}
+		client := kubernetes.NewForConfigOrDie(&rest.Config{QPS: -1, Transport: api,
+			ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+		s := NewPeers(client, "semaphore", names, slog.New(slog.DiscardHandler))
+		testkit.Run(t, func(ctx context.Context) error { return s.Run(ctx, agents) })
+		time.Sleep(time.Minute)
+		once := written.Swap(0)
+		for i := range int(churn / often) {
+			change(names[i%remotes], i%nodes)
+			agents.set(names[i%remotes], of[names[i%remotes]]...)
+			time.Sleep(often)
+		}
+		if n, most := written.Load(), int64(churn/time.Second)*bytesPerSecond+once; n > most || n < most/2 {
+			t.Errorf("%d bytes in %s, want %d at most, and half of them", n, churn, most)
+		}
+		time.Sleep(2 * time.Minute)
+		all := testkit.Value(s.Load(t.Context()))(t)
+		for _, name := range names {
+			for _, p := range of[name] {
+				if got := all[name][p.GetKey().GetNode()].GetWireguard(); !proto.Equal(got, p.GetWireguard()) {
+					t.Fatalf("%s has %v, want %v", p.GetKey(), got, p.GetWireguard())
+				}
+			}
+		}
+	})
 }
 
 // TestStoredPeersAreRestored: what somebody deletes or changes of the stored peers is written again at the next look,
