@@ -54,7 +54,7 @@ type Nodes struct {
 	mu        sync.Mutex
 	endpoints endpoints
 	reports   map[string]agentReport
-	// lacking are the nodes without an address for a remote, or with an invalid one: a change mends it, and no retry.
+	// lacking are the nodes without an address for a remote, or with an invalid one: a change repairs it, and no retry.
 	lacking map[string]reconcile.Problem
 	gone    func(types.UID)
 	seen    func(node *corev1.Node, gone bool)

@@ -96,8 +96,8 @@ func (e *InEffect) Wait(ctx context.Context) error {
 	}
 }
 
-// Decide returns the decision on the present objects, without their status, nil while they are unknown, and whether it is a new one. ports
-// returns the ports that nodes publish for remotes; it may be nil.
+// Decide returns the decision on the present objects, without their status, nil while they are unknown, and whether it
+// is a new one. ports returns the ports that nodes publish for remotes; it may be nil.
 func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes.Objects) map[string]uint16) (
 	d *remotes.Decision, anew bool,
 ) {
