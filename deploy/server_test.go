@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -746,8 +747,8 @@ func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, use
 	kubetest.Temporary(t, client.RbacV1().ClusterRoleBindings(), binding)
 }
 
-// testOtherNamespaces checks that both namespaces can be changed as in docs/install.md: that of the parts and that of
-// the mirrors.
+// testOtherNamespaces checks that both namespaces can be changed as in docs/overlays.md: that of the parts, and by the
+// patch that is printed there that of the mirrors, with what the broker stores in it.
 func testOtherNamespaces(t *testing.T, s *server) {
 	dir := overlay(t, `
 namespace: federation
@@ -765,18 +766,17 @@ resources: [DEPLOY/all]
 		return nil
 	})
 
-	dir = overlay(t, `
-resources: [DEPLOY/all]
-patches:
-  - target: {kind: Role|RoleBinding, name: semaphore-broker|semaphore-broker-services}
-    patch: |
-      - {op: replace, path: /metadata/namespace, value: mirrors}
-`)
+	text := testkit.Value(os.ReadFile("../docs/overlays.md"))(t)
+	_, text, _ = bytes.Cut(text, []byte("\n## Other namespaces\n"))
+	_, text, _ = bytes.Cut(text, []byte("```yaml\n"))
+	patch, _, _ := bytes.Cut(text, []byte("```"))
+	dir = overlay(t, "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services]\n"+string(patch))
 	s.kubectl(t, "create", "namespace", "mirrors")
 	s.apply(t, dir)
 	eventually(t, "rights in the mirrors' namespace", func() error {
 		got := rights(t, s, account("semaphore-broker"), "mirrors")
-		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create"} {
+		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create", "endpoints: delete list",
+			"configmaps: get update only [semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]"} {
 			if !slices.Contains(got, want) {
 				return fmt.Errorf("%q", got)
 			}
