@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -8,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +30,9 @@ import (
 type dnsWiring struct {
 	*apply.Applier
 	corefile string
+	// mirrors is the namespace of the mirrors, and imports is set if the broker imports Services.
+	mirrors string
+	imports bool
 	// version is the resourceVersion of the ConfigMap with the Corefile: a concurrent change is not overwritten.
 	version string
 	// file is semaphore's key in the ConfigMap custom, whose files the Corefile imports; empty for the section.
@@ -54,8 +57,13 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if found == nil {
 		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, ErrNoCoreDNS)
 	}
-	d := &dnsWiring{Applier: a, version: found.GetResourceVersion()}
-	mark, err := a.Get(ctx, apply.ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS))
+	broker, err := a.Cluster.BrokerConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := &dnsWiring{Applier: a, version: found.GetResourceVersion(), imports: broker.MCS.Enabled,
+		mirrors: cmp.Or(broker.MirrorNamespace, a.Cluster.Namespace)}
+	mark, err := a.Get(ctx, d.markRef())
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +95,9 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	return d, nil
 }
 
+// markRef is the ConfigMap that records that there are blocks, where the broker looks for it.
+func (d *dnsWiring) markRef() apply.Ref { return apply.ConfigMapRef(d.mirrors, naming.ConfigMapDNS) }
+
 // remotes returns the blocks for all RemoteClusters, and for the services of all clusters; left names those without a
 // block.
 func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, err error) {
@@ -99,16 +110,11 @@ func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, er
 	for _, r := range list {
 		remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
 	}
-	record, err := d.Record(ctx)
-	if err != nil {
-		return "", nil, err
-	}
-	imports := record != nil && slices.Contains(record.Values.Components, apply.MCS)
 	knows := false
-	if imports {
+	if d.imports {
 		knows, _ = coredns.KnowsImports(imageOfCoreDNS(ctx, d.Cluster))
 	}
-	text, left = coredns.Text(coredns.Of(remotes, d.Cluster.Namespace, domain, imports), knows, d.outside...)
+	text, left = coredns.Text(coredns.Of(remotes, d.mirrors, domain, d.imports), knows, d.outside...)
 	return text, left, nil
 }
 
@@ -238,7 +244,7 @@ func (d *dnsWiring) mark(ctx context.Context) error {
 	if d.marked {
 		return nil
 	}
-	ref := apply.ConfigMapRef(d.Cluster.Namespace, naming.ConfigMapDNS)
+	ref := d.markRef()
 	_, err := apply.ServerSideApply(ctx, d.Of(ref), ref.Name, map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
 		"metadata": map[string]any{"name": ref.Name, "namespace": ref.Namespace,
 			"labels": map[string]any{apply.PartOf: "semaphore"}},
@@ -263,7 +269,7 @@ func Unwire(ctx context.Context, a *apply.Applier) error {
 			return err
 		}
 		// First, so that the broker neither reports nor restores the removed blocks.
-		ref := apply.ConfigMapRef(a.Cluster.Namespace, naming.ConfigMapDNS)
+		ref := d.markRef()
 		if err := a.Of(ref).Delete(ctx, ref.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: deleting %s: %w", a.Cluster.Context, ref, err)
 		}

@@ -48,7 +48,8 @@ func coreDNS() *appsv1.Deployment {
 }
 
 // TestDNSByImport: if the Corefile imports server blocks, semaphore's are in a file of their own, and the Corefile and
-// the files of others do not change. A real CoreDNS answers with the file, which follows the RemoteClusters.
+// the files of others do not change. A real CoreDNS answers with the file, which follows the RemoteClusters. Namespace
+// and imports are those of the broker's configuration: Helm and kustomize leave no record of what they installed.
 func TestDNSByImport(t *testing.T) {
 	kubeconfig, cfg := ctltest.EmptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
 	admin := kubernetes.NewForConfigOrDie(cfg)
@@ -57,8 +58,16 @@ func TestDNSByImport(t *testing.T) {
 	mirrors(t, admin)
 	ctx, maps := t.Context(), admin.CoreV1().ConfigMaps("kube-system")
 	kubetest.Create(t, admin.AppsV1().Deployments("kube-system"), coreDNS())
+	kubetest.Namespace(t, admin, "parts")
+	kubetest.Create(t, admin.CoreV1().ConfigMaps("parts"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "conf"},
+		Data: map[string]string{"config.yaml": "mirrorNamespace: mirrors\nmcs: {enabled: true}\n"}})
+	broker := coreDNS()
+	broker.Name = "semaphore-broker"
+	broker.Spec.Template.Spec.Containers[0].VolumeMounts[0].MountPath = "/etc/semaphore"
+	broker.Spec.Template.Spec.Volumes[0].ConfigMap.Name = "conf"
+	kubetest.Create(t, admin.AppsV1().Deployments("parts"), broker)
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
-	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
+	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "parts"}
 	c := testkit.Value(access.Cluster())(t)
 	a := apply.New(c, os.Stderr)
 	wire := func(always bool) string {
@@ -91,6 +100,7 @@ func TestDNSByImport(t *testing.T) {
 		if said := wire(true); said != "" {
 			t.Errorf("the second time it said %q", said)
 		}
+		kubetest.Get(t, admin.CoreV1().ConfigMaps("mirrors"), "semaphore-dns") // where the broker looks for it
 		ctltest.Patch(t, maps, "coredns-custom", `{"data":{"example.server":"example.org {\n    errors\n}\n"}}`)
 		dir := t.TempDir()
 		for key, text := range custom() {
@@ -99,8 +109,9 @@ func TestDNSByImport(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(dir, key), []byte(text), 0o600))
 		}
 		const remote, global = "echo.shop.svc.cluster.c2.", "echo.shop.svc.cluster.global."
-		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg), remote, global)
-		for name, want := range map[string]string{remote: "10.96.7.1", global: "10.96.7.4"} {
+		const imported = "echo.shop.svc.clusterset.local."
+		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg), remote, global, imported)
+		for name, want := range map[string]string{remote: "10.96.7.1", global: "10.96.7.4", imported: "10.96.7.5"} {
 			if code, got, err := resolve(ctx, server, name, dnsmessage.TypeA); err != nil || len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s, %v, %v; want %s", name, code, got, err, want)
 			}

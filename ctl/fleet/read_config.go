@@ -1,6 +1,13 @@
 package fleet
 
 import (
+	"cmp"
+	"context"
+	"fmt"
+	"path"
+
+	"sigs.k8s.io/yaml"
+
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -14,6 +21,28 @@ type PartConfig struct {
 	LabelDomains    []string        `json:"labelDomains"`
 	MirrorSelector  string          `json:"mirrorSelector"`
 	GlobalSelector  string          `json:"globalSelector"`
+	MCS             struct {
+		Enabled bool `json:"enabled"`
+	} `json:"mcs"`
+}
+
+// BrokerConfig returns the configuration of a cluster's broker, whatever tool installed it; empty without a broker. It
+// fails if the configuration cannot be read.
+func (c *Cluster) BrokerConfig(ctx context.Context) (p PartConfig, err error) {
+	broker, err := Get[Deployment](ctx, c.Objects, DeploymentsGVR, c.Namespace, "semaphore-broker")
+	if err != nil || broker == nil {
+		return p, err
+	}
+	name := broker.MountedAt(path.Dir(PodConfig))
+	data, err := c.Objects.ConfigMap(ctx, c.Namespace, name)
+	if err == nil {
+		err = yaml.Unmarshal([]byte(data[path.Base(PodConfig)]), &p)
+	}
+	if err != nil {
+		return p, fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Context, c.Namespace, name, err)
+	}
+	p.MirrorNamespace = cmp.Or(p.MirrorNamespace, DefaultNamespace)
+	return p, nil
 }
 
 func (p *PartConfig) Has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }
