@@ -50,7 +50,8 @@ func (b *judging) outcomes(string) (out []*semaphorev1.Outcome) {
 }
 
 // A developer who offers a Service reads on the Service whether and to which clusters it is exported, or why not,
-// without permissions in another cluster. Each message appears once, also when the exporter restarts.
+// without permissions in another cluster. Each change appears once, also when the exporter restarts, and one back to an
+// earlier result is a change, too.
 func TestFeedbackOnServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(api)
@@ -82,8 +83,9 @@ func TestFeedbackOnServices(t *testing.T) {
 		return kubetest.Create(t, admin.CoreV1().Services("shop"), s)
 	}
 	long := "x-" + strings.Repeat("y", 50)
-	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
-		Name: long}, Code: "NameTooLong", Reason: "its Service would be named too long"})
+	tooLong := &semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+		Name: long}, Code: "NameTooLong", Reason: "its Service would be named too long"}
+	c2.judge(tooLong)
 	fine := create("fine", nil)
 	create("outside", nil, func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
@@ -135,6 +137,8 @@ func TestFeedbackOnServices(t *testing.T) {
 	// Only changes are reported.
 	c2.judge()
 	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
+	c2.judge(tooLong)
+	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ", "Warning Refused: cluster c2: ")
 	e.stop()
 	e = startWith(t, limited, trust, more, bundles)
 	within(t, "all is reported by the next exporter", func() bool {

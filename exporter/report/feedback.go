@@ -31,8 +31,8 @@ import (
 // This file reports on each offered Service whether it is exported, to which clusters, and if not, why: as Events on
 // the Service in its own cluster and, if configured, in one annotation. Its owner needs no access to another cluster.
 //
-// It writes an Event when its text changes. An exporter that restarts within an hour, for which Kubernetes keeps
-// Events, does not repeat it.
+// It writes an Event when its text changes, also back to an earlier one. An exporter that restarts within an hour, for
+// which Kubernetes keeps Events, does not repeat it.
 
 const (
 	// PollInterval and SettlePeriod are the defaults of Feedback's Poll and Settle.
@@ -323,11 +323,10 @@ func (f *Feedback) write(ctx context.Context, e event) error {
 
 // writeEvent writes an Event. The error is that of ctx.
 func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error {
-	if err := f.limiter.Wait(ctx); err != nil {
-		return ctx.Err()
+	err := f.create(ctx, e, time.Time{})
+	if apierrors.IsAlreadyExists(err) && s.writtenEvent != "" {
+		err = f.create(ctx, e, s.since) // it was so before, and something else in between
 	}
-	_, err := f.kube.EventsV1().Events(e.offer.Namespace).Create(ctx, f.event(e, time.Now()),
-		metav1.CreateOptions{FieldManager: "semaphore-exporter"})
 	result := "written"
 	switch {
 	case ctx.Err() != nil:
@@ -362,6 +361,16 @@ func lacksRight(err error) bool {
 
 var deniedByAuthorizer = regexp.MustCompile(`User "[^"]*" cannot [a-z]+ resource `)
 
+// create creates an Event; again is when its text became the Service's status once more, zero for the first time.
+func (f *Feedback) create(ctx context.Context, e event, again time.Time) error {
+	if err := f.limiter.Wait(ctx); err != nil {
+		return err
+	}
+	_, err := f.kube.EventsV1().Events(e.offer.Namespace).Create(ctx, f.event(e, time.Now(), again),
+		metav1.CreateOptions{FieldManager: "semaphore-exporter"})
+	return err
+}
+
 // reasonOf is what several failed writes have in common: the apiserver's reason, or the text of another error.
 func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), err.Error())
@@ -371,10 +380,14 @@ func reasonOf(err error) string {
 func truncateEvent(note string) string { return finding.CleanTo(note, maxNote) }
 
 // event returns an Event with a name derived from its text: another exporter of the cluster with the same text finds
-// that it exists.
-func (f *Feedback) event(e event, now time.Time) *eventsv1.Event {
+// that it exists. again is as for create.
+func (f *Feedback) event(e event, now, again time.Time) *eventsv1.Event {
 	note := truncateEvent(e.note)
-	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note))
+	id := string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note
+	if !again.IsZero() {
+		id += "\x00" + again.Format(time.RFC3339Nano)
+	}
+	sum := sha256.Sum256([]byte(id))
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: e.offer.Namespace, Name: e.offer.Name + "." + hex.EncodeToString(sum[:8])},
 		EventTime:  metav1.NewMicroTime(now),
