@@ -200,15 +200,12 @@ func (b *broker) buildImports(p parts, bound *services.Loops) error {
 	b.mcs = apply.NewMCS(client, p.log)
 	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), p.options)
 	bound.Imports = imports
-	if p.cfg.MCS.EndpointSlices != config.NoImportSlices {
-		slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
-		bound.ImportSlices = slices
-		b.loops = append(b.loops, loop{writer: slices, kind: writes.ImportSlice})
-	}
+	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
+	bound.ImportSlices = slices
 	namespaces := apply.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
 		p.options.Informers())
 	b.loops = append(b.loops, loop{writer: imports, kind: writes.ServiceImport, mcs: true},
-		loop{writer: namespaces, kind: writes.Namespace})
+		loop{writer: slices, kind: writes.ImportSlice}, loop{writer: namespaces, kind: writes.Namespace})
 	return nil
 }
 

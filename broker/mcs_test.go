@@ -18,6 +18,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/operator"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -77,7 +78,8 @@ func TestServiceImports(t *testing.T) {
 	kubetest.Namespace(t, w.admin, "shop")
 
 	all := []*semaphorev1.Object{exportedService("shop", "echo", 80), players.Slice("shop", "echo-1", "echo", "10.2.1.5"),
-		exportedService("later", "echo", 80), exportedService("kube-system", "kube-dns", 80),
+		exportedService("later", "echo", 80), players.Slice("later", "echo-1", "echo", "10.2.1.6"),
+		exportedService("kube-system", "kube-dns", 80),
 		players.Service("shop", "mirrored", 80)}
 	c2 := w.exporter("c2")
 	c2.SendAll("c2", "e1", all...)
@@ -280,6 +282,12 @@ func TestServiceImports(t *testing.T) {
 		_, err := service("mcs-shop-73736d-echo")
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
+
+	// With none the broker removes the slices that it wrote.
+	stop()
+	w.cfg.MCS.EndpointSlices = config.NoImportSlices
+	stop = w.start(w.cfg)
+	importSlice("later", "c2", "")
 
 	// The cleanup removes imports, but not the API and the ServiceExports.
 	stop()

@@ -158,7 +158,7 @@ func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 // Loops are the loops that write the desired objects of the engine, with which they are made.
 type Loops struct {
 	Services, Slices writes.Loop
-	// Imports writes ServiceImports, and ImportSlices the EndpointSlices beside them; nil if none are written.
+	// Imports writes ServiceImports, and ImportSlices the EndpointSlices beside them; both are nil without mcs.enabled.
 	Imports, ImportSlices writes.Loop
 	// OwnSlices writes the slices under the own names of Services, and Lent receives where these lead; nil without
 	// globalServices.ownNames.
@@ -192,9 +192,6 @@ func (e *Engine) SetNamespace(name string, exists bool) {
 func (e *Engine) wakeImports(touched, importSlices []string) {
 	for _, name := range touched {
 		e.imports.Wake(name)
-	}
-	if e.importSlices == nil {
-		return
 	}
 	for _, name := range importSlices {
 		e.importSlices.Wake(name)
@@ -344,15 +341,14 @@ func (e *Engine) mark(touches mirror.Touches) {
 }
 
 func (e *Engine) markImports(touches Touches) {
-	if e.imports != nil {
-		for _, t := range touches.Imports {
-			e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
-		}
+	if e.imports == nil {
+		return
 	}
-	if e.importSlices != nil {
-		for _, t := range touches.Slices {
-			e.importSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
-		}
+	for _, t := range touches.Imports {
+		e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	for _, t := range touches.Slices {
+		e.importSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
 }
 
