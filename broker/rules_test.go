@@ -284,6 +284,26 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	if k := l.server.Status()[0].Kinds[3]; k.Objects != 0 || k.Retained != 0 {
 		t.Errorf("status %v", k)
 	}
+
+	// An exporter that no longer exports the kind, because its feature was removed, is not late with it.
+	e = l.exporter("c2")
+	e.Greet(players.Hello("c2", "e3", 2, kind))
+	e.Send(players.Snapshot(kind, 2, players.Members("10.2", 2)...)...)
+	e.Acked(2)
+	l.exporter("c2").Greet(players.Hello("c2", "e4", 0, semaphorev1.Kind_KIND_NODE))
+	if k := l.server.Status()[0].Kinds[3]; k.Objects != 2 || k.Retained != 2 || k.LastHeard != nil {
+		t.Errorf("status %v", k)
+	}
+	if lines := finding.Texts(l.server.Findings()); len(lines) != 1 || !strings.Contains(lines[0],
+		"until `semaphorectl release c2` (its exporter no longer exports this kind): cluster c2 has withdrawn setmember") {
+		t.Errorf("lines %q", lines)
+	}
+	if got, code := release("c2", kind); code != codes.OK || !strings.Contains(got, "objects:2") {
+		t.Errorf("released %s, %v", got, code)
+	}
+	if k := l.server.Status()[0].Kinds[3]; k.Objects != 0 || k.Retained != 0 || len(l.server.Findings()) > 0 {
+		t.Errorf("status %v, %v", k, l.server.Findings())
+	}
 }
 
 // No decision depends on a remote's clock: with any time, the same objects are accepted, refused and acknowledged.

@@ -25,11 +25,11 @@ func (f Feed) Take(cluster string, r replica.Result) {
 			fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
 	}
 	for _, h := range r.Retained {
-		if h.Objects == h.Total { // those that follow belong to the same withdrawal
+		if h.Objects == h.Total || h.Unexported { // those that follow belong to the same withdrawal
 			kind := semaphorev1.KindName(h.Kind)
 			f.Warn(cluster, "Retained "+kind, finding.Retained, fmt.Sprintf(
 				"cluster %s withdrew so many %ss that the broker retains %d of %d %s",
-				cluster, kind, h.Total, h.Peak, f.Brake.Until(cluster)))
+				cluster, kind, h.Total, h.Peak, f.Brake.Until(cluster, h.Unexported)))
 		}
 	}
 	for _, queue := range f.Queues {

@@ -492,7 +492,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 func (s *Server) deliver(l *link, r replica.Result) {
 	s.record(l, r)
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
-		r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		len(r.Unexported) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		if l.to != nil {
 			l.to.Sink.Take(l.cluster, r)
 		}
@@ -577,9 +577,9 @@ func (s *Server) record(l *link, r replica.Result) {
 	}
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
-		if h.Objects == h.Total {
-			s.options.Log.Warn("the brake retains withdrawn objects "+l.brake.Until(l.cluster), "cluster", l.cluster, "kind",
-				name, "objects", h.Total, "of", h.Peak)
+		if h.Objects == h.Total || h.Unexported {
+			s.options.Log.Warn("the brake retains withdrawn objects "+l.brake.Until(l.cluster, h.Unexported), "cluster",
+				l.cluster, "kind", name, "objects", h.Total, "of", h.Peak)
 		}
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back",
 			Detail: fmt.Sprintf("%d objects, %d in total, of %d that were exported", h.Objects, h.Total, h.Peak)})
@@ -727,8 +727,11 @@ func (l *link) status() *semaphorev1.LinkStatus {
 			Kind: kind, Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
 			Limit: uint64(l.replica.Limit(kind)),
 		}
-		k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
-		if back := l.replica.Retained(kind, 0); back.Total > 0 {
+		back := l.replica.Retained(kind, 0)
+		if !back.Unexported { // else the exporter says nothing about it any more, however long that lasts
+			k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
+		}
+		if back.Total > 0 {
 			k.Retained, k.RetainedSince = uint64(back.Total), timestamppb.New(back.Since)
 		}
 		out.Kinds = append(out.Kinds, k)
@@ -751,5 +754,6 @@ func (l *link) retainedProblem(kind semaphorev1.Kind) string {
 		names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
 	}
 	return fmt.Sprintf("retained since %s, %s: cluster %s has withdrawn %s",
-		back.Since.UTC().Format(time.RFC3339), l.brake.Until(l.cluster), l.cluster, strings.Join(names, ", "))
+		back.Since.UTC().Format(time.RFC3339), l.brake.Until(l.cluster, back.Unexported), l.cluster,
+		strings.Join(names, ", "))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,18 +15,19 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // woken is a loop that notes what is queued.
-type woken struct{ names []string }
+type woken struct{ names, owned []string }
 
-func (w *woken) Mark(name, _ string, _ time.Time)      { w.names = append(w.names, name) }
-func (w *woken) Wake(name string)                      { w.names = append(w.names, name) }
-func (w *woken) WakeOwned(cluster string)              { w.names = append(w.names, "all of "+cluster) }
-func (w *woken) Observe(string)                        {}
-func (w *woken) WakeAll()                              {}
-func (w *woken) Synced() bool                          { return true }
-func (w *woken) Owned(string) (names []string, _ bool) { return nil, true }
+func (w *woken) Mark(name, _ string, _ time.Time) { w.names = append(w.names, name) }
+func (w *woken) Wake(name string)                 { w.names = append(w.names, name) }
+func (w *woken) WakeOwned(cluster string)         { w.names = append(w.names, "all of "+cluster) }
+func (w *woken) Observe(string)                   {}
+func (w *woken) WakeAll()                         {}
+func (w *woken) Synced() bool                     { return true }
+func (w *woken) Owned(string) ([]string, bool)    { return w.owned, true }
 
 // After a restart, an existing set stays as it is until the snapshot of its remote is taken whole, and then has all of
 // it. A set that does not exist need not wait.
@@ -56,6 +58,24 @@ func TestASetStaysWhileASnapshotIsTakenInParts(t *testing.T) {
 	e.Take(replica.Part{Cluster: "c2", Changes: pods("shop/b u2 web 10.2.0.2"), Completed: kindMember})
 	if got := want("c2"); got != "[10.2.0.1/32 10.2.0.2/32]" || !slices.Contains(loop.names, "all of c2") {
 		t.Errorf("with the last part: %s, and queued are %v", got, loop.names)
+	}
+}
+
+// TestSetsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports pods keeps the sets of an earlier
+// one, says why, and removes them by the operator's order alone: policies may deny by them.
+func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
+	const name = "c2-shop-web"
+	e := NewEngine(&config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100},
+		Remotes: []config.Remote{{Name: "c2"}}}, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e.Bind(&woken{owned: []string{name}})
+	desired := e.DesiredGlobal()
+	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindMember}})
+	if v, p := desired.Want(name, "c2").Verdict, finding.Texts(e.Findings()); v != writes.Unknown || len(p) != 1 ||
+		!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") {
+		t.Errorf("the verdict is %v, problems: %q", v, p)
+	}
+	if n := e.Release("c2")[kindMember]; n != 1 || desired.Want(name, "c2").Verdict != writes.Absent {
+		t.Errorf("%d released, then the verdict is %v", n, desired.Want(name, "c2").Verdict)
 	}
 }
 

@@ -175,6 +175,9 @@ func (e *Engine) Take(p replica.Part) {
 			e.evaluate(k)
 			k.loop.WakeOwned(p.Cluster)
 			k.loop.WakeOwned("")
+		} else if g != nil && len(p.Unexported) > 0 {
+			g.Lack(p.Unexported)
+			e.evaluate(k)
 		}
 	}
 }

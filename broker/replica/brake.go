@@ -25,6 +25,9 @@ import (
 // so many objects again that the rest is no mass withdrawal, or confirms the withdrawal with another complete snapshot
 // at least Brake.Hold later, or an operator releases it. It is also released when its room is needed for objects that
 // the remote exports.
+//
+// A kind that the remote's exporter no longer exports at all, because its feature was removed, is retained completely,
+// and only the operator releases it: nobody says any more which of its objects exist.
 
 // brakeWindow is how long the peak of exported objects is remembered.
 const brakeWindow = time.Minute
@@ -34,6 +37,8 @@ type Retained struct {
 	Kind semaphorev1.Kind
 	// Objects of this message, Total of all retained objects, Peak of objects exported before.
 	Objects, Total, Peak int
+	// Unexported means that the remote's exporter no longer exports the kind.
+	Unexported bool
 }
 
 // Released reports that retained objects were removed.
@@ -42,6 +47,26 @@ type Released struct {
 	Objects int
 	// Reason completes a sentence, such as "confirmed by another snapshot".
 	Reason string
+}
+
+// markUnexported notes which kinds a stream does not export.
+func (r *Replica) markUnexported(exported map[semaphorev1.Kind]bool, now time.Time, result *Result) {
+	for _, of := range semaphorev1.Kinds {
+		if !exported[of] {
+			result.Unexported = append(result.Unexported, of)
+		}
+		k, ok := r.kinds[of]
+		switch {
+		case !ok:
+		case exported[of]:
+			k.unexported = time.Time{}
+		case k.unexported.IsZero():
+			k.unexported = now
+			if n := len(k.objects) - k.empty; n > 0 {
+				result.Retained = append(result.Retained, Retained{of, n, n, n, true})
+			}
+		}
+	}
 }
 
 // watermark returns the peak of exported objects in the last minute. It must be called before an object is withdrawn.
@@ -62,7 +87,7 @@ func (r *Replica) recordRetained(k *kind, of semaphorev1.Kind, objects, most int
 			return
 		}
 	}
-	result.Retained = append(result.Retained, Retained{of, objects, len(k.retained), k.peakBeforeBrake})
+	result.Retained = append(result.Retained, Retained{of, objects, len(k.retained), k.peakBeforeBrake, false})
 }
 
 // withdraw handles the deletion of an object. It retains the object and returns false, or returns true if it may be
@@ -149,6 +174,8 @@ type RetainedObjects struct {
 	Total int
 	// Since is when the first of them was withdrawn.
 	Since time.Time
+	// Unexported is as in Retained.
+	Unexported bool
 }
 
 // Retained returns the objects of a kind that the brake retains, with at most limit keys.
@@ -163,8 +190,16 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 			b.Since = w.since
 		}
 	}
-	if b.Total = len(k.retained); limit > 0 {
-		b.Keys = slices.SortedFunc(maps.Keys(k.retained), Key.Compare)
+	keys := maps.Keys(k.retained)
+	b.Total, b.Unexported = len(k.retained), !k.unexported.IsZero()
+	if b.Unexported {
+		keys = k.nonEmpty()
+		if b.Total = len(k.objects) - k.empty; b.Since.IsZero() {
+			b.Since = k.unexported
+		}
+	}
+	if limit > 0 {
+		b.Keys = slices.SortedFunc(keys, Key.Compare)
 		b.Keys = b.Keys[:min(limit, b.Total)]
 	}
 	return b
@@ -174,9 +209,20 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 func (r *Replica) Release(now time.Time, kinds ...semaphorev1.Kind) Result {
 	var result Result
 	for _, of := range semaphorev1.Kinds {
-		if k, ok := r.kinds[of]; ok && (len(kinds) == 0 || slices.Contains(kinds, of)) {
-			r.releaseWhere(k, of, now, "released by the operator", anyTime, &result)
+		k, ok := r.kinds[of]
+		if !ok || len(kinds) > 0 && !slices.Contains(kinds, of) {
+			continue
 		}
+		if !k.unexported.IsZero() {
+			for key := range k.nonEmpty() {
+				if _, back := k.retained[key]; !back {
+					k.forget(key)
+					k.retained[key] = retention{since: k.unexported}
+				}
+			}
+			k.resync = resyncFully // the exporter may have what is removed here
+		}
+		r.releaseWhere(k, of, now, "released by the operator", anyTime, &result)
 	}
 	return result
 }

@@ -94,7 +94,7 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	b.connect("e2", 20)
 	res := b.snapshot(20, "m0", "m1", "new")
 	// The objects that it has are accepted, those that it lacks stay.
-	if show(res.Changes) != "+new" || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 8, 8, 10}) {
+	if show(res.Changes) != "+new" || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 8, 8, 10, false}) {
 		t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 	}
 	b.want(11, 8)
@@ -158,12 +158,59 @@ func TestR24AnotherSnapshotReleasesTheBrake(t *testing.T) {
 	}
 }
 
+// TestR24AKindThatIsNoLongerExported: what a remote's exporter no longer exports at all stays, however little it is and
+// whatever time passes, and counts as retained. The operator releases it, or the exporter exports it again.
+func TestR24AKindThatIsNoLongerExported(t *testing.T) {
+	for _, n := range []int{2, 10} { // fewer than the brake's least, and more
+		b := newBraked(t)
+		b.remove(11, members(n, 10)...)
+		b.now = b.now.Add(time.Hour)
+		b.remove(30, members(n, 10)...)
+		b.Release(b.now)
+		b.want(n, 0)
+		res := Result{}
+		for range 2 {
+			b.s.Close()
+			b.s = b.Open()
+			res = b.take(hello("e2", 0, 0, kService))
+			b.take(begin(kService, 0), end(kService, 0, 0))
+			if back := b.Retained(kMember, 1); len(res.Changes) > 0 || !back.Unexported || back.Keys[0].Name != "m0" {
+				t.Errorf("%d: changes %s, retained %+v", n, show(res.Changes), back)
+			}
+			b.want(n, n)
+			b.now = b.now.Add(24 * time.Hour)
+			if res := b.take(heartbeat(0)); len(res.Changes)+len(res.Released) > 0 {
+				t.Errorf("%d: a day later changes %s, released %v", n, show(res.Changes), res.Released)
+			}
+		}
+		if len(res.Retained) > 0 {
+			t.Errorf("%d: the next stream retains once more: %v", n, res.Retained)
+		}
+		if n == 2 {
+			if res := b.Release(b.now); show(res.Changes) != "-m0 -m1" {
+				t.Errorf("the operator releases %s", show(res.Changes))
+			}
+			b.want(0, 0)
+			if w := b.connect("e1", 50); w.ResumeRevision != 0 {
+				t.Errorf("welcome %v: in its journal the exporter has what the operator released", w)
+			}
+			changed(t, b.snapshot(50, members(0, 2)...), "+m0 +m1")
+			continue
+		}
+		b.s.Close()
+		b.connect("e3", 50)
+		b.want(n, 0)
+		changed(t, b.snapshot(50, members(0, 9)...), "-m9")
+		b.want(9, 0)
+	}
+}
+
 func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	b := newBraked(t)
 	res := b.remove(11, members(0, 10)...)
 	// Half may go in a minute.
 	if show(res.Changes) != "-m0 -m1 -m2 -m3 -m4" || len(res.Retained) != 1 ||
-		res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
+		res.Retained[0] != (Retained{kMember, 5, 5, 10, false}) {
 		t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 	}
 	b.want(5, 5)
@@ -322,7 +369,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 		t.Run(version+" one by one", func(t *testing.T) {
 			b := newBraked(t)
 			res := b.take(changes(received(11, members(0, 10)...)...))
-			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
+			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10, false}) {
 				t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 			}
 			for _, name := range members(5, 10) {
@@ -355,7 +402,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				b.connect(fmt.Sprint("e", 2+i), 20)
 				res := b.take(begin(kMember, 20), changes(received(1, members(0, 10)...)...), end(kMember, 20, 10))
 				if len(res.Changes) != 0 || i == 0 &&
-					(len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 10, 10, 10})) {
+					(len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 10, 10, 10, false})) {
 					t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 				}
 				b.want(10, 10)

@@ -109,6 +109,8 @@ type kind struct {
 	// lastHeard is when the sender last sent a message while it was complete for this kind; snapshotAt is when its
 	// last snapshot ended.
 	lastHeard, snapshotAt time.Time
+	// unexported is when the first of the last streams began that did not export the kind; zero if the last one did.
+	unexported time.Time
 	// resync means that the sender must send the kind again. resyncInterval is the minimal age of the snapshot before
 	// another is requested to fill free room; it grows while that does not help.
 	resync         resyncMode

@@ -82,7 +82,7 @@ func TestRestore(t *testing.T) {
 	}
 
 	b = restored(t)
-	if r := b.hear(10); len(r.Changes) > 0 || len(r.Retained) != 1 || r.Retained[0] != (Retained{kNode, 3, 3, 3}) {
+	if r := b.hear(10); len(r.Changes) > 0 || len(r.Retained) != 1 || r.Retained[0] != (Retained{kNode, 3, 3, 3, false}) {
 		t.Errorf("a snapshot without nodes: %s, retained %+v", show(r.Changes), r.Retained)
 	}
 

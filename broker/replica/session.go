@@ -68,6 +68,8 @@ type Result struct {
 	Completed semaphorev1.Kind
 	Taken     int
 	Unchanged bool
+	// Unexported are the kinds that a Hello lacks.
+	Unexported []semaphorev1.Kind
 	// Retained and Released are the actions of the brake.
 	Retained []Retained
 	Released []Released
@@ -136,7 +138,7 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	var err error
 	switch message := m.GetMessage().(type) {
 	case *semaphorev1.PublishRequest_Hello:
-		err = s.handleHello(message.Hello, &result)
+		err = s.handleHello(now, message.Hello, &result)
 	case *semaphorev1.PublishRequest_SnapshotBegin:
 		err = s.handleSnapshotBegin(message.SnapshotBegin)
 	case *semaphorev1.PublishRequest_Changes:
@@ -176,7 +178,7 @@ func violation(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-func (s *Session) handleHello(h *semaphorev1.Hello, result *Result) error {
+func (s *Session) handleHello(now time.Time, h *semaphorev1.Hello, result *Result) error {
 	r := s.replica
 	switch {
 	case s.phase != greeting:
@@ -222,6 +224,7 @@ func (s *Session) handleHello(h *semaphorev1.Hello, result *Result) error {
 	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
+	r.markUnexported(exported, now, result)
 	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion),
 		SoftwareVersion: r.software}
 	if s.resume = s.resumable(); s.resume > 0 && s.resume >= h.GetOldestRevision() {

@@ -117,6 +117,30 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	}
 }
 
+// TestMirrorsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports Services keeps the mirrors of an
+// earlier one, says why, and removes them by the operator's order alone.
+func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
+	f := newFixture(t, 3)
+	f.take("c2", replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,
+		semaphorev1.Kind_KIND_ENDPOINT_SLICE}})
+	f.has(t, "without the kind", 0, writes.Unknown)
+	if p := finding.Texts(f.Findings()); len(p) != 1 ||
+		!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") ||
+		f.ResyncDue("c2") || len(f.warned) != 1 {
+		t.Errorf("problems: %q, warned %q", p, f.warned)
+	}
+	f.now = f.now.Add(48 * time.Hour)
+	if f.has(t, "two days later", 0, writes.Unknown); f.ResyncDue("c2") {
+		t.Error("no snapshot will tell")
+	}
+	if got := f.Release("c2"); got[semaphorev1.Kind_KIND_SERVICE] != 3 {
+		t.Errorf("released %v", got)
+	}
+	f.has(t, "released", 0, writes.Absent)
+	f.snapshot(2)
+	f.has(t, "exported again", 0, writes.Present)
+}
+
 func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {
 	f := newFixture(t, 0)
 	if a := f.DesiredServices().Want("c9-shop-73736d-s0", "c9"); a.Verdict != writes.Absent {

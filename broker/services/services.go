@@ -249,6 +249,11 @@ func (e *Engine) Take(p replica.Part) {
 		e.services.WakeOwned("") // global Services wait for every cluster
 		e.slices.WakeOwned(p.Cluster)
 	}
+	if len(p.Unexported) > 0 {
+		r.services.Lack(p.Unexported)
+		r.slices.Lack(p.Unexported)
+		e.evaluate()
+	}
 }
 
 // Restore sets the nodes that an earlier broker had of a remote. They say nothing about its presence.

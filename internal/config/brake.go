@@ -35,8 +35,12 @@ func (b *Brake) complete(p *problems, field string) {
 	}
 }
 
-// Until says when the broker removes the retained objects of a cluster, for messages to an operator.
-func (b Brake) Until(cluster string) string {
+// Until says when the broker removes the retained objects of a cluster, for messages to an operator. unexported means
+// that the cluster's exporter no longer exports them at all.
+func (b Brake) Until(cluster string, unexported bool) string {
+	if unexported {
+		return fmt.Sprintf("until `semaphorectl release %s` (its exporter no longer exports this kind)", cluster)
+	}
 	return fmt.Sprintf("until a snapshot after %s lacks them too, or until `semaphorectl release %s`", b.Hold,
 		cluster)
 }

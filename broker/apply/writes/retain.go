@@ -16,7 +16,8 @@ import (
 // The second rule is the brake of a broker that has just started. While a broker runs, each replica retains its
 // remote's withdrawals if they are most of its exports; a broker that starts can compare a remote's first snapshot only
 // with the objects of an earlier broker. Objects that the first snapshot would delete stay until a later snapshot lacks
-// them too, or the operator releases them.
+// them too, or the operator releases them. If the remote's exporter no longer exports their kind, no snapshot comes, and
+// the operator alone releases them.
 //
 // Time and existing objects are arguments. A Retention belongs to its caller and has no lock.
 
@@ -33,6 +34,8 @@ type Retention struct {
 	snapshots map[semaphorev1.Kind]int
 	// confirmed means that undesired objects may be deleted. It stays true: from then on the replica's brake decides.
 	confirmed bool
+	// unexported means that the remote's exporter does not export a kind of which there was no snapshot.
+	unexported bool
 	// evaluated is the number of snapshots at the last evaluation.
 	evaluated int
 	// since is when the Retention began to retain the withdrawn ones of all existing objects.
@@ -58,6 +61,16 @@ func (g *Retention) Complete(kind semaphorev1.Kind) {
 	if slices.Contains(g.kinds, kind) {
 		g.snapshots[kind]++
 	}
+	if g.unexported && g.Heard() {
+		g.unexported, g.since = false, time.Time{}
+	}
+}
+
+// Lack notes the kinds that the remote's exporter does not export.
+func (g *Retention) Lack(kinds []semaphorev1.Kind) {
+	g.unexported = g.unexported || slices.ContainsFunc(kinds, func(kind semaphorev1.Kind) bool {
+		return slices.Contains(g.kinds, kind) && g.snapshots[kind] == 0
+	})
 }
 
 // complete returns how many complete snapshots there were of every kind.
@@ -79,12 +92,22 @@ func (g *Retention) Retains() bool { return !g.confirmed || !g.Heard() }
 // changed, and a sentence for the operator when the Retention begins to retain.
 func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning string) {
 	snapshots := g.complete()
-	if g.confirmed || snapshots == 0 || snapshots == g.evaluated {
+	decided := snapshots == 0 || snapshots == g.evaluated
+	if g.unexported {
+		decided = g.holds()
+	}
+	if g.confirmed || decided {
 		return false, ""
 	}
 	withdrawn, all, ok := count()
 	if !ok {
 		return false, ""
+	}
+	if g.unexported {
+		if withdrawn > 0 {
+			g.since, g.withdrawn, g.all = now, withdrawn, all
+		}
+		return false, g.Problem()
 	}
 	g.evaluated = snapshots
 	again := !g.since.IsZero() && now.Sub(g.since) >= g.brake.Hold.Duration
@@ -95,7 +118,7 @@ func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning 
 	if g.since.IsZero() {
 		g.since = now
 		warning = fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): the broker retains them %s",
-			g.cluster, withdrawn, all, g.objects, g.brake.Until(g.cluster))
+			g.cluster, withdrawn, all, g.objects, g.brake.Until(g.cluster, false))
 	}
 	g.withdrawn, g.all = withdrawn, all
 	return false, warning
@@ -110,12 +133,17 @@ func (g *Retention) Release() int {
 		return 0
 	}
 	g.confirmed = true
+	if g.unexported {
+		for _, kind := range g.kinds {
+			g.Complete(kind) // as if a snapshot had lacked them
+		}
+	}
 	return g.withdrawn
 }
 
 // Due reports whether another snapshot without the retained objects would release them.
 func (g *Retention) Due(now time.Time) bool {
-	return g.holds() && now.Sub(g.since) >= g.brake.Hold.Duration
+	return g.holds() && !g.unexported && now.Sub(g.since) >= g.brake.Hold.Duration
 }
 
 // Problem describes the retained objects for the operator; empty for none.
@@ -124,6 +152,6 @@ func (g *Retention) Problem() string {
 		return ""
 	}
 	return fmt.Sprintf("retained since %s, %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
-		"broker wrote for it", g.since.UTC().Format(time.RFC3339), g.brake.Until(g.cluster), g.cluster, g.withdrawn, g.all,
-		g.objects)
+		"broker wrote for it", g.since.UTC().Format(time.RFC3339), g.brake.Until(g.cluster, g.unexported), g.cluster,
+		g.withdrawn, g.all, g.objects)
 }

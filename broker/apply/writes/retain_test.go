@@ -31,13 +31,13 @@ func TestGuard(t *testing.T) {
 	brake := testBrake(t)
 	hold := brake.Hold.Duration
 	type step struct {
-		complete       semaphorev1.Kind
-		pass           time.Duration
-		withdrawn, all int
-		unknown        bool // the existing objects are unknown
-		release        bool
-		retains, warns bool
-		due            bool
+		complete, lacks semaphorev1.Kind
+		pass            time.Duration
+		withdrawn, all  int
+		unknown         bool // the existing objects are unknown
+		release         bool
+		retains, warns  bool
+		due             bool
 	}
 	for name, test := range map[string]struct {
 		kinds []semaphorev1.Kind
@@ -70,6 +70,22 @@ func TestGuard(t *testing.T) {
 			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
 			{release: true, retains: false},
 		}},
+		"a kind that is not exported stays until the operator releases it": {[]semaphorev1.Kind{service, slice}, []step{
+			{lacks: slice, unknown: true, retains: true},
+			{withdrawn: 30, all: 30, retains: true, warns: true},
+			{pass: 3 * hold, lacks: slice, withdrawn: 30, all: 30, retains: true},
+			{release: true, retains: false},
+		}},
+		"or until it is exported again": {[]semaphorev1.Kind{service}, []step{
+			{lacks: service, withdrawn: 30, all: 30, retains: true, warns: true},
+			{pass: 3 * hold, complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
+			{pass: hold, withdrawn: 30, all: 40, retains: true, due: true},
+		}},
+		"what never existed is not retained": {[]semaphorev1.Kind{service}, []step{{lacks: service, retains: true}}},
+		"after a snapshot, the replica is what retains": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, all: 40, retains: false},
+			{lacks: service, all: 40, retains: false},
+		}},
 		"the existing objects are not known yet": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, unknown: true, retains: true},
 			{withdrawn: 1, all: 11, retains: false},
@@ -87,6 +103,9 @@ func TestGuard(t *testing.T) {
 				if s.complete != 0 {
 					g.Complete(s.complete)
 				}
+				if s.lacks != 0 {
+					g.Lack([]semaphorev1.Kind{s.lacks})
+				}
 				before := g.Retains()
 				changed, warning := g.Evaluate(now, func() (int, int, bool) { return s.withdrawn, s.all, !s.unknown })
 				if s.release {
@@ -99,7 +118,7 @@ func TestGuard(t *testing.T) {
 				if g.Retains() != s.retains || (warning != "") != s.warns || g.Due(now) != s.due {
 					t.Errorf("step %d: retains %v, warns %q, due %v", i, g.Retains(), warning, g.Due(now))
 				}
-				if held := g.Problem() != ""; held && !s.retains {
+				if held := g.Problem() != ""; held && !s.retains || s.warns && !held {
 					t.Errorf("step %d: %q", i, g.Problem())
 				}
 			}
