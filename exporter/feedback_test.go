@@ -138,7 +138,8 @@ func TestFeedbackOnServices(t *testing.T) {
 	c2.judge()
 	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
 	c2.judge(tooLong)
-	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ", "Warning Refused: cluster c2: ")
+	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ",
+		"Warning Refused: cluster c2: ")
 	e.stop()
 	e = startWith(t, limited, trust, more, bundles)
 	within(t, "all is reported by the next exporter", func() bool {

@@ -369,7 +369,8 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 		t.Run(version+" one by one", func(t *testing.T) {
 			b := newBraked(t)
 			res := b.take(changes(received(11, members(0, 10)...)...))
-			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10, false}) {
+			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 ||
+				res.Retained[0] != (Retained{kMember, 5, 5, 10, false}) {
 				t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 			}
 			for _, name := range members(5, 10) {

@@ -117,8 +117,8 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	}
 }
 
-// TestMirrorsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports Services keeps the mirrors of an
-// earlier one, says why, and removes them by the operator's order alone.
+// TestMirrorsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports Services keeps the mirrors of
+// an earlier one, says why, and removes them by the operator's order alone.
 func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
 	f := newFixture(t, 3)
 	f.take("c2", replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,

@@ -16,7 +16,7 @@ import (
 // The second rule is the brake of a broker that has just started. While a broker runs, each replica retains its
 // remote's withdrawals if they are most of its exports; a broker that starts can compare a remote's first snapshot only
 // with the objects of an earlier broker. Objects that the first snapshot would delete stay until a later snapshot lacks
-// them too, or the operator releases them. If the remote's exporter no longer exports their kind, no snapshot comes, and
+// them too, or the operator releases them. If the remote's exporter no longer exports their kind, no snapshot comes:
 // the operator alone releases them.
 //
 // Time and existing objects are arguments. A Retention belongs to its caller and has no lock.
