@@ -63,7 +63,7 @@ func TestDNSByImport(t *testing.T) {
 		Data: map[string]string{"config.yaml": "mirrorNamespace: mirrors\nmcs: {enabled: true}\n"}})
 	broker := coreDNS()
 	broker.Name = "semaphore-broker"
-	broker.Spec.Template.Spec.Containers[0].VolumeMounts[0].MountPath = "/etc/semaphore"
+	broker.Spec.Template.Spec.Containers[0].VolumeMounts[0].MountPath = fleet.PodConfig
 	broker.Spec.Template.Spec.Volumes[0].ConfigMap.Name = "conf"
 	kubetest.Create(t, admin.AppsV1().Deployments("parts"), broker)
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)

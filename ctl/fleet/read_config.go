@@ -33,7 +33,10 @@ func (c *Cluster) BrokerConfig(ctx context.Context) (p PartConfig, err error) {
 	if err != nil || broker == nil {
 		return p, err
 	}
-	name := broker.MountedAt(path.Dir(PodConfig))
+	name := broker.MountedAt(PodConfig)
+	if name == "" {
+		return p, nil
+	}
 	data, err := c.Objects.ConfigMap(ctx, c.Namespace, name)
 	if err == nil {
 		err = yaml.Unmarshal([]byte(data[path.Base(PodConfig)]), &p)
