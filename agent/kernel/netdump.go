@@ -13,14 +13,14 @@ import (
 type dumpRequest struct {
 	// Type of the request (RTM_GET…) and of the messages that answer it.
 	Type, Answer uint16
-	// Header is the fixed part of the request, Attributes the rest.
+	// Header is the fixed part of the request, which begins with the family, Attributes the rest.
 	Header     nl.NetlinkRequestData
 	Attributes []*nl.RtAttr
 }
 
 // dump calls f with each message of the answer, without its netlink header. f must not retain it. The kernel applies
 // header and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one returns more, so the caller filters
-// the messages.
+// the messages. For a family that it lacks, as IPv6 with ipv6.disable=1, a kernel returns all others (rtnl_dump_all).
 func dump(r dumpRequest, f func(message []byte)) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -37,8 +37,11 @@ func dump(r dumpRequest, f func(message []byte)) error {
 	for _, a := range r.Attributes {
 		request.AddData(a)
 	}
+	family := r.Header.Serialize()[0]
 	err = request.ExecuteIter(unix.NETLINK_ROUTE, r.Answer, func(message []byte) bool {
-		f(message)
+		if len(message) > 0 && message[0] == family {
+			f(message)
+		}
 		return true
 	})
 	if errors.Is(err, nl.ErrDumpInterrupted) {
