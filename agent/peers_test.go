@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -134,11 +135,26 @@ func TestRoamingPeer(t *testing.T) {
 		}
 		eventually(t, "the remote pod can be reached", reachable)
 
-		// A change of another node does not affect this one.
+		// Neither a change of another node affects it, nor one of its own blocks or of the keepalive.
+		n1 := func(cidrs ...string) *semaphorev1.PeeringChange {
+			return peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", cidrs...)
+		}
+		keepalive := func(every time.Duration) *semaphorev1.PeeringChange {
+			d := deviceOf("c2", 51820, "10.2.0.0/16")
+			d.GetDevice().PersistentKeepalive = durationpb.New(every)
+			return d
+		}
 		b.program(t, peerOf("c2", "x", publicKey(1), "192.0.2.9:51820", "10.2.7.0/24"))
-		b.program(t, noPeer("c2", "x"))
-		if at() != "192.0.2.2:51999" {
-			t.Errorf("the peer is at %s", at())
+		must(t, c.Close()) // whose packets would repair it
+		<-ended
+		for _, changes := range [][]*semaphorev1.PeeringChange{
+			{noPeer("c2", "x")}, {n1("10.2.1.0/24", "10.2.8.0/26")}, {n1("10.2.1.0/24")}, {keepalive(20 * time.Second)},
+			{n1("10.2.1.0/24", "10.2.8.0/26"), keepalive(25 * time.Second)},
+		} {
+			b.program(t, changes...)
+			if at() != "192.0.2.2:51999" {
+				t.Errorf("the peer is at %s after %v", at(), changes)
+			}
 		}
 		// The node announces its new endpoint.
 		b.program(t, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51999", "10.2.1.0/24"))

@@ -118,9 +118,9 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 		switch {
 		case there && was.endpoint == is.endpoint && slices.Equal(was.prefixes, is.prefixes):
 		case there && slices.Equal(was.prefixes, is.prefixes):
-			cfg.Peers = append(cfg.Peers, is.update(p.keepalive))
+			cfg.Peers = append(cfg.Peers, is.update(p.keepalive, was.endpoint))
 		default:
-			cfg.Peers = append(cfg.Peers, is.config(p.keepalive))
+			cfg.Peers = append(cfg.Peers, is.config(p.keepalive, was.endpoint))
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(before), compareKeys) { // last, as in Network

@@ -143,14 +143,14 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 		case is.matches(p, every):
 		case is.hasPrefixes(p):
-			cfg.Peers = append(cfg.Peers, is.update(every))
+			cfg.Peers = append(cfg.Peers, is.update(every, kernel.EndpointOf(p)))
 		default:
-			cfg.Peers = append(cfg.Peers, is.config(every))
+			cfg.Peers = append(cfg.Peers, is.config(every, kernel.EndpointOf(p)))
 		}
 	}
 	for key := range s.Applied.keys.first {
 		if is, ok := s.Applied.withKey(key); ok && !present[key] {
-			cfg.Peers = append(cfg.Peers, is.config(every))
+			cfg.Peers = append(cfg.Peers, is.config(every, netip.AddrPort{}))
 		}
 	}
 	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a peer.
@@ -267,12 +267,13 @@ func (p peer) keepalive(every time.Duration) time.Duration {
 	return every
 }
 
-// config returns the complete configuration of a peer. Its fields have the types that reading a device returns.
-func (p peer) config(every time.Duration) wgtypes.PeerConfig {
+// config returns the configuration of a peer that was set to an endpoint, invalid for none. Its fields have the types
+// that reading a device returns.
+func (p peer) config(every time.Duration, was netip.AddrPort) wgtypes.PeerConfig {
 	keepalive := p.keepalive(every)
 	c := wgtypes.PeerConfig{
 		PublicKey:                   p.key,
-		Endpoint:                    p.address(),
+		Endpoint:                    p.address(was),
 		ReplaceAllowedIPs:           true,
 		PersistentKeepaliveInterval: &keepalive,
 	}
@@ -283,15 +284,16 @@ func (p peer) config(every time.Duration) wgtypes.PeerConfig {
 }
 
 // update returns the configuration of a peer that has its allowed IPs, as packets would be dropped while these change.
-func (p peer) update(every time.Duration) wgtypes.PeerConfig {
+func (p peer) update(every time.Duration, was netip.AddrPort) wgtypes.PeerConfig {
 	keepalive := p.keepalive(every)
-	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: p.address(),
+	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: p.address(was),
 		PersistentKeepaliveInterval: &keepalive}
 }
 
-// address returns the endpoint to write; nil for a node that calls, whose endpoint is never written.
-func (p peer) address() *net.UDPAddr {
-	if !p.endpoint.IsValid() {
+// address returns the endpoint to write; nil for a node that calls, whose endpoint is never written, and for one that
+// does not change, from which the peer may have roamed.
+func (p peer) address(was netip.AddrPort) *net.UDPAddr {
+	if !p.endpoint.IsValid() || p.endpoint == was {
 		return nil
 	}
 	return net.UDPAddrFromAddrPort(p.endpoint)
