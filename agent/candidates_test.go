@@ -13,7 +13,8 @@ import (
 )
 
 // TestCandidatesOfANode: of the candidates of a node, of which the first is at nobody's address, the agent finds the
-// one that answers, and does not leave it. One outside of the bounds is never sent to. Nothing writes an endpoint of a
+// one that answers, and does not leave it. One outside of the bounds is never sent to, nor one without a route while
+// another has one. Nothing writes an endpoint of a
 // node that calls, and a node that calls has a keepalive on that device only, for peers with an endpoint, and after a
 // boot without a broker too.
 func TestCandidatesOfANode(t *testing.T) {
@@ -38,7 +39,12 @@ func TestCandidatesOfANode(t *testing.T) {
 
 		// A new peer has no session: the first does not answer, and the next handshake goes to the second.
 		b.program(t, noPeer("c2", "n1"))
-		b.program(t, off, with("127.0.0.1:51820", "192.0.2.77:51820", works))
+		b.program(t, off, with("[2001:db8::7]:51820", "[2001:db8::8]:51820"))
+		if first := at(); first != "[2001:db8::7]:51820" {
+			t.Errorf("without any route it begins at %s", first)
+		}
+		b.program(t, noPeer("c2", "n1"))
+		b.program(t, with("127.0.0.1:51820", "[2001:db8::7]:51820", "192.0.2.77:51820", works))
 		if first := at(); first != "192.0.2.77:51820" {
 			t.Errorf("it begins at %s", first)
 		}

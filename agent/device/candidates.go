@@ -142,18 +142,21 @@ func (a *asking) take() ([]plan.Question, int) {
 // address. has returns the endpoint that the device has for a peer. It returns the names among the candidates.
 func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*semaphorev1.Peer, bounds plan.Bounds,
 	has plan.Wanted) map[string]bool {
-	names := map[string]bool{}
+	names, candidates := map[string]bool{}, map[string][]netip.AddrPort{}
 	for node, p := range peers {
+		if texts := p.GetWireguard().GetCandidates(); len(texts) > 0 {
+			candidates[node] = bounds.Candidates(texts, func(host string) []netip.Addr {
+				names[host] = true
+				return d.asking.addresses(ctx, host, false)
+			})
+		}
+	}
+	r.dropUnrouted(candidates)
+	for node, all := range candidates {
+		p := peers[node]
 		w := p.GetWireguard()
 		key, err := wgtypes.NewKey(w.GetPublicKey())
-		if len(w.GetCandidates()) == 0 || err != nil {
-			continue
-		}
-		all := bounds.Candidates(w.GetCandidates(), func(host string) []netip.Addr {
-			names[host] = true
-			return d.asking.addresses(ctx, host, false)
-		})
-		if len(all) == 0 && w.GetAddress() != "" {
+		if err != nil || len(all) == 0 && w.GetAddress() != "" {
 			continue // it is refused, with the reason
 		}
 		chosen := &semaphorev1.WireGuardEndpoint{PublicKey: w.GetPublicKey(), Calls: len(all) == 0}
@@ -166,6 +169,33 @@ func (r *Reconciler) choose(ctx context.Context, d *device, peers map[string]*se
 		peers[node] = p
 	}
 	return names
+}
+
+// dropUnrouted drops candidates to which this node has no route, unless it has none to any of that node's: WireGuard
+// does not count what it could not send, so that nothing would show that such a candidate does not answer.
+func (r *Reconciler) dropUnrouted(candidates map[string][]netip.AddrPort) {
+	var to []netip.Addr
+	for _, all := range candidates {
+		for _, at := range all {
+			if len(all) > 1 {
+				to = append(to, at.Addr())
+			}
+		}
+	}
+	if len(to) == 0 {
+		return
+	}
+	links, _ := r.kernel.EgressLinks(to) // without an answer all remain
+	routed := map[netip.Addr]bool{}
+	for _, link := range links {
+		routed[link.To] = true
+	}
+	for node, all := range candidates {
+		left := slices.DeleteFunc(slices.Clone(all), func(at netip.AddrPort) bool { return !routed[at.Addr()] })
+		if len(left) > 0 {
+			candidates[node] = left
+		}
+	}
 }
 
 // chooseAll is choose for all peers of a device, which it returns. It forgets the candidates that no peer has any more.
