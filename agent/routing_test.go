@@ -299,6 +299,14 @@ func TestServicesFromTheNode(t *testing.T) {
 		if d := deviceOn(t, newHost(t), device); len(d.Routes) != 2 || len(d.Sources) != 0 {
 			t.Errorf("without an address: routes %v, sources %v", d.Routes, d.Sources)
 		}
+		// All blocks of the node go, as with their pool, and with them what was reserved in them.
+		network(prefixes, []string{"10.1.1.1", "fd00:1:0:1::1"})
+		eventually(t, "the device has reserved addresses again", addresses("10.1.1.1", "fd00:1:0:1::1"))
+		network(nil, nil)
+		eventually(t, "they have gone with the blocks", func() bool {
+			d := deviceOn(t, newHost(t), device)
+			return len(d.Addresses) == 0 && len(d.Sources) == 0 && len(d.Routes) == 2
+		})
 		for _, p := range b.newest().GetProblems() {
 			t.Errorf("reported: %s", p)
 		}

@@ -80,8 +80,8 @@ type Monitor struct {
 	addresses   []kernel.Address
 	addressesAt time.Time
 	stale       bool
-	// podCIDRs are the node's own, as the broker last sent them; none for unknown. reserved are addresses in them that
-	// no pod gets.
+	// podCIDRs are the node's own, as the broker last sent them; nil for unknown, as a broker that does not know them
+	// sends nothing. reserved are addresses in them that no pod gets.
 	podCIDRs []netip.Prefix
 	reserved []netip.Addr
 	// calls are the remotes whose nodes have no address of this node.
@@ -223,15 +223,14 @@ func (m *Monitor) SetNetwork(podCIDRs, reserved, calls []string) bool {
 	if m.calls = calls; differs {
 		m.changed()
 	}
-	own := parsed(podCIDRs)
+	own := append([]netip.Prefix{}, parsed(podCIDRs)...)
 	var free []netip.Addr
 	for _, text := range reserved {
 		if addr, err := netip.ParseAddr(text); err == nil {
 			free = append(free, addr)
 		}
 	}
-	// A broker that does not know them must not change the guard that is set.
-	if len(own) == 0 || slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
+	if m.podCIDRs != nil && slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
 		return differs
 	}
 	m.podCIDRs, m.reserved = own, free

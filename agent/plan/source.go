@@ -33,7 +33,7 @@ var preferred = []string{"tunl0", "vxlan.calico", "vxlan-v6.calico", "wireguard.
 type Source struct {
 	// Setting is "auto", "none" or an address.
 	Setting string
-	// PodPrefixes are the node's pod CIDRs, none if unknown.
+	// PodPrefixes are the node's pod CIDRs, nil if unknown.
 	PodPrefixes []netip.Prefix
 	// Reserved are addresses among them that the broker keeps free for the node, for a family in which the node has none.
 	Reserved []netip.Addr
@@ -66,7 +66,7 @@ func ChooseSources(from Source, addresses []kernel.Address) (s Sources, problem 
 		}
 		return Sources{Known: true, V4: addr}, ""
 	}
-	if len(from.PodPrefixes) == 0 {
+	if from.PodPrefixes == nil {
 		return Sources{}, ""
 	}
 	among := func(at netip.Addr) bool { return Inside(netip.PrefixFrom(at, at.BitLen()), from.PodPrefixes) }

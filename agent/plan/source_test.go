@@ -30,6 +30,8 @@ func TestChooseSources(t *testing.T) {
 	}{
 		"none is known": {"auto", nil, []kernel.Address{address("tunl0", "10.1.7.1/32")}, "",
 			"unknown", false},
+		"the node has no pod CIDR": {"auto", []netip.Prefix{}, []kernel.Address{address("tunl0", "10.1.7.1/32")}, "10.1.7.9",
+			"- -", false},
 		"none is there": {"auto", own, []kernel.Address{address("eth0", "192.0.2.1/24"),
 			address("eth0", "10.1.8.1/24")}, "", "- -", false},
 		"Calico's tunnels": {"auto", own, []kernel.Address{address("eth0", "10.1.7.1/24"),
