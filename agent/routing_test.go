@@ -22,16 +22,23 @@ import (
 )
 
 // TestRoutesMoveToTheConfiguredTable: the agent replaces routes of semaphore-wireguard, and of an agent with another
-// table, by routes in its own table. No packet is lost, and no old route remains.
+// table, by routes in its own table. No packet is lost, also not while it moves those of a remote before this one, and
+// no old route remains.
 func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
+		const first = "wireguard.a1"
+		removeAtEnd(t, first)
 		b, cfg, _, a := connect(t)
+		b.program(t, deviceOf("a1", 51821, "10.31.0.0/16"),
+			peerOf("a1", "n1", publicKey(9), "192.0.2.9:51821", "10.31.1.0/24"))
 		h := newHost(t)
 		before := deviceOn(t, h, device)
 		a.stop(t)
 		// The state that an agent with the main table left: everything in it, and no rule.
-		ip(t, "route add 10.2.0.0/16 dev "+device+" proto 94 scope link")
-		ip(t, "route add unreachable 10.2.0.0/16 proto 94 metric 65536")
+		for subnet, device := range map[string]string{"10.2.0.0/16": device, "10.31.0.0/16": first} {
+			ip(t, "route add "+subnet+" dev "+device+" proto 94 scope link")
+			ip(t, "route add unreachable "+subnet+" proto 94 metric 65536")
+		}
 		ip(t, "rule del pref 94")
 		ip(t, "route flush table 7394")
 		ours := func() string {
@@ -42,8 +49,10 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		a = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		wants := func(table, priority int) string {
-			return fmt.Sprintf("10.2.0.0/16 dev %s table %d scope link \nunreachable 10.2.0.0/16 table %d metric 65536 "+
-				"\n%d:\tfrom all lookup %d proto 94\n", device, table, table, priority, table)
+			return fmt.Sprintf("10.2.0.0/16 dev %[1]s table %[3]d scope link \n"+
+				"unreachable 10.2.0.0/16 table %[3]d metric 65536 \n"+
+				"10.31.0.0/16 dev %[2]s table %[3]d scope link \nunreachable 10.31.0.0/16 table %[3]d metric 65536 \n"+
+				"%[4]d:\tfrom all lookup %[3]d proto 94\n", device, first, table, priority)
 		}
 		eventually(t, "all is in our table", func() bool { return ours() == wants(7394, 94) })
 		a.stop(t)

@@ -150,7 +150,15 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]Route, error) {
 	return strays, err
 }
 
-func (*Host) DeleteStray(r Route) error { return r.Delete() }
+// DeleteStray deletes a route of Strays, and with a table's last one the rule that leads there. It fails if the kernel
+// refuses.
+func (h *Host) DeleteStray(r Route) error {
+	err := r.Delete()
+	if err == nil {
+		_, err = h.table.Rule(Family(r.Prefix))
+	}
+	return err
+}
 
 // Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not
 // in it. It fails if the kernel does not list the routes.

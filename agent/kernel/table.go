@@ -78,8 +78,8 @@ func (t RoutingTable) Ruled(family int) (bool, error) {
 }
 
 // Rule adds the rule of a family. It then deletes rules of the agent that lead elsewhere, as after a change of the
-// configuration. It reports whether it changed anything. It fails if the kernel does not list the rules, or refuses a
-// change.
+// configuration, but not to a table that still has routes into other devices. It reports whether it changed anything.
+// It fails if the kernel does not list rules or routes, or refuses a change.
 func (t RoutingTable) Rule(family int) (changed bool, err error) {
 	all, err := rules(family)
 	if err != nil {
@@ -96,9 +96,18 @@ func (t RoutingTable) Rule(family int) (changed bool, err error) {
 		changed = true
 	}
 	for i := range all {
-		if r := &all[i]; r.Protocol == RouteProtocol && !t.leadsTo(r) {
+		r := &all[i]
+		if r.Protocol != RouteProtocol || t.leadsTo(r) {
+			continue
+		}
+		used := false
+		if r.Table != t.ID {
+			filter := RouteFilter{Family: family, Protocol: RouteProtocol, Type: unix.RTN_UNICAST}
+			err = errors.Join(err, RoutingTable{ID: r.Table}.Each(filter, func(Route) { used = true }))
+		}
+		if !used && err == nil {
 			r.Family = family
-			changed, err = true, errors.Join(err, deleteRule(r))
+			changed, err = true, deleteRule(r)
 		}
 	}
 	return changed, err
