@@ -213,6 +213,7 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 	@echo "== the agent on a real kernel's WireGuard, in an emulated machine"
 	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed test-kernel
+	@$(BIN)/testbed test-kernel --append ipv6.disable=1 --run '^TestNoIPv6$$' ./agent
 	@go build -o $(BIN)/bench-table ./test/bench/table
 	@$(BIN)/testbed test-kernel --bench '^BenchmarkTunnel$$' ./agent | $(BIN)/bench-table
 

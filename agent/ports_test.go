@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
@@ -70,17 +72,25 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 	})
 }
 
-// TestNoIPv6: on a node without IPv6, the routes that need it are reported, and the rest is programmed.
+// TestNoIPv6: on a node without IPv6, routes that need it are reported, and the rest is programmed and guarded, also
+// of a remote that has pods with IPv6 and no node that is known. Where the kernel has IPv6, settings turn it off; make
+// test-kernel also boots a machine without it.
 func TestNoIPv6(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, where := range []string{"all", "default"} {
-			must(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+where+"/disable_ipv6", []byte("1"), 0))
+			err := os.WriteFile("/proc/sys/net/ipv6/conf/"+where+"/disable_ipv6", []byte("1"), 0)
+			if kernel.LacksIPv6() == (err == nil) {
+				t.Fatalf("the kernel lacks IPv6: %v; its setting: %v", kernel.LacksIPv6(), err)
+			}
 		}
 		b, cfg := newBroker(t, "c2")
+		both := []string{"10.2.0.0/16", "fd00:2::/48"}
+		b.guard = &semaphorev1.Guard{Remotes: []*semaphorev1.GuardedRemote{{Cluster: "c2", PodSubnets: both},
+			{Cluster: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}}}}
 		r := newRemote(t)
 		run(t, cfg, device)
 		// From the start, so that no node has this node's key yet.
-		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"),
+		b.program(t, deviceOf("c2", 51820, both...),
 			peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24", "fd00:2:0:1::/64"))
 		d, got := deviceOn(t, newHost(t), device), b.reportOf("c2")
 		if !bytes.Equal(got.GetPublicKey(), d.PublicKey[:]) || got.GetListenPort() != 51820 {
@@ -105,5 +115,18 @@ func TestNoIPv6(t *testing.T) {
 			t.Errorf("the device was set %v times in 3 s", after-before)
 		}
 		shows(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`, "0")
+		eventually(t, "the remotes are guarded", b.guarded)
+		if _, page := fetch("readyz?verbose"); strings.Contains(page, "Unguarded") {
+			t.Errorf("readyz: %s", page)
+		}
+		// Nor does the end of a remote need what the kernel lacks.
+		b.change(func() { b.guard = &semaphorev1.Guard{Remotes: b.guard.GetRemotes()[:1]} })
+		b.restart(t, "B")
+		b.program(t, noDevice("c3"))
+		eventually(t, "the guard of c3 is gone",
+			func() bool { return !strings.Contains(ip(t, "route show table all"), "10.3.0.0") })
+		if _, page := fetch("readyz?verbose"); strings.Contains(page, "Unguarded") {
+			t.Errorf("readyz: %s", page)
+		}
 	})
 }

@@ -214,13 +214,16 @@ func (g *Guard) rules(remotes remotes) (bool, error) {
 	return true, write(wanted, existing)
 }
 
-// subnets returns the subnets that need unreachable routes.
+// subnets returns the subnets that need unreachable routes: none of IPv6 where the kernel lacks it and adds none.
 func subnets(remotes remotes) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range remotes {
 		if !r.Permissive && !r.RoutedElsewhere {
 			all = append(all, r.Subnets...)
 		}
+	}
+	if kernel.LacksIPv6() {
+		all = slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	}
 	return canonical(all)
 }

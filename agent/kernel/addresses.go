@@ -57,11 +57,8 @@ func eachAddress(index int, f func(index int, a Address)) error {
 					f(at, a)
 				}
 			})
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-			continue // a kernel without that family
-		}
-		if index != 0 && errors.Is(err, unix.ENODEV) {
-			continue // the interface was deleted meanwhile
+		if lacksFamily(err) || index != 0 && errors.Is(err, unix.ENODEV) {
+			continue // or the interface was deleted meanwhile
 		}
 		if err != nil {
 			return fmt.Errorf("list the node's addresses: %w", err)

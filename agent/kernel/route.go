@@ -68,11 +68,8 @@ func (t RoutingTable) each(family int, filter RouteFilter, f func(Route)) error 
 			f(r)
 		}
 	})
-	switch {
-	case errors.Is(err, unix.ENOENT): // the table does not exist
-		return nil
-	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
-		return nil // a kernel without that family
+	if errors.Is(err, unix.ENOENT) || lacksFamily(err) {
+		return nil // the table does not exist
 	}
 	return errors.Join(err, damaged)
 }

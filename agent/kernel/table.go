@@ -58,12 +58,23 @@ func matchesAll(r *netlink.Rule) bool {
 func rules(family int) ([]netlink.Rule, error) {
 	all, err := netlink.RuleList(family)
 	switch {
-	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
-		return nil, nil // a kernel without that family
+	case lacksFamily(err):
+		return nil, nil
 	case err != nil && !errors.Is(err, netlink.ErrDumpInterrupted):
 		return nil, fmt.Errorf("routing rules of %s: %w", familyName(family), err)
 	}
 	return all, nil
+}
+
+// LacksIPv6 reports whether no packet of IPv6 can leave, as with ipv6.disable=1.
+func LacksIPv6() bool {
+	_, err := netlink.RuleList(netlink.FAMILY_V6)
+	return lacksFamily(err)
+}
+
+// lacksFamily reports whether a request failed because the kernel lacks its family.
+func lacksFamily(err error) bool {
+	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // Ruled reports whether a rule of a family leads to the table. It fails if the kernel does not list the rules.

@@ -17,7 +17,7 @@ import (
 const slowness = 10
 
 func testKernelCommand() *cobra.Command {
-	builder := components.Builder{}
+	builder, arguments := components.Builder{}, ""
 	tests := machine.Tests{
 		Using: components.Module + "/test/nodetest",
 		Env: []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness),
@@ -37,6 +37,7 @@ Where no such machine can be had that is said and is no failure, but for CI=true
 	cmd.Flags().StringVar(&builder.Repository, "repo", "", "the checkout (default: the one around the working directory)")
 	cmd.Flags().StringVar(&tests.Run, "run", "", "only tests whose names match, as of go test")
 	cmd.Flags().StringVar(&tests.Bench, "bench", "", "instead of tests the benchmarks whose names match, as of go test")
+	cmd.Flags().StringVar(&arguments, "append", "", "more arguments of the kernel, such as ipv6.disable=1")
 	cmd.Flags().IntVar(&tests.Count, "count", 1, "how often to run each test")
 	cmd.Flags().DurationVar(&tests.Timeout, "timeout", 30*time.Minute, "for the tests of one package")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -50,6 +51,7 @@ Where no such machine can be had that is said and is no failure, but for CI=true
 		if err != nil {
 			return err
 		}
+		m.Append = arguments
 		return m.Test(cmd.Context(), out, testsOf(tests, args)...)
 	}
 	return cmd

@@ -39,6 +39,8 @@ type Machine struct {
 	// Repository is the checkout from which init is built.
 	Repository string
 	Kernel     components.Kernel
+	// Append are more arguments of the kernel.
+	Append string
 	// Memory is in MiB. The emulator takes memory from the host only as it is used.
 	Memory int
 	// Output receives the output of commands while they run. The machine blocks while a write to it blocks.
@@ -113,7 +115,7 @@ func (m *Machine) arguments(dir, console, results string) []string {
 		"-kernel", m.Kernel.Image, "-initrd", filepath.Join(dir, "initramfs"),
 		// Mitigations are slow to emulate and not needed here. On a busy host the kernel's timer check at boot can fail, and
 		// the kernel then panics.
-		"-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check " + m.Append,
 		"-serial", "file:" + console,
 		"-virtfs", "local,path=/,mount_tag=" + job.HostTag + ",security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-serial-pci",
