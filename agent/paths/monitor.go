@@ -173,9 +173,10 @@ func samplesOf(peers []wgtypes.Peer) iter.Seq[PeerSample] {
 			w := &peers[i]
 			s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes,
 				Keepalive: w.PersistentKeepaliveInterval}
-			if len(w.AllowedIPs) > 0 {
-				prefix, _ := kernel.PrefixOf(&w.AllowedIPs[0])
-				s.Inside = prefix.Addr()
+			for j := 0; j < len(w.AllowedIPs) && !s.Inside.Is4(); j++ { // of IPv6 only if it has no other: nodes may lack it
+				if prefix, _ := kernel.PrefixOf(&w.AllowedIPs[j]); j == 0 || prefix.Addr().Is4() {
+					s.Inside = prefix.Addr()
+				}
 			}
 			if w.LastHandshakeTime.Unix() > 0 {
 				s.Handshake = w.LastHandshakeTime

@@ -1,6 +1,7 @@
 package paths
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -10,8 +11,10 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 // oneDevice is a broker that desires a device for c2 only.
@@ -94,6 +97,36 @@ func TestWhoseProbesAreAnswered(t *testing.T) {
 	if newest := m.device("c2").liveness.Newest(); !newest.IsZero() {
 		t.Errorf("the newest handshake was %s, and there was none", newest)
 	}
+}
+
+// TestUnheardPeersAreAsked: a peer with pods of both families is asked on a node without IPv6, and one that has only
+// IPv6 keeps no other from being asked.
+func TestUnheardPeersAreAsked(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		asked, err := net.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", discard))
+		must(t, err)
+		defer asked.Close()
+		var peers []wgtypes.Peer
+		for _, allowed := range [][]string{{"fd00:2:0:1::/64"}, {"fd00:2:0:2::/64", "127.0.0.2/32"}, {"127.0.0.3/32"}} {
+			var p wgtypes.Peer
+			for _, text := range allowed {
+				p.AllowedIPs = append(p.AllowedIPs, *kernel.IPNet(netip.MustParsePrefix(text)))
+			}
+			peers = append(peers, p)
+		}
+		var inside []netip.Addr
+		for s := range samplesOf(peers) {
+			inside = append(inside, s.Inside)
+		}
+		m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+		must(t, m.ask(t.Context(), "lo", inside))
+		must(t, asked.SetReadDeadline(time.Now().Add(nodetest.Patience(5*time.Second))))
+		for i := range 2 {
+			if _, _, err := asked.ReadFrom(nil); err != nil {
+				t.Fatalf("of %v, %d were asked: %v", inside, i, err)
+			}
+		}
+	})
 }
 
 // TestProbesThatEndedFreeTheirPlace: a probe that could not be sent is no longer under way.

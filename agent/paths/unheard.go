@@ -15,7 +15,8 @@ import (
 const discard = 9
 
 // ask sends an empty datagram to each of some addresses of remote pods through a device, so that WireGuard at its other
-// end has something to answer. The peer's node receives it with no hop left: it answers, and no pod gets it.
+// end has something to answer. The peer's node receives it with no hop left: it answers, and no pod gets it. An address
+// to which nothing can be sent, as of IPv6 on a node without it, keeps no other from being asked.
 func (m *Monitor) ask(ctx context.Context, device string, all []netip.Addr) error {
 	var sockets [2]net.PacketConn // of IPv4 and of IPv6
 	for _, to := range all {
@@ -35,10 +36,9 @@ func (m *Monitor) ask(ctx context.Context, device string, all []netip.Addr) erro
 		if err != nil {
 			slog.Debug("cannot ask a peer whether its session works; the agent tries again", "device", device, "to", to,
 				"error", err)
-			return ctx.Err()
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 // lastHop returns a socket that sends through a device only, without CAP_NET_RAW, and as if from the last router.
