@@ -3,6 +3,8 @@ package deploy_test
 import (
 	"errors"
 	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +40,15 @@ func platform(t *testing.T, components string) ([]runtime.Object, *appsv1.Daemon
 		}
 	}
 	return objects, find[*appsv1.DaemonSet](t, objects, "semaphore-agent"), foreign, quota
+}
+
+// TestBootGuardIsNotFlushed: the guard of a node that boots comes after nftables.service, whose file begins with "flush
+// ruleset" on Debian. Both units come before the network, and have no other order.
+func TestBootGuardIsNotFlushed(t *testing.T) {
+	unit, err := os.ReadFile("boot-guard/semaphore-guard.service")
+	if err != nil || !regexp.MustCompile(`(?m)^After=(.* )?nftables\.service( |$)`).Match(unit) {
+		t.Errorf("the unit is not after nftables.service (%v):\n%s", err, unit)
+	}
 }
 
 // TestPlatforms checks that the agent's pods have what each platform requires, and that no other pod has it.
