@@ -69,7 +69,7 @@ func (t RoutingTable) each(family int, filter RouteFilter, f func(Route)) error 
 		}
 	})
 	if errors.Is(err, unix.ENOENT) || lacksFamily(err) {
-		return nil // the table does not exist
+		return nil // there is no such table
 	}
 	return errors.Join(err, damaged)
 }
