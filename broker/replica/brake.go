@@ -26,8 +26,7 @@ import (
 // at least Brake.Hold later, or an operator releases it. It is also released when its room is needed for objects that
 // the remote exports.
 //
-// A kind that the remote's exporter no longer exports at all, because its feature was removed, is retained completely,
-// and only the operator releases it: nobody says any more which of its objects exist.
+// A kind that the remote's exporter no longer exports is retained completely, and only the operator releases it.
 
 // brakeWindow is how long the peak of exported objects is remembered.
 const brakeWindow = time.Minute
@@ -193,14 +192,15 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 	keys := maps.Keys(k.retained)
 	b.Total, b.Unexported = len(k.retained), !k.unexported.IsZero()
 	if b.Unexported {
-		keys = k.nonEmpty()
+		keys = maps.Keys(k.objects)
 		if b.Total = len(k.objects) - k.empty; b.Since.IsZero() {
 			b.Since = k.unexported
 		}
 	}
 	if limit > 0 {
-		b.Keys = slices.SortedFunc(keys, Key.Compare)
-		b.Keys = b.Keys[:min(limit, b.Total)]
+		b.Keys = slices.DeleteFunc(slices.SortedFunc(keys, Key.Compare),
+			func(key Key) bool { return isEmpty(k.objects[key].object) })
+		b.Keys = b.Keys[:min(limit, len(b.Keys))]
 	}
 	return b
 }
@@ -214,8 +214,8 @@ func (r *Replica) Release(now time.Time, kinds ...semaphorev1.Kind) Result {
 			continue
 		}
 		if !k.unexported.IsZero() {
-			for key := range k.nonEmpty() {
-				if _, back := k.retained[key]; !back {
+			for key, h := range k.objects {
+				if _, back := k.retained[key]; !back && !isEmpty(h.object) {
 					k.forget(key)
 					k.retained[key] = retention{since: k.unexported}
 				}

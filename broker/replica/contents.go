@@ -2,7 +2,6 @@ package replica
 
 import (
 	"hash/maphash"
-	"iter"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
@@ -216,17 +215,6 @@ func (c *contents) account(o *semaphorev1.Object, sign int) {
 
 // exported returns how many non-empty accepted objects the sender still exports.
 func (c *contents) exported() int { return len(c.objects) - len(c.retained) - c.empty }
-
-// nonEmpty iterates over the accepted objects that have an effect.
-func (c *contents) nonEmpty() iter.Seq[Key] {
-	return func(yield func(Key) bool) {
-		for key, h := range c.objects {
-			if !isEmpty(h.object) && !yield(key) {
-				return
-			}
-		}
-	}
-}
 
 // isEmpty reports whether an object has no effect: a node that cannot be a peer, a Service that is exported in no
 // way, a slice or pod of a set without addresses. The brake treats it as deleted.

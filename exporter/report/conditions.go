@@ -51,7 +51,7 @@ type Conflict struct {
 }
 
 // unpublished is the message where no broker compares the exports of clusters.
-const unpublished = "the exporter does not publish to the broker of its own cluster: set localBroker in the exporter's " +
+const unpublished = "the exporter does not publish to the broker of its own cluster: set localBroker in its " +
 	"configuration"
 
 // conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker

@@ -99,7 +99,7 @@ func TestOf(t *testing.T) {
 			true, "Valid=False NoService: none\nReady=False Pending: nothing is exported: see the condition Valid"},
 		{"no own broker", valid, map[string]Broker{"c2": taken}, true,
 			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the " +
-				"broker of its own cluster: set localBroker in the exporter's configuration"},
+				"broker of its own cluster: set localBroker in its configuration"},
 		{"the own broker is silent", valid, map[string]Broker{"c1": silent, "c2": taken}, false,
 			"Valid=True Valid: the Service can be exported\nReady=False Pending: the broker of the own cluster has not " +
 				"confirmed it yet"},

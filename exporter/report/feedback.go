@@ -353,8 +353,8 @@ func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error
 	return nil
 }
 
-// lacksRight tells a missing right, which concerns all Services, from the denial of one by a quota or a policy, which is
-// Forbidden, too (RBAC's text in k8s.io/apiserver, pkg/endpoints/handlers/responsewriters).
+// lacksRight tells a missing right, which concerns all Services, from the denial of one by a quota or a policy, which
+// is Forbidden, too: by the apiserver's text (k8s.io/apiserver, pkg/endpoints/handlers/responsewriters).
 func lacksRight(err error) bool {
 	return apierrors.IsForbidden(err) && deniedByAuthorizer.MatchString(err.Error())
 }
