@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -48,13 +49,13 @@ func (c *Catalog) setOffer(key Key, o *offered) {
 	c.offers[at] = o
 }
 
-// withheld returns why the audience of a valid Service is empty.
-func (c *Catalog) withheld(ruled Audience, annotations map[string]string) string {
+// withheld returns why the audience of a valid Service is empty; by are the values of the annotation that restrict it.
+func withheld(ruled Audience, by []string) string {
 	if ruled == Nobody {
 		return "spec.export of no RemoteCluster offers it: ask the operator of this cluster"
 	}
-	return fmt.Sprintf("annotation %s: %.100q names none of the clusters to which RemoteClusters offer it",
-		naming.AnnotationExportTo, annotations[naming.AnnotationExportTo])
+	return fmt.Sprintf("annotation %s: %s names none of the clusters to which RemoteClusters offer it",
+		naming.AnnotationExportTo, strings.Join(by, " and "))
 }
 
 // OffersVersion changes when the result of Offers changes. It may change without.
@@ -70,7 +71,7 @@ func (c *Catalog) Offers() []Offer {
 	defer c.mu.Unlock()
 	out := make([]Offer, 0, len(c.offers))
 	for at, is := range c.offers {
-		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid, Reason: is.withheld}
+		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid}
 		key, elsewhere := o.Key(), false
 		o.IgnoredSettings = c.problems[problemKey{key, finding.InvalidServiceSetting}]
 		if e, ok := c.journal.Last(key); ok && !e.Deleted {
@@ -83,15 +84,19 @@ func (c *Catalog) Offers() []Offer {
 				}
 			}
 		}
-		if !elsewhere && o.Reason == "" {
+		if !elsewhere {
 			for _, reason := range []finding.Code{finding.UnsupportedServiceType, finding.Unsendable, finding.InvalidExportTo} {
 				if o.Reason = c.problems[problemKey{key, reason}]; o.Reason != "" {
 					break
 				}
 			}
 		}
-		if len(c.remotes) == 0 && o.Reason == "" {
+		switch {
+		case o.Reason != "" || elsewhere:
+		case len(c.remotes) == 0:
 			o.Reason = "no RemoteCluster has a broker to export to: ask the operator of this cluster to link another one"
+		default:
+			o.Reason = is.withheld
 		}
 		out = append(out, o)
 	}

@@ -25,6 +25,8 @@ func TestOffersToNobody(t *testing.T) {
 			"no RemoteCluster has a broker to export to: ask the operator of this cluster to link another one"},
 		{"no RemoteCluster, and nothing to offer", nil, newService("echo", mirrorLabels, external),
 			"spec.type ExternalName has no endpoints to offer: offer the Service it names"},
+		{"no RemoteCluster, and withheld", nil, newService("echo", mirrorLabels, annotated(exportToAnnotation("none"))),
+			"no RemoteCluster has a broker to export to: ask the operator of this cluster to link another one"},
 		{"withheld by its owner", []string{"c2"},
 			newService("echo", mirrorLabels, annotated(exportToAnnotation("none"))),
 			`annotation semaphore.uw.io/export-to: "none" names none of the clusters to which RemoteClusters offer it`},

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -42,17 +44,20 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 		return
 	}
 	to, problem := c.audience(config.Services, s.Namespace, s.Labels, s.Annotations)
-	annotations := s.Annotations
+	var by []string // by which values of the annotation nobody receives it
+	if value, ok := s.Annotations[naming.AnnotationExportTo]; ok {
+		by = append(by, fmt.Sprintf("%.100q", value))
+	}
 	if to != Nobody && problem == "" {
 		if to, problem = c.narrowed(to, at); to == Nobody {
-			annotations = c.exports[at].Annotations
+			by = append(by, fmt.Sprintf("%.100q of its ServiceExport", c.exports[at].Annotations[naming.AnnotationExportTo]))
 		}
 	}
 	c.setProblem(key, finding.InvalidExportTo, problem)
 	offers := &offered{uid: s.UID}
 	if to == Nobody && problem == "" {
 		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
-		offers.withheld = c.withheld(ruled, annotations)
+		offers.withheld = withheld(ruled, by)
 	}
 	c.setOffer(key, offers)
 	if service.GetGlobal() || service.GetMultiCluster() != nil {

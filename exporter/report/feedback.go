@@ -190,7 +190,8 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		if text != s.current {
 			s.current, s.since = text, now
 		}
-		if f.needsWrite(s) && now.Sub(s.since) >= wait && !now.Before(s.writes.Next(ofEvents)) {
+		if event, annotation := f.mayWrite(s, now); (event || annotation) && now.Sub(s.since) >= wait &&
+			!now.Before(s.writes.Next(ofEvents)) {
 			due = append(due, e)
 		}
 	}
@@ -232,12 +233,19 @@ func (f *Feedback) needsWrite(s *eventState) bool {
 	return f.Events && s.current != s.writtenEvent || f.Annotates && s.current != s.writtenAnnotation
 }
 
+// mayWrite reports what of the current text is not written yet and may be: the right to write it was not missing lately.
+func (f *Feedback) mayWrite(s *eventState, now time.Time) (event, annotation bool) {
+	return f.Events && s.current != s.writtenEvent && !now.Before(f.noEventsUntil),
+		f.Annotates && s.current != s.writtenAnnotation && !now.Before(f.noAnnotationsUntil)
+}
+
 // statusOf returns the status of a Service, and how long it must be unchanged before it is written.
 func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
 	e.offer = o
 	maps.DeleteFunc(s.verdicts, func(cluster, _ string) bool { return !slices.Contains(o.To, cluster) })
-	if len(o.To) == 0 || o.Reason != "" {
-		e.reason, e.note = finding.NotOffered, "it is not offered to other clusters: "+o.Reason
+	withheld := "it is not offered to other clusters: " + o.Reason
+	if len(o.To) == 0 {
+		e.reason, e.note = finding.NotOffered, withheld
 		return e, 0
 	}
 	var accepted, unconfirmed, objections []string
@@ -264,8 +272,13 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 	case len(objections) > 0:
 		e.reason, wait = finding.Refused, 0
 		parts = append(parts, objections...)
+	case o.Reason != "":
+		e.reason, wait = finding.NotOffered, 0
 	case len(accepted) == 0:
 		e.reason = finding.NotConfirmed
+	}
+	if o.Reason != "" { // the answers are those of the own cluster
+		parts, accepted, unconfirmed = append(parts, withheld), nil, nil
 	}
 	if len(accepted) > 0 {
 		parts = append(parts, fmt.Sprintf("offered to %s %s", strings.Join(accepted, ", "), exportedAs(o)))
@@ -299,18 +312,17 @@ func exportedAs(o *catalog.Offer) string {
 // write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e event) error {
 	s, now := f.services[service{e.offer.Namespace, e.offer.Name}], time.Now()
-	events := f.Events && s.current != s.writtenEvent && !now.Before(f.noEventsUntil)
-	annotates := f.Annotates && s.current != s.writtenAnnotation && !now.Before(f.noAnnotationsUntil)
-	if !events && !annotates {
-		return nil
+	event, annotation := f.mayWrite(s, now)
+	if !event && !annotation {
+		return nil // the right to is missing since this pass began
 	}
 	s.writes.Add(ofEvents, now)
-	if events {
+	if event {
 		if err := f.writeEvent(ctx, e, s); err != nil {
 			return err
 		}
 	}
-	if annotates {
+	if annotation {
 		text := condition(e)
 		if written, err := f.annotate(ctx, e.offer.Namespace, e.offer.Name, string(e.offer.UID), &text); err != nil {
 			return err

@@ -2,9 +2,12 @@ package report
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -232,13 +235,14 @@ func TestOfferedToTheOwnClusterAlone(t *testing.T) {
 	}{
 		{"c2", "", finding.Offered, "offered to c1, c2"},
 		{"none", "", finding.NotOffered, annotation + `"none" names none`},
+		{"none", "", finding.Refused, `cluster c1: its name is too long; it is not offered to other clusters: ` + annotation},
 		{"c2;c3", "", finding.NotOffered, annotation + `"c2;c3" cannot be parsed`},
 		{"c9", "", finding.NotOffered, annotation + `"c9" names "c9", for which no broker`},
-		{"", "none", finding.NotOffered, annotation + `"none" names none`},
-		{"c2", "none", finding.NotOffered, annotation + `"none" names none`},
+		{"", "none", finding.NotOffered, annotation + `"none" of its ServiceExport names none`},
+		{"c2", "c3", finding.NotOffered, annotation + `"c2" and "c3" of its ServiceExport names none`},
 	} {
-		rules := catalog.Rules{Features: config.Features{config.Services}, Own: "c1", Clusters: []string{"c1", "c2"},
-			Mirror: labels.Nothing(), Global: labels.Everything(), MultiCluster: true}
+		rules := catalog.Rules{Features: config.Features{config.Services}, Own: "c1",
+			Clusters: []string{"c1", "c2", "c3"}, Mirror: labels.Nothing(), Global: labels.Everything(), MultiCluster: true}
 		annotated := func(value string) metav1.ObjectMeta {
 			m := metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u"}
 			if value != "" {
@@ -253,11 +257,64 @@ func TestOfferedToTheOwnClusterAlone(t *testing.T) {
 			c.PutExport(&mcsv1beta1.ServiceExport{ObjectMeta: annotated(test.export)}, time.Now())
 		}
 		o := c.Offers()[0]
-		taken := (&answer{}).set("", true)
-		f := NewFeedback(nil, c, func() map[string]Broker { return map[string]Broker{"c1": taken, "c2": taken} }, nil, nil)
+		own, taken := (&answer{}).set("", true), (&answer{}).set("", true)
+		if test.reason == finding.Refused {
+			own.set("its name is too long", true)
+		}
+		f := NewFeedback(nil, c, func() map[string]Broker {
+			return map[string]Broker{"c1": own, "c2": taken, "c3": taken}
+		}, nil, nil)
 		if e, _ := f.statusOf(&o, &eventState{verdicts: map[string]string{}}); e.reason != test.reason ||
 			!strings.Contains(e.note, test.says) {
 			t.Errorf("%q, %q: %s %q", test.service, test.export, e.reason, e.note)
 		}
 	}
+}
+
+// TestOneRightIsMissing: Services whose annotation may not be written keep no Event of another one waiting.
+func TestOneRightIsMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := func(r *http.Request, code int, text string) *http.Response {
+			return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
+				Body: io.NopCloser(strings.NewReader(text)), Request: r}
+		}
+		denies := kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPatch {
+				return answer(r, http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure",`+
+					`"reason":"Forbidden","code":403,"message":"services \"a1\" is forbidden: User \"semaphore-exporter\" cannot `+
+					`patch resource \"services\" in API group \"\" in the namespace \"shop\""}`), nil
+			}
+			return answer(r, http.StatusCreated, `{"kind":"Event","apiVersion":"events.k8s.io/v1","metadata":{"name":"x"}}`),
+				nil
+		})
+		c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+			Mirror: labels.Nothing(), Global: labels.Everything()})
+		put := func(name, uid string) {
+			c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)},
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
+		}
+		for i := range 2 * maxWrites {
+			put(fmt.Sprint("a", i), fmt.Sprint("a", i))
+		}
+		put("z", "z")
+		f := NewFeedback(kubernetes.NewForConfigOrDie(&rest.Config{Host: "http://apiserver", QPS: -1, Transport: denies,
+			ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), c,
+			func() map[string]Broker { return nil }, NewFeedbackMetrics(prometheus.NewRegistry()),
+			slog.New(slog.DiscardHandler))
+		f.Annotates = true
+		for n := range 4 {
+			began := time.Now()
+			for s := f.services[service{"shop", "z"}]; s == nil || s.current != s.writtenEvent ||
+				s.uid != types.UID(fmt.Sprint("z", n)); s = f.services[service{"shop", "z"}] {
+				put("z", fmt.Sprint("z", n))
+				due := f.dueEvents(time.Now())
+				for _, e := range due[:min(len(due), maxWrites)] {
+					testkit.Must(t, f.write(t.Context(), e))
+				}
+				if time.Sleep(PollInterval); time.Since(began) > 6*time.Minute {
+					t.Fatalf("change %d has no Event after six minutes", n)
+				}
+			}
+		}
+	})
 }
