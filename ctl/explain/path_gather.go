@@ -473,7 +473,8 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		m = g.mirrorOf(g.mirror)
 	}
 	for _, problem := range g.source.broker.GetProblems() {
-		if isAbout(problem, m.Name) || isAbout(problem, namespace+"/"+name) {
+		if isAbout(problem, m.Name) || strings.Contains(problem, m.Name+"-"+remote+"-") || // a slice of it
+			isAbout(problem, namespace+"/"+name) {
 			m.Problem = problem
 		}
 	}
@@ -618,14 +619,9 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	own := g.source.name // clusterOf names it for all slices of a mirror
 	out := &policy.Slices{Total: all[own], Ready: len(ready[own])}
 	n := g.facts.Name
-	for _, d := range g.source.broker.GetDrains() {
-		t := d.GetTarget()
-		covers := (t.GetCluster() == "" || t.GetCluster() == n.Remote || policy.Several(n.Remote)) &&
-			(t.GetNode() == "" || g.anyIn(d.GetPrefixes()))
-		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
-			out.Drains = append(out.Drains, show.TargetName(t))
-		}
-	}
+	out.Drains = g.drains(n.Namespace, n.Service, func(cluster string) bool {
+		return cluster == "" || cluster == n.Remote || policy.Several(n.Remote)
+	})
 	if len(out.Drains) > 0 {
 		out.Undrain = "semaphorectl undrain " + out.Drains[0]
 	}
@@ -651,6 +647,17 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	g.facts.Slices = out
 	g.targetPort()
 	return g.choose(ctx, ready[own])
+}
+
+// drains returns the drains that concern a Service: of the clusters that covers selects, and of nodes with endpoints.
+func (g *pathGatherer) drains(namespace, name string, covers func(cluster string) bool) (all []string) {
+	for _, d := range g.source.broker.GetDrains() {
+		if t := d.GetTarget(); covers(t.GetCluster()) && (t.GetNode() == "" || g.anyIn(d.GetPrefixes())) &&
+			(t.GetService() == "" || t.GetNamespace() == namespace && t.GetService() == name) {
+			all = append(all, show.TargetName(t))
+		}
+	}
+	return all
 }
 
 // anyIn reports whether the mirror has an endpoint in one of the prefixes.

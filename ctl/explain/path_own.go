@@ -12,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
-	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -81,11 +80,7 @@ func (g *pathGatherer) byOwn(ctx context.Context) {
 			}
 		}
 	}
-	for _, d := range g.source.broker.GetDrains() {
-		if t := d.GetTarget(); t.GetService() == "" || t.GetNamespace() == s.Namespace && t.GetService() == s.Name {
-			out.Drains = append(out.Drains, show.TargetName(t))
-		}
-	}
+	out.Drains = g.drains(s.Namespace, s.Name, func(string) bool { return true })
 	for _, o := range g.source.broker.GetOwnNames() {
 		if o.GetNamespace() == s.Namespace && o.GetService() == s.Name {
 			own.Says = fmt.Sprintf("%s is in use: %d of %d ready here, and enough is %s", strings.Join(o.GetClusters(), ", "),
