@@ -11,14 +11,22 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
+// failingFor is how long an answer of Failing counts: each heartbeat of each remote asks, and Problems sorts all
+// failures under the lock that each write needs.
+const failingFor = time.Second
+
 // Failing returns, for each name that the broker cannot write, a reason that may be sent to another cluster: it
-// contains no detail from the apiserver or from a policy of the own cluster.
+// contains no detail from the apiserver or from a policy of the own cluster. The caller must not change the map.
 func (o *Objects[T]) Failing() map[string]string {
-	out := map[string]string{}
-	for _, p := range o.loop.Problems() {
-		out[p.Key] = outward(string(o.kind.Name), p.Err)
+	o.failing.Lock()
+	defer o.failing.Unlock()
+	if now := time.Now(); now.Sub(o.failing.at) >= failingFor {
+		o.failing.at, o.failing.reasons = now, map[string]string{}
+		for _, p := range o.loop.Problems() {
+			o.failing.reasons[p.Key] = outward(string(o.kind.Name), p.Err)
+		}
 	}
-	return out
+	return o.failing.reasons
 }
 
 func outward(kind string, err error) string {

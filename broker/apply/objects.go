@@ -92,6 +92,13 @@ type Objects[T writes.Object] struct {
 
 	// observing is held during a call of Desired.Observed, so that it receives states in their order.
 	observing sync.Mutex
+
+	// failing is the last answer of Failing.
+	failing struct {
+		sync.Mutex
+		at      time.Time
+		reasons map[string]string
+	}
 }
 
 func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options Options) *Objects[T] {
