@@ -30,6 +30,21 @@ type following struct {
 	mu sync.Mutex
 	// removed are the remotes that are no longer in effect, since when.
 	removed map[string]time.Time
+
+	// tunnels is what report read of the tunnels at tunnelsAt.
+	tunnels   map[string]peering.Tunnels
+	tunnelsAt time.Time
+}
+
+// tunnelsFor is how long report uses what it read of the tunnels, for their MTU: a sum of all that all agents report.
+const tunnelsFor = 10 * time.Second
+
+// tunnelsNow returns what read returned at most tunnelsFor ago.
+func (f *following) tunnelsNow(now time.Time, read func() map[string]peering.Tunnels) map[string]peering.Tunnels {
+	if now.Sub(f.tunnelsAt) >= tunnelsFor {
+		f.tunnels, f.tunnelsAt = read(), now
+	}
+	return f.tunnels
 }
 
 // seriesLinger is how long the series of a removed remote are deleted again: the removal of its objects still counts.
@@ -201,7 +216,7 @@ func (f *following) report(ctx context.Context, b *broker) {
 	}
 	refused, tunnels := b.federation.Refused(), map[string]peering.Tunnels{}
 	if b.peering != nil {
-		tunnels = b.peering.Tunnels()
+		tunnels = f.tunnelsNow(time.Now(), b.peering.Tunnels)
 	}
 	f.Status.Keep(objects)
 	for _, name := range sortedNames(decided.Verdicts) {

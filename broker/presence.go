@@ -18,7 +18,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	b.services.MarkLivenessUnknown(names...)
 	w := federation.NewPresence(federation.PresenceOptions{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Read: b.signals, Probe: b.peering.ProbePeers, OnChange: b.services.SetGone,
+		Heard: b.federation.LastPayload, Tunnels: b.signals, Probe: b.peering.ProbePeers, OnChange: b.services.SetGone,
 		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
 		Recorder: recorder, Log: log,
 	})
@@ -34,13 +34,11 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	return w
 }
 
-// signals returns the current signals of each remote.
-func (b *broker) signals() map[string]federation.Signals {
-	lastPayload := b.federation.LastPayload()
+// signals returns what agents report on some remotes.
+func (b *broker) signals(remotes []string) map[string]federation.Signals {
 	out := map[string]federation.Signals{}
-	for cluster, tunnels := range b.peering.Tunnels() {
-		out[cluster] = federation.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking,
-			Unanswered: tunnels.Unanswered}
+	for cluster, tunnels := range b.peering.TunnelsTo(remotes) {
+		out[cluster] = federation.Signals{Agents: tunnels.Nodes, Talking: tunnels.Talking, Unanswered: tunnels.Unanswered}
 	}
 	return out
 }

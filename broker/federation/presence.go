@@ -71,8 +71,10 @@ type PresenceOptions struct {
 	Clusters []string
 	// SilentAfter is how long there must have been no message.
 	SilentAfter time.Duration
-	// Read returns the current signals by cluster.
-	Read func() map[string]Signals
+	// Heard returns when the exporter of each cluster last sent a message, zero for never, and Tunnels what agents report
+	// on some clusters, without LastHeard.
+	Heard   func() map[string]time.Time
+	Tunnels func(clusters []string) map[string]Signals
 	// Probe makes agents try whether nodes of clusters answer; it is called at each poll while their exporters are
 	// silent.
 	Probe func(clusters []string)
@@ -136,13 +138,32 @@ func (w *Presence) Run(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		w.evaluate(time.Now(), w.options.Read())
+		now := time.Now()
+		w.evaluate(now, w.read(now))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// read returns the current signals by cluster. It reads what agents report only on clusters whose exporter is late: it
+// decides nothing about others, and thousands of agents report on each.
+func (w *Presence) read(now time.Time) map[string]Signals {
+	signals, late := map[string]Signals{}, []string(nil)
+	for cluster, heard := range w.options.Heard() {
+		if signals[cluster] = (Signals{LastHeard: heard}); now.Sub(heard) >= probeAfter {
+			late = append(late, cluster)
+		}
+	}
+	if len(late) > 0 {
+		for cluster, s := range w.options.Tunnels(late) {
+			s.LastHeard = signals[cluster].LastHeard
+			signals[cluster] = s
+		}
+	}
+	return signals
 }
 
 func (w *Presence) evaluate(now time.Time, signals map[string]Signals) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -252,10 +253,31 @@ func TestIdleTunnelsAreProbed(t *testing.T) {
 	}
 }
 
+// TestAgentsAreAskedAboutTheLate: what agents report is read only of the clusters whose exporter is late, and it decides
+// there.
+func TestAgentsAreAskedAboutTheLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, asked := time.Now(), map[string]int{}
+		f := newFixture("c2", "c3")
+		f.options.Heard = func() map[string]time.Time { return map[string]time.Time{"c2": time.Now(), "c3": began} }
+		f.options.Tunnels = func(clusters []string) map[string]Signals {
+			asked[strings.Join(clusters, ", ")]++
+			return map[string]Signals{"c3": {Agents: 3, Unanswered: 3}}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), after+pollInterval/2)
+		defer cancel()
+		_ = f.Run(ctx)
+		if polls := int((after-probeAfter)/pollInterval) + 1; len(asked) != 1 || asked["c3"] != polls {
+			t.Errorf("asked %v, want c3 at %d polls", asked, polls)
+		}
+		equal(t, "reported", strings.Join(f.reported, "; "), "c2 false; c3 false; c3 true")
+	})
+}
+
 func TestRunEnds(t *testing.T) {
 	f := newFixture("c2")
 	looked := make(chan struct{}, 10)
-	f.options.Read = func() map[string]Signals {
+	f.options.Heard = func() map[string]time.Time {
 		looked <- struct{}{}
 		return nil
 	}

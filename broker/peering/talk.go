@@ -112,15 +112,22 @@ type Tunnels struct {
 // Tunnels returns the handshakes of own nodes with each remote, by cluster. A remote on which no attached node reports
 // has Nodes 0: nothing is known of it.
 func (s *Server) Tunnels() map[string]Tunnels {
-	configured := s.remotes()
-	out := make(map[string]Tunnels, len(configured))
-	for cluster := range configured {
+	return s.TunnelsTo(slices.Collect(maps.Keys(s.remotes())))
+}
+
+// TunnelsTo is Tunnels of some remotes. Its cost grows with the agents times these remotes.
+func (s *Server) TunnelsTo(remotes []string) map[string]Tunnels {
+	out := make(map[string]Tunnels, len(remotes))
+	for _, cluster := range remotes {
 		out[cluster] = Tunnels{}
 	}
 	now := s.now()
 	s.eachReport(func(_ string, r *Report, heard time.Time) {
-		for cluster, t := range r.handshakes {
-			all := out[cluster]
+		for cluster, all := range out {
+			t, reported := r.handshakes[cluster]
+			if !reported {
+				continue
+			}
 			all.Nodes++
 			if n := int(t.mtu); n > 0 && (all.MTU == 0 || n < all.MTU) {
 				all.MTU = n

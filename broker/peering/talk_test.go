@@ -81,6 +81,10 @@ func TestTalk(t *testing.T) {
 	if all := s.Tunnels(); len(all) != 2 {
 		t.Errorf("%v", all)
 	}
+	if some := s.TunnelsTo([]string{"c3", "c4"}); len(some) != 2 || some["c3"] != s.Tunnels()["c3"] ||
+		some["c4"] != (Tunnels{}) {
+		t.Errorf("of some: %v", some)
+	}
 	show := func() string {
 		var out semaphorev1.GetStatusResponse
 		s.TunnelStatus(&out)
