@@ -129,18 +129,24 @@ func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() m
 func (f *Feedback) Run(ctx context.Context) error {
 	tick := time.NewTicker(f.Poll)
 	defer tick.Stop()
+	var notBefore time.Time // of the next pass, as that of Conditions
 	listed := !f.Annotates
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case now := <-tick.C:
+			if now.Before(notBefore) {
+				continue
+			}
 			if !listed {
 				listed = f.listAnnotated(ctx)
 			}
 			// A catalog that is complete now has its Services in this pass.
 			complete := f.Complete()
+			began := time.Now()
 			due := f.dueEvents(now)
+			notBefore = began.Add(min(share*time.Since(began), maxWait))
 			for _, e := range due[:min(len(due), maxWrites)] {
 				if err := f.write(ctx, e); err != nil {
 					return err
@@ -185,7 +191,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 			s.uid = o.UID
 			clear(s.verdicts) // they are about an earlier Service of the name
 		}
-		e, wait := f.statusOf(o, s)
+		e, wait := f.statusOf(brokers, o, s)
 		text := string(o.UID) + " " + string(e.reason) + " " + e.note
 		if text != s.current {
 			s.current, s.since = text, now
@@ -240,7 +246,7 @@ func (f *Feedback) mayWrite(s *eventState, now time.Time) (event, annotation boo
 }
 
 // statusOf returns the status of a Service, and how long it must be unchanged before it is written.
-func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
+func (f *Feedback) statusOf(brokers map[string]Broker, o *catalog.Offer, s *eventState) (e event, wait time.Duration) {
 	e.offer = o
 	maps.DeleteFunc(s.verdicts, func(cluster, _ string) bool { return !slices.Contains(o.To, cluster) })
 	withheld := "it is not offered to other clusters: " + o.Reason
@@ -249,7 +255,6 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *eventState) (e event, wait time
 		return e, 0
 	}
 	var accepted, unconfirmed, objections []string
-	brokers := f.brokers()
 	for _, cluster := range o.To {
 		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
 			if text, known := b.Verdict(o.Key(), o.Revision); known {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -51,7 +52,7 @@ func TestConditionOfAnOffer(t *testing.T) {
 	} {
 		f := NewFeedback(nil, nil, func() map[string]Broker { return map[string]Broker{"c2": test.c2, "c3": test.c3} }, nil,
 			nil)
-		e, _ := f.statusOf(&catalog.Offer{To: []string{"c2", "c3"}, Mirror: true, IgnoredSettings: test.ignored},
+		e, _ := f.statusOf(f.brokers(), &catalog.Offer{To: []string{"c2", "c3"}, Mirror: true, IgnoredSettings: test.ignored},
 			&eventState{verdicts: map[string]string{}})
 		want := strings.Replace(test.want, " ", ` {"type":"Offered",`, 1) + "}"
 		if got := e.reason.EventType() + " " + condition(e); got != want {
@@ -126,14 +127,51 @@ func TestAnAnswerEndsWithTheOffer(t *testing.T) {
 type flapping struct {
 	Broker
 	asked int
+	// wait is how long an answer takes; such a broker objects to nothing.
+	wait time.Duration
 }
 
 func (b *flapping) Verdict(catalog.Key, uint64) (objection string, known bool) {
 	b.asked++
+	if b.wait > 0 {
+		time.Sleep(b.wait)
+		return "", true
+	}
 	return fmt.Sprint("objection ", b.asked), true
 }
 
 func (b *flapping) VerdictVersion() uint64 { return uint64(b.asked) }
+
+// TestAPassAsksForBrokersOnce: a pass over all Services asks once for the brokers, and passes that take long take a
+// tenth of the time.
+func TestAPassAsksForBrokersOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const services, took, length = 4, time.Second, 10 * time.Minute
+		c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+			Mirror: labels.Everything(), Global: labels.Nothing()})
+		for i := range services {
+			c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("s", i)},
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
+					Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, time.Now())
+		}
+		slow, listed := &flapping{wait: took / services}, 0
+		f := NewFeedback(nil, c, func() map[string]Broker {
+			listed++
+			return map[string]Broker{"c2": slow}
+		}, nil, nil)
+		f.Settle, f.Complete = 2*length, func() bool { return false }
+		ctx, cancel := context.WithTimeout(t.Context(), length)
+		defer cancel()
+		_ = f.Run(ctx)
+		passes := slow.asked / services
+		if most := int(length / (share * took)); passes < most/2 || passes > most {
+			t.Errorf("%d passes of %s in %s, want %d at most", passes, took, length, most)
+		}
+		if listed != passes {
+			t.Errorf("%d passes asked for the brokers %d times", passes, listed)
+		}
+	})
+}
 
 // TestABrokerThatChangesItsMind: a broker of another cluster that changes its answers about all Services again and
 // again leads to few writes for each of them, and a Service that was not written yet comes before them.
@@ -264,7 +302,7 @@ func TestOfferedToTheOwnClusterAlone(t *testing.T) {
 		f := NewFeedback(nil, c, func() map[string]Broker {
 			return map[string]Broker{"c1": own, "c2": taken, "c3": taken}
 		}, nil, nil)
-		if e, _ := f.statusOf(&o, &eventState{verdicts: map[string]string{}}); e.reason != test.reason ||
+		if e, _ := f.statusOf(f.brokers(), &o, &eventState{verdicts: map[string]string{}}); e.reason != test.reason ||
 			!strings.Contains(e.note, test.says) {
 			t.Errorf("%q, %q: %s %q", test.service, test.export, e.reason, e.note)
 		}
