@@ -423,10 +423,15 @@ func (p *Plan) SetDrains(all choice.Drains, now time.Time) Touches {
 func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) Touches {
 	p.reach[cluster] = set
 	w := p.work(cluster)
-	for _, name := range sorted(p.slices) {
-		if s := p.slices[name]; s.owner.cluster == cluster {
-			w.updateUsable(s)
+	var own []string // sorted are only these: others may have many more
+	for name, s := range p.slices {
+		if s.owner.cluster == cluster {
+			own = append(own, name)
 		}
+	}
+	slices.Sort(own)
+	for _, name := range own {
+		w.updateUsable(p.slices[name])
 	}
 	return w.finish(now)
 }

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -50,6 +51,23 @@ func TestOnlyWhatTunnelsLeadTo(t *testing.T) {
 	p.Is("no tunnel is left", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.3-")
 	p.follow(p.SetReach("c2", nil, p.Now))
 	p.Is("no tunnel is needed", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3")
+}
+
+// TestReachCostsOwnSlices: a change of what is reached in one cluster takes no memory for the slices of others.
+func TestReachCostsOwnSlices(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c2", offering(mirroredToo(), "10.2.0.1")...)
+	set := reaches("10.2.0.1/32")
+	cost := func() float64 { return testing.AllocsPerRun(100, func() { p.SetReach("c2", set, p.Now) }) }
+	alone := cost()
+	for i := range 100 {
+		name := fmt.Sprint("s", i)
+		p.apply("c3", svc("shop", name, mirroredToo()), slc("shop", name, endpoints(name, "10.3.0.1")))
+	}
+	if among := cost(); len(p.slices) < 100 || among != alone {
+		t.Errorf("%g allocations among %d slices, alone %g", among, len(p.slices), alone)
+	}
 }
 
 // TestPreferenceCountsReachedEndpoints: endpoints without a tunnel do not suffice, so the next cluster is used.
