@@ -37,6 +37,9 @@ const (
 	// another order.
 	CloseEvery = time.Second
 	maxClosely = time.Minute
+	// linksFor is how long Sample does not look up the links to the peers of a device again, which is most of its cost: it
+	// is called for all devices each CloseEvery, too, and after each probe, of which there may be several a second.
+	linksFor = SampleEvery - CloseEvery
 	// Each device has a budget of probes: a burst at the beginning, then one every probeInterval.
 	probeInterval = 2 * time.Second
 	probeBurst    = 16
@@ -99,6 +102,8 @@ type device struct {
 	verdict plan.MTUVerdict
 	pace    *rate.Limiter
 	sent    sent
+	// linksAt is when Sample last looked up the links to its peers.
+	linksAt time.Time
 }
 
 // New returns a Monitor. resize and report must not block; any goroutine may call them. note returns a cause of silence
@@ -235,6 +240,18 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	return plan.MTUFromLinks(egress)
 }
 
+// linksDue reports whether the caller must look up the links to the peers of a cluster now.
+func (m *Monitor) linksDue(cluster string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, now := m.device(cluster), time.Now()
+	if now.Sub(d.linksAt) < linksFor {
+		return false
+	}
+	d.linksAt = now
+	return true
+}
+
 func (m *Monitor) WatchClosely(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -313,7 +330,7 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 	}
 	var base int
 	var why string
-	if want.GetMtu() == 0 {
+	if want.GetMtu() == 0 && m.linksDue(cluster) {
 		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, plan.FewPeers))
 	}
 
@@ -324,8 +341,10 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 	d.changed = false
 	var due []plan.MTUTarget
 	was, is := d.verdict, d.verdict
-	if d.mtu != nil && base != 0 {
-		d.mtu.Links(base, why)
+	if d.mtu != nil && want.GetMtu() == 0 {
+		if base != 0 {
+			d.mtu.Links(base, why)
+		}
 		candidates, n := d.liveness.Talking, min(int(d.pace.TokensAt(now)), maxProbes-m.probes)
 		if want.GetProbePort() == 0 {
 			candidates = func(func(plan.PeerKey, netip.AddrPort) bool) {}
@@ -350,7 +369,7 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 		m.reportChanges(cluster, changed, silent, counts, was, is)
 	}
 	for _, t := range due {
-		paths = append(paths, probePath{cluster, t, uint16(want.GetProbePort()), base})
+		paths = append(paths, probePath{cluster, t, uint16(want.GetProbePort()), is.Base})
 	}
 	return paths, unheard
 }

@@ -1,11 +1,13 @@
 package paths
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -125,6 +127,59 @@ func TestUnheardPeersAreAsked(t *testing.T) {
 			if _, _, err := asked.ReadFrom(nil); err != nil {
 				t.Fatalf("of %v, %d were asked: %v", inside, i, err)
 			}
+		}
+	})
+}
+
+// looked is a kernel that counts the looks for links to peers, whose MTU it returns.
+type looked struct {
+	Kernel
+	times, mtu int
+}
+
+func (l *looked) EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error) {
+	l.times++
+	return []kernel.EgressLink{{To: to[0], Link: "eth0", MTU: l.mtu}}, nil
+}
+
+// manyDevices is a broker that desires a device for each cluster.
+type manyDevices struct{ oneDevice }
+
+func (manyDevices) Device(cluster string) *semaphorev1.Device {
+	return &semaphorev1.Device{Cluster: cluster}
+}
+
+func (manyDevices) Endpoints(string, int) []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+}
+
+// TestLinksAreLookedUpRarely: however often devices are sampled, because one is probed or a probe has ended, the links to
+// their peers are looked up once in linksFor, and a change of their MTU counts SampleEvery after it at the latest.
+func TestLinksAreLookedUpRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const length = 5 * linksFor
+		links, all := &looked{mtu: 1500}, []string{"c2", "c3", "c4"}
+		m := New(links, manyDevices{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+		sample := func(seconds int) {
+			for range seconds {
+				for _, cluster := range all {
+					m.device(cluster).mtu = cmp.Or(m.device(cluster).mtu, plan.NewMTU(0))
+					m.Observe(cluster, 0, nil)
+				}
+				for range 10 {
+					m.Sample(all)
+				}
+				time.Sleep(CloseEvery)
+			}
+		}
+		sample(int(length / CloseEvery))
+		if want := len(all) * int(length/linksFor); links.times != want {
+			t.Errorf("links are looked up %d times in %s, want %d", links.times, length, want)
+		}
+		links.mtu = 9000
+		sample(int(SampleEvery / CloseEvery))
+		if is := m.device("c3").verdict; is.Base != 9000-60 {
+			t.Errorf("%s after the MTU of the links changed, it is %+v", SampleEvery, is)
 		}
 	})
 }
