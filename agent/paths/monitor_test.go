@@ -153,8 +153,8 @@ func (manyDevices) Endpoints(string, int) []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 }
 
-// TestLinksAreLookedUpRarely: however often devices are sampled, because one is probed or a probe has ended, the links to
-// their peers are looked up once in linksFor, and a change of their MTU counts SampleEvery after it at the latest.
+// TestLinksAreLookedUpRarely: however often devices are sampled, because one is probed or a probe has ended, the links
+// to their peers are looked up once in linksFor, and a change of their MTU counts SampleEvery after it at the latest.
 func TestLinksAreLookedUpRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const length = 5 * linksFor

@@ -253,8 +253,8 @@ func TestIdleTunnelsAreProbed(t *testing.T) {
 	}
 }
 
-// TestAgentsAreAskedAboutTheLate: what agents report is read only of the clusters whose exporter is late, and it decides
-// there.
+// TestAgentsAreAskedAboutTheLate: what agents report is read only of the clusters whose exporter is late, and it
+// decides there.
 func TestAgentsAreAskedAboutTheLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, asked := time.Now(), map[string]int{}

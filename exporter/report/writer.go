@@ -30,7 +30,8 @@ const (
 	unconfirmedFor = 15 * time.Second
 	// writers is the maximal number of writes in flight.
 	writers = 4
-	// share bounds the time for computing all conditions, or all Events: one part of this many, but at least once in maxWait.
+	// share bounds the time for computing all conditions, or all Events: one part of this many, but at least once in
+	// maxWait.
 	share, maxWait = 10, 30 * time.Second
 	// retryInterval is the wait after maxFailed writes of a pass failed.
 	retryInterval = 5 * time.Second
