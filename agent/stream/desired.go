@@ -25,9 +25,11 @@ type Dirty = plan.Changes
 
 // State is the state that the broker desires.
 type State struct {
-	// epoch and revision are the position of networks; both are set when a whole state is applied.
-	epoch    string
-	revision uint64
+	// epoch and revision are the position of what was received; both are set when a whole state is applied. applied is that
+	// of networks: it stays behind while the changes of clusters wait for an end mark.
+	epoch             string
+	revision, applied uint64
+	waiting           map[string]bool
 	// synced means that a whole state was received at least once.
 	synced   bool
 	networks map[string]*plan.Desired
@@ -60,7 +62,7 @@ func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}}
 
 func NewState() *State {
 	return &State{networks: map[string]*plan.Desired{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
-		received: map[string]bool{}}
+		received: map[string]bool{}, waiting: map[string]bool{}}
 }
 
 func (s *State) Resume() (epoch string, revision uint64) {
@@ -86,7 +88,7 @@ func (s *State) Held() []*semaphorev1.HeldCluster {
 }
 
 // Revision returns the revision up to which changes were applied, in the epoch of Resume.
-func (s *State) Revision() uint64 { return s.revision }
+func (s *State) Revision() uint64 { return s.applied }
 
 // Current reports whether the state is that of the present stream: it resumed, or its whole state was received. Only
 // then revisions may be sent to the broker.
@@ -128,6 +130,9 @@ func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 				record(s.staging, c)
 			default:
 				s.applyChange(c, d)
+			}
+			if len(s.waiting) == 0 {
+				s.applied = s.revision
 			}
 		}
 	case *semaphorev1.AttachResponse_Synced:
@@ -261,6 +266,7 @@ func (s *State) applyChange(c change, d Dirty) {
 		s.forget(c.cluster, d)
 		return
 	case c.kind == aDevice && n == nil && !s.named[c.cluster]:
+		s.waiting[c.cluster] = true
 		record(s.awaitingSync, c) // more of it may follow in other messages, so it is applied at the end mark
 		return
 	case c.kind == aDevice:
@@ -276,6 +282,7 @@ func (s *State) applyChange(c change, d Dirty) {
 func (s *State) forget(cluster string, d Dirty) {
 	delete(s.networks, cluster)
 	delete(s.awaitingSync, cluster)
+	delete(s.waiting, cluster)
 	d.Networks[cluster] = true
 }
 
@@ -305,7 +312,8 @@ func setPeer(n *plan.Desired, cluster, node string, peer *semaphorev1.Peer, d Di
 // applySynced applies a staged state, and removes objects that complete clusters did not send again. A cluster that the
 // mark does not name keeps its objects: the broker does not know its desired state yet.
 func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
-	s.revision, s.synced, s.current = m.GetRevision(), true, true
+	s.revision, s.applied, s.synced, s.current = m.GetRevision(), m.GetRevision(), true, true
+	clear(s.waiting)
 	if s.staging != nil {
 		s.epoch, s.awaitingSync, s.staging = s.stagingEpoch, s.staging, nil
 		clear(s.named)

@@ -397,7 +397,7 @@ func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 
 // TestAClusterSentInPartsIsCompleteAtTheEndMark: a cluster that becomes complete at the broker during the stream may be
 // sent in several messages. Until the end mark names it, the node's device is not touched: it may exist from before
-// this process, with peers of the next message.
+// this process, with peers of the next message. So what the broker hears as applied does not have it either.
 func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	s := NewState()
 	for _, m := range []*semaphorev1.AttachResponse{
@@ -407,8 +407,8 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	} {
 		d, err := s.Receive(m)
 		testkit.Must(t, err)
-		if !d.Empty() || s.Network("c2") != nil {
-			t.Fatalf("%v makes dirty: %v", m, dirty(d))
+		if !d.Empty() || s.Network("c2") != nil || s.Revision() != 0 {
+			t.Fatalf("%v makes dirty: %v; applied %d", m, dirty(d), s.Revision())
 		}
 	}
 	// A stream that breaks here resumes from its revision.
@@ -421,11 +421,18 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	}
 	d, err := s.Receive(synced(4, "c2"))
 	testkit.Must(t, err)
-	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] {
-		t.Errorf("at the end mark, with %v: %s", dirty(d), diff)
+	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] || s.Revision() != 4 {
+		t.Errorf("at the end mark, with %v, applied %d: %s", dirty(d), s.Revision(), diff)
 	}
 	// From now on, single changes apply immediately.
 	if d, err := s.Receive(changes(peer(5, "c2", "n3", "10.2.3.0/24"))); err != nil || !d.Peers["c2"]["n3"] {
 		t.Errorf("%v, %v", dirty(d), err)
+	}
+	// One that is deleted before an end mark names it waits no more.
+	feed(t, s, changes(device(6, "c3", 51820)), changes(peer(7, "c2", "n3", "10.2.4.0/24")))
+	before := s.Revision()
+	feed(t, s, changes(noDevice(8, "c3")))
+	if before != 5 || s.Revision() != 8 {
+		t.Errorf("applied %d while c3 waits, %d after it was deleted", before, s.Revision())
 	}
 }
