@@ -88,7 +88,11 @@ func (r *Rule) Merge(e Exports) Merged {
 	if len(services) > 0 && m.Exporting[0] == m.Order[0] {
 		m.Service = proto.CloneOf(services[0])
 		m.Service.Ports = unionOfPorts(services)
-		m.Service.IpFamilies = commonFamilies(services)
+		var families [][]string
+		for _, s := range services {
+			families = append(families, s.GetIpFamilies())
+		}
+		m.Service.IpFamilies = CommonFamilies(families...)
 		if len(services) < len(m.Order) && e.Existing != nil {
 			m.Service.Ports = inOrderOf(existing, unionOfPorts(append(services, &semaphorev1.Service{Ports: existing})))
 			m.Service.IpFamilies = existingFamilies(m.Service.IpFamilies, e.Existing)
@@ -164,18 +168,18 @@ func fits(all []*semaphorev1.Port, p *semaphorev1.Port) bool {
 	})
 }
 
-// commonFamilies returns the IP families that all Services have, in the order of the first; those of the first if they
-// have none in common, and none if one of them does not report its families.
-func commonFamilies(services []*semaphorev1.Service) []string {
-	common := slices.Clone(services[0].GetIpFamilies())
-	for _, s := range services {
-		if len(s.GetIpFamilies()) == 0 {
+// CommonFamilies returns the IP families that are in all lists, in the order of the first; those of the first if they
+// have none in common, and none if one of them is unknown.
+func CommonFamilies(lists ...[]string) []string {
+	common := slices.Clone(lists[0])
+	for _, families := range lists {
+		if len(families) == 0 {
 			return nil
 		}
-		common = slices.DeleteFunc(common, func(f string) bool { return !slices.Contains(s.GetIpFamilies(), f) })
+		common = slices.DeleteFunc(common, func(f string) bool { return !slices.Contains(families, f) })
 	}
 	if len(common) == 0 {
-		return services[0].GetIpFamilies()
+		return lists[0]
 	}
 	return common
 }

@@ -58,12 +58,17 @@ func (t *target) defined() *semaphorev1.Service {
 }
 
 // ipFamilies returns the IP families of the Service: those of the existing one, because a cluster may lack one that is
-// defined. None are any.
+// defined, and of a headless one, which the apiserver gives such a family, too, those of the cluster's subnets. None
+// are any.
 func (t *target) ipFamilies() []string {
-	if families := choice.SourceOf(t.existing()).GetIpFamilies(); len(families) > 0 {
-		return families
+	families := choice.SourceOf(t.existing()).GetIpFamilies()
+	if len(families) == 0 {
+		families = t.defined().GetIpFamilies()
 	}
-	return t.defined().GetIpFamilies()
+	if t.shape.headless {
+		return choice.CommonFamilies(t.plan.families, families)
+	}
+	return families
 }
 
 // updateServed determines the ports that an endpoint must serve to count as ready, and the families that it may have,

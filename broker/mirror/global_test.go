@@ -136,11 +136,15 @@ func ofIPv6(address string) *semaphorev1.EndpointSlice {
 }
 
 // An endpoint of a family that the Service does not have does not count for the others, and is reported: no client
-// reaches it. The families are those that the cluster has given the Service.
+// reaches it. The families are those that the cluster has given the Service, and of a headless one those of the cluster.
 func TestEndpointsOfOtherFamilies(t *testing.T) {
 	const ruled = "globalServices: {podSubnets: [10.1.0.0/16], rules: [{prefer: [c2, c1]}]}"
 	of := func(s *semaphorev1.Service, families ...string) *semaphorev1.Service {
 		s.IpFamilies = families
+		return s
+	}
+	headless := func(s *semaphorev1.Service) *semaphorev1.Service {
+		s.Headless = true
 		return s
 	}
 	derived := func(families ...string) *semaphorev1.Service {
@@ -158,6 +162,12 @@ func TestEndpointsOfOtherFamilies(t *testing.T) {
 			"c1-1: 10.1.0.1; c2-1: fd02::1", "IP families IPv6, not IPv4", ruled},
 		"which the cluster lacks": {glEcho, of(global(), "IPv4", "IPv6"), of(global(), "IPv6"), []corev1.IPFamily{"IPv4"},
 			"c1-1: 10.1.0.1; c2-1: fd02::1", "IP families IPv6, not IPv4", ruled},
+		"which the cluster lacks, headless": {glEcho, headless(of(global(), "IPv4", "IPv6")),
+			headless(of(global(), "IPv6")), []corev1.IPFamily{"IPv4", "IPv6"}, "c1-1: 10.1.0.1; c2-1: fd02::1",
+			"IP families IPv6, not IPv4", ruled},
+		"which ServiceExports have in common, and the cluster lacks, headless": {"mcs-shop-73736d-echo",
+			headless(derived("IPv4", "IPv6")), headless(derived("IPv6")), []corev1.IPFamily{"IPv6"},
+			"c1-1: 10.1.0.1; c2-1: fd02::1", "", ruled + "\nmcs: {enabled: true}"},
 		"which ServiceExports lack": {"mcs-shop-73736d-echo", derived("IPv4"), derived("IPv6"), nil,
 			"c1-1: 10.1.0.1; c2-1: fd02::1", "ipFamilies (1 of 2)", ruled + "\nmcs: {enabled: true}"},
 	} {

@@ -53,6 +53,7 @@ type Plan struct {
 	clusters []string
 	prefixes map[string]string
 	subnets  map[string][]netip.Prefix // of the cluster's pods
+	families []string                  // of the own cluster's subnets
 	max      int                       // endpoints per slice
 	labels   config.LabelKeys          // labels of the source that its mirror has, too
 	global   *config.GlobalServices
@@ -127,6 +128,7 @@ func New(cfg *config.Broker) *Plan {
 		own:             cfg.Cluster,
 		prefixes:        map[string]string{},
 		subnets:         map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
+		families:        cfg.LocalFamilies(),
 		max:             cfg.Slices.MaxEndpoints,
 		labels:          cfg.Services.Labels,
 		global:          &cfg.GlobalServices,

@@ -3,7 +3,6 @@ package services
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +25,7 @@ type ImportPlan struct {
 	namespace string // of the mirrors
 	own       string
 	// families are those of the own cluster's subnets.
-	families []corev1.IPFamily
+	families []string
 	services *mirror.Plan
 	// namespaces are those of the own cluster, nil while unknown.
 	namespaces map[string]bool
@@ -52,15 +51,8 @@ func Plans(cfg *config.Broker) (*mirror.Plan, *ImportPlan) {
 	if rule == nil {
 		return services, nil
 	}
-	p := &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster, services: services,
-		derived: map[string]*derived{}}
-	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		if slices.ContainsFunc(cfg.LocalPrefixes,
-			func(s netip.Prefix) bool { return s.Addr().Is4() == (family == corev1.IPv4Protocol) }) {
-			p.families = append(p.families, family)
-		}
-	}
-	return services, p
+	return services, &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster,
+		families: cfg.LocalFamilies(), services: services, derived: map[string]*derived{}}
 }
 
 // isDerived reports whether a Service can be a derived one, by its name, which alone is known of one that ends.
@@ -280,7 +272,7 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 		out.Spec.Type = mcsv1beta1.Headless
 		// The apiserver gives a headless Service without a selector a family that the cluster lacks, too.
 		out.Spec.IPFamilies = slices.DeleteFunc(out.Spec.IPFamilies,
-			func(f corev1.IPFamily) bool { return !slices.Contains(p.families, f) })
+			func(f corev1.IPFamily) bool { return !slices.Contains(p.families, string(f)) })
 	} else {
 		for _, ip := range existing.Spec.ClusterIPs {
 			if ip != "" && ip != corev1.ClusterIPNone {

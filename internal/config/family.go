@@ -1,6 +1,10 @@
 package config
 
-import "fmt"
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
 
 // Family is an address family, as EndpointSlices write it.
 type Family string
@@ -41,6 +45,17 @@ func (c *Broker) completeFamilies(p *problems) {
 				*family, i)
 		}
 	}
+}
+
+// LocalFamilies returns the families of the own cluster's subnets.
+func (c *Broker) LocalFamilies() (families []string) {
+	for _, family := range []Family{IPv4, IPv6} {
+		if slices.ContainsFunc(c.LocalPrefixes,
+			func(s netip.Prefix) bool { return s.Addr().Is4() == (family == IPv4) }) {
+			families = append(families, string(family))
+		}
+	}
+	return families
 }
 
 // Families returns the families of the endpoints by remote.
