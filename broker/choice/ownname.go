@@ -13,15 +13,18 @@ type OwnName struct {
 	// Use is how its owner wants it, and Clusters are the others to which it leads now.
 	Use      string
 	Clusters []string
-	// Ready of All endpoints of the own cluster are ready, and Enough is what suffices.
+	// Ready of All endpoints of the own cluster are ready. Enough is what suffices, and Suffices is set if they do.
 	Ready, All int
 	Enough     string
+	Suffices   bool
 }
 
 func (o OwnName) String() string {
 	by, are := o.Clusters, "are"
-	if len(by) == 0 || o.Ready > 0 {
+	if o.Ready > 0 {
 		by = append([]string{"this cluster"}, by...)
+	} else if len(by) == 0 {
+		by = []string{"no cluster"}
 	}
 	if o.Enough == "1" || strings.HasSuffix(o.Enough, "%") {
 		are = "is"
@@ -30,7 +33,11 @@ func (o OwnName) String() string {
 		o.Ready, o.All, o.Enough, are)
 }
 
-// Lent is a change of the clusters to which the own name of a Service leads beside its own.
+// Fails reports whether the endpoints of the own cluster do not suffice, and those of no other one are used.
+func (o OwnName) Fails() bool { return o.Use != "" && !o.Suffices && len(o.Clusters) == 0 }
+
+// Lent is a change of the clusters to which the own name of a Service leads beside its own, or its end: the own cluster
+// suffices again after the last one of the others had failed, too.
 type Lent struct {
 	Namespace, Name string
 	// UID is that of the Service; empty while its exporter is silent.

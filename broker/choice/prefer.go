@@ -81,19 +81,19 @@ func needed(s Settings, offers []Offer) (last int, behind bool) {
 	sum, of := 0, 0
 	for last = range ready {
 		sum, of = sum+ready[last], of+known[last]
-		if sum >= s.enough(of) {
+		if s.Suffices(sum, of) {
 			break
 		}
 	}
 	return last, all == 0
 }
 
-// enough returns how many ready endpoints of all are enough.
-func (s Settings) enough(all int) int {
+// Suffices reports whether so many ready endpoints of all are enough.
+func (s Settings) Suffices(ready, all int) bool {
 	if s.MinReadyPercent > 0 {
-		return max(1, (all*s.MinReadyPercent+99)/100)
+		return ready >= max(1, (all*s.MinReadyPercent+99)/100)
 	}
-	return max(1, s.MinReady)
+	return ready >= max(1, s.MinReady)
 }
 
 // OwnFirst returns the settings with a cluster ahead of all others. moved reports whether the order named another one

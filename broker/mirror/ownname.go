@@ -90,6 +90,7 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 	if use == "" {
 		w.chooser.Forget(ownChoice(t))
 		delete(w.lenders, t)
+		t.lost = nil
 	} else {
 		if w.lenders[t] = true; use == naming.OwnNameFailover || slices.Contains(s.Prefer, w.own) {
 			s, _ = s.OwnFirst(w.own)
@@ -108,10 +109,17 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 		t.ownUse = use
 		w.touchService(t.name)
 	}
-	if is := t.lent(); !slices.Equal(was, is) {
+	is := t.leads(s)
+	if t.lost != nil && is.Suffices && len(is.Clusters) == 0 {
+		was = t.lost
+	}
+	if !slices.Equal(was, is.Clusters) {
 		of := t.sourceName()
 		w.touches.Lent = append(w.touches.Lent, choice.Lent{Namespace: of.namespace, Name: of.name, UID: uid,
-			OwnName: t.leads(s), Before: was})
+			OwnName: is, Before: was})
+		if t.lost = nil; is.Fails() {
+			t.lost = was
+		}
 	}
 	return again
 }
@@ -131,6 +139,7 @@ func (t *target) leads(s choice.Settings) choice.OwnName {
 	if h := t.perCluster[t.plan.own]; h != nil {
 		o.Ready, o.All = h.ready(), h.notEnding()
 	}
+	o.Suffices = s.Suffices(o.Ready, o.All)
 	return o
 }
 

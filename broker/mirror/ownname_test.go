@@ -292,6 +292,38 @@ func TestOwnNameSaysWhoLends(t *testing.T) {
 	}
 }
 
+// When no cluster serves any more, the last one that did is remembered: the own cluster's recovery is a change, too, once,
+// and only if it suffices.
+func TestOwnNameRecoversFromATotalOutage(t *testing.T) {
+	p := blank(t, ownNames)
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c1", offering(asking("failover", &semaphorev1.GlobalSettings{MinReady: 2}), "10.1.0.1 10.1.0.2")...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	ready := func(cluster, addresses string) []choice.Lent {
+		lent := p.apply(cluster, slc("shop", "a", endpoints("echo", addresses))).Lent
+		p.later(time.Hour)
+		return lent
+	}
+	says := func(when string, lent []choice.Lent, want, text string) {
+		t.Helper()
+		got := ""
+		for _, l := range lent {
+			got += fmt.Sprint(l.Before, l.Clusters, l.Fails())
+		}
+		if own := p.Views([]string{glEcho})[0].Own().String(); got != want || !strings.Contains(own, text) {
+			t.Errorf("%s: %q, %s; want %q, %s", when, got, own, want, text)
+		}
+	}
+	says("the own cluster fails", ready("c1", "10.1.0.1 10.1.0.2?"), "[] [c2] false", "served by this cluster and c2")
+	says("c2 fails, too", ready("c2", "10.2.0.1?"), "[c2] [] true", "served by this cluster: 1 of 2")
+	says("the own one altogether", ready("c1", "10.1.0.1? 10.1.0.2?"), "", "served by no cluster: 0 of 2")
+	says("one is back, and two are enough", ready("c1", "10.1.0.1 10.1.0.2?"), "", "served by this cluster: 1 of 2")
+	says("both are back", ready("c1", "10.1.0.1 10.1.0.2"), "[c2] [] false", "served by this cluster: 2 of 2")
+	says("they fail again", ready("c1", "10.1.0.1? 10.1.0.2?"), "", "served by no cluster: 0 of 2")
+	says("they are back again", ready("c1", "10.1.0.1 10.1.0.2"), "", "served by this cluster: 2 of 2")
+	says("c2 is back", ready("c2", "10.2.0.1"), "", "served by this cluster: 2 of 2")
+}
+
 func TestOwnNameOfAServiceWithoutPorts(t *testing.T) {
 	bare := func(s *semaphorev1.Service) *semaphorev1.Service {
 		s.Headless, s.Ports = true, nil

@@ -35,6 +35,8 @@ type target struct {
 	servedBy [2]any
 	// ownUse is how the own name leads to other clusters; empty for not at all.
 	ownUse string
+	// lost are the last clusters to which it led, while the newest Event says that none is left; nil otherwise.
+	lost []string
 	// due is the time at which the target chooses again which clusters it uses; zero for never.
 	due time.Time
 }

@@ -149,7 +149,7 @@ func (e *Events) OwnName(l choice.Lent) {
 	reason := finding.ServedElsewhere
 	note := fmt.Sprintf("endpoints of %s are used under its own name: %s", strings.Join(l.Clusters, ", "), here)
 	switch {
-	case len(l.Clusters) == 0 && l.Use != "" && l.Ready == 0:
+	case l.Fails():
 		note = "endpoints of no other cluster are used under its own name: " + here
 	case len(l.Clusters) == 0:
 		reason = finding.ServedHere

@@ -137,9 +137,11 @@ func TestEventTypes(t *testing.T) {
 	}
 	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"}})
 	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"},
-		OwnName: choice.OwnName{Use: naming.OwnNameFailover, Ready: 1}})
-	e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"}, // none is ready anywhere
-		OwnName: choice.OwnName{Use: naming.OwnNameFailover}})
+		OwnName: choice.OwnName{Use: naming.OwnNameFailover, Ready: 1, Suffices: true}})
+	for ready := range 2 { // too few, and no other cluster has any
+		e.OwnName(choice.Lent{Namespace: "shop", Name: "echo", Before: []string{"c2"},
+			OwnName: choice.OwnName{Use: naming.OwnNameFailover, Ready: ready}})
+	}
 	var got []string
 	for {
 		p, _, ok := e.next()
@@ -151,7 +153,7 @@ func TestEventTypes(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{"Normal ClusterBack", "Normal ServedHere", "Normal ServedHere", "Normal ServedTogether",
-		"Warning Refused", "Warning ServedElsewhere", "Warning ServedElsewhere"}
+		"Warning Refused", "Warning ServedElsewhere", "Warning ServedElsewhere", "Warning ServedElsewhere"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
