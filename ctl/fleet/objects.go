@@ -73,9 +73,18 @@ func remoteObjects(ctx context.Context, own *config.Broker, part string, access 
 	for _, r := range list {
 		all[r.Name] = decide.Of(r, "")
 	}
-	stored, err := cluster.ConfigMap(ctx, namespace, "semaphore-"+part+"-remotes")
-	if text := stored[decide.StoredKey]; text != "" {
-		before, err = decide.ReadObjects(text)
-	}
+	before, err = cluster.InEffect(ctx, namespace, part)
 	return before, all, err
+}
+
+// InEffect returns the RemoteClusters that a part has in effect, as it keeps them for its own start; none if it has
+// kept none. It fails if that is not known, and returns those that it could read.
+func (c *Objects) InEffect(ctx context.Context, namespace, part string) (decide.Objects, error) {
+	name := "semaphore-" + part + "-remotes"
+	stored, err := c.ConfigMap(ctx, namespace, name)
+	if text := stored[decide.StoredKey]; text != "" {
+		before, err := decide.ReadObjects(text)
+		return before, c.unread("ConfigMap "+namespace+"/"+name, err)
+	}
+	return nil, err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -260,7 +261,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 		}
 	}
 	prevents := func(f show.Finding) bool { return f.Level == finding.Error }
-	if one.before != nil && !slices.ContainsFunc(findings, prevents) {
+	if !slices.ContainsFunc(findings, prevents) {
 		if err := one.keeps(ctx, refuse); err != nil {
 			return nil, nil, err
 		}
@@ -293,27 +294,34 @@ func (i *installation) authority(ctx context.Context, refuse refusal) (name stri
 }
 
 // keeps refuses values by which the parts would end with nodes of a RemoteCluster, or with all of it, that they accept
-// now. New pods of broker and exporter would not start, but agents read the subnets at once.
+// now. New pods of broker and exporter would not start, but agents read the subnets at once. The broker's own store says
+// which those are: an object may have another spec by now, and the record may be lost.
 func (i *installation) keeps(ctx context.Context, refuse refusal) error {
-	list, err := i.Cluster.Objects.RemoteClusters(ctx)
-	if err != nil && list == nil { // what cannot be read of them may need the upgrade
+	before, err := i.Cluster.Objects.InEffect(ctx, i.Cluster.Namespace, fleet.Broker)
+	if err != nil {
 		return err
 	}
 	is, err := i.values.Broker()
 	if err != nil {
 		return fmt.Errorf("%s: the broker would not start: %w", i.Cluster.Context, err)
 	}
-	was, err := i.before.Values.Broker()
-	if err != nil {
-		return nil //nolint:nilerr // no part runs with it
+	list, err := i.Cluster.Objects.RemoteClusters(ctx)
+	if err != nil && list == nil {
+		return err
 	}
 	all := remotes.Objects{}
+	if err != nil || list == nil { // what cannot be read may need the upgrade, and stays in effect
+		maps.Copy(all, before)
+	}
 	for _, r := range list {
 		all[r.Name] = remotes.Of(r, "")
 	}
-	before := remotes.Decide(was, nil, all, nil).InEffect
 	verdicts := remotes.Decide(is, before, all, nil).Verdicts
-	for _, o := range before.ByAge() {
+	for _, is := range all.ByAge() {
+		o, was := before[is.Name]
+		if !was {
+			continue
+		}
 		v, subject := verdicts[o.Name], "RemoteCluster "+o.Name
 		theirs, _ := preflight.Prefixes(o.Spec.NodeSubnets)
 		if own, their, found := i.guessed(theirs); found {
@@ -338,7 +346,7 @@ func (i *installation) guessed(theirs []netip.Prefix) (own, their netip.Prefix, 
 	}
 	for _, own := range i.values.NodeSubnets {
 		at := slices.IndexFunc(theirs, own.Overlaps)
-		if at >= 0 && !preflight.Within(own, i.before.Values.NodeSubnets) {
+		if at >= 0 && (i.before == nil || !preflight.Within(own, i.before.Values.NodeSubnets)) {
 			return own, theirs[at], true
 		}
 	}
@@ -458,12 +466,8 @@ func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
 }
 
 // try has the apiserver judge the objects before the first is written: parts of two versions could be left otherwise.
-// At first, objects of the own namespace are left out: it does not exist yet.
 func (i *installation) try(ctx context.Context) error {
 	_, err := fleet.AllOf(i.objects, func(o *unstructured.Unstructured) (any, error) {
-		if i.before == nil && o.GetNamespace() == i.Cluster.Namespace {
-			return nil, nil
-		}
 		return nil, i.Try(ctx, o)
 	})
 	return err

@@ -35,6 +35,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -259,16 +260,31 @@ func TestInstallRefuses(t *testing.T) {
 
 	// A remote's nodes are beside the own ones, and a new node is on the other side of them.
 	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.18.2.0/24]}")
-	kubetest.CreateRemote(t, cfg, "c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.18.0.0/16]}")  // more than guessed
-	kubetest.CreateRemote(t, cfg, "bad", "{podSubnets: [10.1.0.0/16], nodeSubnets: [172.18.2.0/24]}") // never in effect
+	kubetest.CreateRemote(t, cfg, "c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.18.0.0/16]}") // more than guessed
+	kubetest.CreateRemote(t, cfg, "c4", "{podSubnets: [10.4.0.0/16], nodeSubnets: [172.18.2.0/25]}")
+	kubetest.CreateRemote(t, cfg, "gone", "{podSubnets: [10.1.0.0/17], nodeSubnets: [172.18.2.0/24]}")
+	inEffect(t, cfg, "c2", "c3", "c4", "gone")
+	kubetest.CreateRemote(t, cfg, "bad", "{podSubnets: [10.1.0.0/16], nodeSubnets: [172.18.2.0/24]}")        // never in effect
+	ctltest.Patch(t, dyn.Resource(v1alpha1.RemoteClusters), "c4", `{"spec":{"podSubnets":["10.1.0.0/16"]}}`) // not now
+	must(t, dyn.Resource(v1alpha1.RemoteClusters).Delete(t.Context(), "gone", metav1.DeleteOptions{}))
 	ctl(0, "install", " unchanged")
 	refuses(2, "install --pod-subnets 10.0.0.0/14", "SubnetsOverlap  c1: RemoteCluster c2: it would no longer be ")
 	n2 := kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"},
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.3.0/24"}, PodCIDR: "10.1.3.0/24"}})
 	n2.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.3.9"}}
 	kubetest.UpdateStatus(t, admin.CoreV1().Nodes(), n2)
-	for _, remote := range []string{"c2", "c3"} {
+	lost := func(args, says string) { // the same without the record
+		t.Helper()
+		records := admin.CoreV1().ConfigMaps("semaphore")
+		record := kubetest.Get(t, records, apply.RecordName)
+		must(t, records.Delete(t.Context(), record.Name, metav1.DeleteOptions{}))
+		refuses(2, "install --features encryption,policy "+args, says)
+		record.ResourceVersion = ""
+		kubetest.Create(t, records, record)
+	}
+	for _, remote := range []string{"c2", "c3", "c4"} {
 		refuses(2, "install", "NodesInside  c1: RemoteCluster "+remote+": ")
+		lost("", "NodesInside  c1: RemoteCluster "+remote+": ")
 	}
 	const alone = "--node-subnets 172.18.1.7/32,172.18.3.9/32"
 	refuses(2, "install", alone)
@@ -280,11 +296,27 @@ func TestInstallRefuses(t *testing.T) {
 	testkit.Value(admin.AppsV1().Deployments("semaphore").Patch(t.Context(), "semaphore-broker",
 		types.StrategicMergePatchType, []byte(limit), metav1.PatchOptions{FieldManager: "kubectl-set"}))(t)
 	const other = "install --image r.example/semaphore:v2"
-	refuses(2, other, "nothing was written: c1: Deployment semaphore/semaphore-broker: others own fields")
+	const owned = "nothing was written: c1: Deployment semaphore/semaphore-broker: others own fields"
+	refuses(2, other, owned)
+	lost("--image r.example/semaphore:v2 --node-subnets 172.18.1.7/32", owned)
 	kubetest.Create(t, admin.CoreV1().Services("default"), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "taken"},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 1, NodePort: 31001}}}})
 	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
 	ctl(0, other+" --force-conflicts", " changed")
+}
+
+// inEffect has RemoteClusters in effect as they are, as far as the broker's store tells.
+func inEffect(t *testing.T, cfg *rest.Config, names ...string) {
+	t.Helper()
+	objects := remotes.Objects{}
+	for _, r := range testkit.Value(testkit.Value(fleet.New("", cfg))(t).RemoteClusters(t.Context()))(t) {
+		if slices.Contains(names, r.Name) {
+			objects[r.Name] = remotes.Of(r, "")
+		}
+	}
+	kubetest.Create(t, kubernetes.NewForConfigOrDie(cfg).CoreV1().ConfigMaps("semaphore"), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-remotes"},
+		Data:       map[string]string{remotes.StoredKey: string(testkit.Value(json.Marshal(objects))(t))}})
 }
 
 // namespaced makes the namespace of the parts, as for them.
@@ -443,6 +475,7 @@ func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args str
 	ctl(0, "install --features services,policy")
 	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
 	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16]}")
+	inEffect(t, cfg, "c2")
 	ctltest.Golden(t, "install-no-node-subnets", ctl(2, "install --features encryption,services,policy"))
 	agents := func() bool {
 		t.Helper()
