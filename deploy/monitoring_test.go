@@ -9,11 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -150,19 +151,36 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
-// TestMonitorsForeignExporters: Prometheus scrapes the exporter of a cluster without semaphore, which is in a namespace
-// of its own.
-func TestMonitorsForeignExporters(t *testing.T) {
-	var monitor struct {
-		Spec struct {
-			NamespaceSelector struct{ Any bool }
-			Selector          metav1.LabelSelector
+// TestMonitors: the monitor of the parts is of their own namespace, as Prometheus may have rights to no other. With the
+// component, the exporter for a cluster without semaphore has one in its namespace.
+func TestMonitors(t *testing.T) {
+	values := apply.Values{Cluster: "c1", Namespace: "federation", Features: apply.AllFeatures,
+		Components: []string{"monitors"}}
+	foreign := apply.Foreign{Cluster: "c2", Reader: "c1", Features: apply.AllFeatures, Components: []string{"monitors"}}
+	for namespace, objects := range map[string][]*unstructured.Unstructured{
+		values.Namespace:    testkit.Value(apply.Build(values))(t),
+		foreign.Namespace(): testkit.Value(apply.BuildForeign(foreign))(t),
+	} {
+		var monitor struct {
+			Metadata metav1.ObjectMeta
+			Spec     struct {
+				NamespaceSelector any
+				Selector          metav1.LabelSelector
+			}
 		}
-	}
-	must(t, yaml.Unmarshal(testkit.Value(os.ReadFile("features/monitors/monitors.yaml"))(t), &monitor))
-	exporter := find[*appsv1.Deployment](t, build(t, "foreign-exporter"), "semaphore-exporter")
-	selector := testkit.Value(metav1.LabelSelectorAsSelector(&monitor.Spec.Selector))(t)
-	if !monitor.Spec.NamespaceSelector.Any || !selector.Matches(labels.Set(exporter.Spec.Template.Labels)) {
-		t.Errorf("%+v does not select pods with %v in each namespace", monitor.Spec, exporter.Spec.Template.Labels)
+		pods := map[string]string{}
+		for _, o := range objects {
+			switch o.GetKind() + " " + o.GetName() {
+			case "PodMonitor semaphore":
+				must(t, yaml.Unmarshal(testkit.Value(o.MarshalJSON())(t), &monitor))
+			case "Deployment semaphore-exporter":
+				pods, _, _ = unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "labels")
+			}
+		}
+		selector := testkit.Value(metav1.LabelSelectorAsSelector(&monitor.Spec.Selector))(t)
+		if monitor.Metadata.Namespace != namespace || monitor.Spec.NamespaceSelector != nil ||
+			!selector.Matches(labels.Set(pods)) {
+			t.Errorf("%+v does not select pods with %v in %s alone", monitor, pods, namespace)
+		}
 	}
 }

@@ -173,7 +173,8 @@ func testOpenShift(t *testing.T, s *server) {
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"security.openshift.io"}, Verbs: []string{"use"},
 			Resources: []string{"securitycontextconstraints"}, ResourceNames: []string{"nonroot-v2"}}}})
 	values := apply.Values{Cluster: "c1", Features: apply.AllFeatures, Components: []string{"openshift"}}
-	foreign := apply.Foreign{Cluster: "c2", Reader: "c1", Features: apply.AllFeatures, OpenShift: true}
+	foreign := apply.Foreign{Cluster: "c2", Reader: "c1", Features: apply.AllFeatures,
+		Components: []string{"openshift/nonroot"}}
 	for namespace, want := range map[string]string{foreign.Namespace(): "semaphore-exporter",
 		"semaphore":  "semaphore-broker semaphore-cleanup semaphore-exporter",
 		"federation": "semaphore-broker semaphore-cleanup semaphore-exporter"} {

@@ -39,8 +39,8 @@ type Foreign struct {
 	// it.
 	APIURL string
 	Roots  bool
-	// OpenShift is set if the reader's cluster admits pods by OpenShift's rules.
-	OpenShift bool
+	// Components are directories of deploy/features.
+	Components []string
 }
 
 // Namespace returns the namespace of the exporter, in the reader's cluster.
@@ -76,8 +76,8 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 		Resources: []string{path.Join(manifests, "foreign-exporter")},
 		ConfigMapGenerator: []types.ConfigMapArgs{
 			configMap("semaphore-exporter", "merge", []string{"config.yaml=exporter.yaml"}, nil)}}
-	if f.OpenShift {
-		k.Components = []string{path.Join(manifests, "features/openshift/nonroot")}
+	for _, c := range f.Components {
+		k.Components = append(k.Components, path.Join(manifests, "features", c))
 	}
 	return encoded(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }

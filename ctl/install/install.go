@@ -294,8 +294,8 @@ func (i *installation) authority(ctx context.Context, refuse refusal) (name stri
 }
 
 // keeps refuses values by which the parts would end with nodes of a RemoteCluster, or with all of it, that they accept
-// now. New pods of broker and exporter would not start, but agents read the subnets at once. The broker's own store says
-// which those are: an object may have another spec by now, and the record may be lost.
+// now. New pods of broker and exporter would not start, but agents read the subnets at once. The broker's own store has
+// what they accept: an object may have another spec by now, and the record may be lost.
 func (i *installation) keeps(ctx context.Context, refuse refusal) error {
 	before, err := i.Cluster.Objects.InEffect(ctx, i.Cluster.Namespace, fleet.Broker)
 	if err != nil {

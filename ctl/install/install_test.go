@@ -162,7 +162,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the Corefile is\n%s", text)
 	}
 	kubetest.CreateRemote(t, cfg, "c2", "{podSubnets: [10.2.0.0/16], servicePrefix: two}")
-	serve(t, cfg, rules, "PrometheusRule")
+	ctltest.ServeType(t, cfg, rules, "PrometheusRule")
 	ctl(0, "install --components alerts") // existing DNS blocks are updated
 	if text := names(); !strings.Contains(text, "\ncluster.c2 {") || !strings.Contains(text, "two-{2}-73736d-{1}") {
 		t.Errorf("the Corefile is\n%s", text)
@@ -264,9 +264,11 @@ func TestInstallRefuses(t *testing.T) {
 	kubetest.CreateRemote(t, cfg, "c4", "{podSubnets: [10.4.0.0/16], nodeSubnets: [172.18.2.0/25]}")
 	kubetest.CreateRemote(t, cfg, "gone", "{podSubnets: [10.1.0.0/17], nodeSubnets: [172.18.2.0/24]}")
 	inEffect(t, cfg, "c2", "c3", "c4", "gone")
-	kubetest.CreateRemote(t, cfg, "bad", "{podSubnets: [10.1.0.0/16], nodeSubnets: [172.18.2.0/24]}")        // never in effect
-	ctltest.Patch(t, dyn.Resource(v1alpha1.RemoteClusters), "c4", `{"spec":{"podSubnets":["10.1.0.0/16"]}}`) // not now
-	must(t, dyn.Resource(v1alpha1.RemoteClusters).Delete(t.Context(), "gone", metav1.DeleteOptions{}))
+	kubetest.CreateRemote(t, cfg, "bad", "{podSubnets: [10.1.0.0/16], nodeSubnets: [172.18.2.0/24]}") // never in effect
+
+	objects := dyn.Resource(v1alpha1.RemoteClusters)
+	ctltest.Patch(t, objects, "c4", `{"spec":{"podSubnets":["10.1.0.0/16"]}}`) // which is not accepted
+	must(t, objects.Delete(t.Context(), "gone", metav1.DeleteOptions{}))
 	ctl(0, "install", " unchanged")
 	refuses(2, "install --pod-subnets 10.0.0.0/14", "SubnetsOverlap  c1: RemoteCluster c2: it would no longer be ")
 	n2 := kubetest.Create(t, admin.CoreV1().Nodes(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"},
@@ -390,7 +392,7 @@ func usesWhatIsServed(t *testing.T, cfg *rest.Config, admin kubernetes.Interface
 		slices.Sort(out)
 		return out
 	}
-	serve(t, cfg, podMonitors, "PodMonitor")
+	ctltest.ServeType(t, cfg, podMonitors, "PodMonitor")
 	ctltest.Golden(t, "install-left-out", ctl(0, "install --components=-mcs,-monitors,-network-policies"))
 	ctl(0, "install") // the earlier wishes
 	if got := has(); len(got) > 0 {
@@ -435,28 +437,9 @@ func refusesUnread(t *testing.T, cfg *rest.Config) {
 	}
 }
 
-var podMonitors, rules = monitoring.WithResource("podmonitors"), monitoring.WithResource("prometheusrules")
+var podMonitors = ctltest.Monitoring.WithResource("podmonitors")
 
-var monitoring = schema.GroupVersion{Group: "monitoring.coreos.com", Version: "v1"}
-
-// serve has the apiserver serve a type of the Prometheus Operator.
-func serve(t *testing.T, cfg *rest.Config, of schema.GroupVersionResource, kind string) {
-	t.Helper()
-	anything := true
-	kubetest.Create(t, apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(),
-		&apiextensions.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: of.GroupResource().String()},
-			Spec: apiextensions.CustomResourceDefinitionSpec{Group: of.Group, Scope: "Namespaced",
-				Names: apiextensions.CustomResourceDefinitionNames{Plural: of.Resource, Kind: kind},
-				Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: of.Version, Served: true,
-					Storage: true, Schema: &apiextensions.CustomResourceValidation{
-						OpenAPIV3Schema: &apiextensions.JSONSchemaProps{Type: "object",
-							XPreserveUnknownFields: &anything}}}}}})
-	must(t, wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
-		func(ctx context.Context) (bool, error) {
-			_, err := dynamic.NewForConfigOrDie(cfg).Resource(of).List(ctx, metav1.ListOptions{})
-			return err == nil, nil
-		}))
-}
+var rules = ctltest.Monitoring.WithResource("prometheusrules")
 
 func removeDefinition(t *testing.T, cfg *rest.Config, name string) {
 	t.Helper()

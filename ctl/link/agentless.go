@@ -35,6 +35,8 @@ import (
 
 var rbac = schema.GroupVersion{Group: "rbac.authorization.k8s.io", Version: "v1"}
 
+var podMonitor = schema.GroupVersionKind{Group: "monitoring.coreos.com", Version: "v1", Kind: "PodMonitor"}
+
 // foreignCluster is a cluster in which no part of semaphore runs.
 type foreignCluster struct {
 	applier *apply.Applier
@@ -276,13 +278,12 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
-	binding, err := p.applier.Get(ctx, apply.Ref{GroupVersionKind: rbac.WithKind("RoleBinding"),
-		Namespace: p.applier.Cluster.Namespace, Name: "semaphore-openshift"})
+	components, err := p.components(ctx)
 	if err != nil {
 		return err
 	}
 	what := apply.Foreign{Cluster: f.name, Reader: p.Name, Parts: p.applier.Cluster.Namespace, Image: image,
-		APIURL: f.api, Features: features, Roots: len(f.roots) > 0, OpenShift: binding != nil}
+		APIURL: f.api, Features: features, Roots: len(f.roots) > 0, Components: components}
 	token, err := f.account(ctx, what)
 	if err != nil {
 		return err
@@ -319,6 +320,33 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
 		f.name, preflight.Subnets{Prefixes: x.Pods}, what.Namespace(), clear)
 	return err
+}
+
+// components returns those of the parts that an exporter beside them gets, too. A caller without the right to list
+// PodMonitors makes none.
+func (p *linkedCluster) components(ctx context.Context) (out []string, err error) {
+	for _, c := range []struct {
+		component string
+		may       bool
+		kind      schema.GroupVersionKind
+		name      string
+	}{
+		{"openshift/nonroot", true, rbac.WithKind("RoleBinding"), "semaphore-openshift"},
+		{"monitors", p.facts.PodMonitors, podMonitor, "semaphore"},
+	} {
+		if !c.may {
+			continue
+		}
+		found, err := p.applier.Get(ctx, apply.Ref{GroupVersionKind: c.kind, Namespace: p.applier.Cluster.Namespace,
+			Name: c.name})
+		if err != nil {
+			return nil, err
+		}
+		if found != nil {
+			out = append(out, c.component)
+		}
+	}
+	return out, nil
 }
 
 // featuresOf returns the features that an exporter for another cluster exports: those of the flag, else those for which

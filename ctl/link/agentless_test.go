@@ -285,13 +285,15 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	kubetest.GetObject(t, remotes, "c2")
 }
 
-// TestAgentlessEnds: a reader has only the rights for what it exports. Another call of link keeps its rights and adds
-// requested ones, but removes none before unlink. The commands that unlink --force and uninstall print remove what they
-// cannot reach.
+// TestAgentlessEnds: a reader has only the rights for what it exports, and the exporter what platform and Prometheus
+// need. Another call of link keeps its rights and adds requested ones, but removes none before unlink. The commands
+// that unlink --force and uninstall print remove what they cannot reach.
 func TestAgentlessEnds(t *testing.T) {
 	c1, c2, ctl := agentlessClusters(t)
 	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
 	before := ctltest.Everything(t, c2)
+	monitors := ctltest.Monitoring.WithResource("podmonitors")
+	ctltest.ServeType(t, c1, monitors, "PodMonitor")
 	ctl(0, "install --context c1 --features services,policy")
 	// The component openshift has it, whose other types this apiserver does not serve.
 	const admits = "semaphore-openshift"
@@ -340,6 +342,7 @@ func TestAgentlessEnds(t *testing.T) {
 	}
 	ctl(0, link)
 	kubetest.Get(t, here.RbacV1().RoleBindings("semaphore-c2"), admits)
+	kubetest.GetObject(t, dynamic.NewForConfigOrDie(c1).Resource(monitors).Namespace("semaphore-c2"), "semaphore")
 	reads(true, true)
 	exports := func(want ...config.Feature) {
 		t.Helper()

@@ -49,6 +49,7 @@ object by object.
 {{- if .Values.foreignExporter -}}
 {{- $files = list "exporter/deployment.yaml" "exporter/disruption.yaml" "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" -}}
 {{- if .Values.createNamespace }}{{ $files = append $files "foreign-exporter/namespace.yaml" }}{{ end -}}
+{{- if $c.monitors }}{{ $files = append $files "features/monitors/monitors.yaml" }}{{ end -}}
 {{- end -}}
 {{- toYaml $files -}}
 {{- end -}}

@@ -259,10 +259,11 @@ patches:
 		config := "localBroker: {cluster: c1, address: '192.0.2.1:30843'}\n" +
 			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}\n"
 		helm := testkit.Value(template(t, "semaphore-c2", "cluster: c2\nforeignExporter: true\ncreateNamespace: true\n"+
-			"features: {encryption: false}\nimage: {tag: v1.2.3}\nexporter: {config: {"+
+			"components: {monitors: true}\nfeatures: {encryption: false}\nimage: {tag: v1.2.3}\nexporter: {config: {"+
 			"localBroker: {cluster: c1, address: '192.0.2.1:30843'}, "+
 			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}}}\n"))(t)
 		compare(t, helm, kustomize(t, "namespace: semaphore-c2\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n"+
+			"components: [DEPLOY/features/monitors]\n"+
 			"images: [{name: ghcr.io/kube-semaphore/semaphore, newTag: v1.2.3}]\nconfigMapGenerator:\n"+
 			"  - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}\n",
 			map[string]string{"exporter.yaml": config + "features: [services, policy]\ncluster: c2\n"}))

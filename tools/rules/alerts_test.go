@@ -231,6 +231,12 @@ func groups(t *testing.T, label string) string {
 // fired are the alerts that fire at any time of what was recorded, each with its first summary.
 func fired(t *testing.T, file string, series []string) map[string]string {
 	t.Helper()
+	return firedIn(t, file, series, 0, 20*time.Minute)
+}
+
+// firedIn are those that fire between two times.
+func firedIn(t *testing.T, file string, series []string, from, to time.Duration) map[string]string {
+	t.Helper()
 	suite, err := promqltest.NewLazyLoader("load 30s\n  "+strings.Join(series, "\n  ")+"\n", promqltest.LazyLoaderOpts{})
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +252,7 @@ func fired(t *testing.T, file string, series []string) map[string]string {
 		t.Fatal(errs)
 	}
 	out := map[string]string{}
-	for at := time.Unix(0, 0).UTC(); at.Before(time.Unix(0, 0).Add(20 * time.Minute)); at = at.Add(seconds * time.Second) {
+	for at := time.Unix(0, 0).UTC(); at.Before(time.Unix(0, 0).Add(to)); at = at.Add(seconds * time.Second) {
 		suite.WithSamplesTill(at, func(err error) {
 			if err != nil {
 				t.Fatal(err)
@@ -263,7 +269,7 @@ func fired(t *testing.T, file string, series []string) map[string]string {
 					}
 					alert.SetRestored(true)
 					for _, active := range alert.ActiveAlerts() {
-						if active.State == prometheus.StateFiring && out[r.Name()] == "" {
+						if active.State == prometheus.StateFiring && at.Sub(time.Unix(0, 0)) >= from && out[r.Name()] == "" {
 							out[r.Name()] = active.Annotations.Get("summary")
 						}
 					}
@@ -319,6 +325,21 @@ func TestAlerts(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestNoLeaderResolves: without a pod SemaphoreNoLeader fires for an hour, as docs/alerts.md says.
+func TestNoLeaderResolves(t *testing.T) {
+	page, err := os.ReadFile("../../docs/alerts.md")
+	if err != nil || !strings.Contains(string(page), "It resolves an hour after the last pod has ended") {
+		t.Errorf("docs/alerts.md does not say so: %v", err)
+	}
+	file, ended := groups(t, ""), []string{`semaphore_leader{` + pod + `,container="broker"} 1+0x4 stale`}
+	if got := firedIn(t, file, ended, 50*time.Minute, time.Hour); got["SemaphoreNoLeader"] == "" {
+		t.Errorf("at the end of the hour fire %v", got)
+	}
+	if got := firedIn(t, file, ended, 65*time.Minute, 70*time.Minute); len(got) > 0 {
+		t.Errorf("after an hour fire %v", got)
 	}
 }
 
