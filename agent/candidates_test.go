@@ -14,8 +14,8 @@ import (
 
 // TestCandidatesOfANode: of the candidates of a node, of which the first is at nobody's address, the agent finds the
 // one that answers, and does not leave it. One outside of the bounds is never sent to, nor one without a route while
-// another has one. Nothing writes an endpoint of a node that calls, and a node that calls has a keepalive on that device
-// only, for peers with an endpoint, and after a boot without a broker too.
+// another has one. Nothing writes an endpoint of a node that calls, and a node that calls has a keepalive on that
+// device only, for peers with an endpoint, and after a boot without a broker too.
 func TestCandidatesOfANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, a := connect(t)

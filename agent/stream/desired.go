@@ -25,8 +25,8 @@ type Dirty = plan.Changes
 
 // State is the state that the broker desires.
 type State struct {
-	// epoch and revision are the position of what was received; both are set when a whole state is applied. applied is that
-	// of networks: it stays behind while the changes of clusters wait for an end mark.
+	// epoch and revision are the position of what was received; both are set when a whole state is applied. applied is
+	// that of networks: it stays behind while the changes of clusters wait for an end mark.
 	epoch             string
 	revision, applied uint64
 	waiting           map[string]bool

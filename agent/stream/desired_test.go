@@ -421,7 +421,8 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	}
 	d, err := s.Receive(synced(4, "c2"))
 	testkit.Must(t, err)
-	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] || s.Revision() != 4 {
+	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] ||
+		s.Revision() != 4 {
 		t.Errorf("at the end mark, with %v, applied %d: %s", dirty(d), s.Revision(), diff)
 	}
 	// From now on, single changes apply immediately.

@@ -136,7 +136,7 @@ func ofIPv6(address string) *semaphorev1.EndpointSlice {
 }
 
 // An endpoint of a family that the Service does not have does not count for the others, and is reported: no client
-// reaches it. The families are those that the cluster has given the Service, and of a headless one those of the cluster.
+// reaches it. The families are those that the cluster has given the Service, and of a headless one its own.
 func TestEndpointsOfOtherFamilies(t *testing.T) {
 	const ruled = "globalServices: {podSubnets: [10.1.0.0/16], rules: [{prefer: [c2, c1]}]}"
 	of := func(s *semaphorev1.Service, families ...string) *semaphorev1.Service {

@@ -292,8 +292,8 @@ func TestOwnNameSaysWhoLends(t *testing.T) {
 	}
 }
 
-// When no cluster serves any more, the last one that did is remembered: the own cluster's recovery is a change, too, once,
-// and only if it suffices.
+// When no cluster serves any more, the last one that did is remembered: the own cluster's recovery is a change, too,
+// once, and only if it suffices.
 func TestOwnNameRecoversFromATotalOutage(t *testing.T) {
 	p := blank(t, ownNames)
 	p.heard("c1", "c2", "c2-a", "c3")
