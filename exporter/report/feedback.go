@@ -239,7 +239,7 @@ func (f *Feedback) needsWrite(s *eventState) bool {
 	return f.Events && s.current != s.writtenEvent || f.Annotates && s.current != s.writtenAnnotation
 }
 
-// mayWrite reports what of the current text is not written yet and may be: the right to write it was not missing lately.
+// mayWrite reports what of the current text is not written yet and may be: the right to was not missing lately.
 func (f *Feedback) mayWrite(s *eventState, now time.Time) (event, annotation bool) {
 	return f.Events && s.current != s.writtenEvent && !now.Before(f.noEventsUntil),
 		f.Annotates && s.current != s.writtenAnnotation && !now.Before(f.noAnnotationsUntil)
