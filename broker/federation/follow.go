@@ -71,10 +71,11 @@ func (s *Server) Change(remotes []config.Remote, own *config.Remote) {
 }
 
 // Restore makes a replica begin with the nodes that an earlier broker had of a remote, and returns those that are
-// admissible, in the order of their names; see replica.Restore. It must be called before a stream begins.
+// admissible, in the order of their names; see replica.Restore. nil are unknown nodes. It must be called before a stream
+// begins.
 func (s *Server) Restore(cluster string, nodes map[string]*semaphorev1.Node) []replica.Change {
 	l := s.all()[cluster]
-	if l == nil {
+	if l == nil || nodes == nil {
 		return nil
 	}
 	var objects []*semaphorev1.Object
@@ -86,7 +87,7 @@ func (s *Server) Restore(cluster string, nodes map[string]*semaphorev1.Node) []r
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.replica.Restore(objects)
+	return l.replica.Restore(semaphorev1.Kind_KIND_NODE, objects)
 }
 
 // admissionOf returns the rules of admission for one of several remotes. local are the own cluster's subnets.

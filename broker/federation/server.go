@@ -508,9 +508,15 @@ func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.R
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	result := l.replica.Release(time.Now(), kinds...)
-	s.deliver(l, result)
-	return result.Released, nil
+	var released []replica.Released
+	for _, of := range semaphorev1.Kinds {
+		if len(kinds) == 0 || slices.Contains(kinds, of) {
+			result := l.replica.Release(time.Now(), of)
+			s.deliver(l, result)
+			released = append(released, result.Released...)
+		}
+	}
+	return released, nil
 }
 
 // streamOpened makes st the link's current stream after its Hello was accepted. The caller must hold l.mu.
@@ -591,7 +597,7 @@ func (s *Server) record(l *link, r replica.Result) {
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "release",
 			Detail: fmt.Sprintf("%d objects: %s", released.Objects, released.Reason)})
 	}
-	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED && !l.replica.Retained(r.Completed, 0).Unexported {
 		name := semaphorev1.KindName(r.Completed)
 		detail := fmt.Sprintf("%d objects, %d changes to the replica", r.Taken, len(r.Changes))
 		if r.Unchanged {

@@ -118,11 +118,13 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 	}
 }
 
+const encrypting = "cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
+	"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n"
+
 // TestPeersWaitForCompleteNodes: agents receive peers of a remote once a snapshot of its nodes was complete, and every
 // change after it immediately.
 func TestPeersWaitForCompleteNodes(t *testing.T) {
-	cfg := testkit.Value(described.Broker([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
-		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n")))(t)
+	cfg := testkit.Value(described.Broker([]byte(encrypting)))(t)
 	peers := allowed{}
 	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true })
 	for _, step := range []struct {
@@ -138,5 +140,24 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 		if len(peers) != step.want {
 			t.Errorf("after node %s: agents receive %v; want %d peers", step.node, peers, step.want)
 		}
+	}
+}
+
+// TestReleasedNodesAreRemovedFromAgents: an earlier broker had nodes of c2, whose exporter no longer exports any. Agents
+// have them until the operator releases them, and none after that.
+func TestReleasedNodesAreRemovedFromAgents(t *testing.T) {
+	cfg := testkit.Value(described.Broker([]byte(encrypting)))(t)
+	peers := allowed{"c2/a": "10.2.1.0/24"}
+	e := NewEngine(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true })
+	key := replica.Key{Kind: kindNode, Name: "a"}
+	node := &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: conflicting(1, "192.0.2.1", "10.2.1.0/24")}}
+	e.Take(replica.Part{Cluster: "c2", Changes: []replica.Change{{Key: key, New: node}}})
+	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindNode}})
+	if len(peers) != 1 {
+		t.Errorf("before the release agents receive %v", peers)
+	}
+	e.Take(replica.Part{Cluster: "c2", Completed: kindNode, Changes: []replica.Change{{Key: key, Old: node}}})
+	if len(peers) > 0 {
+		t.Errorf("after the release agents keep %v", peers)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -399,6 +400,17 @@ func (p *Plan) Complete(cluster string, now time.Time) Touches {
 }
 
 func (p *Plan) IsComplete(cluster string) bool { return p.complete[cluster] }
+
+// OfferedBefore returns how many existing Services of several clusters name a cluster as one of them.
+func (p *Plan) OfferedBefore(cluster string) (n int) {
+	for _, s := range p.existing {
+		if of := s.Annotations; slices.Contains(strings.Split(of[naming.AnnotationGlobalClusters], ","), cluster) ||
+			slices.Contains(strings.Split(of[naming.AnnotationExportingClusters], ","), cluster) {
+			n++
+		}
+	}
+	return n
+}
 
 // SetGone records whether a cluster is gone. Global services react as their whenGone setting says.
 func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {

@@ -74,8 +74,16 @@ func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
 		!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") {
 		t.Errorf("the verdict is %v, problems: %q", v, p)
 	}
-	if n := e.Release("c2")[kindMember]; n != 1 || desired.Want(name, "c2").Verdict != writes.Absent {
+	if n := e.Release("c2")[kindMember]; n != 1 || desired.Want(name, "c2").Verdict != writes.Absent ||
+		desired.Want("without", "").Verdict != writes.Absent {
 		t.Errorf("%d released, then the verdict is %v", n, desired.Want(name, "c2").Verdict)
+	}
+	e.Bind(&woken{}) // the leader that follows
+	e.configure(nil)
+	e.configure([]config.Remote{{Name: "c2"}})
+	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindMember}})
+	if v, p := desired.Want("without", "").Verdict, e.Findings(); v != writes.Absent || len(p) > 0 {
+		t.Errorf("nothing of it exists: the verdict is %v, %v", v, p)
 	}
 }
 

@@ -188,7 +188,7 @@ func (e *Engine) evaluate(k *objectKind) {
 		return // no existing object is known to be undesired
 	}
 	for _, name := range e.names {
-		writes.Evaluate(k.retentions[name], k.loop, e.now(), k.plan.Wants, e.warn)
+		writes.Evaluate(k.retentions[name], k.loop, e.now(), k.plan.Wants, nil, e.warn)
 	}
 }
 
@@ -347,8 +347,9 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 		if g := k.retentions[cluster]; g != nil {
 			if n := g.Release(); n > 0 {
 				released[kindMember] += n
-				k.loop.WakeOwned(cluster)
 			}
+			k.loop.WakeOwned(cluster)
+			k.loop.WakeOwned("")
 		}
 	}
 	return released

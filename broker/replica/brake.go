@@ -26,7 +26,8 @@ import (
 // at least Brake.Hold later, or an operator releases it. It is also released when its room is needed for objects that
 // the remote exports.
 //
-// A kind that the remote's exporter no longer exports is retained completely, and only the operator releases it.
+// A kind that the remote's exporter no longer exports is retained completely until the operator releases it. Then it is
+// complete, as after a snapshot without objects.
 
 // brakeWindow is how long the peak of exported objects is remembered.
 const brakeWindow = time.Minute
@@ -51,20 +52,34 @@ type Released struct {
 // markUnexported notes which kinds a stream does not export.
 func (r *Replica) markUnexported(exported map[semaphorev1.Kind]bool, now time.Time, result *Result) {
 	for _, of := range semaphorev1.Kinds {
-		if !exported[of] {
-			result.Unexported = append(result.Unexported, of)
-		}
-		k, ok := r.kinds[of]
-		switch {
-		case !ok:
-		case exported[of]:
+		k := r.kind(of)
+		if exported[of] {
 			k.unexported = time.Time{}
-		case k.unexported.IsZero():
-			k.unexported = now
-			if n := len(k.objects) - k.empty; n > 0 {
-				result.Retained = append(result.Retained, Retained{of, n, n, n, true})
-			}
+			continue
 		}
+		result.Unexported = append(result.Unexported, of)
+		if !k.unexported.IsZero() {
+			continue
+		}
+		k.unexported = now
+		if n := len(k.objects) - k.empty; n > 0 {
+			result.Retained = append(result.Retained, Retained{of, n, n, n, true})
+		} else if len(k.objects) == 0 {
+			k.abandon(of, result)
+		}
+	}
+}
+
+// abandon retains all objects of a kind that the exporter does not export, to be released, and completes the kind,
+// unless it was never known: agents have no device for its nodes.
+func (k *kind) abandon(of semaphorev1.Kind, result *Result) {
+	for key := range k.objects {
+		k.forget(key)
+		k.retained[key] = retention{since: k.unexported}
+		k.resync = resyncFully // the exporter may have what is removed then
+	}
+	if !k.complete && k.restored {
+		k.complete, result.Completed = true, of
 	}
 }
 
@@ -180,10 +195,7 @@ type RetainedObjects struct {
 // Retained returns the objects of a kind that the brake retains, with at most limit keys.
 func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 	var b RetainedObjects
-	k, ok := r.kinds[of]
-	if !ok {
-		return b
-	}
+	k := r.kind(of)
 	for _, w := range k.retained {
 		if b.Since.IsZero() || w.since.Before(b.Since) {
 			b.Since = w.since
@@ -205,25 +217,13 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 	return b
 }
 
-// Release removes the retained objects of some kinds, of all if none is given, by order of an operator.
-func (r *Replica) Release(now time.Time, kinds ...semaphorev1.Kind) Result {
-	var result Result
-	for _, of := range semaphorev1.Kinds {
-		k, ok := r.kinds[of]
-		if !ok || len(kinds) > 0 && !slices.Contains(kinds, of) {
-			continue
-		}
-		if !k.unexported.IsZero() {
-			for key, h := range k.objects {
-				if _, back := k.retained[key]; !back && !isEmpty(h.object) {
-					k.forget(key)
-					k.retained[key] = retention{since: k.unexported}
-				}
-			}
-			k.resync = resyncFully // the exporter may have what is removed here
-		}
-		r.releaseWhere(k, of, now, "released by the operator", anyTime, &result)
+// Release removes the retained objects of a kind by order of an operator.
+func (r *Replica) Release(now time.Time, of semaphorev1.Kind) (result Result) {
+	k := r.kind(of)
+	if !k.unexported.IsZero() {
+		k.abandon(of, &result)
 	}
+	r.releaseWhere(k, of, now, "released by the operator", anyTime, &result)
 	return result
 }
 

@@ -166,7 +166,7 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 		b.remove(11, members(n, 10)...)
 		b.now = b.now.Add(time.Hour)
 		b.remove(30, members(n, 10)...)
-		b.Release(b.now)
+		b.Release(b.now, kMember)
 		b.want(n, 0)
 		res := Result{}
 		for range 2 {
@@ -187,7 +187,7 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 			t.Errorf("%d: the next stream retains once more: %v", n, res.Retained)
 		}
 		if n == 2 {
-			if res := b.Release(b.now); show(res.Changes) != "-m0 -m1" {
+			if res := b.Release(b.now, kMember); show(res.Changes) != "-m0 -m1" {
 				t.Errorf("the operator releases %s", show(res.Changes))
 			}
 			b.want(0, 0)
@@ -229,7 +229,7 @@ func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	if res := b.Release(b.now, kNode); len(res.Changes) != 0 {
 		t.Errorf("another kind's release: %s", show(res.Changes))
 	}
-	if res := b.Release(b.now); show(res.Changes) != "-m5 -m6 -m7 -m8 -m9" || res.Released[0].Objects != 5 {
+	if res := b.Release(b.now, kMember); show(res.Changes) != "-m5 -m6 -m7 -m8 -m9" || res.Released[0].Objects != 5 {
 		t.Errorf("released %v", res)
 	}
 	b.want(0, 0)
@@ -391,7 +391,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				!bytes.Equal(w.Held[0].Digest, sum.Bytes()) {
 				t.Errorf("welcome %v", w)
 			}
-			if res := b.Release(b.now); show(res.Changes) != let || res.Released[0].Objects != 5 {
+			if res := b.Release(b.now, kMember); show(res.Changes) != let || res.Released[0].Objects != 5 {
 				t.Errorf("released %s", show(res.Changes))
 			}
 			consistent(t, b.Replica)

@@ -98,8 +98,9 @@ type Replica struct {
 
 type kind struct {
 	contents
-	// complete means that a snapshot was applied at least once: an object that is absent does not exist.
-	complete bool
+	// complete means that a snapshot was applied at least once: an object that is absent does not exist. restored means
+	// that Restore was called for the kind.
+	complete, restored bool
 	// epoch and revision are the position in the sender's journal.
 	epoch    string
 	revision uint64
@@ -206,14 +207,15 @@ func (r *Replica) SetLimits(limits config.Limits, brake config.Brake) {
 // SetAdmit sets the admission of objects from now on. It must accept the same of the held ones: see Judge.
 func (r *Replica) SetAdmit(admit Admit) { r.admit = admit }
 
-// Restore holds the objects that an earlier broker had of the remote, as far as they are admitted completely and within
-// the limits, and returns them as changes. Their kinds are not complete by that. The first snapshot of a kind is then
+// Restore holds the objects of a kind that an earlier broker had of the remote, as far as they are admitted completely
+// and within the limits, and returns them as changes. The kind is not complete by that. Its first snapshot is then
 // compared with them as any later one is with the held objects, so that the brake covers withdrawals while brokers
 // change. It must be called before the first session.
-func (r *Replica) Restore(objects []*semaphorev1.Object) (changes []Change) {
+func (r *Replica) Restore(of semaphorev1.Kind, objects []*semaphorev1.Object) (changes []Change) {
+	k := r.kind(of)
+	k.restored = true
 	for _, o := range objects {
 		key := KeyOf(o.GetKey())
-		k := r.kind(key.Kind)
 		taken, refusals := r.admit(o)
 		if len(refusals) > 0 || k.overLimitReason(admission.NeedOf(taken)) != "" {
 			continue

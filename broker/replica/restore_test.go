@@ -17,7 +17,7 @@ func restored(t *testing.T) *braked {
 	b := &braked{Replica: newReplica(), t: t, now: now}
 	b.SetLimits(config.Limits{Nodes: 5},
 		config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}})
-	changes := b.Restore([]*semaphorev1.Object{object(kNode, "n1", "a"), object(kNode, "n2", "a"),
+	changes := b.Restore(kNode, []*semaphorev1.Object{object(kNode, "n1", "a"), object(kNode, "n2", "a"),
 		object(kNode, "n3", "a"), object(kNode, "bad", "a"), object(kNode, "half", "a")})
 	if got := show(changes); got != "+n1 +n2 +n3" {
 		t.Fatalf("restored: %s", got)
@@ -66,7 +66,7 @@ func TestRestore(t *testing.T) {
 	if b.Complete(kNode) {
 		t.Error("it is complete before its remote was heard")
 	}
-	if more := b.Restore([]*semaphorev1.Object{object(kNode, "n4", "a"), object(kNode, "n5", "a"),
+	if more := b.Restore(kNode, []*semaphorev1.Object{object(kNode, "n4", "a"), object(kNode, "n5", "a"),
 		object(kNode, "n6", "a")}); len(more) != 2 {
 		t.Errorf("restored beyond the limit of 5: %s", show(more))
 	}
@@ -120,4 +120,39 @@ func TestOtherBoundsOfRestored(t *testing.T) {
 	b.wants("other bounds", 0, "n1", "n2")
 	b.SetAdmit(admit)
 	changed(t, b.hear(10, "n1", "n2", "n3"), "+n3")
+}
+
+// TestR24RestoredNodesThatAreNoLongerExported: what an earlier broker had of a kind that the exporter no longer exports
+// stays until the operator releases it. Then the kind is complete, so that agents get the deletions, and a later broker,
+// which begins with nothing, has it complete from the start, and reports nothing. A kind that was never known is not
+// complete: no agent has a device for its nodes.
+func TestR24RestoredNodesThatAreNoLongerExported(t *testing.T) {
+	without := func(b *braked) Result {
+		b.s = b.Open()
+		return b.take(hello("e1", 0, 0, kService))
+	}
+	b := restored(t)
+	if res := without(b); len(res.Retained) != 1 || len(res.Changes) > 0 || res.Completed != 0 || b.Complete(kNode) {
+		t.Errorf("without nodes: %+v", res)
+	}
+	b.wants("no longer exported", 3, "n1", "n2", "n3")
+	if res := b.Release(b.now, kNode); show(res.Changes) != "-n1 -n2 -n3" || res.Completed != kNode || !b.Complete(kNode) {
+		t.Errorf("released: %s, completed %v", show(res.Changes), res.Completed)
+	}
+	b.wants("released", 0)
+	b.s = b.Open()
+	if w := welcomeOf(t, b.take(hello("e2", 1, 0, kNode))); len(w.Held) > 0 || w.ResumeRevision != 0 {
+		t.Errorf("welcome %v: the exporter may have what the operator released", w)
+	}
+	changed(t, b.take(begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1)), "+n1")
+
+	later := &braked{Replica: newReplica(), t: t, now: now}
+	later.Restore(kNode, nil)
+	if res := without(later); len(res.Retained)+len(res.Changes) > 0 || res.Completed != kNode || !later.Complete(kNode) {
+		t.Errorf("a later broker: %+v", res)
+	}
+	never := &braked{Replica: newReplica(), t: t, now: now}
+	if res := without(never); len(res.Retained) > 0 || res.Completed != 0 || never.Release(now, kNode).Completed != 0 {
+		t.Errorf("never known: %+v", res)
+	}
 }

@@ -63,8 +63,8 @@ type Result struct {
 	Changes []Change
 	// Refused are the refusals among Responses.
 	Refused []Refused
-	// Completed is the kind whose snapshot this message completed, if it did. Taken is the number of its objects,
-	// Unchanged means that the sender sent only the digest.
+	// Completed is the kind whose snapshot this message completed, if it did, or an abandoned kind. Taken is the number of
+	// its objects, Unchanged means that the sender sent only the digest.
 	Completed semaphorev1.Kind
 	Taken     int
 	Unchanged bool

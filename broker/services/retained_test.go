@@ -2,16 +2,19 @@ package services_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/described"
@@ -117,28 +120,94 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	}
 }
 
-// TestMirrorsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports Services keeps the mirrors of
-// an earlier one, says why, and removes them by the operator's order alone.
+// withoutServices is the Hello of an exporter without the feature services.
+var withoutServices = replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,
+	semaphorev1.Kind_KIND_ENDPOINT_SLICE}}
+
+const global, derived, plain = "global-shop-73736d-echo", "mcs-shop-73736d-echo", "shop/echo"
+
+// waits returns what waits for a remote, of the objects that belong to none: global and derived Services,
+// ServiceImports and slices.
+func (f *fixture) waits() (names []string) {
+	for name, v := range map[string]writes.Verdict{
+		global: f.DesiredServices().Want(global, "").Verdict, derived: f.DesiredServices().Want(derived, "").Verdict,
+		plain: f.DesiredImports().Want(plain, "").Verdict, "slice": f.DesiredSlices().Want("slice", "").Verdict,
+	} {
+		if v != writes.Absent {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestMirrorsOfAKindThatIsNoLongerExported: a new leader whose remote no longer exports Services keeps what an earlier
+// one wrote for it, says why, and removes it by the operator's order alone. After that nothing of it is left, and
+// nothing waits for it, also under the leader that follows.
 func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
-	f := newFixture(t, 3)
-	f.take("c2", replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,
-		semaphorev1.Kind_KIND_ENDPOINT_SLICE}})
-	f.has(t, "without the kind", 0, writes.Unknown)
-	if p := finding.Texts(f.Findings()); len(p) != 1 ||
-		!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") ||
-		f.ResyncDue("c2") || len(f.warned) != 1 {
-		t.Errorf("problems: %q, warned %q", p, f.warned)
+	clusters := map[string]string{global: naming.AnnotationGlobalClusters, derived: naming.AnnotationExportingClusters}
+	for name, test := range map[string]struct {
+		mirrors int
+		shared  string // a Service of c2 and c3
+		want    int
+	}{
+		"mirrors without endpoints": {mirrors: 3, want: 3},
+		"a global Service alone":    {shared: global, want: 1},
+		"a derived Service alone":   {shared: derived, want: 1},
+		"both":                      {mirrors: 3, shared: global, want: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.mirrors)
+			if test.shared != "" {
+				f.DesiredServices().Observed(test.shared, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: test.shared,
+					Annotations: map[string]string{clusters[test.shared]: "c2,c3"}}}, true)
+			}
+			for _, kind := range withoutServices.Unexported {
+				f.take("c3", replica.Result{Completed: kind})
+			}
+			f.take("c2", withoutServices)
+			all := f.waits()
+			if p := finding.Texts(f.Findings()); len(all) != 4 || len(p) != 1 ||
+				!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") ||
+				f.ResyncDue("c2") || len(f.warned) != 1 {
+				t.Errorf("%v wait, problems: %q, warned %q", all, p, f.warned)
+			}
+			f.has(t, "without the kind", 0, writes.Unknown)
+			f.now = f.now.Add(48 * time.Hour)
+			if f.has(t, "two days later", 0, writes.Unknown); f.ResyncDue("c2") {
+				t.Error("no snapshot will tell")
+			}
+			f.loop.woken = 0
+			if got := f.Release("c2"); got[semaphorev1.Kind_KIND_SERVICE] != test.want || f.loop.woken == 0 {
+				t.Errorf("released %v, woken %d times", got, f.loop.woken)
+			}
+			f.has(t, "released", 0, writes.Absent)
+			if all := f.waits(); len(all) > 0 || !f.ServicesComplete("c2") || !f.ServicesComplete("") ||
+				len(finding.Texts(f.Findings())) > 0 {
+				t.Errorf("released: %v wait, %v", all, f.Findings())
+			}
+			f.snapshot(2)
+			f.has(t, "exported again", 0, writes.Present)
+		})
 	}
-	f.now = f.now.Add(48 * time.Hour)
-	if f.has(t, "two days later", 0, writes.Unknown); f.ResyncDue("c2") {
-		t.Error("no snapshot will tell")
+}
+
+// TestNothingWaitsForARemoteWithoutServices: a remote that exports no Services, and of which nothing exists, keeps
+// nothing from being removed, and is no problem.
+func TestNothingWaitsForARemoteWithoutServices(t *testing.T) {
+	f := newFixture(t, 0)
+	f.snapshot(0)
+	if all := f.waits(); len(all) != 4 {
+		t.Errorf("before c3 is heard %v wait", all)
 	}
-	if got := f.Release("c2"); got[semaphorev1.Kind_KIND_SERVICE] != 3 {
-		t.Errorf("released %v", got)
+	f.loop.woken = 0
+	f.take("c3", withoutServices)
+	if all := f.waits(); len(all) > 0 || f.loop.woken == 0 || !f.ServicesComplete("c3") || !f.ServicesComplete("") {
+		t.Errorf("%v wait, woken %d times", all, f.loop.woken)
 	}
-	f.has(t, "released", 0, writes.Absent)
-	f.snapshot(2)
-	f.has(t, "exported again", 0, writes.Present)
+	if p := f.Findings(); len(p)+len(f.warned) > 0 || len(f.Release("c3")) > 0 {
+		t.Errorf("findings %v, warned %q", p, f.warned)
+	}
 }
 
 func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {

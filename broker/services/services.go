@@ -244,10 +244,7 @@ func (e *Engine) Take(p replica.Part) {
 	if p.Completed == kindService || p.Completed == kindSlice {
 		r.services.Complete(p.Completed)
 		r.slices.Complete(p.Completed)
-		e.evaluate()
-		e.services.WakeOwned(p.Cluster)
-		e.services.WakeOwned("") // global Services wait for every cluster
-		e.slices.WakeOwned(p.Cluster)
+		e.decide(p.Cluster)
 	}
 	if len(p.Unexported) > 0 {
 		r.services.Lack(p.Unexported)
@@ -281,17 +278,31 @@ func (e *Engine) setNodes(r *remote, changes []replica.Change) (drained bool) {
 	return drained
 }
 
+// decide is evaluate, after which the loops decide on the objects that waited for a remote: its own, and those of
+// several clusters, which wait for every one.
+func (e *Engine) decide(cluster string) {
+	e.evaluate()
+	for _, owner := range []string{cluster, ""} {
+		e.services.WakeOwned(owner)
+		e.slices.WakeOwned(owner)
+	}
+}
+
+// heard reports whether the services and endpoints of a remote are complete.
+func (r *remote) heard() bool { return r.services.Heard() && r.slices.Heard() }
+
 // evaluate decides which objects of each remote are retained, and completes the remotes that retain none.
 func (e *Engine) evaluate() {
 	for _, name := range e.names {
 		r := e.remotes[name]
-		writes.Evaluate(r.services, e.services, e.now(), e.plan.Wants, e.warn)
+		writes.Evaluate(r.services, e.services, e.now(), e.plan.Wants,
+			func() int { return e.plan.OfferedBefore(name) }, e.warn)
 		if !e.plan.Begun() {
 			continue // endpoints are not assigned to slices yet
 		}
 		writes.Evaluate(r.slices, e.slices, e.now(),
-			func(slice string) bool { return e.plan.HoldsExported(name, slice) }, e.warn)
-		if !e.plan.IsComplete(name) && !r.slices.Retains() {
+			func(slice string) bool { return e.plan.HoldsExported(name, slice) }, nil, e.warn)
+		if !e.plan.IsComplete(name) && !r.slices.Retains() && r.heard() {
 			e.mark(e.plan.Complete(name, e.now()))
 		}
 	}
@@ -552,7 +563,7 @@ func (e *Engine) ServicesComplete(cluster string) bool {
 		return r == nil || !r.services.Retains() && !r.slices.Retains()
 	}
 	return !slices.ContainsFunc(e.names, func(name string) bool {
-		return e.remotes[name].services.Retains() || !e.remotes[name].slices.Heard()
+		return e.remotes[name].services.Retains() || !e.remotes[name].heard()
 	})
 }
 
@@ -573,7 +584,7 @@ func (e *Engine) mayDeleteSlice(owner string) bool {
 		r := e.remotes[owner]
 		return r == nil || !r.slices.Retains()
 	}
-	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].slices.Heard() })
+	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].heard() })
 }
 
 // listed reads names of the plan under the lock.
@@ -740,11 +751,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 			}
 		}
 	}
-	if len(released) > 0 {
-		e.evaluate()
-		e.services.WakeOwned(cluster)
-		e.slices.WakeOwned(cluster)
-	}
+	e.decide(cluster)
 	return released
 }
 

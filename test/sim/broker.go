@@ -165,9 +165,11 @@ const ackWithin = time.Second
 // release releases what the brakes retain of a source.
 func (b *broker) release(s *source) {
 	b.tracef("the operator releases the brakes of %s", s.name)
-	result := b.replicas[s.name].Release(b.w.now)
-	b.changed(s, result.Changes)
-	b.take(s.name, result)
+	for _, of := range semaphorev1.Kinds {
+		result := b.replicas[s.name].Release(b.w.now, of)
+		b.changed(s, result.Changes)
+		b.take(s.name, result)
+	}
 	b.mirrors.Release(s.name)
 	b.policy.Release(s.name)
 	for at, d := range b.doubts {

@@ -228,7 +228,7 @@ func (m *memory) restore() {
 		cluster := m.config.Remotes[i].Name
 		m.replicas[cluster] = replica.New(cluster, m.config.Cluster, "sim",
 			admission.New(&m.config.Remotes[i], m.config.LocalPrefixes).Check)
-		nodes := m.replicas[cluster].Restore(objectsOf(m.stored[cluster]))
+		nodes := m.replicas[cluster].Restore(semaphorev1.Kind_KIND_NODE, objectsOf(m.stored[cluster]))
 		m.tunnels.Take(replica.Part{Cluster: cluster, Changes: nodes})
 		m.mirrors.Restore(cluster, nodes)
 		if len(nodes) > 0 {

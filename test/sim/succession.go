@@ -119,7 +119,8 @@ func (s *succession) lead() {
 		s.replicas[r.Name] = replica.New(r.Name, "d1", "sim", admission.New(r, s.config.LocalPrefixes).Check)
 		s.replicas[r.Name].SetLimits(r.Limits, s.config.Brake)
 		s.began[r.Name] = maps.Clone(s.kept[r.Name])
-		s.engine.Take(replica.Part{Cluster: r.Name, Changes: s.replicas[r.Name].Restore(objectsOf(s.began[r.Name]))})
+		s.engine.Take(replica.Part{Cluster: r.Name,
+			Changes: s.replicas[r.Name].Restore(semaphorev1.Kind_KIND_NODE, objectsOf(s.began[r.Name]))})
 	}
 }
 

@@ -105,7 +105,8 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 
 // Evaluate asks a Retention whether undesired objects of its remote may be deleted. If the answer changes, it queues
 // them.
-func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, warn problem.Warn) {
+func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, shared func() int,
+	warn problem.Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
 		names, ok := loop.Owned(g.Cluster())
 		for _, name := range names {
@@ -113,12 +114,18 @@ func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) b
 				withdrawn++
 			}
 		}
-		return withdrawn, len(names), ok
+		all = len(names)
+		if g.unexported && shared != nil {
+			n := shared()
+			withdrawn, all = withdrawn+n, all+n
+		}
+		return withdrawn, all, ok
 	})
 	if warning != "" {
 		warn(g.Cluster(), "Retained "+g.Objects(), finding.Retained, warning)
 	}
 	if changed {
 		loop.WakeOwned(g.Cluster())
+		loop.WakeOwned("") // those wait for every remote
 	}
 }

@@ -103,11 +103,13 @@ func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning 
 	if !ok {
 		return false, ""
 	}
-	if g.unexported {
-		if withdrawn > 0 {
-			g.since, g.withdrawn, g.all = now, withdrawn, all
-		}
+	if g.unexported && withdrawn > 0 {
+		g.since, g.withdrawn, g.all = now, withdrawn, all
 		return false, g.Problem()
+	}
+	if g.unexported { // a remote may lack the feature: nothing waits for it
+		g.Release()
+		return true, ""
 	}
 	g.evaluated = snapshots
 	again := !g.since.IsZero() && now.Sub(g.since) >= g.brake.Hold.Duration
@@ -129,7 +131,7 @@ func (g *Retention) holds() bool { return !g.confirmed && !g.since.IsZero() }
 
 // Release ends retaining by order of an operator, and returns how many objects it concerns.
 func (g *Retention) Release() int {
-	if !g.holds() {
+	if !g.holds() && !g.unexported {
 		return 0
 	}
 	g.confirmed = true
