@@ -247,3 +247,81 @@ func (w *world) healsItsSlices() {
 		w.t.Logf("%s: put back", what)
 	}
 }
+
+// TestR24ReleaseAndSuccession: c2 and c3 export no nodes and no Services under the second leader, and c3 had none. What
+// c2 had stays until the operator releases it. After that nothing of it is left: no Service, no peer at agents, no
+// stored one. Nothing waits for either remote and nothing is reported, and so it is under the third leader.
+func TestR24ReleaseAndSuccession(t *testing.T) {
+	w := newWorld(t)
+	kubetest.NoLeaks(t, w.rest)
+	member := semaphorev1.Kind_KIND_SET_MEMBER
+	lead := func() (*agentStream, func()) {
+		stop := w.start(w.cfg)
+		agent := w.attach("", 0)
+		return agent, func() { agent.cancel(); stop() }
+	}
+	lacking := func(epoch string) {
+		for _, cluster := range []string{"c2", "c3"} {
+			e := w.exporter(cluster)
+			e.Greet(players.Hello(cluster, epoch, 1, member))
+			e.Send(players.Snapshot(member, 1)...)
+			e.Acked(1)
+		}
+	}
+	stored := func(what string, is func(peers []byte) bool) {
+		t.Helper()
+		eventually(t, what, func() (bool, string) {
+			all := testkit.Value(w.admin.CoreV1().ConfigMaps("semaphore").List(t.Context(), metav1.ListOptions{}))(t)
+			for _, m := range all.Items {
+				if peers := m.BinaryData["c2"]; peers != nil {
+					return is(peers), fmt.Sprint(len(peers), " bytes")
+				}
+			}
+			return false, "none"
+		})
+	}
+	global := players.Service("shop", "echo", 80)
+	global.GetService().Mirror, global.GetService().Global = false, true
+
+	agent, stop := lead()
+	w.exporter("c3").SendAll("c3", "e1")
+	w.exporter("c2").SendAll("c2", "e1", players.Node("n1", 21, "10.2.1.0/24"), global, players.Service("shop", "old", 80))
+	none, pools := "device c2: 51822 [10.2.0.0/16]\ndevice c3: 51823 [10.3.0.0/16]", `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
+	agent.until("c2's node", none+"\npeer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]", "c2", "c3")
+	w.becomes("c2's Services", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
+	var first []byte
+	stored("the peer is stored", func(peers []byte) bool { first = peers; return true })
+	stop()
+
+	agent, stop = lead()
+	lacking("e2")
+	agent.until("c3 has none", "device c3: 51823 [10.3.0.0/16]", "c3")
+	w.problem(t, "`semaphorectl release c2` (its exporter no longer exports this kind)", "cluster c2 has withdrawn node n1")
+	w.problem(t, "`semaphorectl release c2` (its exporter no longer exports this kind)", "2 of the 2 objects (services)")
+	w.becomes("retained", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
+	released := testkit.Value(semaphorev1.NewControlServiceClient(w.socket(w.cfg)).ReleaseBrake(t.Context(),
+		&semaphorev1.ReleaseBrakeRequest{Cluster: "c2"}))(t).GetReleased()
+	if len(released) != 2 || released[0].GetObjects() != 1 || released[1].GetObjects() != 2 {
+		t.Errorf("released %v", released)
+	}
+	settled := func(which string) {
+		t.Helper()
+		w.becomes(which+": no Service is left", pools)
+		agent.until(which+": no peer is left", none, "c2", "c3")
+		stored(which+": no peer is stored", func(peers []byte) bool { return len(peers) < len(first) })
+		for _, problem := range w.status(w.cfg).GetProblems() {
+			if strings.Contains(problem, "retain") {
+				t.Errorf("%s: %s", which, problem)
+			}
+		}
+	}
+	settled("released")
+	stop()
+
+	agent, stop = lead()
+	defer stop()
+	lacking("e3")
+	settled("the third leader")
+}

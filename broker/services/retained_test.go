@@ -124,7 +124,7 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 var withoutServices = replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,
 	semaphorev1.Kind_KIND_ENDPOINT_SLICE}}
 
-const global, derived, plain = "global-shop-73736d-echo", "mcs-shop-73736d-echo", "shop/echo"
+const global, derived, plain = "gl-shop-73736d-echo", "mcs-shop-73736d-echo", "shop/echo"
 
 // waits returns what waits for a remote, of the objects that belong to none: global and derived Services,
 // ServiceImports and slices.
