@@ -2,7 +2,6 @@ package replica
 
 import (
 	"hash/maphash"
-	"slices"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
@@ -14,8 +13,6 @@ import (
 type contents struct {
 	objects map[Key]held
 	refused map[Key]refused
-	// sorted are the refused as Refused last returned them; nil after a change.
-	sorted []Refused
 	// sentDigest is the digest of the objects in the form in which they were sent, before admission; count is their
 	// number.
 	sentDigest streams.Digest
@@ -138,7 +135,6 @@ func (c *contents) forget(key Key) {
 			c.overLimit--
 		}
 		delete(c.refused, key)
-		c.sorted = nil
 	}
 	if w, ok := c.retained[key]; ok {
 		c.retained[key] = retention{since: w.since}
@@ -198,18 +194,7 @@ func (c *contents) refuse(key Key, r refused, held bool) {
 	if r.need != nil {
 		c.overLimit++
 	}
-	c.refused[key], c.sorted = r, nil
-}
-
-// sortedRefused returns the refused objects sorted by key. Readers ask several times a second, and rarely is one new.
-func (c *contents) sortedRefused() []Refused {
-	if c.sorted == nil {
-		for _, r := range c.refused {
-			c.sorted = append(c.sorted, r.Refused)
-		}
-		slices.SortFunc(c.sorted, func(a, b Refused) int { return a.Key.Compare(b.Key) })
-	}
-	return c.sorted
+	c.refused[key] = r
 }
 
 // account adds an object to used, or subtracts it.

@@ -84,15 +84,6 @@ func consistent(t *testing.T, r *Replica) {
 		if len(k.refused) > maxRefused+len(k.objects) {
 			t.Fatalf("%d refusals are remembered", len(k.refused))
 		}
-		reported := k.sortedRefused()
-		for i, is := range reported {
-			if k.refused[is.Key].Refused != is || i > 0 && reported[i-1].Key.Compare(is.Key) >= 0 {
-				t.Fatalf("%+v is reported at %d as refused, refused are %+v", is, i, k.refused)
-			}
-		}
-		if len(reported) != len(k.refused) {
-			t.Fatalf("%d are reported as refused, %d are", len(reported), len(k.refused))
-		}
 	}
 }
 

@@ -13,7 +13,6 @@ package replica
 import (
 	"cmp"
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -278,10 +277,14 @@ func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time {
 }
 
 // Refused returns the current refusals sorted by key, up to maxRefused for a kind.
-func (r *Replica) Refused() (all []Refused) {
-	for _, of := range slices.Sorted(maps.Keys(r.kinds)) {
-		all = append(all, r.kinds[of].sortedRefused()...)
+func (r *Replica) Refused() []Refused {
+	var all []Refused
+	for _, k := range r.kinds {
+		for _, refused := range k.refused {
+			all = append(all, refused.Refused)
+		}
 	}
+	slices.SortFunc(all, func(a, b Refused) int { return a.Key.Compare(b.Key) })
 	return all
 }
 
