@@ -248,8 +248,8 @@ func (w *world) healsItsSlices() {
 	}
 }
 
-// TestR24ReleaseAndSuccession: c2 and c3 export no nodes and no Services under the second leader, and c3 had none. What
-// c2 had stays until the operator releases it. After that nothing of it is left: no Service, no peer at agents, no
+// TestR24ReleaseAndSuccession: c2 and c3 export no nodes and no Services under the second leader, and c3 had none.
+// Those of c2 stay until the operator releases them. After that nothing of them is left: no Service, no peer at agents, no
 // stored one. Nothing waits for either remote and nothing is reported, and so it is under the third leader.
 func TestR24ReleaseAndSuccession(t *testing.T) {
 	w := newWorld(t)
@@ -298,8 +298,9 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
 	agent, stop = lead()
 	lacking("e2")
 	agent.until("c3 has none", "device c3: 51823 [10.3.0.0/16]", "c3")
-	w.problem(t, "`semaphorectl release c2` (its exporter no longer exports this kind)", "cluster c2 has withdrawn node n1")
-	w.problem(t, "`semaphorectl release c2` (its exporter no longer exports this kind)", "2 of the 2 objects (services)")
+	const until = "`semaphorectl release c2` (its exporter no longer exports this kind)"
+	w.problem(t, until, "cluster c2 has withdrawn node n1")
+	w.problem(t, until, "2 of the 2 objects (services)")
 	w.becomes("retained", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
 	released := testkit.Value(semaphorev1.NewControlServiceClient(w.socket(w.cfg)).ReleaseBrake(t.Context(),
 		&semaphorev1.ReleaseBrakeRequest{Cluster: "c2"}))(t).GetReleased()

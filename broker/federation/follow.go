@@ -71,8 +71,8 @@ func (s *Server) Change(remotes []config.Remote, own *config.Remote) {
 }
 
 // Restore makes a replica begin with the nodes that an earlier broker had of a remote, and returns those that are
-// admissible, in the order of their names; see replica.Restore. nil are unknown nodes. It must be called before a stream
-// begins.
+// admissible, in the order of their names; see replica.Restore. It must be called before a stream begins, and does
+// nothing if nodes is nil: they are not known.
 func (s *Server) Restore(cluster string, nodes map[string]*semaphorev1.Node) []replica.Change {
 	l := s.all()[cluster]
 	if l == nil || nodes == nil {

@@ -143,8 +143,8 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 	}
 }
 
-// TestReleasedNodesAreRemovedFromAgents: an earlier broker had nodes of c2, whose exporter no longer exports any. Agents
-// have them until the operator releases them, and none after that.
+// TestReleasedNodesAreRemovedFromAgents: an earlier broker had nodes of c2, whose exporter no longer exports any.
+// Agents have them until the operator releases them, and none after that.
 func TestReleasedNodesAreRemovedFromAgents(t *testing.T) {
 	cfg := testkit.Value(described.Broker([]byte(encrypting)))(t)
 	peers := allowed{"c2/a": "10.2.1.0/24"}

@@ -123,8 +123,8 @@ func TestOtherBoundsOfRestored(t *testing.T) {
 }
 
 // TestR24RestoredNodesThatAreNoLongerExported: what an earlier broker had of a kind that the exporter no longer exports
-// stays until the operator releases it. Then the kind is complete, so that agents get the deletions, and a later broker,
-// which begins with nothing, has it complete from the start, and reports nothing. A kind that was never known is not
+// stays until the operator releases it. Then the kind is complete, so that agents get the deletions. A later broker,
+// which begins with nothing, has it complete from the start and reports nothing. A kind that was never known is not
 // complete: no agent has a device for its nodes.
 func TestR24RestoredNodesThatAreNoLongerExported(t *testing.T) {
 	without := func(b *braked) Result {
@@ -136,7 +136,8 @@ func TestR24RestoredNodesThatAreNoLongerExported(t *testing.T) {
 		t.Errorf("without nodes: %+v", res)
 	}
 	b.wants("no longer exported", 3, "n1", "n2", "n3")
-	if res := b.Release(b.now, kNode); show(res.Changes) != "-n1 -n2 -n3" || res.Completed != kNode || !b.Complete(kNode) {
+	res := b.Release(b.now, kNode)
+	if show(res.Changes) != "-n1 -n2 -n3" || res.Completed != kNode || !b.Complete(kNode) {
 		t.Errorf("released: %s, completed %v", show(res.Changes), res.Completed)
 	}
 	b.wants("released", 0)
