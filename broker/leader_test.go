@@ -249,8 +249,8 @@ func (w *world) healsItsSlices() {
 }
 
 // TestR24ReleaseAndSuccession: c2 and c3 export no nodes and no Services under the second leader, and c3 had none.
-// Those of c2 stay until the operator releases them. After that nothing of them is left: no Service, no peer at agents, no
-// stored one. Nothing waits for either remote and nothing is reported, and so it is under the third leader.
+// Those of c2 stay until the operator releases them. After that nothing of them is left: no Service, no peer at agents,
+// no stored one. Nothing waits for either remote and nothing is reported, and so it is under the third leader.
 func TestR24ReleaseAndSuccession(t *testing.T) {
 	w := newWorld(t)
 	kubetest.NoLeaks(t, w.rest)

@@ -348,8 +348,10 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 			if n := g.Release(); n > 0 {
 				released[kindMember] += n
 			}
-			k.loop.WakeOwned(cluster)
-			k.loop.WakeOwned("")
+			if !g.Retains() {
+				k.loop.WakeOwned(cluster)
+				k.loop.WakeOwned("")
+			}
 		}
 	}
 	return released

@@ -751,7 +751,9 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 			}
 		}
 	}
-	e.decide(cluster)
+	if !r.services.Retains() || !r.slices.Retains() {
+		e.decide(cluster)
+	}
 	return released
 }
 
