@@ -342,6 +342,8 @@ type broker struct {
 	objects map[string]*semaphorev1.Object
 	// received counts changes.
 	received int
+	// unexported are the kinds that the exporter was said not to export.
+	unexported []semaphorev1.Kind
 }
 
 func newBroker(t *testing.T, trust trust.Dir, cluster string) *broker {
@@ -405,6 +407,7 @@ func serve(t *testing.T, trust trust.Dir, cluster string, service semaphorev1.Fe
 func (b *broker) Take(_ string, r replica.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.unexported = append(b.unexported, r.Unexported...)
 	b.received += len(r.Changes)
 	for _, c := range r.Changes {
 		if b.objects[c.Key.String()] = c.New; c.New == nil {

@@ -61,4 +61,9 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 	if code, page := e.get("/readyz?verbose"); code != http.StatusOK || page != "ok\n" {
 		t.Errorf("/readyz: %d %s", code, page)
 	}
+	c2.mu.Lock()
+	defer c2.mu.Unlock()
+	if len(c2.unexported) > 0 {
+		t.Errorf("the broker takes for no longer exported: %v", c2.unexported)
+	}
 }

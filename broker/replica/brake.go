@@ -49,11 +49,11 @@ type Released struct {
 	Reason string
 }
 
-// markUnexported notes which kinds a stream does not export.
-func (r *Replica) markUnexported(exported map[semaphorev1.Kind]bool, now time.Time, result *Result) {
+// markUnexported notes which kinds a stream does not export. Those that the exporter has not read yet will follow.
+func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Result) {
 	for _, of := range semaphorev1.Kinds {
 		k := r.kind(of)
-		if exported[of] {
+		if slices.Contains(h.GetKinds(), of) || slices.Contains(h.GetUnreadKinds(), of) {
 			k.unexported = time.Time{}
 			continue
 		}

@@ -195,8 +195,9 @@ func (s *Session) handleHello(now time.Time, h *semaphorev1.Hello, result *Resul
 	case len(h.GetEpoch()) > maxText || len(h.GetSourceId()) > maxText || len(h.GetSoftwareVersion()) > maxText:
 		return violation("hello: epoch, source_id and software_version have %d, %d and %d bytes: the limit is %d",
 			len(h.GetEpoch()), len(h.GetSourceId()), len(h.GetSoftwareVersion()), maxText)
-	case len(h.GetKinds()) > maxKinds:
-		return violation("hello.kinds: %d kinds exceed the limit of %d", len(h.GetKinds()), maxKinds)
+	case max(len(h.GetKinds()), len(h.GetUnreadKinds())) > maxKinds:
+		return violation("hello.kinds, unread_kinds: %d and %d kinds exceed the limit of %d", len(h.GetKinds()),
+			len(h.GetUnreadKinds()), maxKinds)
 	case h.GetHeadRevision() < h.GetOldestRevision():
 		return violation("hello.head_revision %d is before oldest_revision %d", h.GetHeadRevision(), h.GetOldestRevision())
 	}
@@ -224,7 +225,7 @@ func (s *Session) handleHello(now time.Time, h *semaphorev1.Hello, result *Resul
 	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
-	r.markUnexported(exported, now, result)
+	r.markUnexported(h, now, result)
 	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion),
 		SoftwareVersion: r.software}
 	if s.resume = s.resumable(); s.resume > 0 && s.resume >= h.GetOldestRevision() {

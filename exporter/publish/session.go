@@ -60,7 +60,9 @@ type Session struct {
 	source   Source
 	sourceID string // of Hello
 	kinds    []semaphorev1.Kind
-	journal  *catalog.Journal
+	// unread are kinds that cannot be sent yet.
+	unread  []semaphorev1.Kind
+	journal *catalog.Journal
 	// MaxChanges is the limit of changes in a message. A simulation with few objects sets a lower one before Hello.
 	MaxChanges int
 	// notBefore is the oldest revision from which the stream may resume: a broker that holds less gets a snapshot.
@@ -183,6 +185,7 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 		Term:               s.term,
 		SourceId:           s.sourceID,
 		LabelDomains:       s.labelDomains,
+		UnreadKinds:        s.unread,
 	}}}
 }
 

@@ -309,7 +309,10 @@ type Hello struct {
 	SourceId string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
 	// Domains of the label <domain>/name that puts a pod of the sender's cluster into a set, in order; empty if the
 	// sender does not report them.
-	LabelDomains  []string `protobuf:"bytes,12,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
+	LabelDomains []string `protobuf:"bytes,12,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
+	// Kinds that this sender exports, too, and cannot send yet: it has not read them. Of kinds in neither list the broker
+	// knows that they are no longer exported.
+	UnreadKinds   []Kind `protobuf:"varint,13,rep,packed,name=unread_kinds,json=unreadKinds,proto3,enum=semaphore.v1.Kind" json:"unread_kinds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -417,6 +420,13 @@ func (x *Hello) GetSourceId() string {
 func (x *Hello) GetLabelDomains() []string {
 	if x != nil {
 		return x.LabelDomains
+	}
+	return nil
+}
+
+func (x *Hello) GetUnreadKinds() []Kind {
+	if x != nil {
+		return x.UnreadKinds
 	}
 	return nil
 }
@@ -1287,7 +1297,7 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x03ack\x18\x02 \x01(\v2\x11.semaphore.v1.AckH\x00R\x03ack\x121\n" +
 	"\arefusal\x18\x03 \x01(\v2\x15.semaphore.v1.RefusalH\x00R\arefusal\x121\n" +
 	"\aoutcome\x18\x04 \x01(\v2\x15.semaphore.v1.OutcomeH\x00R\aoutcomeB\t\n" +
-	"\amessage\"\x93\x03\n" +
+	"\amessage\"\xca\x03\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x120\n" +
@@ -1300,7 +1310,8 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x04term\x18\n" +
 	" \x01(\x04R\x04term\x12\x1b\n" +
 	"\tsource_id\x18\v \x01(\tR\bsourceId\x12#\n" +
-	"\rlabel_domains\x18\f \x03(\tR\flabelDomainsJ\x04\b\a\x10\b\"\x9d\x02\n" +
+	"\rlabel_domains\x18\f \x03(\tR\flabelDomains\x125\n" +
+	"\funread_kinds\x18\r \x03(\x0e2\x12.semaphore.v1.KindR\vunreadKindsJ\x04\b\a\x10\b\"\x9d\x02\n" +
 	"\aWelcome\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x12!\n" +
@@ -1408,25 +1419,26 @@ var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	13, // 8: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
 	14, // 9: semaphore.v1.PublishResponse.outcome:type_name -> semaphore.v1.Outcome
 	15, // 10: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
-	4,  // 11: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
-	15, // 12: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
-	15, // 13: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
-	15, // 14: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
-	15, // 15: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
-	16, // 16: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
-	11, // 17: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
-	11, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
-	10, // 19: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
-	15, // 20: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
-	17, // 21: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	17, // 22: semaphore.v1.Outcome.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 23: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 24: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	24, // [24:25] is the sub-list for method output_type
-	23, // [23:24] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	15, // 11: semaphore.v1.Hello.unread_kinds:type_name -> semaphore.v1.Kind
+	4,  // 12: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
+	15, // 13: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
+	15, // 14: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
+	15, // 15: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
+	15, // 16: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
+	16, // 17: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
+	11, // 18: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
+	11, // 19: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	10, // 20: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
+	15, // 21: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	17, // 22: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	17, // 23: semaphore.v1.Outcome.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 24: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 25: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	25, // [25:26] is the sub-list for method output_type
+	24, // [24:25] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }
