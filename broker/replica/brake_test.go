@@ -168,6 +168,13 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 		b.remove(30, members(n, 10)...)
 		b.Release(b.now, kMember)
 		b.want(n, 0)
+		b.s.Close()
+		b.s = b.Open()
+		unread := hello("e1", 30, 0, kService)
+		unread.GetHello().UnreadKinds = []semaphorev1.Kind{kMember}
+		if res := b.take(unread); slices.Contains(res.Unexported, kMember) || b.Retained(kMember, 1).Unexported {
+			t.Errorf("%d: what the exporter has not read yet is no longer exported: %v", n, res.Unexported)
+		}
 		res := Result{}
 		for range 2 {
 			b.s.Close()
