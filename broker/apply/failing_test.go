@@ -31,9 +31,9 @@ func TestHeartbeatsShareWhatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, heartbeats = 20, 100
 		var times atomic.Int32
-		mends := false
+		var mends atomic.Bool
 		o := &Objects[*corev1.Service]{loop: reconcile.New("service", func(context.Context, string) error {
-			if mends {
+			if mends.Load() {
 				return nil
 			}
 			return asked{&times}
@@ -58,7 +58,7 @@ func TestHeartbeatsShareWhatFails(t *testing.T) {
 		if n := times.Load(); once == 0 || n != once {
 			t.Errorf("%d heartbeats asked about failures %d times, one asks %d times", heartbeats, n, once)
 		}
-		mends = true
+		mends.Store(true)
 		time.Sleep(time.Minute)
 		if n := len(o.Failing()); n != 0 {
 			t.Errorf("%d fail a minute after all were written", n)
