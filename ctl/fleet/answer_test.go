@@ -95,7 +95,8 @@ func TestSilentApiservers(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "n1", AutomountServiceAccountToken: new(bool),
 			Containers: []corev1.Container{{Name: "x", Image: "x"}}}})
 	client.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5",
-		PodIPs: []corev1.PodIP{{IP: "10.1.0.5"}}}
+		PodIPs: []corev1.PodIP{{IP: "10.1.0.5"}}, ContainerStatuses: []corev1.ContainerStatus{{Name: "x", Image: "x",
+			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
 	kubetest.UpdateStatus(t, admin.CoreV1().Pods("shop"), client)
 	kubeconfig := kubetest.Kubeconfig(t, cfg)
 	hanging(t, kubeconfig)
