@@ -12,17 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
 // Some causes appear only in the text of the apiserver's error: which webhook it could not call (apiserver,
-// admission/plugin/webhook), which quota is full (admission/plugin/resourcequota), which right is missing
-// (authorization, responsewriters), and which policy or webhook refused an object.
+// admission/plugin/webhook), which quota is full (admission/plugin/resourcequota), and which policy or webhook refused
+// an object.
 var (
 	webhookFailed   = regexp.MustCompile(`failed calling webhook "([^"]*)"`)
 	quotaExceeded   = regexp.MustCompile(`exceeded quota: ([^,]*),`)
-	rightMissing    = regexp.MustCompile(`cannot (\S+) resource "([^"]*)"`)
 	policyRefused   = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']*)'`)
 	webhookRefused  = regexp.MustCompile(`admission webhook "([^"]*)" denied`)
 	quotaNotCounted = regexp.MustCompile(`status unknown for quota: ([^,]*),`)
@@ -71,7 +71,7 @@ func CauseOf(err error) reconcile.Cause {
 		return shared("the apiserver answers " + string(reason))
 	case reason == metav1.StatusReasonForbidden:
 		for what, in := range map[string]*regexp.Regexp{"quota": quotaExceeded, "uncounted quota": quotaNotCounted,
-			"missing right to": rightMissing} {
+			"missing right to": kube.MissingRight} {
 			if name, ok := named(what, in); ok {
 				return shared(name)
 			}

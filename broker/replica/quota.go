@@ -140,7 +140,7 @@ func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Ob
 	if n.Ports <= c.limit.ports || c.limit.ports == 0 { // ports cannot be split
 		out = admission.WithElements(o, existing, room)
 	}
-	if out == nil || c.overLimitReason(admission.NeedOf(out)) != "" {
+	if out == nil || c.exceeded(admission.NeedOf(out)) != noResource {
 		return nil
 	}
 	return out

@@ -216,7 +216,7 @@ func (r *Replica) Restore(of semaphorev1.Kind, objects []*semaphorev1.Object) (c
 	for _, o := range objects {
 		key := KeyOf(o.GetKey())
 		taken, refusals := r.admit(o)
-		if len(refusals) > 0 || k.overLimitReason(admission.NeedOf(taken)) != "" {
+		if len(refusals) > 0 || k.exceeded(admission.NeedOf(taken)) != noResource {
 			continue
 		}
 		k.add(key, held{object: taken})

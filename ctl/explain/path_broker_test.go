@@ -79,13 +79,18 @@ func TestBrokerThatDoesNotKnow(t *testing.T) {
 	}
 }
 
+// webPod makes a pod web in a namespace of its own.
+func webPod(t *testing.T, admin kubernetes.Interface, namespace string) *corev1.Pod {
+	t.Helper()
+	kubetest.Namespace(t, admin, namespace)
+	return kubetest.Create(t, admin.CoreV1().Pods(namespace), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}})
+}
+
 // TestPoliciesThatAreForbidden: policies that may not be read are not open, on either side.
 func TestPoliciesThatAreForbidden(t *testing.T) {
 	cfg := kubetest.Start(t)
-	admin := kubernetes.NewForConfigOrDie(cfg)
-	kubetest.Namespace(t, admin, "forbidden")
-	pod := kubetest.Create(t, admin.CoreV1().Pods("forbidden"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}})
+	pod := webPod(t, kubernetes.NewForConfigOrDie(cfg), "forbidden")
 	nobody := rest.CopyConfig(cfg)
 	nobody.Impersonate.UserName = "nobody"
 	var sides []*side
@@ -113,9 +118,7 @@ func TestPoliciesThatAreForbidden(t *testing.T) {
 func TestPodBySecondIP(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	kubetest.Namespace(t, admin, "dual")
-	pod := kubetest.Create(t, admin.CoreV1().Pods("dual"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}})
+	pod := webPod(t, admin, "dual")
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.2.0.9",
 		PodIPs: []corev1.PodIP{{IP: "10.2.0.9"}, {IP: "fd00:2::9"}}}
 	testkit.Value(admin.CoreV1().Pods("dual").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}))(t)

@@ -37,14 +37,21 @@ func (c *Cluster) BrokerConfig(ctx context.Context) (p PartConfig, err error) {
 	if name == "" {
 		return p, nil
 	}
-	data, err := c.Objects.ConfigMap(ctx, c.Namespace, name)
+	if p, err = c.PartConfig(ctx, name); err == nil {
+		p.MirrorNamespace = cmp.Or(p.MirrorNamespace, DefaultNamespace)
+	}
+	return p, err
+}
+
+// PartConfig reads the configuration of a part from a ConfigMap. It is empty where it cannot be read.
+func (c *Cluster) PartConfig(ctx context.Context, configMap string) (p PartConfig, err error) {
+	data, err := c.Objects.ConfigMap(ctx, c.Namespace, configMap)
 	if err == nil {
 		err = yaml.Unmarshal([]byte(data[path.Base(PodConfig)]), &p)
 	}
 	if err != nil {
-		return p, fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Context, c.Namespace, name, err)
+		return PartConfig{}, fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Context, c.Namespace, configMap, err)
 	}
-	p.MirrorNamespace = cmp.Or(p.MirrorNamespace, DefaultNamespace)
 	return p, nil
 }
 

@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
@@ -44,16 +43,6 @@ type verified struct {
 	// noCorefile is why the Corefile is unknown.
 	noCorefile error
 	pods       map[string]Pod
-}
-
-// readConfig reads the configuration of a part from the ConfigMap of its pods. One that cannot be read is taken for the
-// usual one.
-func (c *verified) readConfig(ctx context.Context, configMap string) (p fleet.PartConfig) {
-	data, err := c.Objects.ConfigMap(ctx, c.Namespace, configMap)
-	if err != nil || yaml.Unmarshal([]byte(data["config.yaml"]), &p) != nil {
-		return fleet.PartConfig{}
-	}
-	return p
 }
 
 // openVerified reads the properties of a cluster on which the checks depend.
@@ -81,7 +70,7 @@ func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (_ 
 		if err != nil {
 			return nil, err
 		}
-		*into = out.readConfig(ctx, pods[0].Config)
+		*into, _ = c.PartConfig(ctx, pods[0].Config) // one that cannot be read is taken for the usual one
 		out.image = pods[0].Image
 	}
 	calico, err := kube.Calico(c.Config)

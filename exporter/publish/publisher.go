@@ -193,12 +193,13 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.options.Source, kinds, p.catalog.Journal())
 	s.notBefore, s.earlierSource = p.notBefore, p.reportedSource
-	for _, of := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
+	rules := p.catalog.Rules()
+	for _, of := range rules.KindsFor(p.broker.Cluster) {
 		if !slices.Contains(kinds, of) {
 			s.unread = append(s.unread, of)
 		}
 	}
-	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
+	if rules.Features.Has(config.Policy) {
 		s.labelDomains = rules.LabelDomains
 	}
 	if err := stream.Send(s.Hello()); err != nil {

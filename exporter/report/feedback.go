@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
@@ -371,12 +371,10 @@ func (f *Feedback) writeEvent(ctx context.Context, e event, s *eventState) error
 }
 
 // lacksRight tells a missing right, which concerns all Services, from the denial of one by a quota or a policy, which
-// is Forbidden, too: by the apiserver's text (k8s.io/apiserver, pkg/endpoints/handlers/responsewriters).
+// is Forbidden, too.
 func lacksRight(err error) bool {
-	return apierrors.IsForbidden(err) && deniedByAuthorizer.MatchString(err.Error())
+	return apierrors.IsForbidden(err) && kube.MissingRight.MatchString(err.Error())
 }
-
-var deniedByAuthorizer = regexp.MustCompile(`User "[^"]*" cannot [a-z]+ resource `)
 
 // create creates an Event; again is when its text became the Service's status once more, zero for the first time.
 func (f *Feedback) create(ctx context.Context, e event, again time.Time) error {

@@ -7,6 +7,7 @@ package kube
 import (
 	"fmt"
 	"log/slog"
+	"regexp"
 	"sync"
 
 	"k8s.io/client-go/rest"
@@ -42,6 +43,10 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 	cfg.UserAgent = fmt.Sprintf("semaphore-%s/%s", part, program.Version)
 	return cfg, nil
 }
+
+// MissingRight matches the text by which an apiserver denies a request for want of a right (k8s.io/apiserver,
+// pkg/endpoints/handlers/responsewriters), and has the verb and the resource. Quotas and policies deny by other texts.
+var MissingRight = regexp.MustCompile(`User "[^"]*" cannot (\S+) resource "([^"]*)"`)
 
 // joinLogs redirects klog's messages, which client-go writes, to the part's log. It does so once, because klog may be
 // in use afterwards.

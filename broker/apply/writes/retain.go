@@ -103,11 +103,11 @@ func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning 
 	if !ok {
 		return false, ""
 	}
-	if g.unexported && withdrawn > 0 {
+	switch {
+	case g.unexported && withdrawn > 0:
 		g.since, g.withdrawn, g.all = now, withdrawn, all
 		return false, g.Problem()
-	}
-	if g.unexported { // a remote may lack the feature: nothing waits for it
+	case g.unexported: // a remote may lack the feature: nothing waits for it
 		g.Release()
 		return true, ""
 	}
