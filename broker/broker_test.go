@@ -346,9 +346,11 @@ func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
 	testkit.Must(a.t, a.stream.Send(players.Report(devices...)))
 }
 
-// until receives messages until the state and the synced clusters are as wanted.
+// until receives messages until the state and the synced clusters are as wanted. A state that does not come ends the
+// stream, so that the test says what came instead.
 func (a *agentStream) until(what, want string, clusters ...string) {
 	a.t.Helper()
+	defer time.AfterFunc(patience, a.cancel).Stop()
 	want = strings.TrimSpace(want)
 	for {
 		var lines []string

@@ -268,12 +268,12 @@ func TestR24ReleaseAndSuccession(t *testing.T) {
 			e.Acked(1)
 		}
 	}
-	stored := func(what string, is func(peers []byte) bool) {
+	stored := func(what, cluster string, is func(peers []byte) bool) {
 		t.Helper()
 		eventually(t, what, func() (bool, string) {
 			all := testkit.Value(w.admin.CoreV1().ConfigMaps("semaphore").List(t.Context(), metav1.ListOptions{}))(t)
 			for _, m := range all.Items {
-				if peers := m.BinaryData["c2"]; peers != nil {
+				if peers := m.BinaryData[cluster]; peers != nil {
 					return is(peers), fmt.Sprint(len(peers), " bytes")
 				}
 			}
@@ -292,7 +292,8 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
 	agent.until("c2's node", none+"\npeer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]", "c2", "c3")
 	w.becomes("c2's Services", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
 	var first []byte
-	stored("the peer is stored", func(peers []byte) bool { first = peers; return true })
+	stored("the peer is stored", "c2", func(peers []byte) bool { first = peers; return true })
+	stored("c3 is known", "c3", func([]byte) bool { return true })
 	stop()
 
 	agent, stop = lead()
@@ -311,7 +312,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
 		t.Helper()
 		w.becomes(which+": no Service is left", pools)
 		agent.until(which+": no peer is left", none, "c2", "c3")
-		stored(which+": no peer is stored", func(peers []byte) bool { return len(peers) < len(first) })
+		stored(which+": no peer is stored", "c2", func(peers []byte) bool { return len(peers) < len(first) })
 		for _, problem := range w.status(w.cfg).GetProblems() {
 			if strings.Contains(problem, "retain") {
 				t.Errorf("%s: %s", which, problem)

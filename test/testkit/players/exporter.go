@@ -11,8 +11,12 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-// lifetime ends a stream that a test waits for in vain.
-const lifetime = 30 * time.Minute
+const (
+	// lifetime ends a stream.
+	lifetime = 30 * time.Minute
+	// patience ends a stream on which the message that a test waits for does not come.
+	patience = 3 * time.Minute
+)
 
 // Exporter is an exporter whose messages a test sends.
 type Exporter struct {
@@ -54,6 +58,7 @@ func (e *Exporter) Greet(hello *semaphorev1.PublishRequest) *semaphorev1.Welcome
 // Recv returns the broker's next answer.
 func (e *Exporter) Recv() *semaphorev1.PublishResponse {
 	e.tb.Helper()
+	defer time.AfterFunc(patience, e.Cancel).Stop()
 	return testkit.Value(e.Stream.Recv())(e.tb)
 }
 
