@@ -2,9 +2,11 @@ package explain
 
 import (
 	"errors"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -114,7 +116,7 @@ func TestPoliciesThatAreForbidden(t *testing.T) {
 	}
 }
 
-// TestPodBySecondIP: a pod is found by each of its IPs.
+// TestPodBySecondIP: a pod is found by each of its IPs, and all pods are read only where no cluster selects one.
 func TestPodBySecondIP(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
@@ -122,11 +124,30 @@ func TestPodBySecondIP(t *testing.T) {
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.2.0.9",
 		PodIPs: []corev1.PodIP{{IP: "10.2.0.9"}, {IP: "fd00:2::9"}}}
 	testkit.Value(admin.CoreV1().Pods("dual").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}))(t)
-	s := &side{name: "c1", objects: testkit.Value(fleet.New("c1", cfg))(t)}
-	for ip, name := range map[string]string{"10.2.0.9": "web", "fd00:2::9": "web", "fd00:2::a": ""} {
-		found := testkit.Value(s.podAt(t.Context(), netip.MustParseAddr(ip)))(t)
-		if (found != nil) != (name != "") {
-			t.Errorf("%s: %v", ip, found)
+	var lists atomic.Int32
+	counted := rest.CopyConfig(cfg)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, "/pods") && r.URL.Query().Get("fieldSelector") == "" {
+				lists.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	objects := testkit.Value(fleet.New("c1", counted))(t)
+	sides := []*side{{name: "c1", objects: objects}, {name: "c2", objects: objects}}
+	service := kubetest.Create(t, admin.CoreV1().Services("dual"), &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Name: "own"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+	for ip, want := range map[string]struct {
+		pod   bool
+		lists int32
+	}{"10.2.0.9": {true, 0}, "fd00:2::9": {true, 1}, "fd00:2::a": {false, 2}, service.Spec.ClusterIP: {false, 0}} {
+		lists.Store(0)
+		g := &pathGatherer{sides: sides, source: &side{name: "c3", objects: objects},
+			facts: &policy.Facts{NotRead: map[finding.Code][]string{}}}
+		err := g.findTarget(t.Context(), end{text: ip, address: netip.MustParseAddr(ip)})
+		if found := g.facts.Target.Name == "web"; found != want.pod || lists.Load() != want.lists {
+			t.Errorf("%s: %v, %v, %d lists of all pods", ip, g.facts.Target, err, lists.Load())
 		}
 	}
 }

@@ -189,32 +189,33 @@ func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.Grou
 	return nil, nil, nil
 }
 
-// podAt returns the pod with an IP; nil if no cluster has one.
-func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1.Pod, error) {
-	for _, s := range g.sides {
-		pod, err := s.podAt(ctx, ip)
-		if pod != nil || err != nil {
-			return s, pod, err
-		}
+// podAt returns the pod with an IP in one of some clusters; nil if none has one. It selects by the first IP of pods, and
+// reads all where no cluster has it.
+func podAt(ctx context.Context, sides []*side, ip netip.Addr) (*side, *corev1.Pod, error) {
+	s, pod, err := podWith(ctx, sides, ip, firstIP+ip.String())
+	if pod == nil && err == nil {
+		s, pod, err = podWith(ctx, sides, ip, "")
 	}
-	return nil, nil, nil
+	return s, pod, err
 }
 
-// podAt selects by the first IP of pods, and reads all where none has it.
-func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
-	for _, selector := range []string{"status.podIP=" + ip.String(), ""} {
+// firstIP selects pods by their first IP. An apiserver selects by no other.
+const firstIP = "status.podIP="
+
+func podWith(ctx context.Context, sides []*side, ip netip.Addr, selector string) (*side, *corev1.Pod, error) {
+	for _, s := range sides {
 		pods, err := fleet.List[corev1.Pod](ctx, s.objects, fleet.PodsGVR, "", metav1.ListOptions{FieldSelector: selector})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for i := range pods {
 			if p := &pods[i]; p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork &&
 				slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip.String()}) {
-				return p, nil
+				return s, p, nil
 			}
 		}
 	}
-	return nil, nil
+	return nil, nil, nil
 }
 
 // findSource finds the pod from which packets come.
@@ -223,7 +224,7 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	case e.host != "":
 		return fmt.Errorf("FROM %s: packets come from a pod: use [CLUSTER/]NAMESPACE/NAME", e.text)
 	case e.address.IsValid():
-		g.source, g.sourcePod, err = g.podAt(ctx, e.address)
+		g.source, g.sourcePod, err = podAt(ctx, g.sides, e.address)
 	default:
 		g.source, g.sourcePod, err = findNamed[corev1.Pod](ctx, g, fleet.PodsGVR, e)
 		if err == nil && g.sourcePod == nil {
@@ -322,11 +323,13 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 	var pod *corev1.Pod
 	var err error
 	if e.address.IsValid() {
-		s, pod, err = g.podAt(ctx, e.address)
-		if err == nil && pod == nil {
+		if s, pod, err = podWith(ctx, g.sides, e.address, firstIP+e.address.String()); err == nil && pod == nil {
 			if service, err := g.clusterIP(ctx, e.address); service != nil || err != nil {
 				return g.byMirror(ctx, service, err)
 			}
+			s, pod, err = podWith(ctx, g.sides, e.address, "")
+		}
+		if err == nil && pod == nil {
 			g.facts.Target = policy.Pod{IP: e.address}
 			return nil
 		}
@@ -473,8 +476,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		m = g.mirrorOf(g.mirror)
 	}
 	for _, problem := range g.source.broker.GetProblems() {
-		if isAbout(problem, m.Name) || strings.Contains(problem, m.Name+"-"+remote+"-") || // a slice of it
-			isAbout(problem, namespace+"/"+name) {
+		if isAbout(problem, m.Name) || isAbout(problem, namespace+"/"+name) || g.isAboutSlice(problem, m.Name) {
 			m.Problem = problem
 		}
 	}
@@ -483,6 +485,17 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		g.facts.DNS = &policy.DNS{Zone: block(remote, prefix, in, "").Zone()}
 	}
 	return nil
+}
+
+// isAboutSlice reports whether a problem is about a slice of a Service: the slice of a cluster is SERVICE-CLUSTER-NUMBER.
+func (g *pathGatherer) isAboutSlice(problem, service string) bool {
+	clusters := []string{g.source.name}
+	for _, link := range g.source.broker.GetLinks() {
+		clusters = append(clusters, link.GetCluster())
+	}
+	return slices.ContainsFunc(clusters, func(cluster string) bool {
+		return strings.Contains(problem, " "+service+"-"+naming.ClusterLabel(cluster)+"-")
+	})
 }
 
 // isAbout reports whether a problem has the name of an object, and not only a longer one.
@@ -709,17 +722,11 @@ func (g *pathGatherer) choose(ctx context.Context, ready []netip.Addr) error {
 	if g.target != nil {
 		of = []*side{g.target}
 	}
-	for _, s := range of {
-		pod, err := s.podAt(ctx, g.facts.Target.IP)
-		if err != nil {
-			return err
-		}
-		if pod != nil {
-			g.target, g.facts.Target = s, podFacts(s.name, pod, g.facts.Target.IP)
-			return nil
-		}
+	s, pod, err := podAt(ctx, of, g.facts.Target.IP)
+	if pod != nil {
+		g.target, g.facts.Target = s, podFacts(s.name, pod, g.facts.Target.IP)
 	}
-	return nil
+	return err
 }
 
 // along collects the facts between the two pods.

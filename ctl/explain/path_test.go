@@ -149,6 +149,15 @@ func TestGathered(t *testing.T) {
 			t.Error("the drain of a node is taken for one of another")
 		}
 	}
+	about := &pathGatherer{source: &side{name: "c1", broker: &semaphorev1.GetStatusResponse{
+		Links: []*semaphorev1.LinkStatus{{Cluster: "c2"}, {Cluster: "eu.example.org"}}}}}
+	for problem, is := range map[string]bool{"endpointslice gl-shop-73736d-web-c2-0: quota": true,
+		"endpointslice gl-shop-73736d-web-c1-0: quota": true, "endpointslice gl-shop-73736d-web-2-c2-0: quota": false,
+		"endpointslice gl-shop-73736d-web-" + naming.ClusterLabel("eu.example.org") + "-1: quota": true} {
+		if about.isAboutSlice(problem, "gl-shop-73736d-web") != is {
+			t.Errorf("%q: %t", problem, !is)
+		}
+	}
 	for problem, is := range map[string]bool{"Service shop/web: refused": true, "shop/web": true, "of shop/web.": true,
 		"Service shop/web-2: refused": false, "Service my-shop/web: refused": false} {
 		if isAbout(problem, "shop/web") != is {
