@@ -227,7 +227,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 			return nil, nil, fmt.Errorf("%s: with the options of earlier runs: %w", c.Context, err)
 		}
 	}
-	authority, err := one.authority(ctx, refuse)
+	authority, err := one.authority(ctx, !bool(i.dryRun), refuse)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -276,14 +276,18 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 // refusal records why a cluster is not written to.
 type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
 
-// authority returns the cluster's name in its authority, empty for none, and refuses one whose authority is elsewhere.
-func (i *installation) authority(ctx context.Context, refuse refusal) (name string, err error) {
+// authority returns the cluster's name in its authority, empty for none. To write to the cluster, it refuses one whose
+// authority is elsewhere: who applies objects by files may keep it there.
+func (i *installation) authority(ctx context.Context, write bool, refuse refusal) (name string, err error) {
 	a, err := i.pki.Authority(ctx)
 	if err != nil {
 		return "", err
 	}
 	if a != nil {
 		return a.Cluster(), nil
+	}
+	if !write {
+		return "", nil
 	}
 	why, err := i.pki.Elsewhere(ctx)
 	if why != "" {

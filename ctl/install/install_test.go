@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -251,6 +252,7 @@ func TestInstallRefuses(t *testing.T) {
 	namespaced(t, admin)
 	kubetest.Create(t, secrets, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-tls"}})
 	refuses(2, "install", "the cluster's authority is elsewhere")
+	refuses(0, "install --dry-run=client -o yaml", "kind: DaemonSet") // to apply by files, with the keys from elsewhere
 	must(t, secrets.Delete(t.Context(), "semaphore-broker-tls", metav1.DeleteOptions{}))
 
 	ctl(0, "install --features encryption,policy", "all parts are ready")
@@ -305,6 +307,38 @@ func TestInstallRefuses(t *testing.T) {
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 1, NodePort: 31001}}}})
 	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
 	ctl(0, other+" --force-conflicts", " changed")
+	refusesImages(t, admin)
+	refuses(2, "install --image r.example/semaphore:v3", "nothing was written: c1: Deployment semaphore/semaphore-broker: ")
+}
+
+// refusesImages has the apiserver refuse Deployments of an image with the tag v3, for a reason of the policy's choice.
+func refusesImages(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	api := admin.AdmissionregistrationV1()
+	kubetest.Create(t, api.ValidatingAdmissionPolicies(), &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "tags"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.OperationAll},
+					Rule: admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"},
+						Resources: []string{"deployments"}}}}}},
+			Validations: []admissionv1.Validation{{Message: "no v3", Reason: new(metav1.StatusReasonRequestEntityTooLarge),
+				Expression: "object.spec.template.spec.containers.all(c, !c.image.endsWith(':v3'))"}}}})
+	kubetest.Create(t, api.ValidatingAdmissionPolicyBindings(), &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "tags"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "tags", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}})
+	refused := kubetest.Get(t, admin.AppsV1().Deployments("semaphore"), "semaphore-broker")
+	refused.ObjectMeta = metav1.ObjectMeta{Name: "refused"}
+	refused.Spec.Template.Spec.Containers[0].Image = "x:v3"
+	testkit.Eventually(t, time.Minute, "the policy is in force", func() error {
+		_, err := admin.AppsV1().Deployments("semaphore").Create(t.Context(), refused,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !strings.Contains(err.Error(), "no v3") {
+			return fmt.Errorf("a dry run ends with %w", err)
+		}
+		return nil
+	})
 }
 
 // inEffect has RemoteClusters in effect as they are, as far as the broker's store tells.
