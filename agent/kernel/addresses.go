@@ -98,8 +98,8 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 
 // Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose reverse path filter drops packets from a
 // device without an IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is the
-// host: neither routes nor MASQUERADE select it as a source, unless all.route_localnet is 1 (inet_select_addr in Linux),
-// and several devices may have it.
+// host: neither routes nor MASQUERADE select it as a source, unless all.route_localnet is 1 (inet_select_addr), and
+// several devices may have it.
 var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 // AddAddress adds an address to a device; one that it has is no error. It fails if there is no device, or the kernel

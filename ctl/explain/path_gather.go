@@ -189,8 +189,8 @@ func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.Grou
 	return nil, nil, nil
 }
 
-// podAt returns the pod with an IP in one of some clusters; nil if none has one. It selects by the first IP of pods, and
-// reads all where no cluster has it.
+// podAt returns the pod with an IP in one of some clusters; nil if none has one. It selects by the first IP of pods,
+// and reads all where no cluster has it.
 func podAt(ctx context.Context, sides []*side, ip netip.Addr) (*side, *corev1.Pod, error) {
 	s, pod, err := podWith(ctx, sides, ip, firstIP+ip.String())
 	if pod == nil && err == nil {
@@ -487,7 +487,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	return nil
 }
 
-// isAboutSlice reports whether a problem is about a slice of a Service: the slice of a cluster is SERVICE-CLUSTER-NUMBER.
+// isAboutSlice reports whether a problem is about a slice of a Service, which is SERVICE-CLUSTER-NUMBER.
 func (g *pathGatherer) isAboutSlice(problem, service string) bool {
 	clusters := []string{g.source.name}
 	for _, link := range g.source.broker.GetLinks() {

@@ -308,7 +308,8 @@ func TestInstallRefuses(t *testing.T) {
 	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
 	ctl(0, other+" --force-conflicts", " changed")
 	refusesImages(t, admin)
-	refuses(2, "install --image r.example/semaphore:v3", "nothing was written: c1: Deployment semaphore/semaphore-broker: ")
+	refuses(2, "install --image r.example/semaphore:v3",
+		"nothing was written: c1: Deployment semaphore/semaphore-broker: ")
 }
 
 // refusesImages has the apiserver refuse Deployments of an image with the tag v3, for a reason of the policy's choice.
