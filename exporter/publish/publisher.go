@@ -196,7 +196,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	rules := p.catalog.Rules()
 	for _, of := range rules.KindsFor(p.broker.Cluster) {
 		if !slices.Contains(kinds, of) {
-			s.unread = append(s.unread, of)
+			s.Unread = append(s.Unread, of)
 		}
 	}
 	if rules.Features.Has(config.Policy) {

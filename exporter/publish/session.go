@@ -60,8 +60,8 @@ type Session struct {
 	source   Source
 	sourceID string // of Hello
 	kinds    []semaphorev1.Kind
-	// unread are kinds that cannot be sent yet.
-	unread  []semaphorev1.Kind
+	// Unread are kinds that cannot be sent yet. They are set before Hello.
+	Unread  []semaphorev1.Kind
 	journal *catalog.Journal
 	// MaxChanges is the limit of changes in a message. A simulation with few objects sets a lower one before Hello.
 	MaxChanges int
@@ -185,7 +185,7 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 		Term:               s.term,
 		SourceId:           s.sourceID,
 		LabelDomains:       s.labelDomains,
-		UnreadKinds:        s.unread,
+		UnreadKinds:        s.Unread,
 	}}}
 }
 
