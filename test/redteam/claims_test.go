@@ -18,26 +18,19 @@ import (
 func TestAKeyStaysWithItsPeer(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
-	kind := semaphorev1.Kind_KIND_NODE
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 20, kind))
 	var nodes []*semaphorev1.Object
 	for i := range byte(10) {
 		nodes = append(nodes, node("c3", fmt.Sprintf("n%d", i), i+1, fmt.Sprintf("10.3.%d.0/24", i)))
 	}
-	honest.tell(snapshot(kind, 20, nodes...)...)
-	honest.acked(20)
+	v.sends("c3", "e1", 20, ofNodes, nodes...)
 	// c2, which is listed before c3, sends nodes with the same keys.
-	thief := v.publish("c2")
-	thief.tell(hello("c2", "e1", 20, kind))
 	var stolen []*semaphorev1.Object
 	for i, n := range nodes {
 		s := node("c2", fmt.Sprintf("a%d", i), byte(i+1), fmt.Sprintf("10.2.%d.0/24", i))
 		s.GetNode().GetWireguard().PublicKey = n.GetNode().GetWireguard().GetPublicKey()
 		stolen = append(stolen, s)
 	}
-	thief.tell(snapshot(kind, 20, stolen...)...)
-	thief.acked(20)
+	v.sends("c2", "e1", 20, ofNodes, stolen...)
 	_, _, peers := v.agent(token, 2)
 	of := func(cluster string) (n int) {
 		for name := range peers {

@@ -16,6 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -139,8 +140,7 @@ func attackPeering(v *victim) {
 		stopTCP := flood(t, v.peering, nil, 8000)
 		defer stopTCP()
 		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
-		_ = s.call.SendMsg(encode(t,
-			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
+		_ = s.call.SendMsg(encode(t, players.AgentHello(&semaphorev1.AgentHello{})))
 		if _, err := s.nextBytes(patience); err != nil {
 			t.Errorf("an agent: %v", err)
 		}

@@ -22,21 +22,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
 // maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU
 // time, which delays all answers of the broker.
 const maxAck = 250 * time.Millisecond
-
-// upserts returns upserts whose revisions follow at.
-func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
-	var all []*semaphorev1.Change
-	for i, o := range objects {
-		all = append(all, upsert(at+uint64(i)+1, o))
-	}
-	return changesOf(all...)
-}
 
 // wideService is a global service with the maximum number of ports. wideSlice is one of its slices, with its own port
 // numbers.
@@ -115,23 +107,21 @@ func (w worst) member(i, version int) *semaphorev1.Object {
 }
 
 // snapshot is all of the remote.
-func (w worst) snapshot(head uint64) (all []*semaphorev1.PublishRequest) {
-	var nodes, slices, members []*semaphorev1.Object
-	services := []*semaphorev1.Object{wideService(widePorts, 1)}
+func (w worst) snapshot(head uint64) []*semaphorev1.PublishRequest {
+	objects := []*semaphorev1.Object{wideService(widePorts, 1)}
 	for i := range w.nodes {
-		nodes = append(nodes, w.node(i, ""))
+		objects = append(objects, w.node(i, ""))
 	}
 	for i := range w.exports {
-		services = append(services, export(i, 0))
+		objects = append(objects, export(i, 0))
 	}
 	for i := range w.slices {
-		slices = append(slices, wideSlice(i, widePorts, true))
+		objects = append(objects, wideSlice(i, widePorts, true))
 	}
 	for i := range w.members {
-		members = append(members, w.member(i, 0))
+		objects = append(objects, w.member(i, 0))
 	}
-	all = append(snapshot(nodeKind, head, nodes...), snapshot(serviceKind, head, services...)...)
-	return append(append(all, snapshot(sliceKind, head, slices...)...), snapshot(memberKind, head, members...)...)
+	return players.Snapshots(players.AllKinds, head, objects...)
 }
 
 // change changes one object of each kind. The first node claims the subnet of all others' pod CIDRs, and releases it.
@@ -140,7 +130,7 @@ func (w worst) change(head uint64, n int) *semaphorev1.PublishRequest {
 	if n%2 == 0 {
 		first = "10.2.0.0/16"
 	}
-	return upserts(head+8*uint64(n), wideSlice(n%w.slices, widePorts, n%2 == 0), wideService(widePorts, 1+int32(n%2)),
+	return players.Upserts(head+8*uint64(n)+1, wideSlice(n%w.slices, widePorts, n%2 == 0), wideService(widePorts, 1+int32(n%2)),
 		w.node(0, first), w.member(n%w.members, 1+n/w.members), export(n%w.exports, 1+n))
 }
 
@@ -182,13 +172,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 		}
 		t.Fatal("the watch of the mirror's slices ended")
 	}
-	s := v.publish("c3")
-	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
-	s.tell(hello("c3", "e1", 1, kinds...))
-	for _, kind := range kinds {
-		s.tell(snapshot(kind, 1)...)
-	}
-	s.acked(1)
+	s, _ := v.sends("c3", "e1", 1, players.AllKinds)
 	at := uint64(1)
 	// acknowledgements asks for n answers. The broker's work before one is at most its computation until then, and at most
 	// the time that passes without waits for a processor. On a busy machine the first grows where this test is late, and
@@ -201,7 +185,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			cpu, waits := scheduled(t, v.PID)
 			_, own := scheduled(t, os.Getpid())
 			begun := time.Now()
-			s.tell(upserts(at, changed...))
+			s.tell(players.Upserts(at+1, changed...))
 			at += uint64(len(changed))
 			s.acked(at)
 			took = append(took, time.Since(begun))
@@ -245,7 +229,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 
 	const head = 1_000_000
 	// Made before the stream begins: on a busy machine that takes longer than a broker waits for the hello.
-	first := append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, kinds...)}, worstOfLimits.snapshot(head)...)
+	first := append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, players.AllKinds...)}, worstOfLimits.snapshot(head)...)
 	a := v.publish("c2")
 	taken := make(chan int, 1)
 	go func() { // its acknowledgements and refusals
@@ -329,10 +313,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		foreign(fmt.Sprint("c2-shop-73736d-s", i))
 	}
 	foreign("c3-shop-73736d-taken")
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", failing, serviceKind))
-	s.tell(snapshot(serviceKind, failing, all...)...)
-	s.acked(failing)
+	v.sends("c2", "e1", failing, ofServices, all...)
 	failures := func() float64 {
 		return v.metric("semaphore_broker_writes_total", `kind="service"`, `result="foreign"`)
 	}
@@ -342,11 +323,8 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		}
 		return nil
 	})
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 10, serviceKind))
 	before := failures()
-	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
-	honest.acked(10)
+	v.sends("c3", "e1", 10, ofServices, service("good", 1), service("taken", 1))
 	// written counts the retries meanwhile: an object queued behind the failing ones would wait for all of them.
 	written := func(name string) {
 		t.Helper()

@@ -54,15 +54,13 @@ func (n *agentNode) kept(when string) {
 	}
 }
 
-// newExportedNode returns a node in a cluster whose remotes are RemoteClusters. c2 is permissive.
-func newExportedNode(t *testing.T) *agentNode {
-	t.Helper()
-	n := newAgentNode(t)
-	n.configure("permissive")
-	if n.clear() == 0 {
-		t.Fatal("without an agent no packet leaves for c2: this test would see nothing")
-	}
-	return n
+// peered waits until the device to c2 has its peer n1.
+func (n *agentNode) peered() {
+	n.t.Helper()
+	n.eventually("the device to c2 exists, with its peer", func() bool {
+		out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
+		return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
+	})
 }
 
 // A compromised exporter writes the agents' bounds. Alone it cannot make clear packets leave to a remote that the node
@@ -72,7 +70,8 @@ func TestTakenOverExporter(t *testing.T) {
 		testkit.Value(programs())(t)
 	}
 	nodetest.Run(t, func(t *testing.T) {
-		n := newExportedNode(t)
+		n := newAgentNode(t)
+		n.configure("permissive")
 		c2 := remoteOf("c2", "10.2.0.0/16", "strict")
 
 		// No broker has sent anything yet.
@@ -100,10 +99,7 @@ func TestTakenOverExporter(t *testing.T) {
 		b := n.serve()
 		b.say(deviceChange("c2", false, "10.2.0.0/16"),
 			peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"))
-		n.eventually("the device to c2 exists", func() bool {
-			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
-			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
-		})
+		n.peered()
 		n.narrows(b, c2)
 		n.exports(37)
 		// Add a route around the device.

@@ -19,6 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 )
 
@@ -49,17 +50,17 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 	at, ran := uint64(1_000_000), v.ran()
 	var refused []*semaphorev1.Refusal
 	for some := range slices.Chunk(existing[:n], each) {
-		var changes []*semaphorev1.Change
+		var changed []*semaphorev1.Object
 		for _, o := range some {
 			o = proto.CloneOf(o)
 			for i := range 65 {
 				o.GetService().MultiCluster.Labels = append(o.GetService().MultiCluster.Labels, &semaphorev1.Label{
 					Key: fmt.Sprint("argocd.argoproj.io/instance-", i), Value: strings.Repeat("x", 60)})
 			}
-			at++
-			changes = append(changes, upsert(at, o))
+			changed = append(changed, o)
 		}
-		s.tell(changesOf(changes...))
+		s.tell(players.Upserts(at+1, changed...))
+		at += each
 		refused = append(refused, s.acked(at)...)
 	}
 	cpu := (v.ran() - ran) / n
@@ -96,21 +97,15 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	client := testkit.Value(mcs.New(v.rest, "redteam"))(t)
 	limit("c2", v1alpha1.Limits{ChangesPerSecond: v1alpha1.Limit(2 * flood), Exports: most})(v)
 	v.run()
-	honest := v.publish("c3")
-	for cluster, s := range map[string]*stream{"c1": v.publish("c1"), "c3": honest} {
-		s.tell(hello(cluster, "e1", 1, serviceKind, sliceKind))
-		s.tell(append(snapshot(serviceKind, 1), snapshot(sliceKind, 1)...)...)
-		s.acked(1)
-	}
+	v.sends("c1", "e1", 1, ofMirrors)
+	honest, _ := v.sends("c3", "e1", 1, ofMirrors)
 
 	var existing []*semaphorev1.Object
 	for i := range most {
 		existing = append(existing, exported(fmt.Sprintf("web-%04d", i)))
 	}
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", most, serviceKind))
-	s.tell(snapshot(serviceKind, most, existing...)...)
-	if refused := s.acked(most); len(refused) > 0 {
+	s, refused := v.sends("c2", "e1", most, ofServices, existing...)
+	if len(refused) > 0 {
 		t.Fatalf("%d exports are refused: %v", len(refused), refused[0])
 	}
 	begun := time.Now()
@@ -141,7 +136,6 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 		wire += len(messages[len(messages)-1])
 	}
 	ran, writes := v.ran(), v.metric("semaphore_broker_writes_total")
-	var refused []*semaphorev1.Refusal
 	begun = time.Now()
 	v.costs(fmt.Sprint(flood, " exports over limits.exports"), memory, func() {
 		s = v.publish("c2")

@@ -19,13 +19,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
 // remoteBroker is the broker of a remote, with its certificate. It welcomes each exporter's stream and acknowledges
@@ -45,8 +44,7 @@ type remoteBroker struct {
 // serve runs the broker of a remote at an address that the RemoteCluster of the remote names.
 func (v *victim) serve(cluster string, run func(ctx context.Context, send func([]byte) error)) *remoteBroker {
 	v.t.Helper()
-	source := testkit.Value(identity.NewSource(config.TLS{CertFile: v.path(cluster, "broker", "tls.crt"),
-		KeyFile: v.path(cluster, "broker", "tls.key"), BundleDir: v.path("bundles")}))(v.t)
+	source := trust.Dir(v.dir).Source(v.t, cluster, "broker")
 	b := &remoteBroker{t: v.t, cluster: cluster, address: loopback.Address(v.t), run: run, ips: map[string]string{}}
 	listener := testkit.Value((&net.ListenConfig{}).Listen(context.Background(), "tcp", b.address))(v.t)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(b.handle),

@@ -3,6 +3,7 @@ package redteam
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,10 @@ var (
 	serviceKind = semaphorev1.Kind_KIND_SERVICE
 	sliceKind   = semaphorev1.Kind_KIND_ENDPOINT_SLICE
 	memberKind  = semaphorev1.Kind_KIND_SET_MEMBER
+
+	ofNodes, ofServices, ofMembers = []semaphorev1.Kind{nodeKind}, []semaphorev1.Kind{serviceKind},
+		[]semaphorev1.Kind{memberKind}
+	ofMirrors = []semaphorev1.Kind{serviceKind, sliceKind}
 )
 
 // service returns a Service that is offered as a mirror, with a number of ports.
@@ -88,16 +93,10 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	const most, extra = 200, 101
 	v := start(t, limit("c2", v1alpha1.Limits{ClusterIPs: most}))
 	token := v.agentToken("n1", "192.0.2.9")
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", 9, nodeKind, serviceKind, sliceKind))
-	s.tell(snapshot(nodeKind, 9, node("c2", "m1", 1, cidrs(0, 3)...))...)
-	s.tell(snapshot(serviceKind, 9, service("web", 100))...)
-	s.tell(snapshot(sliceKind, 9, slice("web", 200, 5))...)
-	s.acked(9)
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 1, nodeKind))
-	honest.tell(snapshot(nodeKind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
-	honest.acked(1)
+	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind}
+	m1, web, itsSlice := node("c2", "m1", 1, cidrs(0, 3)...), service("web", 100), slice("web", 200, 5)
+	s, _ := v.sends("c2", "e1", 9, kinds, m1, web, itsSlice)
+	v.sends("c3", "e1", 1, ofNodes, node("c3", "good", 1, "10.3.1.0/24"))
 	v.eventually("the mirror exists", func() error {
 		if all := v.services(); len(all) != 1 || len(all[0].Spec.Ports) != 100 {
 			return fmt.Errorf("%d Services", len(all))
@@ -125,23 +124,17 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	}
 	had()
 	// 300 nodes with 64 CIDRs each exceed the limit of 10,000 for the kind.
-	var nodes []*semaphorev1.Object
+	var all []*semaphorev1.Object
 	for i := range 300 {
 		n := node("c2", fmt.Sprintf("a%03d", i), 1, cidrs(3+i%4*64, 64)...)
 		n.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), byte(i >> 8), 7}, make([]byte, 29)...)
-		nodes = append(nodes, n)
+		all = append(all, n)
 	}
 	// Half as many Services again as the limit of cluster IPs. All of them precede the existing ones.
-	var services []*semaphorev1.Object
 	for i := range most + extra - 1 {
-		services = append(services, service(fmt.Sprintf("a-%d", i), 1))
+		all = append(all, service(fmt.Sprintf("a-%d", i), 1))
 	}
-	s = v.publish("c2")
-	s.tell(hello("c2", "e2", 2000, nodeKind, serviceKind, sliceKind))
-	s.tell(snapshot(nodeKind, 2000, append(nodes, node("c2", "m1", 1, cidrs(0, 3)...))...)...)
-	s.tell(snapshot(serviceKind, 2000, append(services, service("web", 100))...)...)
-	s.tell(snapshot(sliceKind, 2000, slice("web", 200, 5))...)
-	refused = s.acked(2000)
+	_, refused = v.sends("c2", "e2", 2000, kinds, append(all, m1, web, itsSlice)...)
 	if refusedBy(refused, "podCIDRs") < 143 || refusedBy(refused, "clusterIPs") != extra {
 		t.Errorf("%d refused by limits.podCIDRs, want 143 at least, and %d by limits.clusterIPs, want %d",
 			refusedBy(refused, "podCIDRs"), refusedBy(refused, "clusterIPs"), extra)
@@ -172,15 +165,14 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		}
 		return nil
 	})
-	web := false
-	all := v.services()
-	for _, s := range all {
-		web = web || s.Name == "c2-shop-73736d-web" && len(s.Spec.Ports) == 100
+	made := v.services()
+	stays := slices.ContainsFunc(made, func(s corev1.Service) bool {
+		return s.Name == "c2-shop-73736d-web" && len(s.Spec.Ports) == 100
+	})
+	if len(made) > most || !stays {
+		t.Errorf("%d Services were made; what existed is there: %v", len(made), stays)
 	}
-	if len(all) > most || !web {
-		t.Errorf("%d Services were made; what existed is there: %v", len(all), web)
-	}
-	t.Logf("%d Services made of %d sent", len(all), most+extra)
+	t.Logf("%d Services made of %d sent", len(made), most+extra)
 }
 
 // TestTheBrakeCountsEmptiedAndRefused checks that a remote that sends all its objects so that they are refused, or
@@ -189,28 +181,16 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	const n = 60 // the brake works from 20 withdrawn objects on
-	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
-	var nodes, services, slices, members []*semaphorev1.Object
+	var all []*semaphorev1.Object
 	for i := range n {
 		o := node("c2", fmt.Sprintf("m%d", i), 1, cidrs(i, 1)...)
 		o.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), 7}, make([]byte, 30)...)
 		o.GetNode().GetWireguard().Address = fmt.Sprintf("192.0.2.%d:%d", 17+i%14, 20000+i)
-		nodes = append(nodes, o)
-		services = append(services, service(fmt.Sprintf("s-%d", i), 1))
-		slices = append(slices, slice(fmt.Sprintf("s-%d", i), i, 1))
-		members = append(members, member(i, fmt.Sprintf("10.2.%d.77", i)))
+		all = append(all, o, service(fmt.Sprintf("s-%d", i), 1), slice(fmt.Sprintf("s-%d", i), i, 1),
+			member(i, fmt.Sprintf("10.2.%d.77", i)))
 	}
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", 1000, kinds...))
-	s.tell(snapshot(nodeKind, 1000, nodes...)...)
-	s.tell(snapshot(serviceKind, 1000, services...)...)
-	s.tell(snapshot(sliceKind, 1000, slices...)...)
-	s.tell(snapshot(memberKind, 1000, members...)...)
-	s.acked(1000)
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 1, nodeKind))
-	honest.tell(snapshot(nodeKind, 1)...)
-	honest.acked(1)
+	s, _ := v.sends("c2", "e1", 1000, players.AllKinds, all...)
+	v.sends("c3", "e1", 1, ofNodes)
 	endpoints := func() (all int) {
 		for _, s := range v.slices() {
 			all += len(s.Endpoints)
@@ -226,23 +206,19 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	// Half of the objects are emptied, the other half is sent so that it is refused.
 	at := uint64(1000)
 	for i := range n {
-		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1),
-			slice(services[i].Key.Name, i, 0), member(i)}
+		of := fmt.Sprintf("s-%d", i)
+		gone := []*semaphorev1.Object{node("c2", fmt.Sprintf("m%d", i), 1), service(of, 1), slice(of, i, 0), member(i)}
 		gone[0].GetNode().Wireguard = nil
 		gone[1].GetService().Mirror = false
 		if i%2 == 1 {
 			gone[0].GetNode().PodCidrs = []string{"8.8.8.0/24"}
 			gone[1].GetService().Ports[0].Port = 70000
-			gone[2] = slice(services[i].Key.Name, i, 1)
+			gone[2] = slice(of, i, 1)
 			gone[2].GetEndpointSlice().AddressType = "FQDN"
 			gone[3] = member(i, "8.8.8.8")
 		}
-		var changes []*semaphorev1.Change
-		for _, o := range gone {
-			at++
-			changes = append(changes, upsert(at, o))
-		}
-		s.tell(changesOf(changes...))
+		s.tell(players.Upserts(at+1, gone...))
+		at += uint64(len(gone))
 	}
 	s.acked(at)
 	for _, kind := range []string{"node", "service", "endpointslice", "setmember"} {
@@ -305,22 +281,16 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		o.GetSetMember().SetName = fmt.Sprint("set-", i%sets)
 		return o
 	}
-	var offered, endpoints, members []*semaphorev1.Object
+	var all []*semaphorev1.Object
 	for i := range services {
-		offered, endpoints = append(offered, service(fmt.Sprint("s-", i), 1)),
-			append(endpoints, slice(fmt.Sprint("s-", i), i, 99))
+		all = append(all, service(fmt.Sprint("s-", i), 1), slice(fmt.Sprint("s-", i), i, 99))
 	}
 	for i := range sets * pods {
-		members = append(members, pod(i, 0))
+		all = append(all, pod(i, 0))
 	}
 	at := uint64(20_000)
 	begun := time.Now()
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", at, kinds...))
-	s.tell(snapshot(serviceKind, at, offered...)...)
-	s.tell(snapshot(sliceKind, at, endpoints...)...)
-	s.tell(snapshot(memberKind, at, members...)...)
-	s.acked(at)
+	s, _ := v.sends("c2", "e1", at, kinds, all...)
 	done, received, stop := make(chan struct{}), 0, make(chan struct{})
 	go func() {
 		defer close(done)
@@ -347,10 +317,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	}()
 	time.Sleep(5 * time.Second)
 	// The other remote's Service is written immediately.
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 10, serviceKind))
-	honest.tell(snapshot(serviceKind, 10, service("good", 1))...)
-	honest.acked(10)
+	v.sends("c3", "e1", 10, ofServices, service("good", 1))
 	acked := time.Now()
 	v.eventually("another remote's Service", func() error {
 		_, err := v.kube.CoreV1().Services("semaphore").Get(t.Context(), "c3-shop-73736d-good", metav1.GetOptions{})
@@ -374,13 +341,8 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	bound := rate * (64 + took.Seconds())
 	t.Logf(
 		"in %s: %d KiB sent, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
-		took.Round(time.Millisecond),
-		received>>10,
-		written.bytes/(1<<20),
-		bound/(1<<20),
-		written.of,
-		other.Round(time.Millisecond),
-	)
+		took.Round(time.Millisecond), received>>10, written.bytes/(1<<20), bound/(1<<20), written.of,
+		other.Round(time.Millisecond))
 	if written.bytes > bound {
 		t.Errorf("%.0f bytes were written, and %.0f is the most", written.bytes, bound)
 	}
@@ -406,7 +368,6 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	patch := testkit.Value(json.Marshal(map[string]any{"spec": map[string]any{"nodeSubnets": nodes}}))(t)
 	testkit.Value(v.objects().Patch(t.Context(), "c2", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 	v.decides("c2", "Accepted", "")
-	s := v.publish("c2")
 	var all []*semaphorev1.Object
 	for i, at := range []string{
 		"10.3.1.1:53", "192.0.2.33:51820", "8.8.8.8:53", "[fd00:ec2::254]:80", "100.100.100.200:80", "169.254.169.254:80",
@@ -419,9 +380,7 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 		o.GetNode().GetWireguard().Address = at
 		all = append(all, o)
 	}
-	s.tell(hello("c2", "e1", 100, nodeKind))
-	s.tell(snapshot(nodeKind, 100, all...)...)
-	if refused := s.acked(100); len(refused) != len(all) {
+	if _, refused := v.sends("c2", "e1", 100, ofNodes, all...); len(refused) != len(all) {
 		t.Errorf("%d of %d tunnels to elsewhere were refused: %v", len(refused), len(all), refused)
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`,

@@ -186,12 +186,9 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 				t.Helper()
 				for _, cluster := range order {
 					at++
-					s := v.publish(cluster)
-					s.tell(hello(cluster, fmt.Sprint("e", at), at, serviceKind, sliceKind, memberKind))
-					s.tell(snapshot(serviceKind, at, all[cluster].services...)...)
-					s.tell(snapshot(sliceKind, at, all[cluster].slices...)...)
-					s.tell(snapshot(memberKind, at, all[cluster].sets...)...)
-					if refused := s.acked(at); len(refused) > 0 {
+					_, refused := v.sends(cluster, fmt.Sprint("e", at), at, append(ofMirrors, memberKind),
+						slices.Concat(all[cluster].services, all[cluster].slices, all[cluster].sets)...)
+					if len(refused) > 0 {
 						t.Errorf("of %s are refused: %v", cluster, refused)
 					}
 					time.Sleep(time.Second) // so that the names are taken in this order

@@ -64,26 +64,18 @@ func TestNobodyJoinsAServiceThatDoesNotAsk(t *testing.T) {
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}).UID)
 	}
 	v.run()
-	own := v.publish("c1")
-	own.tell(hello("c1", "e1", 10, serviceKind, sliceKind))
-	own.tell(snapshot(serviceKind, 10, global("shop/asks", naming.OwnNameFailover, uids["shop/asks"]),
-		global("shop/offers", "", ""), global("default/kubernetes", naming.OwnNameAll, "u"),
-		global("calico-system/typha", naming.OwnNameAll, uids["calico-system/typha"]))...)
-	own.tell(snapshot(sliceKind, 10)...)
-	if refused := own.acked(10); len(refused) > 0 {
+	if _, refused := v.sends("c1", "e1", 10, ofMirrors,
+		global("shop/asks", naming.OwnNameFailover, uids["shop/asks"]), global("shop/offers", "", ""),
+		global("default/kubernetes", naming.OwnNameAll, "u"),
+		global("calico-system/typha", naming.OwnNameAll, uids["calico-system/typha"])); len(refused) > 0 {
 		t.Fatalf("of the own exporter are refused: %v", refused)
 	}
 
-	hostile := v.publish("c2")
-	hostile.tell(hello("c2", "e1", 10, serviceKind, sliceKind))
-	var services, endpoints []*semaphorev1.Object
+	var all []*semaphorev1.Object
 	for i, of := range []string{"shop/offers", "shop/nothing", "calico-system/typha", "default/kubernetes"} {
-		services = append(services, global(of, naming.OwnNameAll, uids[of]))
-		endpoints = append(endpoints, endpointsOf(of, fmt.Sprint("10.2.0.", i+1)))
+		all = append(all, global(of, naming.OwnNameAll, uids[of]), endpointsOf(of, fmt.Sprint("10.2.0.", i+1)))
 	}
-	hostile.tell(snapshot(serviceKind, 10, services...)...)
-	hostile.tell(snapshot(sliceKind, 10, endpoints...)...)
-	hostile.acked(10)
+	hostile, _ := v.sends("c2", "e1", 10, ofMirrors, all...)
 	// The last object that takes the same way is written.
 	asks := global("shop/asks", naming.OwnNameAll, "another")
 	hostile.tell(players.Upserts(11, asks, endpointsOf("shop/asks", "10.2.0.9")))
@@ -110,11 +102,7 @@ func TestNobodyJoinsAServiceThatDoesNotAsk(t *testing.T) {
 		at += 2
 	}
 	hostile.acked(at - 1)
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 10, serviceKind, sliceKind))
-	honest.tell(snapshot(serviceKind, 10, global("shop/asks", "", ""))...)
-	honest.tell(snapshot(sliceKind, 10, endpointsOf("shop/asks", "10.3.0.9"))...)
-	honest.acked(10)
+	v.sends("c3", "e1", 10, ofMirrors, global("shop/asks", "", ""), endpointsOf("shop/asks", "10.3.0.9"))
 	only("shop/asks failover c2", "shop/asks failover c3")
 	v.eventually("an Event names c3", func() error {
 		events := testkit.Value(v.kube.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{}))(t)

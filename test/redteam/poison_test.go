@@ -35,9 +35,7 @@ func (v *victim) attach(token string, clusters int) (total int, largest int, pee
 	s := testkit.Value(open(v.t, v.dialPeering(), attachMethod, token))(v.t)
 	defer s.cancel()
 	for _, m := range []*semaphorev1.AttachRequest{
-		{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
-		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
-	} {
+		players.AgentHello(&semaphorev1.AgentHello{}), players.Report()} {
 		if s.call.SendMsg(encode(v.t, m)) != nil {
 			break // the next read gives the reason
 		}
@@ -97,10 +95,7 @@ func TestUnknownFieldsReachNoAgent(t *testing.T) {
 	}
 	s.tell(players.End(kind, 100, uint64(len(nodes))))
 	s.acked(100)
-	honest := v.publish("c3")
-	honest.tell(hello("c3", "e1", 1, kind))
-	honest.tell(snapshot(kind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
-	honest.acked(1)
+	v.sends("c3", "e1", 1, ofNodes, node("c3", "good", 1, "10.3.1.0/24"))
 	total, largest, peers := v.agent(token, 2)
 	t.Logf("an agent received %d bytes, the largest message has %d", total, largest)
 	if peers["c3/good"] == nil || peers["c2/poison-7"] == nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
@@ -63,37 +64,21 @@ func TestPriceOfEachRule(t *testing.T) {
 	v := start(t, withMCS)
 	const n = 500
 	// Nothing is imported before all clusters have reported.
-	honest := v.publish("c3")
-	for cluster, s := range map[string]*stream{"c1": v.publish("c1"), "c3": honest} {
-		s.tell(hello(cluster, "e1", 1, serviceKind, sliceKind))
-		s.tell(append(snapshot(serviceKind, 1), snapshot(sliceKind, 1)...)...)
-		s.acked(1)
-	}
+	v.sends("c1", "e1", 1, ofMirrors)
+	honest, _ := v.sends("c3", "e1", 1, ofMirrors)
 	refused := price{cpu: 2 * time.Millisecond, written: 40, grown: 48 << 20}
-	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
 	var s *stream
 	at := uint64(0)
 	open := func() {
 		at += 10
-		s = v.publish("c2")
-		s.tell(hello("c2", fmt.Sprint("e", at), at, kinds...))
-		for _, kind := range kinds {
-			s.tell(snapshot(kind, at)...)
-		}
-		s.acked(at)
+		s, _ = v.sends("c2", fmt.Sprint("e", at), at, players.AllKinds)
 	}
 	open()
 	wire := 0
 	send := func(objects ...*semaphorev1.Object) {
-		for len(objects) > 0 {
-			some := objects[:min(100, len(objects))]
-			objects = objects[len(some):]
-			var changes []*semaphorev1.Change
-			for _, o := range some {
-				at++
-				changes = append(changes, upsert(at, o))
-			}
-			m := changesOf(changes...)
+		for some := range slices.Chunk(objects, 100) {
+			m := players.Upserts(at+1, some...)
+			at += uint64(len(some))
 			wire += proto.Size(m)
 			s.tell(m)
 		}
@@ -157,7 +142,7 @@ func TestPriceOfEachRule(t *testing.T) {
 		{"R4", "a message of 4 MiB", price{200 * time.Millisecond, 20, 96 << 20},
 			streams(func(s *stream) { _ = s.call.SendMsg(make([]byte, 4<<20)) })},
 		{"R6", "a snapshot from before the Hello", price{50 * time.Millisecond, 20, 48 << 20}, streams(func(s *stream) {
-			s.tell(hello("c2", "other", 1<<40, kinds...), snapshot(nodeKind, 1)[0])
+			s.tell(hello("c2", "other", 1<<40, players.AllKinds...), snapshot(nodeKind, 1)[0])
 		})},
 		{"R2", "an object of another kind than it says", refused, each(func(i int) *semaphorev1.Object {
 			return &semaphorev1.Object{Key: member(i).GetKey(), Spec: node("c2", "x", 1).GetSpec()}
@@ -328,7 +313,7 @@ func (v *victim) importsOfRemotes(s *stream, n int, export func(i int) *semaphor
 	for i := range n {
 		all = append(all, export(i))
 	}
-	s.tell(upserts(1, all...))
+	s.tell(players.Upserts(2, all...))
 	s.acked(uint64(n) + 1)
 	expect := func(clusters ...string) {
 		v.t.Helper()

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -41,9 +40,7 @@ func (raw) Name() string { return "proto" }
 // dial connects to the federation listener with the certificate of a part of a cluster.
 func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 	v.t.Helper()
-	source := testkit.Value(identity.NewSource(config.TLS{
-		CertFile: v.path(cluster, part, "tls.crt"), KeyFile: v.path(cluster, part, "tls.key"), BundleDir: v.path("bundles"),
-	}))(v.t)
+	source := trust.Dir(v.dir).Source(v.t, cluster, part)
 	conn := testkit.Value(grpc.NewClient("passthrough:///"+v.federation,
 		grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1"))))))(v.t)
 	v.t.Cleanup(func() { conn.Close() })
@@ -92,6 +89,16 @@ func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, e
 func (v *victim) publish(cluster string) *stream {
 	v.t.Helper()
 	return testkit.Value(open(v.t, v.dial(cluster, "exporter"), publishMethod, ""))(v.t)
+}
+
+// sends has the exporter of a cluster send the snapshots of kinds, and waits until all is acknowledged.
+func (v *victim) sends(cluster, epoch string, head uint64, kinds []semaphorev1.Kind,
+	objects ...*semaphorev1.Object) (s *stream, refused []*semaphorev1.Refusal) {
+	v.t.Helper()
+	s = v.publish(cluster)
+	s.tell(hello(cluster, epoch, head, kinds...))
+	s.tell(players.Snapshots(kinds, head, objects...)...)
+	return s, s.acked(head)
 }
 
 // tell sends messages as an honest exporter would.

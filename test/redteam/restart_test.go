@@ -29,13 +29,9 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	for i := range n {
 		honest = append(honest, peer("c3", i, fmt.Sprintf("n%02d", i), fmt.Sprintf("10.3.%d.0/24", i)))
 	}
-	tell := func(cluster string, objects ...*semaphorev1.Object) *stream {
+	tell := func(cluster string, objects ...*semaphorev1.Object) {
 		t.Helper()
-		s := v.publish(cluster)
-		s.tell(hello(cluster, "e1", 100, nodeKind))
-		s.tell(snapshot(nodeKind, 100, objects...)...)
-		s.acked(100)
-		return s
+		v.sends(cluster, "e1", 100, ofNodes, objects...)
 	}
 	has := func(what string) {
 		t.Helper()

@@ -13,6 +13,7 @@ import (
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
 
 // maxStatus is the maximum size of a status for semaphorectl, the default of gRPC.
@@ -34,16 +35,12 @@ func TestStatusStaysSmall(t *testing.T) {
 			}
 			all = append(all, o)
 		}
-		var wrong []*semaphorev1.Object
 		for i := range 500 {
-			wrong = append(wrong, node(cluster, fmt.Sprintf("n%03d-%s", i, strings.Repeat("z", 240)), 1, "8.8.8.0/24",
+			all = append(all, node(cluster, fmt.Sprintf("n%03d-%s", i, strings.Repeat("z", 240)), 1, "8.8.8.0/24",
 				strings.Repeat("9", 100)))
 		}
-		s := v.publish(cluster)
-		s.tell(hello(cluster, "e1", 5000, nodeKind, serviceKind))
-		s.tell(snapshot(nodeKind, 5000, wrong...)...)
-		s.tell(snapshot(serviceKind, 5000, all...)...)
-		if refused := s.acked(5000); len(refused) < 1000 {
+		_, refused := v.sends(cluster, "e1", 5000, []semaphorev1.Kind{nodeKind, serviceKind}, all...)
+		if len(refused) < 1000 {
 			t.Fatalf("%d of %s are refused", len(refused), cluster)
 		}
 	}
@@ -60,7 +57,7 @@ func TestStatusStaysSmall(t *testing.T) {
 		token := v.agentToken(fmt.Sprintf("n%02d", i), fmt.Sprintf("198.51.100.%d", i+1))
 		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
 		for _, m := range []*semaphorev1.AttachRequest{
-			{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
+			players.AgentHello(&semaphorev1.AgentHello{}),
 			{Message: &semaphorev1.AttachRequest_Report{Report: report}},
 		} {
 			if err := s.call.SendMsg(encode(t, m)); err != nil {

@@ -14,11 +14,7 @@ import (
 func TestAcknowledgedWhilePaced(t *testing.T) {
 	v := start(t, limit("c2", v1alpha1.Limits{ChangesPerSecond: 50}))
 	idle := idleConnections(v)
-	kind := semaphorev1.Kind_KIND_SET_MEMBER
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", 1, kind))
-	s.tell(snapshot(kind, 1)...)
-	s.acked(1)
+	s, _ := v.sends("c2", "e1", 1, ofMembers)
 	go func() {
 		for i := range uint64(2000) { // the burst is 500, then 50 a second
 			if s.call.SendMsg(encode(t, changesOf(upsert(2+i, member(int(i%100), "10.2.0.1"))))) != nil {

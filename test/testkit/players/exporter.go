@@ -103,14 +103,6 @@ func (e *Exporter) SendFrom(source, cluster, epoch string, objects ...*semaphore
 	hello := Hello(cluster, epoch, headOfAll, AllKinds...)
 	hello.GetHello().SourceId = source
 	e.Greet(hello)
-	for _, kind := range AllKinds {
-		var of []*semaphorev1.Object
-		for _, o := range objects {
-			if o.GetKey().GetKind() == kind {
-				of = append(of, o)
-			}
-		}
-		e.Send(Snapshot(kind, headOfAll, of...)...)
-	}
+	e.Send(Snapshots(AllKinds, headOfAll, objects...)...)
 	e.Acked(headOfAll)
 }

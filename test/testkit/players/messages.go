@@ -6,6 +6,8 @@
 package players
 
 import (
+	"slices"
+
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -95,6 +97,16 @@ func Snapshot(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Ob
 		out = append(out, Upserts(uint64(first+1), objects[first:]...))
 	}
 	return append(out, End(kind, revision, uint64(len(objects))))
+}
+
+// Snapshots are those of kinds at a revision, in this order. Each object is in that of its kind.
+func Snapshots(kinds []semaphorev1.Kind, revision uint64,
+	objects ...*semaphorev1.Object) (all []*semaphorev1.PublishRequest) {
+	for _, kind := range kinds {
+		of := slices.DeleteFunc(slices.Clone(objects), func(o *semaphorev1.Object) bool { return o.GetKey().GetKind() != kind })
+		all = append(all, Snapshot(kind, revision, of...)...)
+	}
+	return all
 }
 
 // AgentHello begins a stream of an agent.
