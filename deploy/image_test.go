@@ -15,9 +15,6 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
 	"github.com/kube-semaphore/semaphore/test/testbed/components"
@@ -86,11 +83,8 @@ func TestImageFitsManifests(t *testing.T) {
 		"userspace": overlay(t, "resources: [DEPLOY/agent]\ncomponents: [DEPLOY/features/userspace-wireguard]\n"),
 	} {
 		pods := 0
-		for _, o := range build(t, dir) {
-			pod := podOf(o)
-			if pod == nil {
-				continue
-			}
+		for _, template := range templates(build(t, dir)) {
+			pod := template.Spec
 			pods++
 			for _, c := range append(pod.InitContainers, pod.Containers...) {
 				what := name + ": container " + c.Name
@@ -118,17 +112,4 @@ func TestImageFitsManifests(t *testing.T) {
 			t.Errorf("%s has no pods", name)
 		}
 	}
-}
-
-// podOf returns the pod template of a workload, or nil for other objects.
-func podOf(o any) *corev1.PodSpec {
-	switch o := o.(type) {
-	case *appsv1.Deployment:
-		return &o.Spec.Template.Spec
-	case *appsv1.DaemonSet:
-		return &o.Spec.Template.Spec
-	case *batchv1.Job:
-		return &o.Spec.Template.Spec
-	}
-	return nil
 }

@@ -81,12 +81,8 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 	t.Helper()
 	ctx := t.Context()
 	admin := s.client("")
-	for _, name := range []string{"shop", "kube-system"} {
-		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
-			metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
-	}
+	kubetest.Namespace(t, admin, "shop")
+	kubetest.Namespace(t, admin, "kube-system")
 	cfg := s.tokenConfig(t, brokers, "semaphore-broker")
 	stolen := kubernetes.NewForConfigOrDie(cfg)
 	importsOf := func(cfg *rest.Config) mcs.Resource[*mcsv1beta1.ServiceImport] {

@@ -10,7 +10,6 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
@@ -79,14 +78,10 @@ func newOwnNames(t *testing.T, s *server, brokers string, withMCS bool) *ownName
 	t.Helper()
 	a := &ownNames{ctx: t.Context(), brokers: brokers, mcs: withMCS, admin: s.client(""),
 		stolen: kubernetes.NewForConfigOrDie(s.tokenConfig(t, brokers, "semaphore-broker"))}
-	for name, labels := range map[string]map[string]string{"shop": nil, "kube-system": nil, "calico-system": nil,
-		"tigera-operator": nil, "quiet": {"semaphore.uw.io/own-names": "false"}} {
-		_, err := a.admin.CoreV1().Namespaces().Create(a.ctx,
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
-		if !apierrors.IsAlreadyExists(err) {
-			must(t, err)
-		}
+	for _, name := range []string{"shop", "kube-system", "calico-system", "tigera-operator", "quiet"} {
+		kubetest.Namespace(t, a.admin, name)
 	}
+	s.kubectl(t, "label", "namespace", "quiet", "semaphore.uw.io/own-names=false", "--overwrite")
 	web := kubetest.Temporary(t, a.admin.CoreV1().Services("shop"), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
 		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"},

@@ -186,15 +186,14 @@ func testOpenShift(t *testing.T, s *server) {
 				installed = testkit.Value(apply.BuildForeign(foreign))(t)
 				all = installed
 			}
-			var rights []runtime.Object
+			kubetest.Namespace(t, s.client(""), namespace)
 			for _, o := range installed {
-				if o.GetKind() == "Namespace" || o.GetKind() == "RoleBinding" && o.GetName() == "semaphore-openshift" {
-					typed, _, err := strict.Decode(testkit.Value(o.MarshalJSON())(t), nil, nil)
-					must(t, err)
-					rights = append(rights, typed)
+				if o.GetKind() == "RoleBinding" && o.GetName() == "semaphore-openshift" {
+					binding := &rbacv1.RoleBinding{}
+					must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, binding))
+					kubetest.Temporary(t, s.client("").RbacV1().RoleBindings(namespace), binding)
 				}
 			}
-			s.createRBAC(t, rights)
 			var accounts []string
 			for _, o := range all {
 				account, _, _ := unstructured.NestedString(o.Object, "spec", "template", "spec", "serviceAccountName")

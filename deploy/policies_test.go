@@ -67,16 +67,14 @@ func TestImageByDigest(t *testing.T) {
 	for dir, component := range map[string]string{"example/c1": "components: [DEPLOY/features/userspace-wireguard]\n",
 		"example/c1-cleanup": ""} {
 		pods := 0
-		for _, o := range build(t, overlay(t, fmt.Sprintf(`
+		for _, pod := range templates(build(t, overlay(t, fmt.Sprintf(`
 resources: [DEPLOY/%s]
 %simages:
   - {name: ghcr.io/kube-semaphore/semaphore, newName: registry.example.org/semaphore, digest: %q}
-`, dir, component, digest))) {
-			if pod := podOf(o); pod != nil {
-				for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
-					pods++
-					equal(t, dir+": image of "+c.Name, c.Image, "registry.example.org/semaphore@"+digest)
-				}
+`, dir, component, digest)))) {
+			for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+				pods++
+				equal(t, dir+": image of "+c.Name, c.Image, "registry.example.org/semaphore@"+digest)
 			}
 		}
 		if pods < 2 {

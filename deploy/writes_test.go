@@ -364,25 +364,18 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
 			Resource: resource})
 	}
-	for resource, object := range map[string]*unstructured.Unstructured{
-		"ippools": ofCalico("IPPool", "default-ipv4-ippool", nil, map[string]any{"cidr": "10.1.0.0/16"}),
-		// As the Calico API server stores the broker's sets, and one as semaphore-policy left it.
-		"globalnetworksets": ofCalico("GlobalNetworkSet", "foreign", nil, map[string]any{"nets": []any{"192.0.2.0/24"}}),
-	} {
-		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); err != nil &&
-			!apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
-	}
-	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, map[string]any{"nets": []any{"10.2.0.1/32"}})
+	ownNets := map[string]any{"nets": []any{"10.2.0.1/32"}}
+	// As the Calico API server stores the broker's sets, and one as semaphore-policy left it.
+	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, ownNets)
 	veiled.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{` +
 		`"app.kubernetes.io/managed-by":"semaphore-broker","managed-by":"semaphore-policy"}}`})
-	theirs := ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"},
-		map[string]any{"nets": []any{"10.2.0.1/32"}})
-	for _, object := range []*unstructured.Unstructured{veiled, theirs} {
-		if _, err := foreign("globalnetworksets").Create(ctx, object, metav1.CreateOptions{}); err != nil &&
-			!apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
+	for _, object := range []*unstructured.Unstructured{veiled,
+		ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"}, ownNets),
+		ofCalico("GlobalNetworkSet", "foreign", nil, map[string]any{"nets": []any{"192.0.2.0/24"}}),
+		ofCalico("IPPool", "default-ipv4-ippool", nil, map[string]any{"cidr": "10.1.0.0/16"})} {
+		resource := strings.ToLower(object.GetKind()) + "s"
+		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+			must(t, err)
 		}
 	}
 	take := func(name string) func() error {
@@ -681,7 +674,6 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	const lost = "c2-shop-73736d-lost"
 	label := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker"}
-	ownNets := map[string]any{"nets": []any{"10.2.0.1/32"}}
 	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
 	for _, c := range []struct {
 		kind   schema.GroupVersionKind

@@ -118,14 +118,10 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, program string) (remov
 // register registers the Calico API server, on a port of this machine, at the apiserver as the server of
 // projectcalico.org/v3.
 func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister func(), err error) {
-	core, services := kubernetes.NewForConfigOrDie(cfg).CoreV1(), dynamic.NewForConfigOrDie(cfg).Resource(apiServices)
-	_, err = core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: calicoNamespace}},
-		metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return nil, err
-	}
+	admin, services := kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg).Resource(apiServices)
+	Namespace(t, admin, calicoNamespace)
 	// The IP of an endpoint must not be a loopback address, but an external name may resolve to one.
-	_, err = core.Services(calicoNamespace).Create(t.Context(), &corev1.Service{
+	_, err = admin.CoreV1().Services(calicoNamespace).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: calicoService},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
 	}, metav1.CreateOptions{})

@@ -5,14 +5,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/test/testkit"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // Grant creates the roles and bindings of manifests as they ship, and the namespace that they are for, and returns the
@@ -20,11 +19,7 @@ import (
 func Grant(t testing.TB, cfg *rest.Config, account string, manifests ...string) *rest.Config {
 	t.Helper()
 	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
-	_, err := admin.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	Namespace(t, admin, "semaphore")
 	for _, file := range manifests {
 		data := testkit.Value(os.ReadFile(file))(t)
 		for _, doc := range strings.Split(string(data), "\n---\n") {

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
@@ -57,9 +58,14 @@ func UpdateStatus[T any](tb testing.TB, client interface {
 	return testkit.Value(client.UpdateStatus(tb.Context(), object, metav1.UpdateOptions{}))(tb)
 }
 
+// Namespace creates a namespace unless it exists.
 func Namespace(tb testing.TB, client kubernetes.Interface, name string) {
 	tb.Helper()
-	Create(tb, client.CoreV1().Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	_, err := client.CoreV1().Namespaces().Create(tb.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		testkit.Must(tb, err)
+	}
 }
 
 // AllowReading gives a user the right to read and watch resources of a group.
