@@ -229,7 +229,8 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 
 	const head = 1_000_000
 	// Made before the stream begins: on a busy machine that takes longer than a broker waits for the hello.
-	first := append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, players.AllKinds...)}, worstOfLimits.snapshot(head)...)
+	first := append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, players.AllKinds...)},
+		worstOfLimits.snapshot(head)...)
 	a := v.publish("c2")
 	taken := make(chan int, 1)
 	go func() { // its acknowledgements and refusals

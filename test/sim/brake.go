@@ -107,16 +107,9 @@ func (b *broker) brakes(c *conn, source string, m *semaphorev1.PublishRequest, r
 	}
 	for _, change := range result.Changes {
 		if change.New == nil && change.Key.Kind == end.GetKind() && !l.withdrawn[change.Key] && !l.hollow[change.Key] {
-			b.w.fail(
-				"brake",
-				"broker %d of %s removes %s of %s at once with most of the kind: a snapshot has %d, and %d were exported",
-				b.id,
-				b.d.name,
-				change.Key,
-				source,
-				end.GetObjects(),
-				exported,
-			)
+			b.w.fail("brake",
+				"broker %d of %s removes %s of %s at once with most of the kind: a snapshot has %d, and %d were exported", b.id,
+				b.d.name, change.Key, source, end.GetObjects(), exported)
 		}
 	}
 }
@@ -191,14 +184,8 @@ func (b *broker) doubtOf(of doubted, there []string, ok bool, wanted map[string]
 // mayDelete checks the delete of an object that came from a cluster.
 func (b *broker) mayDelete(kind, name, cluster string) {
 	if d := b.doubts[doubted{cluster, kind}]; b.w.braked && d != nil && !d.settled {
-		b.w.fail(
-			"brake",
-			"broker %d of %s deletes %s %s of %s: the first snapshot withdraws most of what an earlier broker wrote",
-			b.id,
-			b.d.name,
-			kind,
-			name,
-			cluster,
-		)
+		b.w.fail("brake",
+			"broker %d of %s deletes %s %s of %s: the first snapshot withdraws most of what an earlier broker wrote", b.id,
+			b.d.name, kind, name, cluster)
 	}
 }

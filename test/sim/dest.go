@@ -148,31 +148,26 @@ func (d *dest) occupy() {
 	s := pick(d.w, d.w.sources)
 	if d.w.chance(0.5) {
 		name := fmt.Sprintf("%s-%s-73736d-%s", prefixOf(s.name), s.namespace(), pick(d.w, services))
-		if o, there := d.services.objects[name]; there {
-			if !ours(o) {
-				d.tracef("somebody's service %s goes", name)
-				d.services.delete(o, bySomeone)
-				delete(d.others, "service "+name)
-			}
-			return
-		}
-		o, _ := d.services.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}}, bySomeone)
-		d.others["service "+name] = o.ResourceVersion
-		d.tracef("somebody's service %s comes", name)
+		occupy(d, d.services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		return
 	}
 	name := fmt.Sprintf("%s-%s-%s", s.name, s.namespace(), pick(d.w, setNames))
-	if o, there := d.sets.objects[name]; there {
-		if !ours(o) {
-			d.tracef("somebody's set %s goes", name)
-			d.sets.delete(o, bySomeone)
-			delete(d.others, "set "+name)
-		}
-		return
+	occupy(d, d.sets, &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+func occupy[T writes.Object](d *dest, t *table[T], o T) {
+	what := t.name + " " + o.GetName()
+	have, there := t.objects[o.GetName()]
+	switch {
+	case !there:
+		made, _ := t.create(o, bySomeone)
+		d.others[what] = made.GetResourceVersion()
+		d.tracef("somebody's %s comes", what)
+	case !ours(have):
+		d.tracef("somebody's %s goes", what)
+		t.delete(have, bySomeone)
+		delete(d.others, what)
 	}
-	o, _ := d.sets.create(&calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name}}, bySomeone)
-	d.others["set "+name] = o.ResourceVersion
-	d.tracef("somebody's set %s comes", name)
 }
 
 func (d *dest) tracef(format string, args ...any) {

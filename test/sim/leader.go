@@ -25,15 +25,8 @@ func (b *broker) leads(c, was *conn, greeted bool, err error) {
 		return
 	}
 	if was != nil && was.client.x.term > c.client.x.term {
-		b.w.fail(
-			"leader",
-			"broker %d of %s lets an exporter of %s of term %d replace one of term %d that is connected",
-			b.id,
-			b.d.name,
-			source,
-			c.client.x.term,
-			was.client.x.term,
-		)
+		b.w.fail("leader", "broker %d of %s lets an exporter of %s of term %d replace one of term %d that is connected",
+			b.id, b.d.name, source, c.client.x.term, was.client.x.term)
 	}
 	hello := c.session.Hello()
 	if acked := b.acked[[2]string{source, streamOf(hello)}]; hello.GetHeadRevision() < acked {

@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"testing"
 )
 
@@ -16,12 +15,8 @@ func TestASuccessionWithoutAChangeWritesNothing(t *testing.T) {
 	if os.Getenv("SEEDS") != "" {
 		from, n = seeds(t)
 	}
-	if text := os.Getenv("SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("SEED: %v", err)
-		}
-		from, n = seed, 1
+	if os.Getenv("SEED") != "" {
+		from, n = variable(t, "SEED", 0), 1
 	}
 	play(t, from, n, Memory, func(f *Failure, seed uint64) string {
 		return fmt.Sprintf("%v\nagain: SEED=%d go test ./test/sim -run '%s$'", f, seed, t.Name())

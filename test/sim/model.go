@@ -84,7 +84,6 @@ func (v *view) lines() []string {
 	for r, n := range v.nodes {
 		out = append(out, fmt.Sprintf("node %s %s", r, n))
 	}
-	slices.Sort(out)
 	return out
 }
 

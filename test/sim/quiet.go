@@ -169,8 +169,6 @@ func (d *dest) sameEndpoints(wanted wanted) {
 			got = append(got, part(o)+": "+line)
 		}
 	}
-	slices.Sort(want)
-	slices.Sort(got)
 	d.w.same("endpoints of "+d.name, want, got)
 }
 
@@ -185,8 +183,6 @@ func (a *agent) converged(truth []*view) {
 			got = append(got, cluster+"/"+name+" "+text)
 		}
 	}
-	slices.Sort(want)
-	slices.Sort(got)
 	a.w.same(fmt.Sprintf("agent %s of %s", a.name, a.d.name), want, got)
 	for _, s := range a.w.sources {
 		if a.kernel[s.name] == nil {
@@ -205,6 +201,8 @@ func (s *source) most() int {
 }
 
 func (w *world) same(what string, want, got []string) {
+	slices.Sort(want)
+	slices.Sort(got)
 	for _, line := range want {
 		if !slices.Contains(got, line) {
 			w.fail("I1", "%s lacks %q", what, line)
@@ -263,8 +261,6 @@ func (d *dest) sameSets(wanted map[string]string) {
 			got = append(got, name+": "+textSet(o))
 		}
 	}
-	slices.Sort(want)
-	slices.Sort(got)
 	d.w.same("sets of "+d.name, want, got)
 }
 
@@ -285,7 +281,5 @@ func sameTable[T writes.Object](w *world, t *table[T], others, wanted map[string
 		}
 		got = append(got, name+": "+text(o))
 	}
-	slices.Sort(want)
-	slices.Sort(got)
 	w.same(fmt.Sprintf("%ss of %s", t.name, t.d.name), want, got)
 }

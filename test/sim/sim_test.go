@@ -21,39 +21,37 @@ func report(f *Failure) string {
 
 // TestSeed plays the seed of the environment's SEED with all of its trace.
 func TestSeed(t *testing.T) {
-	text := os.Getenv("SEED")
-	if text == "" {
+	if os.Getenv("SEED") == "" {
 		t.Skip("plays one seed again: SEED=n")
 	}
-	seed, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("SEED: %v", err)
-	}
-	out := Run(seed, func(line string) { t.Log(line) })
+	out := Run(variable(t, "SEED", 0), func(line string) { t.Log(line) })
 	if out.Failure != nil {
 		t.Fatal(report(out.Failure))
 	}
 	t.Logf("%d steps, trace %x", out.Steps, out.Trace)
 }
 
+// variable is the number in a variable of the environment.
+func variable(t *testing.T, name string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
 // seeds is how many to play, and from which on: SEEDS and FROM of the environment, else few for a quick run.
 func seeds(t *testing.T) (from, n uint64) {
-	number := func(name string, otherwise uint64) uint64 {
-		text := os.Getenv(name)
-		if text == "" {
-			return otherwise
-		}
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return n
-	}
 	n = 2_000
 	if testing.Short() {
 		n = 300
 	}
-	return number("FROM", 1), number("SEEDS", n)
+	return variable(t, "FROM", 1), variable(t, "SEEDS", n)
 }
 
 // play plays n seeds on all processors. It continues after a failure to report a few, but not after one of the

@@ -257,12 +257,9 @@ func (s *succession) follow() {
 		for name, had := range s.peers[remote] {
 			switch now, there := told[name]; {
 			case !there && s.doubts[remote][name]:
-				s.fail(
-					"peers",
+				s.fail("peers",
 					"the peer %s/%s goes: the first snapshot of this broker withdraws most of the peers that the one before had",
-					remote,
-					name,
-				)
+					remote, name)
 			case there && now != had:
 				s.fail("I3", "the peer %s/%s is %q, and was %q", remote, name, now, had)
 			case !there && s.exports(remote)[name].GetWireguard() != nil:

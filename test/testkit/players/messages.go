@@ -103,7 +103,8 @@ func Snapshot(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Ob
 func Snapshots(kinds []semaphorev1.Kind, revision uint64,
 	objects ...*semaphorev1.Object) (all []*semaphorev1.PublishRequest) {
 	for _, kind := range kinds {
-		of := slices.DeleteFunc(slices.Clone(objects), func(o *semaphorev1.Object) bool { return o.GetKey().GetKind() != kind })
+		of := slices.DeleteFunc(slices.Clone(objects),
+			func(o *semaphorev1.Object) bool { return o.GetKey().GetKind() != kind })
 		all = append(all, Snapshot(kind, revision, of...)...)
 	}
 	return all
