@@ -472,8 +472,5 @@ func (b *explainBed) breaks(ctx context.Context, t *testing.T, c brokenLink) {
 	b.reaches(ctx, t, service)
 	t.Logf(
 		"requests fail %.1f s after the break, explain names it %.1f s later, requests are answered %.1f s after the fix",
-		failed.Sub(began).Seconds(),
-		named.Sub(failed).Seconds(),
-		time.Since(named).Seconds(),
-	)
+		failed.Sub(began).Seconds(), named.Sub(failed).Seconds(), time.Since(named).Seconds())
 }

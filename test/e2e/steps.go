@@ -188,11 +188,7 @@ func admitted(ctx context.Context, s *Scenario) (string, error) {
 	took := time.Since(started)
 	return fmt.Sprintf(
 		"client %s admitted, stranger %s dropped (first drop seen %s after the policy, curl's own %s in it)",
-		client.Status.PodIP,
-		stranger.Status.PodIP,
-		took.Round(100*time.Millisecond),
-		refusal,
-	), nil
+		client.Status.PodIP, stranger.Status.PodIP, took.Round(100*time.Millisecond), refusal), nil
 }
 
 func replaced(ctx context.Context, s *Scenario) (string, error) {

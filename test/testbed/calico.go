@@ -81,10 +81,7 @@ func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
 	if len(wanted) < 9 || c.cniTemplate == "" {
 		return fmt.Errorf(
 			"%s has %d accounts and rights, and a CNI configuration of %d bytes: it is not Calico's manifest as it was",
-			c.tb.paths.CalicoManifest,
-			len(wanted),
-			len(c.cniTemplate),
-		)
+			c.tb.paths.CalicoManifest, len(wanted), len(c.cniTemplate))
 	}
 	return c.createYAML(ctx, strings.Join(wanted, "\n---\n"))
 }
@@ -106,17 +103,9 @@ func (c *Cluster) startKubeControllers(ctx context.Context) error {
 	if err := clientcmd.WriteToFile(*config, file); err != nil {
 		return err
 	}
-	return c.run(
-		ctx,
-		"kube-controllers",
-		c.controlPlane,
-		[]string{filepath.Base(c.tb.paths.CalicoKubeControllers)},
-		c.tb.paths.CalicoKubeControllers,
-		"DATASTORE_TYPE=kubernetes",
-		"ENABLED_CONTROLLERS=node",
-		"KUBECONFIG="+file,
-		"LOG_LEVEL=warning",
-	)
+	return c.run(ctx, "kube-controllers", c.controlPlane, []string{filepath.Base(c.tb.paths.CalicoKubeControllers)},
+		c.tb.paths.CalicoKubeControllers, "DATASTORE_TYPE=kubernetes", "ENABLED_CONTROLLERS=node", "KUBECONFIG="+file,
+		"LOG_LEVEL=warning")
 }
 
 // token requests a token for one of Calico's ServiceAccounts. It is valid for 30 days, as long as the testbed's
