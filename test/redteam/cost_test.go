@@ -130,7 +130,8 @@ func (w worst) change(head uint64, n int) *semaphorev1.PublishRequest {
 	if n%2 == 0 {
 		first = "10.2.0.0/16"
 	}
-	return players.Upserts(head+8*uint64(n)+1, wideSlice(n%w.slices, widePorts, n%2 == 0), wideService(widePorts, 1+int32(n%2)),
+	return players.Upserts(head+8*uint64(n)+1, wideSlice(n%w.slices, widePorts, n%2 == 0),
+		wideService(widePorts, 1+int32(n%2)),
 		w.node(0, first), w.member(n%w.members, 1+n/w.members), export(n%w.exports, 1+n))
 }
 

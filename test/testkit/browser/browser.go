@@ -266,8 +266,7 @@ func (p *Page) Spoken() (nodes []string) {
 // Screenshot returns a PNG of the page in a window of this size.
 func (p *Page) Screenshot(width, height int) []byte {
 	p.t.Helper()
-	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1,
-		"mobile": false}, nil)
+	p.Window(width, height)
 	defer p.call("Emulation.clearDeviceMetricsOverride", nil, nil)
 	var out struct{ Data string }
 	p.call("Page.captureScreenshot", map[string]any{"format": "png"}, &out)

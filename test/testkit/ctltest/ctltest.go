@@ -42,20 +42,27 @@ func Command() *cobra.Command { return root() }
 // Run calls semaphorectl, and returns its output and exit code.
 func Run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	t.Helper()
-	cmd := root()
 	var out bytes.Buffer
-	cmd.SetOut(&out)
-	cmd.SetErr(io.Discard)
+	code, err = execute(t, &out, io.Discard, args)
+	return out.String(), code, err
+}
+
+// execute calls semaphorectl, and returns its exit code.
+func execute(t *testing.T, out, errs io.Writer, args []string) (code int, err error) {
+	t.Helper()
+	cmd := root()
+	cmd.SetOut(out)
+	cmd.SetErr(errs)
 	cmd.SetArgs(args)
 	err = cmd.ExecuteContext(t.Context())
-	if err != nil {
-		code = 1
-		var exit program.ExitError
-		if errors.As(err, &exit) {
-			code = exit.Code
-		}
+	var exit program.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return exit.Code, err
+	case err != nil:
+		return 1, err
 	}
-	return out.String(), code, err
+	return 0, nil
 }
 
 func Serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {

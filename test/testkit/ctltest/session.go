@@ -2,7 +2,6 @@ package ctltest
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
-	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
 // session records what a person at a terminal sees of several calls: the command, its output and its exit code. Texts
@@ -47,19 +45,10 @@ func (s *session) Note(text string) {
 // Call runs a verb. The hidden arguments are not recorded.
 func (s *session) Call(verb string, hidden ...string) {
 	s.t.Helper()
-	cmd := root()
 	var out bytes.Buffer
-	cmd.SetOut(&out)
-	cmd.SetErr(&out)
-	cmd.SetArgs(append(strings.Fields(verb), hidden...))
-	code, err := 0, cmd.ExecuteContext(s.t.Context())
+	code, err := execute(s.t, &out, &out, append(strings.Fields(verb), hidden...))
 	if err != nil {
 		fmt.Fprintln(&out, "semaphorectl:", err)
-		code = 1
-		var exit program.ExitError
-		if errors.As(err, &exit) {
-			code = exit.Code
-		}
 	}
 	fmt.Fprintf(&s.text, "$ semaphorectl %s\n", s.replace.Replace(verb))
 	if out.Len() > 0 {

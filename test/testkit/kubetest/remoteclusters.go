@@ -18,22 +18,19 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/deploy"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // InstallRemoteClusters installs the CustomResourceDefinition of RemoteClusters that a release contains, and waits
 // until the apiserver serves it.
 func InstallRemoteClusters(t testing.TB, cfg *rest.Config) {
 	t.Helper()
-	client, err := apiextensionsclient.NewForConfig(cfg)
-	if err != nil {
-		t.Fatalf("client for CRDs: %v", err)
-	}
 	var crd apiextensions.CustomResourceDefinition
 	if err := yaml.UnmarshalStrict(deploy.RemoteClusters, &crd); err != nil {
 		t.Fatalf("CRD of RemoteClusters: %v", err)
 	}
-	if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(), &crd,
-		metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	definitions := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	if _, err := definitions.Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatalf("CRD of RemoteClusters: %v", err)
 	}
 	awaitServed(t, cfg, v1alpha1.GroupVersion, v1alpha1.Resource)
@@ -48,13 +45,7 @@ func CreateRemote(t testing.TB, cfg *rest.Config, name, spec string) {
 	}
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
 	u.SetName(name)
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		t.Fatalf("client for RemoteClusters: %v", err)
-	}
-	if _, err := client.Resource(v1alpha1.RemoteClusters).Create(t.Context(), u, metav1.CreateOptions{}); err != nil {
-		t.Fatalf("RemoteCluster %s: %v", name, err)
-	}
+	CreateObject(t, dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters), u)
 }
 
 // Described makes the RemoteClusters of a broker's remotes, and deletes all others. It returns the configuration as a
@@ -62,15 +53,8 @@ func CreateRemote(t testing.TB, cfg *rest.Config, name, spec string) {
 func Described(t testing.TB, cfg *rest.Config, of *config.Broker) *config.Broker {
 	t.Helper()
 	InstallRemoteClusters(t, cfg)
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		t.Fatalf("client for RemoteClusters: %v", err)
-	}
-	api := client.Resource(v1alpha1.RemoteClusters)
-	list, err := api.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatalf("RemoteClusters: %v", err)
-	}
+	api := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	list := testkit.Value(api.List(t.Context(), metav1.ListOptions{}))(t)
 	for _, remote := range of.Remotes {
 		spec := specOf(t, remote)
 		i := slices.IndexFunc(list.Items, func(u unstructured.Unstructured) bool { return u.GetName() == remote.Name })
@@ -87,9 +71,7 @@ func Described(t testing.TB, cfg *rest.Config, of *config.Broker) *config.Broker
 		if _, wanted := of.Remote(u.GetName()); wanted {
 			continue
 		}
-		if err := api.Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}); err != nil {
-			t.Fatalf("RemoteCluster %s: %v", u.GetName(), err)
-		}
+		testkit.Must(t, api.Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}))
 	}
 	file := *of
 	file.Remotes = nil
@@ -116,9 +98,5 @@ func specOf(t testing.TB, remote config.Remote) string {
 			}
 		}
 	}
-	text, err = json.Marshal(spec)
-	if err != nil {
-		t.Fatalf("remote %s: %v", remote.Name, err)
-	}
-	return string(text)
+	return string(testkit.Value(json.Marshal(spec))(t))
 }

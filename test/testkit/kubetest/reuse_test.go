@@ -44,7 +44,7 @@ func TestReuse(t *testing.T) {
 		}
 	})
 	changes := func(t *testing.T, cfg *rest.Config) {
-		client, opts := kubernetes.NewForConfigOrDie(cfg), metav1.CreateOptions{}
+		client := kubernetes.NewForConfigOrDie(cfg)
 		guest := rest.CopyConfig(cfg)
 		guest.Impersonate.UserName = "guest"
 		pods := kubernetes.NewForConfigOrDie(guest).CoreV1().Pods("shop")
@@ -57,34 +57,20 @@ func TestReuse(t *testing.T) {
 		InstallCalico(t, cfg, CalicoCRD, sets.Resource)
 		set := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "one"}}}
 		set.SetGroupVersionKind(CalicoCRD.WithKind("GlobalNetworkSet"))
-		_, err := dynamic.NewForConfigOrDie(cfg).Resource(sets).Create(t.Context(), set, opts)
-		testkit.NoError(t, err)
+		CreateObject(t, dynamic.NewForConfigOrDie(cfg).Resource(sets), set)
 		shop := metav1.ObjectMeta{Name: "shop"}
-		if _, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: shop}, opts); err != nil {
-			t.Error(err)
-		}
-		if _, err := client.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{ObjectMeta: shop,
+		Create(t, client.CoreV1().Namespaces(), &corev1.Namespace{ObjectMeta: shop})
+		Create(t, client.CoreV1().Services("shop"), &corev1.Service{ObjectMeta: shop,
 			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.7.7",
-				Ports: []corev1.ServicePort{{Port: 80, NodePort: 30777}}},
-		}, opts); err != nil {
-			t.Error(err)
-		}
-		if _, err := client.CoreV1().Namespaces().Patch(t.Context(), "default", types.MergePatchType,
-			[]byte(`{"metadata":{"labels":{"changed":"true"}}}`), metav1.PatchOptions{}); err != nil {
-			t.Error(err)
-		}
+				Ports: []corev1.ServicePort{{Port: 80, NodePort: 30777}}}})
+		testkit.Value(client.CoreV1().Namespaces().Patch(t.Context(), "default", types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"changed":"true"}}}`), metav1.PatchOptions{}))(t)
 		testkit.NoError(t, client.RbacV1().ClusterRoles().Delete(t.Context(), "view", metav1.DeleteOptions{}))
-		if _, err := client.RbacV1().Roles("shop").Create(t.Context(), &rbacv1.Role{ObjectMeta: shop,
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}},
-		}, opts); err != nil {
-			t.Error(err)
-		}
-		if _, err := client.RbacV1().RoleBindings("shop").Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: shop,
+		Create(t, client.RbacV1().Roles("shop"), &rbacv1.Role{ObjectMeta: shop,
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}}})
+		Create(t, client.RbacV1().RoleBindings("shop"), &rbacv1.RoleBinding{ObjectMeta: shop,
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "guest"}},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "shop"},
-		}, opts); err != nil {
-			t.Error(err)
-		}
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "shop"}})
 		// The namespace stays in this state, because no controller runs.
 		testkit.NoError(t, client.CoreV1().Namespaces().Delete(t.Context(), "shop", metav1.DeleteOptions{}))
 	}
@@ -106,10 +92,8 @@ func TestReuse(t *testing.T) {
 		}
 	})
 	test("a quota", func(t *testing.T, cfg *rest.Config) {
-		if _, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().ResourceQuotas("default").Create(t.Context(),
-			&corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "none"}}, metav1.CreateOptions{}); err != nil {
-			t.Error(err)
-		}
+		Create(t, kubernetes.NewForConfigOrDie(cfg).CoreV1().ResourceQuotas("default"),
+			&corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "none"}})
 	})
 	test("after the quota", func(*testing.T, *rest.Config) {})
 	if len(hosts) < 6 {

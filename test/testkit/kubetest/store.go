@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 
@@ -62,19 +63,12 @@ func (s *Store) BackUp(t testing.TB) (restore func()) {
 	t.Helper()
 	s.etcd.Kill(t)
 	backup := t.TempDir()
-	if err := os.CopyFS(backup, os.DirFS(s.data)); err != nil {
-		t.Fatalf("copying etcd's data: %v", err)
-	}
+	testkit.Must(t, os.CopyFS(backup, os.DirFS(s.data)))
 	s.startAgain(t)
 	return func() {
 		t.Helper()
 		s.stop(t)
-		if err := os.RemoveAll(s.data); err != nil {
-			t.Fatalf("removing etcd's data: %v", err)
-		}
-		if err := os.CopyFS(s.data, os.DirFS(backup)); err != nil {
-			t.Fatalf("putting etcd's data back: %v", err)
-		}
+		testkit.Must(t, errors.Join(os.RemoveAll(s.data), os.CopyFS(s.data, os.DirFS(backup))))
 		s.startAgain(t)
 	}
 }
