@@ -3,15 +3,11 @@ package docs_test
 import (
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"maps"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // clock lists the functions of tests that compare a time of the wall clock, how often, and why that holds on a busy
@@ -121,17 +117,9 @@ type compares struct {
 
 // TestClock: no test compares a time of the wall clock unseen.
 func TestClock(t *testing.T) {
-	out := testkit.Value(exec.Command("git", "-C", "..", "ls-files", "--cached", "--others", "--exclude-standard",
-		"*_test.go").Output())(t)
 	found := map[string]int{}
-	for path := range strings.FieldsSeq(string(out)) {
-		file, err := parser.ParseFile(token.NewFileSet(), "../"+path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			if strings.Contains(err.Error(), "no such file") { // it was removed and that is not committed
-				continue
-			}
-			t.Fatal(err)
-		}
+	for _, path := range tracked(t, "*_test.go") {
+		_, file := parsed(t, path)
 		for _, d := range file.Decls {
 			f, ok := d.(*ast.FuncDecl)
 			if !ok || f.Body == nil || measures(f) {

@@ -67,12 +67,23 @@ func product(t *testing.T) []string {
 		func(file string) bool { return strings.HasSuffix(file, "_test.go") })
 }
 
+// trees are the files that parsed has parsed, each once for all tests.
+var trees = map[string]tree{}
+
+type tree struct {
+	set  *token.FileSet
+	file *ast.File
+}
+
 // parsed is a Go file of the repository, with its comments.
 func parsed(t *testing.T, file string) (*token.FileSet, *ast.File) {
 	t.Helper()
-	set := token.NewFileSet()
-	return set, testkit.Value(parser.ParseFile(set, file, read(t, file), parser.ParseComments|
-		parser.SkipObjectResolution))(t)
+	if _, ok := trees[file]; !ok {
+		set := token.NewFileSet()
+		trees[file] = tree{set, testkit.Value(parser.ParseFile(set, file, read(t, file), parser.ParseComments|
+			parser.SkipObjectResolution))(t)}
+	}
+	return trees[file].set, trees[file].file
 }
 
 // lines are those of a document outside of code blocks; a line inside one is empty.
