@@ -27,7 +27,6 @@ type refusals struct {
 	said []string
 }
 
-// HandleWarningHeader implements rest.WarningHandler.
 func (r *refusals) HandleWarningHeader(_ int, _ string, text string) {
 	if _, said, ok := strings.Cut(text, "-warns': "); ok {
 		r.mu.Lock()

@@ -23,7 +23,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/status"
 )
 
-// Node is a node with its Kernel and its Guard. The zero value has no device. It is safe for concurrent use.
+// Node is a node with its Kernel, for device, hostnet and lookup, and its Guard, for hostnet. The zero value has no
+// device. It is safe for concurrent use.
 type Node struct {
 	mu      sync.Mutex
 	devices map[string]*kernel.Device
@@ -110,7 +111,6 @@ func (n *Node) Device(name string) (*kernel.Device, error) {
 	return &d, nil
 }
 
-// Links implements device.Kernel.
 func (n *Node) Links() ([]kernel.Link, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -139,7 +139,6 @@ func (n *Node) RouteTo(to, _ netip.Addr) (link string, err error) {
 	return link, n.failing["RouteTo"]
 }
 
-// Create implements device.Kernel.
 func (n *Node) Create(_ context.Context, name, alias string, mtu int) error {
 	return n.do("Create", name, func() error {
 		if n.devices == nil {
@@ -152,17 +151,14 @@ func (n *Node) Create(_ context.Context, name, alias string, mtu int) error {
 	})
 }
 
-// Delete implements device.Kernel.
 func (n *Node) Delete(name string) error {
 	return n.do("Delete", name, func() error { delete(n.devices, name); return nil })
 }
 
-// SetLink implements device.Kernel.
 func (n *Node) SetLink(name, alias string, mtu int, up bool) error {
 	return n.on("SetLink", name, "", func(d *kernel.Device) { d.Alias, d.MTU, d.Up = alias, mtu, up })
 }
 
-// Configure implements device.Kernel.
 func (n *Node) Configure(name string, cfg wgtypes.Config) error {
 	return n.on("Configure", name, "", func(d *kernel.Device) {
 		if cfg.PrivateKey != nil {
@@ -204,26 +200,22 @@ func configurePeer(d *kernel.Device, cfg wgtypes.PeerConfig) {
 	p.AllowedIPs = append(p.AllowedIPs, cfg.AllowedIPs...)
 }
 
-// AddAddress implements device.Kernel.
 func (n *Node) AddAddress(name string, addr netip.Addr) error {
 	return n.on("AddAddress", name, addr.String(), func(d *kernel.Device) {
 		d.Addresses = append(d.Addresses, addr)
 	})
 }
 
-// DeleteAddress implements device.Kernel.
 func (n *Node) DeleteAddress(name string, addr netip.Addr) error {
 	return n.on("DeleteAddress", name, addr.String(), func(d *kernel.Device) {
 		d.Addresses = slices.DeleteFunc(d.Addresses, func(a netip.Addr) bool { return a == addr })
 	})
 }
 
-// AddRoute implements device.Kernel.
 func (n *Node) AddRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	return n.route("AddRoute", name, prefix, source)
 }
 
-// ReplaceRoute implements device.Kernel.
 func (n *Node) ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	return n.route("ReplaceRoute", name, prefix, source)
 }
@@ -239,7 +231,6 @@ func (n *Node) route(method, name string, prefix netip.Prefix, source netip.Addr
 	})
 }
 
-// DeleteRoute implements device.Kernel.
 func (n *Node) DeleteRoute(name string, prefix netip.Prefix) error {
 	return n.on("DeleteRoute", name, prefix.String(), func(d *kernel.Device) {
 		d.Routes = slices.DeleteFunc(d.Routes, func(r netip.Prefix) bool { return r == prefix })
@@ -249,13 +240,10 @@ func (n *Node) DeleteRoute(name string, prefix netip.Prefix) error {
 
 // The node has no routes, links or settings but those of its devices and eth0.
 
-// Strays implements device.Kernel.
 func (n *Node) Strays(string, []netip.Prefix) ([]kernel.Route, error) { return nil, nil }
 
-// DeleteStray implements device.Kernel.
 func (n *Node) DeleteStray(kernel.Route) error { return nil }
 
-// EgressLinks implements device.Kernel.
 func (n *Node) EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error) {
 	var links []kernel.EgressLink
 	for _, at := range to {
@@ -264,15 +252,12 @@ func (n *Node) EgressLinks(to []netip.Addr) ([]kernel.EgressLink, error) {
 	return links, nil
 }
 
-// LoosenFilter implements device.Kernel.
 func (n *Node) LoosenFilter(name string) error {
 	return n.on("LoosenFilter", name, "", func(*kernel.Device) {})
 }
 
-// StrictFilters implements device.Kernel.
 func (n *Node) StrictFilters([]string) ([]string, error) { return nil, nil }
 
-// Addresses implements hostnet.Kernel.
 func (n *Node) Addresses() ([]kernel.Address, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -280,18 +265,14 @@ func (n *Node) Addresses() ([]kernel.Address, error) {
 	return []kernel.Address{own}, n.failing["Addresses"]
 }
 
-// Elsewhere implements hostnet.Kernel.
 func (n *Node) Elsewhere(string, []netip.Prefix) (bool, error) { return false, nil }
 
-// Foreign implements hostnet.Kernel.
 func (n *Node) Foreign(func(netip.Prefix) bool) ([]kernel.Foreign, error) { return nil, nil }
 
-// Settings implements hostnet.Kernel.
 func (n *Node) Settings([]kernel.RoutedDevice) (kernel.Settings, error) {
 	return kernel.Settings{}, nil
 }
 
-// LacksWireGuard implements hostnet.Kernel.
 func (n *Node) LacksWireGuard() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -307,21 +288,18 @@ func (n *Node) Guard() *Guard { return &Guard{n} }
 // Guard records which remotes are guarded. It implements hostnet.Guard.
 type Guard struct{ node *Node }
 
-// Clusters implements hostnet.Guard.
 func (g *Guard) Clusters() []string {
 	g.node.mu.Lock()
 	defer g.node.mu.Unlock()
 	return slices.Sorted(maps.Keys(g.node.guarded))
 }
 
-// Subnets implements hostnet.Guard.
 func (g *Guard) Subnets(cluster string) []netip.Prefix {
 	g.node.mu.Lock()
 	defer g.node.mu.Unlock()
 	return slices.Clone(g.node.guarded[cluster].Subnets)
 }
 
-// Set implements hostnet.Guard.
 func (g *Guard) Set(cluster string, r guard.Remote) (changed bool, err error) {
 	err = g.node.do("Guard", cluster, func() error {
 		if g.node.guarded == nil {
@@ -334,7 +312,6 @@ func (g *Guard) Set(cluster string, r guard.Remote) (changed bool, err error) {
 	return changed, err
 }
 
-// Remove implements hostnet.Guard.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
 	err = g.node.do("Unguard", cluster, func() error {
 		_, changed = g.node.guarded[cluster]

@@ -20,21 +20,18 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
-// raw is a codec that sends and returns bytes unchanged.
+// raw is an encoding.CodecV2 that sends and returns bytes unchanged.
 type raw struct{}
 
-// Marshal implements encoding.CodecV2.
 func (raw) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 	*v.(*[]byte) = data.Materialize()
 	return nil
 }
 
-// Name implements encoding.CodecV2.
 func (raw) Name() string { return "proto" }
 
 // dial connects to the federation listener with the certificate of a part of a cluster.

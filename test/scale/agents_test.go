@@ -73,7 +73,6 @@ func (h *hub) attach(ctx context.Context, c *client) {
 	_ = stream.New(cfg, c).Run(ctx)
 }
 
-// Begin implements attach.Handler.
 func (c *client) Begin() []*semaphorev1.AttachRequest {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +83,6 @@ func (c *client) Begin() []*semaphorev1.AttachRequest {
 			PublicKey: publicKey(c.node, 0), Backend: semaphorev1.Backend_BACKEND_USERSPACE})}
 }
 
-// Receive implements attach.Handler.
 func (c *client) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +102,6 @@ func (c *client) Receive(_ context.Context, m *semaphorev1.AttachResponse) error
 	return nil
 }
 
-// Ended implements attach.Handler.
 func (c *client) Ended(error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

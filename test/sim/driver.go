@@ -40,10 +40,9 @@ type driver[T writes.Object] struct {
 	flights []flight[T]
 }
 
-// store is the store of an informer.
+// store is the writes.Store of an informer.
 type store[T writes.Object] map[string]T
 
-// Get implements writes.Store.
 func (s store[T]) Get(name string) (T, bool) {
 	o, there := s[name]
 	return o, there
@@ -75,7 +74,6 @@ type runner interface {
 	due(now time.Time) bool
 }
 
-// Mark implements writes.Loop.
 func (l *driver[T]) Mark(name, cluster string, observedAt time.Time) {
 	l.machine.Changed(l.b.w.now, name, writes.Change{Cluster: cluster, ObservedAt: observedAt})
 	l.Wake(name)

@@ -41,7 +41,6 @@ func newImmediate[T writes.Object](m *memory, kind writes.ObjectKind, objects ma
 	return l
 }
 
-// Mark implements writes.Loop.
 func (l *immediate[T]) Mark(name, _ string, _ time.Time) { l.Wake(name) }
 
 // list is the first list of what exists.

@@ -24,7 +24,6 @@ type marked[T writes.Object] struct {
 	synced bool
 }
 
-// Wake implements writes.Loop.
 func (l *marked[T]) Wake(name string) {
 	if l.busy != nil && l.busy(name) {
 		return
@@ -34,7 +33,6 @@ func (l *marked[T]) Wake(name string) {
 	}
 }
 
-// WakeOwned implements writes.Loop.
 func (l *marked[T]) WakeOwned(cluster string) {
 	names, _ := l.Owned(cluster)
 	for _, name := range names {
@@ -42,7 +40,6 @@ func (l *marked[T]) WakeOwned(cluster string) {
 	}
 }
 
-// Observe implements writes.Loop.
 func (l *marked[T]) Observe(cluster string) {
 	names, _ := l.Owned(cluster)
 	for _, name := range names {
@@ -50,7 +47,6 @@ func (l *marked[T]) Observe(cluster string) {
 	}
 }
 
-// WakeAll implements writes.Loop.
 func (l *marked[T]) WakeAll() {
 	for name := range l.have {
 		l.Wake(name)
@@ -60,10 +56,8 @@ func (l *marked[T]) WakeAll() {
 	}
 }
 
-// Synced implements writes.Loop.
 func (l *marked[T]) Synced() bool { return l.synced }
 
-// Owned implements writes.Loop.
 func (l *marked[T]) Owned(cluster string) (names []string, ok bool) {
 	for _, name := range sortedKeys(l.have) {
 		if l.have[name].GetLabels()[naming.LabelSourceCluster] == cluster {

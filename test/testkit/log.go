@@ -15,7 +15,6 @@ type Buffer struct {
 	text strings.Builder
 }
 
-// Write implements io.Writer.
 func (b *Buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -45,10 +44,8 @@ type Warnings struct{ n atomic.Int64 }
 // Count returns the number so far.
 func (w *Warnings) Count() int64 { return w.n.Load() }
 
-// Enabled implements slog.Handler.
 func (w *Warnings) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
 
-// Handle implements slog.Handler.
 func (w *Warnings) Handle(context.Context, slog.Record) error {
 	w.n.Add(1)
 	return nil

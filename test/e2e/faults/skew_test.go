@@ -338,7 +338,6 @@ type playedBroker struct {
 	heard map[string]bool
 }
 
-// Publish implements semaphorev1.FederationServiceServer.
 func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServer) error {
 	for {
 		m, err := stream.Recv()

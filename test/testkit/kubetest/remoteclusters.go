@@ -30,8 +30,8 @@ func InstallRemoteClusters(t testing.TB, cfg *rest.Config) {
 		t.Fatalf("CRD of RemoteClusters: %v", err)
 	}
 	definitions := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
-	if _, err := definitions.Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatalf("CRD of RemoteClusters: %v", err)
+	if _, err := definitions.Create(t.Context(), &crd, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+		testkit.Must(t, err)
 	}
 	awaitServed(t, cfg, v1alpha1.GroupVersion, v1alpha1.Resource)
 }

@@ -25,13 +25,11 @@ var described = regexp.MustCompile(
 	`^Desc{fqName: "(.*?)", help: "(.*?)", (?:unit: ".*?", )?constLabels: {(.*?)}, variableLabels: {(.*?)}`,
 )
 
-// Register implements prometheus.Registerer.
 func (t *Table) Register(c prometheus.Collector) error {
 	t.MustRegister(c)
 	return nil
 }
 
-// MustRegister implements prometheus.Registerer.
 func (t *Table) MustRegister(all ...prometheus.Collector) {
 	for _, c := range all {
 		descs := make(chan *prometheus.Desc, 100)
