@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -99,13 +98,12 @@ func (c *mcsCluster) importDirectly(n int) error {
 
 // importObserver records when each ServiceImport was first seen with an IP and an exporting cluster.
 type importObserver struct {
-	mu   sync.Mutex
-	at   map[string]time.Time
-	news chan struct{}
+	sightings
+	at map[string]time.Time
 }
 
 func (c *mcsCluster) observeImports() *importObserver {
-	o := &importObserver{at: map[string]time.Time{}, news: make(chan struct{}, 1)}
+	o := &importObserver{newSightings(), map[string]time.Time{}}
 	c.follow(c.imports.Example(), func(object any) {
 		now, i := time.Now(), object.(*mcsv1beta1.ServiceImport)
 		o.mu.Lock()
@@ -113,10 +111,7 @@ func (c *mcsCluster) observeImports() *importObserver {
 		if len(i.Spec.IPs) > 0 && len(i.Status.Clusters) > 0 && o.at[i.Name].IsZero() {
 			o.at[i.Name] = now
 		}
-		select {
-		case o.news <- struct{}{}:
-		default:
-		}
+		o.tell()
 	}, c.imports.Follow("", nil))
 	return o
 }
@@ -124,20 +119,7 @@ func (c *mcsCluster) observeImports() *importObserver {
 // await returns when n imports exist.
 func (o *importObserver) await(b *testing.B, n int) {
 	b.Helper()
-	timeout := time.After(4 * time.Minute)
-	for {
-		o.mu.Lock()
-		have := len(o.at)
-		o.mu.Unlock()
-		if have >= n {
-			return
-		}
-		select {
-		case <-o.news:
-		case <-timeout:
-			b.Fatalf("%d imports of %d within four minutes", have, n)
-		}
-	}
+	o.until(b, fmt.Sprintf("%d imports", n), func() (int, bool) { return len(o.at), len(o.at) >= n })
 }
 
 // newMCS returns c2, with Services without ServiceExports, and c1, whose broker imports what c2 exports.

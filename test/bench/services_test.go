@@ -150,21 +150,58 @@ func (c *cluster) change(namespace string, service, endpoints, version int) (tim
 	return time.Now(), err
 }
 
+// sightings guards what informers saw.
+type sightings struct {
+	mu   sync.Mutex
+	news chan struct{}
+}
+
+func newSightings() sightings { return sightings{news: make(chan struct{}, 1)} }
+
+func (s *sightings) tell() {
+	select {
+	case s.news <- struct{}{}:
+	default:
+	}
+}
+
+// until returns when enough returns true. It calls enough, which also counts what was seen, under the lock.
+func (s *sightings) until(b *testing.B, what string, enough func() (int, bool)) {
+	b.Helper()
+	timeout := time.After(4 * time.Minute)
+	for {
+		s.mu.Lock()
+		n, ok := enough()
+		s.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-s.news:
+		case <-timeout:
+			b.Fatalf("%s: not within four minutes; %d are there", what, n)
+		}
+	}
+}
+
 // observer follows the Services and slices of a namespace, as kube-proxy does.
 type observer struct {
-	mu sync.Mutex
+	sightings
 	// versions has when each version of a service, or a newer one, was first seen.
 	versions map[int][]time.Time
 	// endpoints has the number of endpoints by slice.
 	endpoints map[string]int
 	all       int
 	services  map[string]bool
-	news      chan struct{}
+}
+
+func newObserver() *observer {
+	return &observer{sightings: newSightings(), versions: map[int][]time.Time{}, endpoints: map[string]int{},
+		services: map[string]bool{}}
 }
 
 func (c *cluster) observe(namespace string) *observer {
-	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, services: map[string]bool{},
-		news: make(chan struct{}, 1)}
+	o := newObserver()
 	endpoints, services := c.DiscoveryV1().EndpointSlices(namespace), c.CoreV1().Services(namespace)
 	c.follow(&discoveryv1.EndpointSlice{}, o.saw, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object,
@@ -189,7 +226,7 @@ func (c *cluster) observe(namespace string) *observer {
 // watchSlices follows the slices of a namespace alone, and keeps none of them. The namespace has none yet. The
 // apiserver ends the watch of a client that is slow; it begins again where it ended.
 func (c *cluster) watchSlices(namespace string) *observer {
-	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, news: make(chan struct{}, 1)}
+	o := newObserver()
 	run(c.b, func(ctx context.Context) error {
 		endpoints := c.DiscoveryV1().EndpointSlices(namespace)
 		list, err := endpoints.List(ctx, metav1.ListOptions{})
@@ -250,13 +287,6 @@ func (o *observer) saw(object any) {
 	o.tell()
 }
 
-func (o *observer) tell() {
-	select {
-	case o.news <- struct{}{}:
-	default:
-	}
-}
-
 // seen returns when a version was seen. It fails the benchmark if it was not.
 func (o *observer) seen(service, version int) time.Time {
 	o.mu.Lock()
@@ -267,20 +297,7 @@ func (o *observer) seen(service, version int) time.Time {
 // await returns when f returns true. It calls f with the observed state.
 func (o *observer) await(b *testing.B, what string, f func() bool) {
 	b.Helper()
-	timeout := time.After(4 * time.Minute)
-	for {
-		o.mu.Lock()
-		ok, all := f(), o.all
-		o.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-o.news:
-		case <-timeout:
-			b.Fatalf("%s: not within four minutes; %d endpoints are there", what, all)
-		}
-	}
+	o.until(b, what, func() (int, bool) { return o.all, f() })
 }
 
 // twoClusters returns c2 with services, and c1 with their mirrors and the broker.

@@ -29,11 +29,10 @@ import (
 // setsWorld is realBroker with an observer of the sets that it writes.
 type setsWorld struct {
 	*realBroker
+	sightings
 	// seen has when each IP was first in a set, by another client's watch, and gone when it was no longer in any.
-	mu   sync.Mutex
 	seen map[string]time.Time
 	gone map[string]time.Time
-	news chan struct{}
 	last map[string][]string // nets by set
 }
 
@@ -42,8 +41,7 @@ func newSetsWorld(b *testing.B, maxSize int) *setsWorld {
 	kubetest.InstallCalico(b, c1, kubetest.CalicoCRD, "globalnetworksets")
 	w := &setsWorld{
 		realBroker: newRealBroker(b, c1, "policy", func(cfg *config.Broker) { cfg.Sets.MaxSize = maxSize }),
-		seen:       map[string]time.Time{}, gone: map[string]time.Time{}, news: make(chan struct{}, 1),
-		last: map[string][]string{},
+		sightings:  newSightings(), seen: map[string]time.Time{}, gone: map[string]time.Time{}, last: map[string][]string{},
 	}
 	w.watch()
 	return w
@@ -75,10 +73,7 @@ func (w *setsWorld) watch() {
 			w.gone[n] = now
 		}
 		w.last[set.Name] = nets
-		select {
-		case w.news <- struct{}{}:
-		default:
-		}
+		w.tell()
 	}
 	is := func(object any) {
 		set := object.(*calicov3.GlobalNetworkSet)
@@ -103,20 +98,7 @@ func (w *setsWorld) await(n int) { w.awaitIn(w.seen, n) }
 // awaitIn returns when one of the maps has n IPs.
 func (w *setsWorld) awaitIn(ips map[string]time.Time, n int) {
 	w.b.Helper()
-	timeout := time.After(2 * time.Minute)
-	for {
-		w.mu.Lock()
-		have := len(ips)
-		w.mu.Unlock()
-		if have >= n {
-			return
-		}
-		select {
-		case <-w.news:
-		case <-timeout:
-			w.b.Fatalf("%d of %d IPs are known after two minutes", have, n)
-		}
-	}
+	w.until(w.b, fmt.Sprintf("%d IPs", n), func() (int, bool) { return len(ips), len(ips) >= n })
 }
 
 // podsWorld is setsWorld with cluster c2, which has a real apiserver and the whole exporter.
