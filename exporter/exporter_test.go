@@ -407,7 +407,11 @@ func serve(t *testing.T, trust trust.Dir, cluster string, service semaphorev1.Fe
 func (b *broker) Take(_ string, r replica.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.unexported = append(b.unexported, r.Unexported...)
+	for _, kind := range semaphorev1.Kinds {
+		if h := r.Hello; h != nil && !slices.Contains(append(h.GetUnreadKinds(), h.GetKinds()...), kind) {
+			b.unexported = append(b.unexported, kind)
+		}
+	}
 	b.received += len(r.Changes)
 	for _, c := range r.Changes {
 		if b.objects[c.Key.String()] = c.New; c.New == nil {

@@ -492,7 +492,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 func (s *Server) deliver(l *link, r replica.Result) {
 	s.record(l, r)
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
-		len(r.Unexported) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		r.Hello != nil || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		if l.to != nil {
 			l.to.Sink.Take(l.cluster, r)
 		}

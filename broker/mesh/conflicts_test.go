@@ -152,7 +152,7 @@ func TestReleasedNodesAreRemovedFromAgents(t *testing.T) {
 	key := replica.Key{Kind: kindNode, Name: "a"}
 	node := &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: conflicting(1, "192.0.2.1", "10.2.1.0/24")}}
 	e.Take(replica.Part{Cluster: "c2", Changes: []replica.Change{{Key: key, New: node}}})
-	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindNode}})
+	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{}})
 	if len(peers) != 1 {
 		t.Errorf("before the release agents receive %v", peers)
 	}

@@ -69,11 +69,16 @@ func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
 		Remotes: []config.Remote{{Name: "c2"}}}, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
 	e.Bind(&woken{owned: []string{name}})
 	desired := e.DesiredGlobal()
-	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindMember}})
+	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{}})
 	if v, p := desired.Want(name, "c2").Verdict, finding.Texts(e.Findings()); v != writes.Unknown || len(p) != 1 ||
 		!strings.Contains(p[0], "`semaphorectl release c2` (its exporter no longer exports this kind)") {
 		t.Errorf("the verdict is %v, problems: %q", v, p)
 	}
+	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{UnreadKinds: []semaphorev1.Kind{kindMember}}})
+	if n, p := e.Release("c2"), e.Findings(); len(n)+len(p) > 0 {
+		t.Errorf("what it has not read yet: %v released, %v", n, p)
+	}
+	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{}})
 	if n := e.Release("c2")[kindMember]; n != 1 || desired.Want(name, "c2").Verdict != writes.Absent ||
 		desired.Want("without", "").Verdict != writes.Absent {
 		t.Errorf("%d released, then the verdict is %v", n, desired.Want(name, "c2").Verdict)
@@ -81,7 +86,7 @@ func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
 	e.Bind(&woken{}) // the leader that follows
 	e.configure(nil)
 	e.configure([]config.Remote{{Name: "c2"}})
-	e.Take(replica.Part{Cluster: "c2", Unexported: []semaphorev1.Kind{kindMember}})
+	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{}})
 	if v, p := desired.Want("without", "").Verdict, e.Findings(); v != writes.Absent || len(p) > 0 {
 		t.Errorf("nothing of it exists: the verdict is %v, %v", v, p)
 	}

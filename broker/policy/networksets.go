@@ -175,8 +175,8 @@ func (e *Engine) Take(p replica.Part) {
 			e.evaluate(k)
 			k.loop.WakeOwned(p.Cluster)
 			k.loop.WakeOwned("")
-		} else if g != nil && len(p.Unexported) > 0 {
-			g.Lack(p.Unexported)
+		} else if g != nil && p.Hello != nil {
+			g.Hello(p.Hello)
 			e.evaluate(k)
 		}
 	}

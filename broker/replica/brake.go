@@ -57,7 +57,6 @@ func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Re
 			k.unexported = time.Time{}
 			continue
 		}
-		result.Unexported = append(result.Unexported, of)
 		if !k.unexported.IsZero() {
 			continue
 		}

@@ -172,8 +172,8 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 		b.s = b.Open()
 		unread := hello("e1", 30, 0, kService)
 		unread.GetHello().UnreadKinds = []semaphorev1.Kind{kMember}
-		if res := b.take(unread); slices.Contains(res.Unexported, kMember) || b.Retained(kMember, 1).Unexported {
-			t.Errorf("%d: what the exporter has not read yet is no longer exported: %v", n, res.Unexported)
+		if b.take(unread); b.Retained(kMember, 1).Unexported {
+			t.Errorf("%d: what the exporter has not read yet is no longer exported", n)
 		}
 		res := Result{}
 		for range 2 {

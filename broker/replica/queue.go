@@ -25,8 +25,8 @@ type Part struct {
 	Changes []Change
 	// Completed is set with the last part of a message that completed a snapshot of the kind.
 	Completed semaphorev1.Kind
-	// Unexported are kinds that a stream which has begun does not export.
-	Unexported []semaphorev1.Kind
+	// Hello is set with the last part of the first message of a stream.
+	Hello *semaphorev1.Hello
 }
 
 // Queue holds the changes of replicas until one engine handles them: a bounded FIFO for each remote, served in fair
@@ -72,9 +72,6 @@ func (q *Queue) Push(cluster string, r Result) {
 	if slices.Contains(q.kinds, r.Completed) {
 		completed = r.Completed
 	}
-	unexported := slices.DeleteFunc(slices.Clone(r.Unexported), func(of semaphorev1.Kind) bool {
-		return !slices.Contains(q.kinds, of)
-	})
 	var changes []Change
 	size := 0
 	for _, c := range r.Changes {
@@ -85,7 +82,7 @@ func (q *Queue) Push(cluster string, r Result) {
 			}
 		}
 	}
-	if len(changes) == 0 && completed == semaphorev1.Kind_KIND_UNSPECIFIED && len(unexported) == 0 {
+	if len(changes) == 0 && completed == semaphorev1.Kind_KIND_UNSPECIFIED && r.Hello == nil {
 		return
 	}
 	parts := q.parts(changes)
@@ -99,7 +96,7 @@ func (q *Queue) Push(cluster string, r Result) {
 	for i, part := range parts {
 		one := queued{Part: Part{Cluster: cluster, Changes: part}}
 		if one.last = i == len(parts)-1; one.last {
-			one.Completed, one.Unexported, one.bytes = completed, unexported, size
+			one.Completed, one.Hello, one.bytes = completed, r.Hello, size
 		}
 		q.lines.Push(cluster, one)
 	}

@@ -68,8 +68,8 @@ type Result struct {
 	Completed semaphorev1.Kind
 	Taken     int
 	Unchanged bool
-	// Unexported are the kinds that a Hello lacks.
-	Unexported []semaphorev1.Kind
+	// Hello is the message, if it is an accepted Hello.
+	Hello *semaphorev1.Hello
 	// Retained and Released are the actions of the brake.
 	Retained []Retained
 	Released []Released
@@ -225,6 +225,7 @@ func (s *Session) handleHello(now time.Time, h *semaphorev1.Hello, result *Resul
 	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
+	result.Hello = h
 	r.markUnexported(h, now, result)
 	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion),
 		SoftwareVersion: r.software}

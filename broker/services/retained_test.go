@@ -121,8 +121,9 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 }
 
 // withoutServices is the Hello of an exporter without the feature services.
-var withoutServices = replica.Result{Unexported: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE,
-	semaphorev1.Kind_KIND_ENDPOINT_SLICE}}
+var withoutServices = replica.Result{Hello: &semaphorev1.Hello{Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE}}}
+
+var ofServices = []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 
 const global, derived, plain = "gl-shop-73736d-echo", "mcs-shop-73736d-echo", "shop/echo"
 
@@ -162,7 +163,7 @@ func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
 				f.DesiredServices().Observed(test.shared, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: test.shared,
 					Annotations: map[string]string{clusters[test.shared]: "c2,c3"}}}, true)
 			}
-			for _, kind := range withoutServices.Unexported {
+			for _, kind := range ofServices {
 				f.take("c3", replica.Result{Completed: kind})
 			}
 			f.take("c2", withoutServices)
@@ -189,6 +190,28 @@ func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
 			f.snapshot(2)
 			f.has(t, "exported again", 0, writes.Present)
 		})
+	}
+}
+
+// TestEachHelloSaysWhatIsExported: a kind that the exporter exports again, and has not read yet, is none that it no
+// longer exports. A kind that it no longer exports after a first snapshot that withdrew most asks for no other snapshot.
+func TestEachHelloSaysWhatIsExported(t *testing.T) {
+	f := newFixture(t, 40)
+	f.take("c2", withoutServices)
+	if p := f.Findings(); len(p) != 1 {
+		t.Errorf("without the kind: %v", p)
+	}
+	f.take("c2", replica.Result{Hello: &semaphorev1.Hello{UnreadKinds: ofServices}})
+	if p := f.Findings(); len(p) > 0 || len(f.Release("c2")) > 0 {
+		t.Errorf("not read yet: %v, and something is released", p)
+	}
+	f.has(t, "not read yet", 0, writes.Unknown)
+	f.snapshot(2)
+	f.take("c2", withoutServices)
+	f.now = f.now.Add(48 * time.Hour)
+	if p := finding.Texts(f.Findings()); f.ResyncDue("c2") || len(p) != 1 || !strings.Contains(p[0], "38 of the 40") ||
+		!strings.Contains(p[0], "no longer exports this kind") {
+		t.Errorf("after a snapshot and without the kind: due %t, %q", f.ResyncDue("c2"), p)
 	}
 }
 

@@ -246,9 +246,9 @@ func (e *Engine) Take(p replica.Part) {
 		r.slices.Complete(p.Completed)
 		e.decide(p.Cluster)
 	}
-	if len(p.Unexported) > 0 {
-		r.services.Lack(p.Unexported)
-		r.slices.Lack(p.Unexported)
+	if p.Hello != nil {
+		r.services.Hello(p.Hello)
+		r.slices.Hello(p.Hello)
 		e.evaluate()
 	}
 }

@@ -34,8 +34,9 @@ type Retention struct {
 	snapshots map[semaphorev1.Kind]int
 	// confirmed means that undesired objects may be deleted. It stays true: from then on the replica's brake decides.
 	confirmed bool
-	// unexported means that the remote's exporter does not export a kind of which there was no snapshot.
-	unexported bool
+	// unexported means that the remote's exporter does not export a kind, so that the operator alone decides; unread that
+	// it has not read one yet, so that a snapshot will decide, and there is none to ask for.
+	unexported, unread bool
 	// evaluated is the number of snapshots at the last evaluation.
 	evaluated int
 	// since is when the Retention began to retain the withdrawn ones of all existing objects.
@@ -61,16 +62,24 @@ func (g *Retention) Complete(kind semaphorev1.Kind) {
 	if slices.Contains(g.kinds, kind) {
 		g.snapshots[kind]++
 	}
-	if g.unexported && g.Heard() {
-		g.unexported, g.since = false, time.Time{}
-	}
 }
 
-// Lack notes the kinds that the remote's exporter does not export.
-func (g *Retention) Lack(kinds []semaphorev1.Kind) {
-	g.unexported = g.unexported || slices.ContainsFunc(kinds, func(kind semaphorev1.Kind) bool {
-		return slices.Contains(g.kinds, kind) && g.snapshots[kind] == 0
-	})
+// Hello notes which kinds the exporter of a stream that begins exports. It comes before the snapshots of its stream.
+func (g *Retention) Hello(h *semaphorev1.Hello) {
+	was := g.unexported
+	g.unexported, g.unread = false, false
+	for _, kind := range g.kinds {
+		switch {
+		case slices.Contains(h.GetKinds(), kind):
+		case slices.Contains(h.GetUnreadKinds(), kind):
+			g.unread = true
+		default:
+			g.unexported = !g.confirmed
+		}
+	}
+	if was && !g.unexported && !g.Heard() {
+		g.since = time.Time{} // the first snapshot decides
+	}
 }
 
 // complete returns how many complete snapshots there were of every kind.
@@ -134,18 +143,18 @@ func (g *Retention) Release() int {
 	if !g.holds() && !g.unexported {
 		return 0
 	}
-	g.confirmed = true
 	if g.unexported {
 		for _, kind := range g.kinds {
 			g.Complete(kind) // as if a snapshot had lacked them
 		}
 	}
+	g.confirmed, g.unexported = true, false
 	return g.withdrawn
 }
 
 // Due reports whether another snapshot without the retained objects would release them.
 func (g *Retention) Due(now time.Time) bool {
-	return g.holds() && !g.unexported && now.Sub(g.since) >= g.brake.Hold.Duration
+	return g.holds() && !g.unexported && !g.unread && now.Sub(g.since) >= g.brake.Hold.Duration
 }
 
 // Problem describes the retained objects for the operator; empty for none.

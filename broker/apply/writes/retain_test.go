@@ -1,6 +1,7 @@
 package writes
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -30,14 +31,19 @@ func testBrake(t *testing.T) config.Brake {
 func TestGuard(t *testing.T) {
 	brake := testBrake(t)
 	hold := brake.Hold.Duration
+	sends := func(kinds ...semaphorev1.Kind) *semaphorev1.Hello { return &semaphorev1.Hello{Kinds: kinds} }
+	unread := &semaphorev1.Hello{UnreadKinds: []semaphorev1.Kind{service}}
+	const none, ended, bySnapshot = "none", "no longer exports this kind", "until a snapshot after"
 	type step struct {
-		complete, lacks semaphorev1.Kind
-		pass            time.Duration
-		withdrawn, all  int
-		unknown         bool // the existing objects are unknown
-		release         bool
-		retains, warns  bool
-		due             bool
+		hello          *semaphorev1.Hello
+		complete       semaphorev1.Kind
+		pass           time.Duration
+		withdrawn, all int
+		unknown        bool // the existing objects are unknown
+		release        bool
+		retains, warns bool
+		due            bool
+		says           string // in the problem; none for no problem
 	}
 	for name, test := range map[string]struct {
 		kinds []semaphorev1.Kind
@@ -68,30 +74,56 @@ func TestGuard(t *testing.T) {
 		}},
 		"the operator releases": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
-			{release: true, retains: false},
+			{withdrawn: 30, all: 40, release: true, retains: false},
 		}},
 		"a kind that is not exported stays until the operator releases it": {[]semaphorev1.Kind{service, slice}, []step{
-			{lacks: slice, unknown: true, retains: true},
+			{hello: sends(service), unknown: true, retains: true},
 			{withdrawn: 30, all: 30, retains: true, warns: true},
-			{pass: 3 * hold, lacks: slice, withdrawn: 30, all: 30, retains: true},
-			{release: true, retains: false},
+			{pass: 3 * hold, hello: sends(service), withdrawn: 30, all: 30, retains: true},
+			{withdrawn: 30, all: 30, release: true, retains: false},
 		}},
 		"or until it is exported again": {[]semaphorev1.Kind{service}, []step{
-			{lacks: service, withdrawn: 30, all: 30, retains: true, warns: true},
-			{pass: 3 * hold, complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
+			{hello: sends(), withdrawn: 30, all: 30, retains: true, warns: true},
+			{pass: 3 * hold, hello: sends(service), complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
 			{pass: hold, withdrawn: 30, all: 40, retains: true, due: true},
 		}},
+		"one that is exported again, and not read yet": {[]semaphorev1.Kind{service}, []step{
+			{hello: sends(), withdrawn: 30, all: 30, retains: true, warns: true, says: ended},
+			{hello: unread, retains: true, says: none},
+			{release: true, retains: true},
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true, says: bySnapshot},
+		}},
+		"a first snapshot that withdraws most, and then no export": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true, says: bySnapshot},
+			{hello: sends(), withdrawn: 30, all: 40, retains: true, says: ended},
+			{pass: 3 * hold, withdrawn: 30, all: 40, retains: true},
+			{hello: sends(service), withdrawn: 30, all: 40, retains: true, due: true, says: bySnapshot},
+			{complete: service, withdrawn: 30, all: 40, retains: false},
+		}},
+		"the same before the existing objects are known": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, unknown: true, retains: true},
+			{hello: sends(), unknown: true, retains: true},
+			{withdrawn: 30, all: 40, retains: true, warns: true, says: ended},
+			{pass: 3 * hold, withdrawn: 30, all: 40, retains: true},
+			{withdrawn: 30, all: 40, release: true, retains: false},
+		}},
+		"a first snapshot that withdraws most, and then an exporter that may not read": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true, says: bySnapshot},
+			{pass: 3 * hold, hello: unread, withdrawn: 30, all: 40, retains: true, says: bySnapshot},
+			{hello: sends(service), withdrawn: 30, all: 40, retains: true, due: true},
+			{complete: service, withdrawn: 30, all: 40, retains: false},
+		}},
 		"nothing waits for what never existed": {[]semaphorev1.Kind{service, slice}, []step{
-			{lacks: slice, unknown: true, retains: true},
+			{hello: sends(service), unknown: true, retains: true},
 			{retains: false},
 		}},
 		"what is not known yet is released, too": {[]semaphorev1.Kind{service}, []step{
-			{lacks: service, unknown: true, retains: true},
+			{hello: sends(), unknown: true, retains: true},
 			{unknown: true, release: true, retains: false},
 		}},
 		"after a snapshot, the replica is what retains": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, all: 40, retains: false},
-			{lacks: service, all: 40, retains: false},
+			{hello: sends(), all: 40, retains: false},
 		}},
 		"the existing objects are not known yet": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, unknown: true, retains: true},
@@ -107,16 +139,16 @@ func TestGuard(t *testing.T) {
 			g, now := NewRetention("c2", Service, brake, test.kinds...), time.Unix(1_000_000, 0)
 			for i, s := range test.steps {
 				now = now.Add(s.pass)
+				if s.hello != nil {
+					g.Hello(s.hello)
+				}
 				if s.complete != 0 {
 					g.Complete(s.complete)
-				}
-				if s.lacks != 0 {
-					g.Lack([]semaphorev1.Kind{s.lacks})
 				}
 				before := g.Retains()
 				changed, warning := g.Evaluate(now, func() (int, int, bool) { return s.withdrawn, s.all, !s.unknown })
 				if s.release {
-					if n := g.Release(); n != 30 && !s.unknown {
+					if n := g.Release(); n != s.withdrawn && !s.unknown {
 						t.Errorf("step %d: released %d", i, n)
 					}
 				} else if changed != (before && !g.Retains()) {
@@ -125,7 +157,9 @@ func TestGuard(t *testing.T) {
 				if g.Retains() != s.retains || (warning != "") != s.warns || g.Due(now) != s.due {
 					t.Errorf("step %d: retains %v, warns %q, due %v", i, g.Retains(), warning, g.Due(now))
 				}
-				if held := g.Problem() != ""; held && !s.retains || s.warns && !held {
+				held := g.Problem() != ""
+				if held && !s.retains || s.warns && !held || s.says == none && held ||
+					s.says != none && !strings.Contains(g.Problem(), s.says) {
 					t.Errorf("step %d: %q", i, g.Problem())
 				}
 			}
