@@ -99,8 +99,8 @@ func TestR26WhoSeesWhat(t *testing.T) {
 		"none":           {value: ptr("none")},
 		"a cluster that there is not": {value: ptr("c2,c9"), service: "c2", pod: "c2",
 			problem: `annotation semaphore.uw.io/export-to: "c2,c9" names "c9", for which no broker is configured: the object ` +
-				`is exported to c2 only`},
-		"no cluster that there is": {value: ptr("c9"), problem: `the object is exported to no cluster only`},
+				`is exported to c2 at most`},
+		"no cluster that there is": {value: ptr("c9"), problem: `the object is exported to no cluster at most`},
 		"none and a cluster":       {value: ptr("none,c2"), service: "c2", pod: "c2", problem: `names "none"`},
 		"empty": {value: ptr(""),
 			problem: `annotation semaphore.uw.io/export-to: "" cannot be parsed, so no cluster receives the object`},

@@ -109,8 +109,8 @@ func parseExportTo(value string, all universe) (to Audience, problem string) {
 	}
 	to = all.filter(func(cluster string) bool { return slices.Contains(named, cluster) })
 	if len(unknown) > 0 {
-		problem = fmt.Sprintf("%s names %.200q, for which no broker is configured: the object is exported to %s only", quoted,
-			strings.Join(unknown, ", "), to)
+		problem = fmt.Sprintf("%s names %.200q, for which no broker is configured: the object is exported to %s at most",
+			quoted, strings.Join(unknown, ", "), to)
 	}
 	return to, problem
 }

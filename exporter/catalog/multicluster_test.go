@@ -115,10 +115,11 @@ func TestServiceExportNarrowed(t *testing.T) {
 	now := time.Unix(1, 0)
 	annotation := func(value string) map[string]string { return map[string]string{naming.AnnotationExportTo: value} }
 	for _, test := range []struct {
-		name             string
-		rule             []string // of the namespace; nil for none
-		service, export  string
-		c2, c3, ofReason bool
+		name            string
+		rule            []string // of the namespace; nil for none
+		service, export string
+		c2, c3          bool
+		problem         string // a part of it; empty for no problem
 	}{
 		{name: "everybody", c2: true, c3: true},
 		{name: "rule", rule: []string{"c2"}, c2: true},
@@ -127,7 +128,13 @@ func TestServiceExportNarrowed(t *testing.T) {
 		{name: "both", service: "c2,c3", export: "c3", c3: true},
 		{name: "disjoint", service: "c2", export: "c3"},
 		{name: "none", export: "none"},
-		{name: "unparsable", export: "C2!"},
+		{name: "a Service that names another cluster, too", service: "c2,c9", export: "none",
+			problem: `names "c9", for which no broker is configured: the object is exported to c2 at most`},
+		{name: "the same, and disjoint", service: "c2,c9", export: "c3", problem: `names "c9"`},
+		{name: "the same, and one of two", service: "c2,c3,c9", export: "c3", c3: true, problem: `names "c9"`},
+		{name: "both name another cluster", service: "c2,c8", export: "c2,c9", c2: true, problem: `names "c9"`},
+		{name: "unparsable", export: "C2!", problem: `"C2!" cannot be parsed`},
+		{name: "another cluster, and unparsable", service: "c2,c9", export: "C2!", problem: `"C2!" cannot be parsed`},
 		{name: "rule and ServiceExport", rule: []string{"c2"}, export: "c3"},
 	} {
 		c := multiClusterCatalog(t)
@@ -148,6 +155,10 @@ func TestServiceExportNarrowed(t *testing.T) {
 			if got := c.Exports(cluster, serviceKey("shop", "echo")); got != want {
 				t.Errorf("%s: %s receives it: %t", test.name, cluster, got)
 			}
+		}
+		if p := finding.Texts(c.Findings()); len(p) > 0 != (test.problem != "") ||
+			!strings.Contains(strings.Join(p, ""), test.problem) {
+			t.Errorf("%s: problems %q, want %q", test.name, p, test.problem)
 		}
 	}
 }

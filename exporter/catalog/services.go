@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -48,10 +49,12 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	if value, ok := s.Annotations[naming.AnnotationExportTo]; ok {
 		by = append(by, fmt.Sprintf("%.100q", value))
 	}
-	if to != Nobody && problem == "" {
-		if to, problem = c.narrowed(to, at); to == Nobody {
+	if to != Nobody {
+		var wrong string
+		if to, wrong = c.narrowed(to, at); to == Nobody {
 			by = append(by, fmt.Sprintf("%.100q of its ServiceExport", c.exports[at].Annotations[naming.AnnotationExportTo]))
 		}
+		problem = cmp.Or(wrong, problem)
 	}
 	c.setProblem(key, finding.InvalidExportTo, problem)
 	offers := &offered{uid: s.UID}
