@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 // condition returns the annotation's value, in the form of a Kubernetes condition. It has no time, so that an exporter
@@ -78,7 +79,7 @@ func (f *Feedback) listAnnotated(ctx context.Context) bool {
 		}
 		for i := range all.Items {
 			if s := &all.Items[i]; s.Annotations[naming.AnnotationExportStatus] != "" {
-				f.stale[service{s.Namespace, s.Name}] = true
+				f.stale[service{s.Namespace, s.Name}] = waiting.Repeats{}
 			}
 		}
 		if options.Continue = all.Continue; options.Continue == "" {
@@ -87,17 +88,21 @@ func (f *Feedback) listAnnotated(ctx context.Context) bool {
 	}
 }
 
-// removeStaleAnnotations removes the annotation from Services that are not offered. The catalog must be complete. The
-// error is that of ctx.
+// removeStaleAnnotations removes the annotation from up to maxWrites Services that are not offered. The catalog must be
+// complete. The error is that of ctx.
 func (f *Feedback) removeStaleAnnotations(ctx context.Context, now time.Time) error {
-	for at := range f.stale {
+	writes := 0
+	for at, attempts := range f.stale {
 		if f.services[at] != nil {
 			delete(f.stale, at) // the annotation is updated instead
 			continue
 		}
-		if now.Before(f.noAnnotationsUntil) {
+		if writes == maxWrites || now.Before(f.noAnnotationsUntil) || now.Before(attempts.Next(ofEvents)) {
 			continue
 		}
+		writes++
+		attempts.Add(ofEvents, now)
+		f.stale[at] = attempts
 		s, err := f.kube.CoreV1().Services(at.namespace).Get(ctx, at.name, metav1.GetOptions{})
 		switch {
 		case ctx.Err() != nil:
@@ -106,7 +111,7 @@ func (f *Feedback) removeStaleAnnotations(ctx context.Context, now time.Time) er
 			delete(f.stale, at)
 			continue
 		case err != nil:
-			continue // the next pass retries
+			continue // a later pass retries
 		case s.Annotations[naming.AnnotationExportStatus] == "":
 			delete(f.stale, at)
 			continue

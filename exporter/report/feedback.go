@@ -80,8 +80,8 @@ type Feedback struct {
 	// logged are the errors that were logged last, of Events and of annotations: a failed write is tried again for each
 	// Service.
 	logged struct{ events, annotations string }
-	// stale are the Services that may have the annotation and are not offered.
-	stale map[service]bool
+	// stale are the Services that may have the annotation and are not offered, with the attempts to remove it.
+	stale map[service]waiting.Repeats
 }
 
 type service struct{ namespace, name string }
@@ -120,7 +120,7 @@ func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() m
 	}
 	return &Feedback{
 		kube: kube, catalog: c, brokers: brokers, limiter: rate.NewLimiter(eventsPerSecond, eventsBurst), instance: instance,
-		written: written, log: log, services: map[service]*eventState{}, stale: map[service]bool{}, Events: true,
+		written: written, log: log, services: map[service]*eventState{}, stale: map[service]waiting.Repeats{}, Events: true,
 		Poll: PollInterval, Settle: SettlePeriod,
 	}
 }
@@ -204,7 +204,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 	for at := range f.services {
 		if !offered[at] {
 			if f.Annotates {
-				f.stale[at] = true
+				f.stale[at] = waiting.Repeats{}
 			}
 			delete(f.services, at)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -310,37 +311,109 @@ func TestOfferedToTheOwnClusterAlone(t *testing.T) {
 	}
 }
 
+// answered is what an apiserver answers a request.
+func answered(r *http.Request, code int, text string) (*http.Response, error) {
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
+}
+
+// annotating is the feedback of an exporter that annotates Services of a catalog, and put puts one that is not offered.
+func annotating(api kubetest.RoundTripper) (f *Feedback, put func(name, uid string)) {
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.Nothing(), Global: labels.Everything()})
+	f = NewFeedback(kubernetes.NewForConfigOrDie(&rest.Config{Host: "http://apiserver", QPS: -1, Transport: api,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), c,
+		func() map[string]Broker { return nil }, NewFeedbackMetrics(prometheus.NewRegistry()),
+		slog.New(slog.DiscardHandler))
+	f.Annotates, f.Complete = true, func() bool { return true }
+	return f, func(name, uid string) {
+		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
+	}
+}
+
+const anEvent = `{"kind":"Event","apiVersion":"events.k8s.io/v1","metadata":{"name":"x"}}`
+
+// TestAnnotationsThatStay: annotations of Services that are no longer offered keep no Event of another Service waiting,
+// however many they are: those that a policy keeps, those that cannot be read, and those that go. A removal that fails
+// is tried less and less often.
+func TestAnnotationsThatStay(t *testing.T) {
+	const denied = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":` +
+		`"admission webhook \"validation.gatekeeper.sh\" denied the request: frozen"}`
+	const read = `{"kind":"Service","apiVersion":"v1","metadata":{"name":"a","namespace":"shop","uid":"u",` +
+		`"annotations":{"semaphore.uw.io/export-status":"x"}}}`
+	for _, test := range []struct {
+		stale, get, patch int
+		each              int // the most requests for each in half an hour
+	}{
+		{20, http.StatusOK, http.StatusForbidden, 2 * 16},
+		{300, http.StatusOK, http.StatusForbidden, 2 * 16},
+		{300, http.StatusForbidden, http.StatusOK, 16},
+		{2000, http.StatusOK, http.StatusOK, 2},
+	} {
+		t.Run(fmt.Sprint(test), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				requests, wrote := 0, time.Time{}
+				f, put := annotating(func(r *http.Request) (*http.Response, error) {
+					name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+					text := map[int]string{http.StatusOK: read, http.StatusForbidden: denied}
+					switch {
+					case r.Method == http.MethodPost:
+						wrote = time.Now()
+						return answered(r, http.StatusCreated, anEvent)
+					case name == "services":
+						return answered(r, http.StatusOK, `{"kind":"ServiceList","apiVersion":"v1","metadata":{},"items":[]}`)
+					case name == "z":
+						return answered(r, http.StatusOK, read)
+					case r.Method == http.MethodPatch:
+						requests++
+						return answered(r, test.patch, text[test.patch])
+					}
+					requests++
+					return answered(r, test.get, text[test.get])
+				})
+				for i := range test.stale {
+					f.stale[service{"shop", fmt.Sprint("a", i)}] = waiting.Repeats{}
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+				defer cancel()
+				done := make(chan error)
+				go func() { done <- f.Run(ctx) }()
+				time.Sleep(time.Minute)
+				for n := range 4 {
+					began := time.Now()
+					put("z", fmt.Sprint("z", n))
+					time.Sleep(7 * time.Minute)
+					if took := wrote.Sub(began); took < 0 || took > 5*time.Second {
+						t.Errorf("%+v: the Event %d took %s", test, n, took)
+					}
+				}
+				if <-done; requests < test.stale || requests > test.each*test.stale {
+					t.Errorf("%+v: %d requests, that is %d for each", test, requests, requests/test.stale)
+				}
+				if test.get+test.patch == 2*http.StatusOK && len(f.stale) > 0 {
+					t.Errorf("%d annotations stay", len(f.stale))
+				}
+			})
+		})
+	}
+}
+
 // TestOneRightIsMissing: Services whose annotation may not be written keep no Event of another one waiting.
 func TestOneRightIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answer := func(r *http.Request, code int, text string) *http.Response {
-			return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
-				Body: io.NopCloser(strings.NewReader(text)), Request: r}
-		}
-		denies := kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+		f, put := annotating(func(r *http.Request) (*http.Response, error) {
 			if r.Method == http.MethodPatch {
-				return answer(r, http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure",`+
+				return answered(r, http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure",`+
 					`"reason":"Forbidden","code":403,"message":"services \"a1\" is forbidden: User \"semaphore-exporter\" cannot `+
-					`patch resource \"services\" in API group \"\" in the namespace \"shop\""}`), nil
+					`patch resource \"services\" in API group \"\" in the namespace \"shop\""}`)
 			}
-			return answer(r, http.StatusCreated, `{"kind":"Event","apiVersion":"events.k8s.io/v1","metadata":{"name":"x"}}`),
-				nil
+			return answered(r, http.StatusCreated, anEvent)
 		})
-		c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-			Mirror: labels.Nothing(), Global: labels.Everything()})
-		put := func(name, uid string) {
-			c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)},
-				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
-		}
 		for i := range 2 * maxWrites {
 			put(fmt.Sprint("a", i), fmt.Sprint("a", i))
 		}
 		put("z", "z")
-		f := NewFeedback(kubernetes.NewForConfigOrDie(&rest.Config{Host: "http://apiserver", QPS: -1, Transport: denies,
-			ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), c,
-			func() map[string]Broker { return nil }, NewFeedbackMetrics(prometheus.NewRegistry()),
-			slog.New(slog.DiscardHandler))
-		f.Annotates = true
 		for n := range 4 {
 			began := time.Now()
 			for s := f.services[service{"shop", "z"}]; s == nil || s.current != s.writtenEvent ||
