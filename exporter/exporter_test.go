@@ -408,7 +408,7 @@ func (b *broker) Take(_ string, r replica.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, kind := range semaphorev1.Kinds {
-		if h := r.Hello; h != nil && !slices.Contains(append(h.GetUnreadKinds(), h.GetKinds()...), kind) {
+		if h := r.Hello; h != nil && !slices.Contains(slices.Concat(h.GetKinds(), h.GetUnreadKinds()), kind) {
 			b.unexported = append(b.unexported, kind)
 		}
 	}

@@ -194,7 +194,8 @@ func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
 }
 
 // TestEachHelloSaysWhatIsExported: a kind that the exporter exports again, and has not read yet, is none that it no
-// longer exports. A kind that it no longer exports after a first snapshot that withdrew most asks for no other snapshot.
+// longer exports. A kind that it no longer exports after a first snapshot that withdrew most asks for no other
+// snapshot.
 func TestEachHelloSaysWhatIsExported(t *testing.T) {
 	f := newFixture(t, 40)
 	f.take("c2", withoutServices)
