@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testbed/proxy"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -400,9 +398,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	for _, name := range []string{"stays", "goes"} {
 		kubetest.Create(t, services, service(name, map[string]string{globalLabel: "true"}))
 	}
-	road := newRoad(t, strings.TrimPrefix(cfg.Host, "https://"))
-	through := rest.CopyConfig(cfg)
-	through.Host = "https://" + road.listener.Addr().String()
+	through, network := kubetest.Through(t, cfg)
 	c := newCatalog(t, config.Services)
 	w := start(t, through, c)
 	waitForSync(t, w)
@@ -420,7 +416,8 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	if got := mine(); got != "goes stays" {
 		t.Fatalf("exported are %q", got)
 	}
-	road.close()
+	network.Set(proxy.Conditions{Refuse: true})
+	network.Reset()
 	must(t, services.Delete(t.Context(), "goes", metav1.DeleteOptions{}))
 	soon(t, func() error {
 		if p := strings.Join(finding.Texts(w.Findings()), "\n"); !strings.Contains(p, "the watch fails: cannot ") {
@@ -434,7 +431,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	if got := mine(); got != "goes stays" {
 		t.Errorf("an outage changed what is exported to %q", got)
 	}
-	road.open()
+	network.Set(proxy.Conditions{})
 	soon(t, func() error {
 		if got := mine(); got != "stays" {
 			return fmt.Errorf("exported are %q, not %q", got, "stays")
@@ -483,75 +480,6 @@ func TestSteps(t *testing.T) {
 	if err := it.process(cache.Delta{Type: cache.Added, Object: "nonsense"}); err == nil {
 		t.Error("an object without a name is taken")
 	}
-}
-
-// road is a TCP relay to the apiserver that can be closed.
-type road struct {
-	listener net.Listener
-	to       string
-	wg       sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool
-	conns  []net.Conn
-}
-
-func newRoad(t *testing.T, to string) *road {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	r := &road{listener: listener, to: to}
-	r.wg.Go(func() {
-		for {
-			from, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			r.wg.Go(func() { r.carry(from) })
-		}
-	})
-	t.Cleanup(func() {
-		listener.Close()
-		r.close()
-		r.wg.Wait()
-	})
-	return r
-}
-
-func (r *road) carry(from net.Conn) {
-	defer from.Close()
-	to, err := net.Dial("tcp", r.to)
-	if err != nil {
-		return
-	}
-	defer to.Close()
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return
-	}
-	r.conns = append(r.conns, from, to)
-	r.mu.Unlock()
-	var both sync.WaitGroup
-	both.Go(func() { io.Copy(to, from); to.Close() })
-	both.Go(func() { io.Copy(from, to); from.Close() })
-	both.Wait()
-}
-
-func (r *road) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	for _, c := range r.conns {
-		c.Close()
-	}
-	r.conns = nil
-}
-
-func (r *road) open() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = false
 }
 
 // Of an object, only what decides on its export is kept in memory; what is exported of it is as of the whole object.

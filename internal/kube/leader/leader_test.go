@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -388,32 +387,13 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 	}
 }
 
-// cut returns a path to the apiserver that can be interrupted.
-func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
-	t.Helper()
-	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	through := rest.CopyConfig(api)
-	through.Host = "https://" + p.Address().String()
-	return through, p
-}
-
 // testCutOff (F23): a leader that cannot reach the apiserver ends its work before another replica can acquire the
 // lease.
 func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	for name, conditions := range map[string]proxy.Conditions{"silent": {Stall: true}, "refused": {Refuse: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			through, network := cut(t, api)
+			through, network := kubetest.Through(t, api)
 			const toEnd = 500 * time.Millisecond
 			a, b := pair(t, "cut-"+name, through, api, toEnd)
 			time.Sleep(duration) // it is renewed in this time
@@ -489,7 +469,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 // testWorkThatDoesNotEnd: only the end of the process ends work that does not end when it is asked to, so Run returns
 // while the lease holds.
 func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
-	through, network := cut(t, api)
+	through, network := kubetest.Through(t, api)
 	a, b := pair(t, "endless", through, api, duration*2)
 	network.Set(proxy.Conditions{Stall: true})
 	err := receive(t, "a's end", a.result)
