@@ -73,7 +73,7 @@ func TestHostileBroker(t *testing.T) {
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
 		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
 	p.answers.SetLimit(perSecond)
-	b.run(p)
+	testkit.Run(t, p.Run)
 
 	long := strings.Repeat("x", 50_000)
 	domains := make([]string, 1000)

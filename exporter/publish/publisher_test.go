@@ -3,7 +3,6 @@ package publish
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -203,21 +202,8 @@ func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, source
 func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address},
 		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: from})
-	b.run(p)
+	testkit.Run(b.t, p.Run)
 	return p
-}
-
-// run runs a publisher until the test ends.
-func (b *bench) run(p *Publisher) {
-	ctx, cancel := context.WithCancel(b.t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	b.t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			b.t.Errorf("the publisher ended with %v", err)
-		}
-	})
 }
 
 func (b *bench) pod(name, ip string) {

@@ -75,15 +75,7 @@ func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffin
 	for _, do := range prepare {
 		do(w)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != context.Canceled {
-			t.Errorf("the watcher ended with %v", err)
-		}
-	})
+	testkit.Run(t, w.Run)
 	return w
 }
 

@@ -115,7 +115,7 @@ func TestWindowsAndHeaders(t *testing.T) {
 		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
 	p.answers.SetLimit(20) // it reads five messages of the test a second
 	p.answers.SetBurst(20)
-	b.run(p)
+	testkit.Run(t, p.Run)
 	ends := func(reason string) {
 		t.Helper()
 		testkit.Eventually(t, time.Minute, "the stream ends: "+reason, testkit.State(func() (bool, string) {

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -170,13 +169,10 @@ func TestWriter(t *testing.T) {
 		return map[string]Broker{"c1": own, "c2": other}
 	}
 	run := func() (stop func()) {
-		ctx, cancel := context.WithCancel(t.Context())
 		w := NewConditions("c1", client, c, brokers, NewConditionMetrics(prometheus.NewRegistry()), slog.Default())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		end := testkit.Run(t, w.Run)
 		return func() {
-			cancel()
-			<-done
+			end()
 			if p := w.Problems(); len(p) > 0 {
 				t.Errorf("problems: %q", p)
 			}

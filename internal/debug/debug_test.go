@@ -165,28 +165,12 @@ func TestNilRecorder(t *testing.T) {
 }
 
 // serve runs ServeSocket and returns a client, and what stops the server.
-func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (semaphorev1.DebugServiceClient,
-	func() error) {
+func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (client semaphorev1.DebugServiceClient,
+	stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() { served <- ServeSocket(ctx, path, srv) }()
-	stop := sync.OnceValue(func() error {
-		cancel()
-		select {
-		case err := <-served:
-			return err
-		case <-time.After(time.Minute):
-			return fmt.Errorf("ServeSocket does not return")
-		}
-	})
+	stop = testkit.Run(t, func(ctx context.Context) error { return ServeSocket(ctx, path, srv) })
 	conn := testkit.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() {
-		conn.Close()
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { conn.Close() })
 	return semaphorev1.NewDebugServiceClient(conn), stop
 }
 
@@ -224,9 +208,7 @@ func TestServeSocket(t *testing.T) {
 	record(r, 4, 5)
 	expectEvent(t, recent, "service shop/4")
 
-	if err := stop(); err != nil {
-		t.Errorf("ServeSocket: %v", err)
-	}
+	stop()
 	if _, err := recent.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("a stream after the end of the server: %v", err)
 	}

@@ -34,17 +34,9 @@ func TestRetryWhileAway(t *testing.T) {
 		network := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
 		})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- network.Run(ctx) }()
-		return func() {
-			cancel()
-			<-done
-		}
+		return testkit.Run(t, network.Run)
 	}
 	shut := open()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
 	through := rest.CopyConfig(api)
 	through.Host = "https://" + address
 	follow := func(retry bool) (seen chan string, failures *atomic.Int64) {
@@ -60,20 +52,14 @@ func TestRetryWhileAway(t *testing.T) {
 		testkit.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: func(o any) { seen <- o.(*corev1.ConfigMap).Name },
 		}))(t)
-		go func() {
+		testkit.Run(t, func(ctx context.Context) error {
 			informer.RunWithContext(ctx)
-			done <- nil
-		}()
+			return nil
+		})
 		return seen, failures
 	}
 	ours, failures := follow(true)
 	theirs, _ := follow(false)
-	t.Cleanup(func() {
-		cancel()
-		<-done
-		<-done
-		shut()
-	})
 	create := func(name string) {
 		t.Helper()
 		kubetest.Create(t, direct.CoreV1().ConfigMaps(metav1.NamespaceDefault),

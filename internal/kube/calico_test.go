@@ -124,7 +124,7 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 // that may exist beside it.
 func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), others func(T, int),
 	spec func(T) any) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx := t.Context()
 	seen := make(chan string, 100)
 	informer := cache.NewSharedIndexInformer(r.ListWatch("app.kubernetes.io/managed-by=semaphore-broker"),
 		r.Example(), 0, nil)
@@ -133,9 +133,10 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 		UpdateFunc: func(_, o any) { seen <- "update " + o.(T).GetName() },
 		DeleteFunc: func(o any) { seen <- "delete " + o.(T).GetName() },
 	})
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); informer.RunWithContext(ctx) }()
-	defer func() { cancel(); <-stopped }()
+	testkit.Run(t, func(ctx context.Context) error {
+		informer.RunWithContext(ctx)
+		return nil
+	})
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		t.Fatal("informer does not sync")
 	}

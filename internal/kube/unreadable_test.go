@@ -177,12 +177,9 @@ type followed struct {
 // read starts a reader of the objects.
 func (c custom) read(t *testing.T, cfg *rest.Config) followed {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-done })
 	if c.follow == nil {
 		f := follow.New(dynamic.NewForConfigOrDie(cfg), nil, slog.New(slog.DiscardHandler))
-		go func() { defer close(done); _ = f.Run(ctx) }()
+		testkit.Run(t, f.Run)
 		return followed{
 			specs: func() map[string]any {
 				all, _ := f.Objects()
@@ -208,7 +205,10 @@ func (c custom) read(t *testing.T, cfg *rest.Config) followed {
 		}
 		return held.(kube.Object), true
 	}
-	go func() { defer close(done); informer.RunWithContext(ctx) }()
+	testkit.Run(t, func(ctx context.Context) error {
+		informer.RunWithContext(ctx)
+		return nil
+	})
 	all := func() map[string]kube.Object {
 		out := map[string]kube.Object{}
 		for _, o := range informer.GetStore().List() {

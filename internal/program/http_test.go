@@ -24,25 +24,14 @@ import (
 func listen(t *testing.T, run func(ctx context.Context, address string) error) string {
 	t.Helper()
 	address := loopback.Address(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, address) }()
-	t.Cleanup(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Errorf("at the end: %v", err)
-			}
-		case <-time.After(time.Minute):
-			t.Error("the listener does not end")
-		}
+	t.Cleanup(func() { // after the end of run
 		http.DefaultClient.CloseIdleConnections()
 		if conn, err := net.Dial("tcp", address); err == nil {
 			conn.Close()
 			t.Error("somebody listens after the end")
 		}
 	})
+	testkit.Run(t, func(ctx context.Context) error { return run(ctx, address) })
 	testkit.Eventually(t, time.Minute, "somebody listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {

@@ -106,16 +106,13 @@ func TestFamilies(t *testing.T) {
 	holds := func(context.Context) error { return nil }
 	run := func(f *Front, want string) {
 		t.Helper()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- f.Run(ctx) }()
+		stop := testkit.Run(t, f.Run)
 		for began := time.Now(); leadsTo(t, client) != want; time.Sleep(10 * time.Millisecond) {
 			if time.Since(began) > 3*time.Minute {
 				t.Fatalf("calls lead to %q, want %q; %v", leadsTo(t, client), want, f.Problems())
 			}
 		}
-		cancel()
-		<-done
+		stop()
 		if got := leadsTo(t, client); got != "" {
 			t.Errorf("it has ended, and calls lead to %q", got)
 		}

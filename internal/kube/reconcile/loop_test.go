@@ -27,27 +27,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// run runs a loop until the test ends, or until stop is called.
-func run[K comparable](t *testing.T, l *Loop[K]) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("Run: %v", err)
-			}
-		case <-time.After(time.Minute):
-			t.Error("Run does not return")
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
 func receive[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -76,7 +55,7 @@ func TestCoalescing(t *testing.T) {
 	for range 100 {
 		l.Enqueue("a")
 	}
-	run(t, l)
+	testkit.Run(t, l.Run)
 	if got := receive(t, saw, "first run"); got != 1 {
 		t.Errorf("saw %d", got)
 	}
@@ -121,7 +100,7 @@ func TestWorkers(t *testing.T) {
 		reconciled[key].Store(version)
 		return nil
 	}, Options{Workers: workers, Log: quiet})
-	run(t, l)
+	testkit.Run(t, l.Run)
 	var changing sync.WaitGroup
 	for range 4 {
 		changing.Go(func() {
@@ -173,7 +152,7 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 		}
 		return nil
 	}, Options{Log: quiet})
-	run(t, l)
+	testkit.Run(t, l.Run)
 	tries := func(n int) (gaps []time.Duration) {
 		t.Helper()
 		last := receive(t, attempts, "first attempt").at
@@ -238,7 +217,7 @@ func TestChangesRetryAWaitingKey(t *testing.T) {
 			attempts = append(attempts, time.Now())
 			return errors.New("refused")
 		}, Options{Log: quiet})
-		run(t, l)
+		testkit.Run(t, l.Run)
 		l.Enqueue("bad")
 		time.Sleep(5 * time.Minute) // each wait is 15 s and more
 		synctest.Wait()
@@ -278,7 +257,7 @@ func TestManyThatFail(t *testing.T) {
 			return nil
 		}, Options{Workers: 4, Log: slog.New(warnings), Cause: func(error) Cause { return Cause{Name: "policy"} }}).
 			By(func(key int) string { return map[bool]string{true: "c3", false: "c2"}[key == other] })
-		run(t, l)
+		testkit.Run(t, l.Run)
 		for key := range keys {
 			l.Enqueue(key)
 		}
@@ -346,7 +325,7 @@ func TestSharedCause(t *testing.T) {
 				f.down.Store(true)
 				l := New("test", f.reconcile,
 					Options{Workers: 16, Log: quiet, Cause: func(error) Cause { return Cause{Name: "down", Shared: true, All: all} }})
-				run(t, l)
+				testkit.Run(t, l.Run)
 				begin := time.Now()
 				for time.Since(begin) < outage {
 					for key := range keys {
@@ -400,7 +379,7 @@ func TestProbesWithoutAnOutcome(t *testing.T) {
 			return nil
 		}, Options{Workers: 4, Log: quiet,
 			Cause: func(err error) Cause { return Cause{Name: err.Error(), Shared: err.Error() == "quota"} }})
-		run(t, l)
+		testkit.Run(t, l.Run)
 		for key := range 60 {
 			l.Enqueue(key)
 		}
@@ -432,7 +411,7 @@ func TestGateHoldsOnlyThoseThatFail(t *testing.T) {
 			good.Add(1)
 			return nil
 		}, Options{Workers: 2, Log: quiet, Cause: func(error) Cause { return Cause{Name: "quota", Shared: true} }})
-		run(t, l)
+		testkit.Run(t, l.Run)
 		for key := range 200 {
 			l.Enqueue(key)
 		}
@@ -469,7 +448,7 @@ func TestProblems(t *testing.T) {
 		t.Errorf("before anything: %v", got)
 	}
 	before := time.Now()
-	run(t, l)
+	testkit.Run(t, l.Run)
 	for _, key := range []string{"b", "a", "c"} {
 		l.Enqueue(key)
 	}
@@ -521,7 +500,7 @@ func TestEnqueueBeforeRun(t *testing.T) {
 	l.EnqueueAfter("later", time.Hour)
 	l.EnqueueAfter("now", time.Hour)
 	l.Enqueue("now")
-	run(t, l)
+	testkit.Run(t, l.Run)
 	if d := receive(t, keys, "now"); d.key != "now" {
 		t.Errorf("first %s", d.key)
 	}
@@ -549,7 +528,7 @@ func TestShutdown(t *testing.T) {
 		l.Enqueue(i)
 	}
 	l.EnqueueAfter(1000, time.Hour)
-	stop := run(t, l)
+	stop := testkit.Run(t, l.Run)
 	receive(t, begun, "first key")
 	stop()
 	if n := runs.Load(); n != 1 {
@@ -593,7 +572,7 @@ func TestFailuresAreLogged(t *testing.T) {
 	lines := make(chan string, 100)
 	l := New("service", func(ctx context.Context, key string) error { return errors.New("forbidden") },
 		Options{Log: slog.New(slog.NewTextHandler(writer(lines), nil))})
-	stop := run(t, l)
+	stop := testkit.Run(t, l.Run)
 	l.Enqueue("shop/echo")
 	line := receive(t, lines, "log")
 	stop()
@@ -630,8 +609,8 @@ func TestMetricsScraped(t *testing.T) {
 		<-hold
 		return nil
 	}, Options{Metrics: metrics, Log: quiet})
-	run(t, service)
-	run(t, set)
+	testkit.Run(t, service.Run)
+	testkit.Run(t, set.Run)
 	service.Enqueue("a")
 	for _, key := range []string{"a", "b", "c"} {
 		set.Enqueue(key)

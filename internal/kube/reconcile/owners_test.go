@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestOwnersHaveAnEnd: of owners that come and go, and whose keys are reconciled, nothing is kept.
@@ -21,12 +21,9 @@ func TestOwnersHaveAnEnd(t *testing.T) {
 				return errors.New("once")
 			}
 			return nil
-		}, Options{Workers: 1, Log: slog.New(slog.DiscardHandler)})
-		l.By(func(key string) string { owner, _, _ := strings.Cut(key, "/"); return owner })
+		}, Options{Workers: 1, Log: quiet}).By(ofCluster)
 		l.workers = 1 // failed has no lock
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { defer close(ended); _ = l.Run(ctx) }()
+		stop := testkit.Run(t, l.Run)
 		for i := range 500 {
 			l.Enqueue(fmt.Sprintf("c%d/echo", i))
 		}
@@ -40,7 +37,6 @@ func TestOwnersHaveAnEnd(t *testing.T) {
 			t.Errorf("of 500 owners %d are kept", n)
 		}
 		l.mu.Unlock()
-		cancel()
-		<-ended
+		stop()
 	})
 }

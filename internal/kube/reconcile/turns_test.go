@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // ofCluster returns the owner of a key such as c2/7.
@@ -34,7 +36,7 @@ func TestOwnersTakeTurns(t *testing.T) {
 			order = append(order, key)
 			return nil
 		}, Options{Workers: workers, Log: quiet}).By(ofCluster)
-		stop := run(t, l)
+		stop := testkit.Run(t, l.Run)
 		synctest.Wait()
 		for i := range 5000 {
 			l.Enqueue(fmt.Sprint("c2/", i))
@@ -88,7 +90,7 @@ func TestOwnersShareNoWorkers(t *testing.T) {
 			defer mu.Unlock()
 			return owners[key]
 		})
-		stop := run(t, l)
+		stop := testkit.Run(t, l.Run)
 		defer stop()
 		synctest.Wait() // keys that are queued before Run have no order
 		enqueue := func(key, owner string) {
@@ -130,7 +132,7 @@ func TestOwnersShareNoRetries(t *testing.T) {
 			}
 			return errors.New("there is one already: " + key)
 		}, Options{Workers: 4, Log: slog.New(slog.NewTextHandler(&log, nil))}).By(ofCluster)
-		stop := run(t, l)
+		stop := testkit.Run(t, l.Run)
 		for i := range 2000 {
 			l.Enqueue(fmt.Sprint("c2/", i))
 		}
@@ -176,7 +178,7 @@ func TestATurnOfEitherOwner(t *testing.T) {
 		l.Enqueue("shared")
 		owner = "c2"
 		l.Enqueue("shared")
-		stop := run(t, l)
+		stop := testkit.Run(t, l.Run)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		stop()

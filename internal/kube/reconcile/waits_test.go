@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // TestWaits: a key that is delayed has one reason, since when and until when, and the histogram has how long it waited
@@ -30,7 +32,7 @@ func TestWaits(t *testing.T) {
 			}
 			return nil
 		}, Options{Log: quiet, Metrics: NewMetrics("test", reg)})
-		stop := run(t, l)
+		stop := testkit.Run(t, l.Run)
 		l.Enqueue("a")
 		is := func(at time.Duration, want Wait) {
 			t.Helper()
@@ -51,7 +53,7 @@ func TestWaits(t *testing.T) {
 		}
 		is(4*time.Second, Wait{})
 		stop()
-		for _, f := range value(reg.Gather()) {
+		for _, f := range testkit.Value(reg.Gather())(t) {
 			if f.GetName() == "test_queue_delay_seconds" {
 				for _, m := range f.GetMetric() {
 					h := m.GetHistogram()
@@ -69,5 +71,3 @@ func TestWaits(t *testing.T) {
 		t.Error("no histogram")
 	})
 }
-
-func value[T any](v T, _ error) T { return v }
