@@ -391,15 +391,7 @@ func serve(t *testing.T, trust trust.Dir, cluster string, service semaphorev1.Fe
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	semaphorev1.RegisterFederationServiceServer(g, service)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		g.Serve(listener)
-	}()
-	t.Cleanup(func() {
-		g.Stop()
-		<-done
-	})
+	testkit.Serve(t, listener, g)
 	return listener.Addr().String()
 }
 

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -61,17 +60,8 @@ func TestHostileBroker(t *testing.T) {
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(
 		b.trust.Source(t, "c2", "broker").ServerTLS(func(spiffeid.ID) error { return nil }))))
 	semaphorev1.RegisterFederationServiceServer(server, hostile)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		server.Serve(listener)
-	}()
-	t.Cleanup(func() {
-		server.Stop()
-		<-done
-	})
-	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
+	testkit.Serve(t, listener, server)
+	p := b.publisher("c2", listener.Addr().String(), Options{Source: source{}})
 	p.answers.SetLimit(perSecond)
 	testkit.Run(t, p.Run)
 

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -86,8 +85,7 @@ func offline(t *testing.T, b *bench, p *Publisher,
 
 // answering is what a broker on the real replica answers.
 func answering() func(*semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
-	s := replica.New("c1", "c2", "broker version",
-		func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }).Open()
+	s := newReplica().Open()
 	return func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
 		r, err := s.Receive(time.Now(), m)
 		if err != nil {
@@ -102,8 +100,7 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, "c2")
 		lost := make(chan struct{}, 1)
-		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics, Options{
-			Source: source{}, ReportNow: lost,
+		p := b.publisher("c2", "", Options{Source: source{}, ReportNow: lost,
 			Deliveries: func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{{Cluster: "c3"}} }})
 		sent := offline(t, b, p, answering())
 		sent() // the snapshots
@@ -131,8 +128,7 @@ func TestNothingWaitsForAHeartbeat(t *testing.T) {
 func (b *bench) ofServices() *Publisher {
 	b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
 		Mirror: labels.Everything(), Global: labels.Nothing()})
-	return New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics,
-		Options{Source: source{}})
+	return b.publisher("c2", "", Options{Source: source{}})
 }
 
 func serviceKey(name string) catalog.Key {

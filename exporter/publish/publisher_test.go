@@ -2,7 +2,6 @@ package publish
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -71,9 +70,8 @@ type broker struct {
 	reason     string
 
 	most    int // bytes of a message; gRPC's limit if it is 0
-	server  *grpc.Server
 	address string
-	done    chan struct{}
+	stop    func() // since start
 }
 
 func newBroker(t *testing.T, cluster string, tls *identity.Source) *broker {
@@ -85,7 +83,6 @@ func newBroker(t *testing.T, cluster string, tls *identity.Source) *broker {
 			}
 			return o, nil
 		})
-	t.Cleanup(b.stop)
 	return b
 }
 
@@ -98,7 +95,7 @@ func (b *broker) start() *broker {
 	listener, err := net.Listen("tcp", b.address)
 	must(b.t, err)
 	b.address = listener.Addr().String()
-	b.server = grpc.NewServer(
+	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(b.tls.ServerTLS(func(id spiffeid.ID) error {
 			if id != identity.Exporter("c1") {
 				return fmt.Errorf("%s is not the exporter", id)
@@ -108,21 +105,9 @@ func (b *broker) start() *broker {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(cmp.Or(b.most, 4<<20)),
 	)
-	semaphorev1.RegisterFederationServiceServer(b.server, b)
-	b.done = make(chan struct{})
-	go func() {
-		defer close(b.done)
-		b.server.Serve(listener)
-	}()
+	semaphorev1.RegisterFederationServiceServer(server, b)
+	b.stop = testkit.Serve(b.t, listener, server)
 	return b
-}
-
-func (b *broker) stop() {
-	if b.server != nil {
-		b.server.Stop()
-		<-b.done
-		b.server = nil
-	}
 }
 
 func (b *broker) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest,
@@ -200,10 +185,15 @@ func newBench(t *testing.T, clusters ...string) *bench {
 func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, source{}) }
 
 func (b *bench) publishFrom(to *broker, from Source) *Publisher {
-	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address},
-		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: from})
+	p := b.publisher(to.cluster, to.address, Options{Source: from})
 	testkit.Run(b.t, p.Run)
 	return p
+}
+
+// publisher returns the publisher to a cluster's broker.
+func (b *bench) publisher(cluster, address string, o Options) *Publisher {
+	return New("c1", 0, config.ExporterBroker{Cluster: cluster, Address: address},
+		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, o)
 }
 
 func (b *bench) pod(name, ip string) {
@@ -363,19 +353,13 @@ func TestDelivery(t *testing.T) {
 		newBroker(t, "c1", b.trust.Source(t, "c1", "broker")).start()
 	lost := make(chan struct{}, 1)
 	var losses atomic.Int64
-	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics,
+	p := b.publisher("c2", c2.address,
 		Options{Source: source{}, Disconnected: func() { losses.Add(1); lost <- struct{}{} }})
-	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"),
-		b.catalog, b.recorder, b.metrics,
+	testkit.Run(t, p.Run)
+	testkit.Run(t, b.publisher("c1", own.address,
 		Options{Source: source{}, ReportNow: lost, Deliveries: func() []*semaphorev1.Delivery {
 			return []*semaphorev1.Delivery{p.Delivery(time.Now())}
-		}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 2)
-	go func() { done <- p.Run(ctx) }()
-	go func() { done <- to.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done; <-done })
+		}}).Run)
 	within(t, "acknowledged", func() bool { return p.Delivery(time.Now()).GetAcknowledged() })
 	within(t, "the own broker receives it", func() bool { return own.delivered("c2").GetAcknowledged() })
 	if d := p.Delivery(time.Now().Add(11 * time.Second)); d.GetAcknowledged() || d.GetProblem() == "" {

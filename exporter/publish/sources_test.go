@@ -10,7 +10,6 @@ import (
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -120,8 +119,7 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 // with the broker's words, which name the command that changes it. TestASecondCluster (broker) has the broker's part.
 func TestAnotherClusterStands(t *testing.T) {
 	b := newBench(t, "c2")
-	p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics,
-		Options{Source: readTo(1)})
+	p := b.publisher("c2", "", Options{Source: readTo(1)})
 	const why = "another cluster stands for c1: kubectl patch remotecluster c1 --type merge"
 	p.streamEnded(status.Error(grpccodes.AlreadyExists, why))
 	if l := p.Status(); l.GetConnected() || l.GetRefusedSourceId() != readTo(1).ID() ||

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
 )
@@ -111,8 +110,7 @@ func TestWindowsAndHeaders(t *testing.T) {
 	listener, err := tls.Listen("tcp", loopback.Address(t), secured)
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
-	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: listener.Addr().String()},
-		b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics, Options{Source: source{}})
+	p := b.publisher("c2", listener.Addr().String(), Options{Source: source{}})
 	p.answers.SetLimit(20) // it reads five messages of the test a second
 	p.answers.SetBurst(20)
 	testkit.Run(t, p.Run)

@@ -42,14 +42,7 @@ func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(server)))
 	grpc_testing.RegisterTestServiceServer(g, echoServer{})
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(listener) }()
-	t.Cleanup(func() {
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Serve(t, listener, g)
 	return listener.Addr().String()
 }
 

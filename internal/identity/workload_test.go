@@ -47,16 +47,7 @@ func (a *agent) serve(t *testing.T) (stop func()) {
 	listener := testkit.Value(net.Listen("unix", a.socket))(t)
 	g := grpc.NewServer()
 	workloadpb.RegisterSpiffeWorkloadAPIServer(g, a)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(listener) }()
-	stop = sync.OnceFunc(func() {
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	return testkit.Serve(t, listener, g)
 }
 
 func (a *agent) address() string { return "unix://" + a.socket }
