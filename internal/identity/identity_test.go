@@ -15,9 +15,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -362,61 +360,42 @@ func writeRoots(t *testing.T, roots []byte) string {
 	return path
 }
 
-// secret is a volume in the layout of a kubelet: files are links to ..data/FILE, and ..data is a link to a directory.
-// An update replaces the directory as a whole, and removes the old one.
-type secret struct {
-	dir string
-	n   int
+// exporterFiles are a Secret with a certificate of c1's exporter, and rootFiles a ConfigMap with the roots of c1, c2.
+func exporterFiles(t *testing.T, ca *authority) map[string]string {
+	t.Helper()
+	cert, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	return map[string]string{"tls.crt": string(cert), "tls.key": string(key)}
 }
 
-func (s *secret) write(t *testing.T, files map[string][]byte) {
+func rootFiles(of ...*authority) map[string]string {
+	files := map[string]string{}
+	for i, ca := range of {
+		files[fmt.Sprintf("c%d.pem", i+1)] = string(ca.pem())
+	}
+	return files
+}
+
+func sourceIn(t *testing.T, certificates, bundles *testkit.Volume) *Source {
 	t.Helper()
-	s.n++
-	version := fmt.Sprintf("..version_%d", s.n)
-	testkit.Must(t, os.Mkdir(filepath.Join(s.dir, version), 0o755))
-	for name, content := range files {
-		write(t, filepath.Join(s.dir, version, name), content)
-		link := filepath.Join(s.dir, name)
-		if _, err := os.Lstat(link); errors.Is(err, os.ErrNotExist) {
-			testkit.Must(t, os.Symlink(filepath.Join("..data", name), link))
-		}
-	}
-	old, _ := os.Readlink(filepath.Join(s.dir, "..data"))
-	testkit.Must(t, os.Symlink(version, filepath.Join(s.dir, "..data_tmp")))
-	testkit.Must(t, os.Rename(filepath.Join(s.dir, "..data_tmp"), filepath.Join(s.dir, "..data")))
-	for _, l := range testkit.Value(os.ReadDir(s.dir))(t) {
-		if _, ok := files[l.Name()]; !ok && !strings.HasPrefix(l.Name(), "..") {
-			os.Remove(filepath.Join(s.dir, l.Name()))
-		}
-	}
-	if old != "" {
-		testkit.Must(t, os.RemoveAll(filepath.Join(s.dir, old)))
-	}
+	return testkit.Value(NewSource(config.TLS{CertFile: filepath.Join(certificates.Dir, "tls.crt"),
+		KeyFile: filepath.Join(certificates.Dir, "tls.key"), BundleDir: bundles.Dir}))(t)
 }
 
 func TestSecretVolume(t *testing.T) {
 	ca1, newCA1, ca2 := newCA(t), newCA(t), newCA(t)
-	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
-	issue := func(ca *authority) map[string][]byte {
-		cert, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
-		return map[string][]byte{"tls.crt": cert, "tls.key": key}
-	}
-	certificates.write(t, issue(ca1))
-	bundles.write(t, map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()})
-	source := testkit.Value(NewSource(config.TLS{
-		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
-		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
-		BundleDir: bundles.dir,
-	}))(t)
+	certificates, bundles := &testkit.Volume{Dir: t.TempDir()}, &testkit.Volume{Dir: t.TempDir()}
+	testkit.Must(t, certificates.Write(exporterFiles(t, ca1)))
+	testkit.Must(t, bundles.Write(rootFiles(ca1, ca2)))
+	source := sourceIn(t, certificates, bundles)
 	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
 	server, client := broker.source(t).ServerTLS(anyone), source.ClientTLS(Broker("c2"))
 	mustFail(t, "certificate of the old root", server, client, "unknown authority", "remote error: tls:")
-	certificates.write(t, issue(newCA1))
+	testkit.Must(t, certificates.Write(exporterFiles(t, newCA1)))
 	mustPass(t, "the Secret was changed", server, client)
 
-	bundles.write(t, map[string][]byte{"c1.pem": newCA1.pem()})
+	testkit.Must(t, bundles.Write(rootFiles(newCA1)))
 	mustFail(t, "a key was taken out of the ConfigMap", server, client, "bad certificate", `cluster "c2" is not trusted`)
-	bundles.write(t, map[string][]byte{"c1.pem": newCA1.pem(), "c2.pem": ca2.pem()})
+	testkit.Must(t, bundles.Write(rootFiles(newCA1, ca2)))
 	mustPass(t, "and put back", server, client)
 }
 
@@ -424,18 +403,14 @@ func TestSecretVolume(t *testing.T) {
 // its roots.
 func TestSecretVolumeUnderWay(t *testing.T) {
 	ca1, ca2 := newCA(t), newCA(t)
-	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
-	cert, key := ca1.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
-	both := map[string][]byte{"tls.crt": cert, "tls.key": key}
-	roots := map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()}
-	certificates.write(t, both)
-	bundles.write(t, roots)
-	source := testkit.Value(NewSource(config.TLS{
-		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
-		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
-		BundleDir: bundles.dir,
-	}))(t)
-	agent := bundleFileSource(filepath.Join(bundles.dir, "c2.pem"))
+	certificates, bundles := &testkit.Volume{Dir: t.TempDir()}, &testkit.Volume{Dir: t.TempDir()}
+	both, roots := exporterFiles(t, ca1), rootFiles(ca1, ca2)
+	replace := func() {
+		testkit.Must(t, errors.Join(certificates.Write(both), bundles.Write(roots)))
+	}
+	replace()
+	source := sourceIn(t, certificates, bundles)
+	agent := bundleFileSource(filepath.Join(bundles.Dir, "c2.pem"))
 	c2 := spiffeid.RequireTrustDomainFromString("c2")
 	stop, read := make(chan struct{}), make(chan struct{})
 	reads, misses := 0, []error(nil)
@@ -457,8 +432,7 @@ func TestSecretVolumeUnderWay(t *testing.T) {
 		}
 	}()
 	for range 1000 {
-		certificates.write(t, both)
-		bundles.write(t, roots)
+		replace()
 	}
 	close(stop)
 	<-read
@@ -475,26 +449,15 @@ func TestPeerIDAndStandingStream(t *testing.T) {
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
-	ids := make(chan string, 10)
-	address := serveHealth(t, credentials.NewTLS(broker.source(t).ServerTLS(anyone)), ids)
-
-	source := exporter.source(t)
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(Broker("c2")))))
-	testkit.Must(t, err)
-	defer conn.Close()
-	call := func() {
-		t.Helper()
-		testkit.Value(healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}))(t)
-		if got := <-ids; got != "spiffe://c1/exporter" {
-			t.Errorf("peer %s", got)
-		}
+	stream := stand(t, broker.source(t).ServerTLS(anyone), exporter.source(t).ClientTLS(Broker("c2")))
+	if stream.peer != "spiffe://c1/exporter" {
+		t.Errorf("peer %s", stream.peer)
 	}
-	call()
 	exporter.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	broker.certificate(t, ca2, time.Now().Add(time.Hour), "spiffe://c2/broker")
-	call()
+	stream.echo(t)
 	testkit.Must(t, os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")))
-	call()
+	stream.echo(t)
 }
 
 func TestPeerIDOfNobody(t *testing.T) {
@@ -517,36 +480,6 @@ func TestPeerIDOfNobody(t *testing.T) {
 	if id, err := PeerID(ctx); err == nil {
 		t.Errorf("an ID of a certificate that has none: %s", id)
 	}
-}
-
-type health struct {
-	healthpb.UnimplementedHealthServer
-	ids chan<- string
-}
-
-func (h health) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	id, err := PeerID(ctx)
-	if err != nil {
-		return nil, err
-	}
-	h.ids <- id.String()
-	return &healthpb.HealthCheckResponse{}, nil
-}
-
-func serveHealth(t *testing.T, creds credentials.TransportCredentials, ids chan<- string) (address string) {
-	t.Helper()
-	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	g := grpc.NewServer(grpc.Creds(creds))
-	healthpb.RegisterHealthServer(g, health{ids: ids})
-	served := make(chan error)
-	go func() { served <- g.Serve(listener) }()
-	t.Cleanup(func() {
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return listener.Addr().String()
 }
 
 // expiry returns when a part's own certificate expires.

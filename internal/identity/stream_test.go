@@ -15,23 +15,25 @@ import (
 // standing is a gRPC stream that is opened once and must stay open.
 type standing struct {
 	stream grpc.BidiStreamingClient[grpc_testing.StreamingOutputCallRequest, grpc_testing.StreamingOutputCallResponse]
+	peer   string // as the server knows it
 }
 
-// echoServer echoes each message of a stream.
+// echoServer answers each message of a stream with the ID of its peer.
 type echoServer struct {
 	grpc_testing.UnimplementedTestServiceServer
 }
 
 func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallServer) error {
-	if _, err := PeerID(stream.Context()); err != nil {
+	id, err := PeerID(stream.Context())
+	if err != nil {
 		return err
 	}
+	answer := &grpc_testing.StreamingOutputCallResponse{Payload: &grpc_testing.Payload{Body: []byte(id.String())}}
 	for {
-		m, err := stream.Recv()
-		if err != nil {
+		if _, err := stream.Recv(); err != nil {
 			return err
 		}
-		if err := stream.Send(&grpc_testing.StreamingOutputCallResponse{Payload: m.GetPayload()}); err != nil {
+		if err := stream.Send(answer); err != nil {
 			return err
 		}
 	}
@@ -55,7 +57,7 @@ func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, erro
 	if err != nil {
 		return nil, err
 	}
-	s := &standing{stream}
+	s := &standing{stream: stream}
 	return s, s.try()
 }
 
@@ -66,12 +68,9 @@ func stand(t *testing.T, server, client *tls.Config) *standing {
 }
 
 func (s *standing) try() error {
-	if err := s.stream.Send(&grpc_testing.StreamingOutputCallRequest{
-		Payload: &grpc_testing.Payload{Body: []byte("x")}}); err != nil {
-		_, err := s.stream.Recv()
-		return err
-	}
-	_, err := s.stream.Recv()
+	_ = s.stream.Send(&grpc_testing.StreamingOutputCallRequest{}) // Recv has the reason of its failure
+	m, err := s.stream.Recv()
+	s.peer = string(m.GetPayload().GetBody())
 	return err
 }
 
