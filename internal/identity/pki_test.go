@@ -5,7 +5,6 @@ import (
 	"crypto/elliptic"
 	"crypto/x509"
 	"encoding/pem"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,22 +76,7 @@ func TestInit(t *testing.T) {
 	if got := read(t, dir, "semaphorectl", "c1.pem"); string(got) != string(roots) {
 		t.Error("semaphorectl has another root than its cluster")
 	}
-
-	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		must(t, err)
-		info := testkit.Value(d.Info())(t)
-		want := fs.FileMode(0o644)
-		switch {
-		case d.IsDir():
-			want = 0o700
-		case strings.HasSuffix(path, ".key"):
-			want = 0o600
-		}
-		if info.Mode().Perm() != want {
-			t.Errorf("%s has mode %s", path, info.Mode())
-		}
-		return nil
-	}))
+	private(t, dir)
 }
 
 func TestInitWritesOverNothing(t *testing.T) {

@@ -48,11 +48,16 @@ func private(t *testing.T, dir string) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		must(t, err)
-		switch mode := testkit.Value(d.Info())(t).Mode().Perm(); {
+		want := fs.FileMode(0o644)
+		switch {
 		case path != dir && strings.HasPrefix(d.Name(), "."):
 			t.Errorf("%s is left", path)
-		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600, strings.HasSuffix(path, ".crt") &&
-			mode != 0o644:
+		case d.IsDir():
+			want = 0o700
+		case strings.HasSuffix(path, ".key"):
+			want = 0o600
+		}
+		if mode := testkit.Value(d.Info())(t).Mode().Perm(); mode != want {
 			t.Errorf("%s has mode %s", path, mode)
 		}
 		return nil
