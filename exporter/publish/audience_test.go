@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,16 +83,14 @@ func TestR26RandomAudiences(t *testing.T) {
 			}
 			return out
 		}
-		dial := func(r *reader) {
-			sender := NewSession("c1", r.cluster, "test", 0, source{}, c.Rules().KindsFor(r.cluster), c.Journal())
-			r.wire = &bothEnds{t: t, sender: sender,
-				replica: r.replica.Open(), sent: map[string]int{}}
-			r.wire.say(r.wire.sender.Hello())
+		redial := func(r *reader) {
+			r.wire = dial(t, NewSession("c1", r.cluster, "test", 0, source{}, c.Rules().KindsFor(r.cluster), c.Journal()),
+				r.replica)
 		}
 		step := func(r *reader) bool {
 			m, err := r.wire.sender.Next()
 			if errors.Is(err, errFellBehind) {
-				dial(r)
+				redial(r)
 				return true
 			}
 			if err != nil {
@@ -116,7 +115,7 @@ func TestR26RandomAudiences(t *testing.T) {
 					r.allowed[name] = true
 				}
 				if r.wire == nil || rnd.IntN(40) == 0 {
-					dial(r)
+					redial(r)
 				}
 				for range rnd.IntN(4) {
 					if rnd.IntN(3) > 0 {
@@ -326,10 +325,8 @@ func TestSourceRevisions(t *testing.T) {
 			put(of, k, o, time.Now())
 		}
 		upTo := func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) }
-		s := NewSession("c1", "c2", "test", 0, source{"uid", upTo, upTo}, kinds, of)
-		w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
-		w.say(s.Hello())
-		w.arrive()
+		w := connectFrom(t, source{"uid", upTo, upTo}, of, r)
+		s := w.sender
 		if beat := s.Heartbeat().GetHeartbeat(); len(beat.GetSources()) != 0 || beat.GetSentRevision() != 0 {
 			t.Errorf("before the snapshots, the heartbeat is %v", beat)
 		}
@@ -387,17 +384,8 @@ func TestDigestsOfNonsense(t *testing.T) {
 		s := NewSession("c1", "c2", "test", 0, source{}, kinds, j)
 		_, err := s.Receive(hi(test.state))
 		must(t, err)
-		unchanged := false
-		for {
-			m, err := s.Next()
-			must(t, err)
-			if m == nil {
-				break
-			}
-			unchanged = unchanged || m.GetSnapshotUnchanged().GetKind() == o.GetKey().GetKind()
-		}
-		if unchanged != test.unchanged {
-			t.Errorf("%s: unchanged is %v", name, unchanged)
+		if types, _ := sent(t, s); slices.Contains(types, "snapshot_unchanged") != test.unchanged {
+			t.Errorf("%s: sent are %q", name, types)
 		}
 	}
 }

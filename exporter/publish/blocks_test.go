@@ -21,6 +21,17 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
+// exportsBlocks waits until the prefixes that are exported of nodes are want.
+func exportsBlocks(t *testing.T, w *Watcher, want string) {
+	t.Helper()
+	soon(t, func() error {
+		if got := blocksOf(w.catalog); got != want {
+			return fmt.Errorf("exported are %q, not %q; read is all, or: %v", got, want, w.Synced())
+		}
+		return nil
+	})
+}
+
 func blocksOf(c *catalog.Catalog) string {
 	var out []string
 	all, _ := c.Journal().Snapshot()
@@ -61,28 +72,14 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"},
 		AllowedIPs: config.CalicoBlocks})
 	w := start(t, limited, c)
-	waits := func(what string) {
-		t.Helper()
-		soon(t, func() error {
-			err := w.Synced()
-			if err == nil || !strings.Contains(err.Error(), "not read yet: blockaffinities: cannot list: ") ||
-				!strings.Contains(err.Error(), what) {
-				return fmt.Errorf("it does not wait for %q: %w", what, err)
-			}
-			return nil
-		})
-		// A node without its blocks would be no peer any more.
-		if w.Ready(semaphorev1.Kind_KIND_NODE) {
-			t.Error("nodes are published before their blocks are read")
-		}
-	}
-	waits("is Calico installed")
+	unread, ofNodes := "not read yet: blockaffinities: cannot list: ", []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE}
+	waits(t, w, ofNodes, unread, "is Calico installed")
 	kubetest.InstallCalicoType(t, cfg, gv, "blockaffinities", func(spec *apiextensions.JSONSchemaProps) {
 		if !native {
 			spec.Properties["deleted"] = apiextensions.JSONSchemaProps{Type: "boolean"}
 		}
 	})
-	waits(`"exporter" cannot list resource "blockaffinities"`)
+	waits(t, w, ofNodes, unread, `"exporter" cannot list resource "blockaffinities"`)
 
 	affinities := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities"))
 	affinity := func(node, block, state string, deleted bool) *unstructured.Unstructured {
@@ -106,16 +103,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	create(affinity("n2", "10.1.3.0/26", "pending", false))
 	grant(gv.Group, "blockaffinities")
 	waitForSync(t, w)
-	exports := func(want string) {
-		t.Helper()
-		soon(t, func() error {
-			if got := blocksOf(c); got != want {
-				return fmt.Errorf("exported are %q, not %q", got, want)
-			}
-			return nil
-		})
-	}
-	exports("n1: 10.1.2.0/26 fd00:1::1c40/122, n2: ")
+	exportsBlocks(t, w, "n1: 10.1.2.0/26 fd00:1::1c40/122, n2: ")
 	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
 		t.Error("nodes and their blocks are read, and are not published")
 	}
@@ -131,10 +119,10 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 		}
 		first = kubetest.UpdateObject(t, affinities, first)
 	}
-	exports("n1: fd00:1::1c40/122, n2: ")
+	exportsBlocks(t, w, "n1: fd00:1::1c40/122, n2: ")
 	must(t, affinities.Delete(t.Context(), first.GetName(), metav1.DeleteOptions{}))
 	create(affinity("n2", "10.1.2.0/26", "confirmed", false))
-	exports("n1: fd00:1::1c40/122, n2: 10.1.2.0/26")
+	exportsBlocks(t, w, "n1: fd00:1::1c40/122, n2: 10.1.2.0/26")
 	for _, o := range stored(w, "blockaffinities") {
 		if o.(metav1.Object).GetManagedFields() != nil {
 			t.Error("memory is spent on what is not exported")
@@ -159,16 +147,7 @@ func TestAutoBlocks(t *testing.T) {
 		AllowedIPs: config.AutoAllowedIPs})
 	w := start(t, cfg, c)
 	waitForSync(t, w)
-	exports := func(want string) {
-		t.Helper()
-		soon(t, func() error {
-			if got := blocksOf(c); got != want {
-				return fmt.Errorf("exported are %q, not %q; %w", got, want, w.Synced())
-			}
-			return nil
-		})
-	}
-	exports("n1: 10.1.201.0/24, n2: 10.1.202.0/24")
+	exportsBlocks(t, w, "n1: 10.1.201.0/24, n2: 10.1.202.0/24")
 	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
 		t.Error("nodes are read, and there are no blocks to be read: still, nodes are not published, or of no time")
 	}
@@ -182,7 +161,7 @@ func TestAutoBlocks(t *testing.T) {
 		"metadata": map[string]any{"name": "n1-10-1-2-0-26"},
 		"spec":     map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"},
 	}})
-	exports("n1: 10.1.2.0/26, n2: 10.1.202.0/24")
+	exportsBlocks(t, w, "n1: 10.1.2.0/26, n2: 10.1.202.0/24")
 	if !w.resources[1].versionsComparable(semaphorev1.Kind_KIND_NODE) || !w.Ready(semaphorev1.Kind_KIND_NODE) {
 		t.Error("the blocks are read, and nodes are not published, or of a time without the blocks")
 	}

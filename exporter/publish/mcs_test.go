@@ -2,7 +2,6 @@ package publish
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -52,56 +51,24 @@ func TestServiceExports(t *testing.T) {
 	rules := newCatalog(t, config.Services).Rules()
 	rules.MultiCluster = true
 	c := catalog.New(rules)
+	ofServices := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, WatcherOptions{
 		Exports: func(u *kube.Unread) *cache.ListWatch { return exports.Exports().Follow("", u) },
 	})
 
-	waits := func(why string) {
-		t.Helper()
-		soon(t, func() error {
-			err := w.Synced()
-			if err == nil {
-				return fmt.Errorf("the catalog is complete")
-			}
-			if !strings.Contains(err.Error(), why) {
-				return fmt.Errorf("it says %q, not %q", err, why)
-			}
-			for _, kind := range []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE} {
-				if w.Ready(kind) {
-					return fmt.Errorf("kind %s is complete", kind)
-				}
-			}
-			return nil
-		})
-	}
-	waits("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
+	waits(t, w, ofServices, "there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
 	all := mcstest.V02(t)
 	kubetest.Create(t, crds, all[0])
-	waits("there is no CustomResourceDefinition serviceimports.multicluster.x-k8s.io: apply it")
+	waits(t, w, ofServices, "there is no CustomResourceDefinition serviceimports.multicluster.x-k8s.io: apply it")
 	kubetest.Create(t, crds, all[1])
 	waitForSync(t, w)
 
-	says := func(want ...string) {
-		t.Helper()
-		soon(t, func() error {
-			var got []string
-			entries, _ := c.Journal().Snapshot()
-			for _, e := range entries {
-				got = append(got, e.Key.String())
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("exported are %q, not %q", got, want)
-			}
-			return nil
-		})
-	}
-	says()
+	eventually(t, c)
 	export := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
 		Spec: mcsv1beta1.ServiceExportSpec{ExportedLabels: map[string]string{"team": "a"}}}
 	_, err = exports.Exports().Create(ctx, export)
 	must(t, err)
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 	for _, e := range c.ServiceExports() {
 		if e.Name != "echo" || e.Valid != mcsv1beta1.ServiceExportReasonValid || e.Offer == nil {
 			t.Errorf("the export is %+v", e)
@@ -125,9 +92,9 @@ func TestServiceExports(t *testing.T) {
 		_, err := newer.Exports().Create(ctx, other)
 		return err
 	})
-	says("endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
+	eventually(t, c, "endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
 	must(t, newer.Exports().Delete(ctx, "shop", "other", metav1.DeleteOptions{}))
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 	changes, _, _ := c.Journal().Since(head, 100)
 	for _, e := range changes {
 		if strings.Contains(e.Key.String(), "echo") {
@@ -169,7 +136,7 @@ func TestServiceExports(t *testing.T) {
 		})
 	}
 	moves("10.1.1.2")
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 	_, err = mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
 	soon(t, func() error {
@@ -180,9 +147,9 @@ func TestServiceExports(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}})
 		return err
 	})
-	says("endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
+	eventually(t, c, "endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
 	must(t, exports.Exports().Delete(ctx, "shop", "other", metav1.DeleteOptions{}))
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 
 	// The API goes, and with it all ServiceExports.
 	for _, d := range all {
@@ -199,18 +166,18 @@ func TestServiceExports(t *testing.T) {
 	})
 	// The watch of the exports has ended, after all that it reported. A later report of a watch counts.
 	moves("10.1.1.3")
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 
 	// It comes back: what is not exported any more goes.
 	_, err = mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
 	must(t, err)
-	says()
+	eventually(t, c)
 	export.Spec = mcsv1beta1.ServiceExportSpec{}
 	soon(t, func() error {
 		_, err := exports.Exports().Create(ctx, export)
 		return err
 	})
-	says("endpointslice shop/echo-1", "service shop/echo")
+	eventually(t, c, "endpointslice shop/echo-1", "service shop/echo")
 	must(t, exports.Exports().Delete(ctx, "shop", "echo", metav1.DeleteOptions{}))
-	says()
+	eventually(t, c)
 }

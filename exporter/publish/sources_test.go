@@ -20,15 +20,12 @@ func TestChangesCarryTheSourceRevision(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	read := uint64(40)
 	upToNow := func(semaphorev1.Kind) uint64 { return read }
-	s := NewSession("c1", "c2", "test", 0, source{"uid", upToNow, upToNow}, kinds, j)
-	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
-	w.say(s.Hello())
-	w.arrive()
+	w := connectFrom(t, source{"uid", upToNow, upToNow}, j, r)
 	// next sends all there is and returns the last message.
 	next := func() (last *semaphorev1.PublishRequest) {
 		t.Helper()
 		for {
-			m, err := s.Next()
+			m, err := w.sender.Next()
 			must(t, err)
 			if m == nil {
 				return last
@@ -83,15 +80,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 // the oldest: an exporter whose Services are read further and whose slices less is behind.
 func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	j, r := newJournal(10), newReplica()
-	s := NewSession("c1", "c2", "test", 0, source{"uid", upTo(15), upTo(29)}, kinds, j)
-	w := &bothEnds{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
-	w.say(s.Hello())
-	w.arrive()
-	for m, err := s.Next(); m != nil || err != nil; m, err = s.Next() {
-		must(t, err)
-		w.say(m)
-		w.arrive()
-	}
+	connectFrom(t, source{"uid", upTo(15), upTo(29)}, j, r).drain()
 	old := NewSession("c1", "c2", "test", 0, source{"uid", upTo(17), upTo(49)}, kinds, newJournal(10))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	must(t, err)

@@ -79,26 +79,16 @@ func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffin
 	return w
 }
 
-// failed is the metric of requests that failed, as it is scraped.
+// failed is the metric of requests that failed.
 func failed(t *testing.T, w *Watcher, resource, verb string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(w.errors)
-	families, err := reg.Gather()
-	must(t, err)
-	for _, family := range families {
-		for _, m := range family.GetMetric() {
-			labels := map[string]string{}
-			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
-			}
-			if labels["resource"] == resource && labels["verb"] == verb {
-				return m.GetCounter().GetValue()
-			}
-		}
+	n, found := testkit.Metric(t, reg, "semaphore_exporter_watch_errors_total", resource, verb)
+	if !found {
+		t.Fatalf("there is no metric of %s and %s", resource, verb)
 	}
-	t.Fatalf("there is no metric of %s and %s", resource, verb)
-	return 0
+	return n
 }
 
 func exportedKeys(c *catalog.Catalog) string {
@@ -138,6 +128,23 @@ func waitForSync(t *testing.T, w *Watcher) {
 		t.Fatalf("%v: %v", err, w.Synced())
 	}
 	must(t, w.Synced())
+}
+
+// waits waits until a watcher says what it lacks in these words, and checks that it publishes none of these kinds.
+func waits(t *testing.T, w *Watcher, kinds []semaphorev1.Kind, words ...string) {
+	t.Helper()
+	soon(t, func() error {
+		err := w.Synced()
+		for _, text := range words {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				return fmt.Errorf("it does not wait for %q: %v", text, err)
+			}
+		}
+		if i := slices.IndexFunc(kinds, w.Ready); i >= 0 {
+			return fmt.Errorf("kind %s is complete", kinds[i])
+		}
+		return nil
+	})
 }
 
 func service(name string, labels map[string]string) *corev1.Service {
