@@ -14,14 +14,9 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/loopback"
@@ -141,25 +136,14 @@ func TestOf(t *testing.T) {
 func TestWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
-	_, err := mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
-	testkit.Must(t, err)
-	client, err := mcs.New(cfg, "semaphore-exporter")
-	testkit.Must(t, err)
-	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
+	client := serveExports(t, cfg)
 	exports := client.Exports()
-	var e *mcsv1beta1.ServiceExport
-	testkit.Eventually(t, 3*time.Minute, "the API", func() error {
-		e, err = exports.Create(ctx,
-			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"}})
-		return err
-	})
+	e := createExport(t, client, "echo")
 	e.Status.Conditions = []metav1.Condition{{Type: "Theirs", Status: metav1.ConditionTrue, Reason: "So", Message: "so",
 		LastTransitionTime: metav1.Now()}}
-	e, err = exports.UpdateStatus(ctx, e)
-	testkit.Must(t, err)
+	e = testkit.Value(exports.UpdateStatus(ctx, e))(t)
 
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Own: "c1", Clusters: []string{"c1", "c2"},
-		MultiCluster: true, Mirror: labels.Nothing(), Global: labels.Nothing()})
+	c := newCatalog()
 	own, other := &answer{}, (&answer{}).set("", true)
 	var unpublishedNow atomic.Bool
 	brokers := func() map[string]Broker {
@@ -209,10 +193,7 @@ func TestWriter(t *testing.T) {
 	// seen returns when the writer has looked at all: the conditions of an export that comes later are written.
 	seen := func(name string) {
 		t.Helper()
-		later, err := exports.Create(ctx,
-			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}})
-		testkit.Must(t, err)
-		c.PutExport(later, time.Now())
+		c.PutExport(createExport(t, client, name), time.Now())
 		testkit.Eventually(t, 3*time.Minute, "the conditions of "+name, func() error {
 			have, err := exports.Get(ctx, "shop", name)
 			if err == nil && len(have.Status.Conditions) == 0 {

@@ -30,7 +30,28 @@ import (
 )
 
 // TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
-func TestHostileTextInEvents(t *testing.T) { testkit.OneLine(t, maxNote, truncateEvent) }
+func TestHostileText(t *testing.T) {
+	testkit.OneLine(t, maxNote, truncateEvent)
+	testkit.OneLine(t, maxMessage, truncate)
+}
+
+// offering is a catalog that offers Services to c2: all as mirrors, or all as global ones.
+func offering(mirror, global labels.Selector) *catalog.Catalog {
+	return catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: mirror, Global: global})
+}
+
+// withPorts is a Service of the namespace shop that has something to offer, and external one that has nothing.
+func withPorts(name, uid string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}
+}
+
+func external(namespace, name, uid string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}
+}
 
 // TestConditionOfAnOffer: a Service with a setting that is ignored is offered all the same, and the reason says so. One
 // that no cluster has confirmed is not known to be.
@@ -78,14 +99,12 @@ func (b *silent) VerdictVersion() uint64 { return b.version }
 // that cluster's answer from before, and neither is another Service of its name. A cluster that goes is noticed
 // whatever the versions of offers and verdicts add up to.
 func TestAnAnswerEndsWithTheOffer(t *testing.T) {
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-		Mirror: labels.Everything(), Global: labels.Nothing()})
-	now, uid := time.Now(), types.UID("u")
+	c := offering(labels.Everything(), labels.Nothing())
+	now, uid := time.Now(), "u"
 	put := func(to string) {
-		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: uid,
-			Annotations: map[string]string{naming.AnnotationExportTo: to}},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
-				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, now)
+		s := withPorts("web", uid)
+		s.Annotations = map[string]string{naming.AnnotationExportTo: to}
+		c.PutService(s, now)
 	}
 	b := &silent{}
 	brokers := map[string]Broker{"c2": b}
@@ -148,12 +167,9 @@ func (b *flapping) VerdictVersion() uint64 { return uint64(b.asked) }
 func TestAPassAsksForBrokersOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, took, length = 4, time.Second, 10 * time.Minute
-		c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-			Mirror: labels.Everything(), Global: labels.Nothing()})
+		c := offering(labels.Everything(), labels.Nothing())
 		for i := range services {
-			c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("s", i)},
-				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
-					Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, time.Now())
+			c.PutService(withPorts(fmt.Sprint("s", i), ""), time.Now())
 		}
 		slow, listed := &flapping{wait: took / services}, 0
 		f := NewFeedback(nil, c, func() map[string]Broker {
@@ -178,13 +194,8 @@ func TestAPassAsksForBrokersOnce(t *testing.T) {
 // again leads to few writes for each of them, and a Service that was not written yet comes before them.
 func TestABrokerThatChangesItsMind(t *testing.T) {
 	const services, most = 50, 24
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-		Mirror: labels.Everything(), Global: labels.Nothing()})
-	put := func(name string) {
-		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10",
-				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}}, time.Now())
-	}
+	c := offering(labels.Everything(), labels.Nothing())
+	put := func(name string) { c.PutService(withPorts(name, name), time.Now()) }
 	for i := range services {
 		put(fmt.Sprint("s", i))
 	}
@@ -224,12 +235,10 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 func TestOneNamespaceInDeletion(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-		Mirror: labels.Nothing(), Global: labels.Everything()})
+	c := offering(labels.Nothing(), labels.Everything())
 	for _, ns := range []string{"ends", "stays"} {
 		kubetest.Namespace(t, admin, ns)
-		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "web", UID: types.UID(ns)},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
+		c.PutService(external(ns, "web", ns), time.Now())
 	}
 	testkit.Must(t, admin.CoreV1().Namespaces().Delete(t.Context(), "ends", metav1.DeleteOptions{}))
 	write := func(cfg *rest.Config) *Feedback {

@@ -76,32 +76,16 @@ type world struct {
 
 func newWorld(t testing.TB, n int) *world {
 	w := &world{t: t, own: (&answer{}).set("", true), other: (&answer{}).set("", true), now: time.Now()}
-	cfg := kubetest.Start(t)
-	ctx := t.Context()
-	_, err := mcs.ApplyDefinitions(ctx, dynamic.NewForConfigOrDie(cfg))
-	testkit.Must(t, err)
-	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
-	cfg = rest.CopyConfig(cfg)
+	cfg := rest.CopyConfig(kubetest.Start(t))
 	cfg.QPS = -1
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		w.next = next
 		return &w.counted
 	})
-	client, err := mcs.New(cfg, "semaphore-exporter")
-	testkit.Must(t, err)
+	client := serveExports(t, cfg)
 	w.catalog = newCatalog()
 	for i := range n {
-		var e *mcsv1beta1.ServiceExport
-		create := func() (err error) {
-			e, err = client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("echo-%d", i)}})
-			return err
-		}
-		if i == 0 {
-			testkit.Eventually(t, 3*time.Minute, "the API", create)
-		} else {
-			testkit.Must(t, create())
-		}
+		e := createExport(t, client, fmt.Sprintf("echo-%d", i))
 		w.catalog.PutExport(e, w.now)
 		w.service(e.Name, 80)
 	}
@@ -109,6 +93,25 @@ func newWorld(t testing.TB, n int) *world {
 		func() map[string]Broker { return map[string]Broker{"c1": w.own, "c2": w.other} },
 		NewConditionMetrics(prometheus.NewRegistry()), slog.Default())
 	return w
+}
+
+// serveExports has an apiserver serve ServiceExports, and returns the exporter's client.
+func serveExports(t testing.TB, cfg *rest.Config) *mcs.Client {
+	t.Helper()
+	testkit.Value(mcs.ApplyDefinitions(t.Context(), dynamic.NewForConfigOrDie(cfg)))(t)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "shop")
+	return testkit.Value(mcs.New(cfg, "semaphore-exporter"))(t)
+}
+
+// createExport creates a ServiceExport, once the API is served.
+func createExport(t testing.TB, client *mcs.Client, name string) (e *mcsv1beta1.ServiceExport) {
+	t.Helper()
+	testkit.Eventually(t, 3*time.Minute, "the API", func() (err error) {
+		e, err = client.Exports().Create(t.Context(),
+			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}})
+		return err
+	})
+	return e
 }
 
 func newCatalog() *catalog.Catalog {
