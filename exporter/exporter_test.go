@@ -272,17 +272,10 @@ func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more strin
 // startWith runs the exporter with additional configuration and a directory of bundles.
 func startWith(t *testing.T, api *rest.Config, trust trust.Dir, more, bundles string) *running {
 	t.Helper()
-	files := trust.Files("c1", "exporter")
 	e := &running{t: t, http: loopback.Address(t), debug: loopback.Address(t)}
 	socket := filepath.Join(t.TempDir(), "exporter.sock")
-	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
-cluster: c1
-%s
-tls: {certFile: %q, keyFile: %q, bundleDir: %q}
-kube: {kubeConfigPath: %q}
-listen: {http: %q, debug: %q, debugSocket: %q}
-`, more, files.CertFile, files.KeyFile, bundles, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
-	must(t, err)
+	cfg := configOf(t, api, trust, fmt.Sprintf("%s\nlisten: {http: %q, debug: %q, debugSocket: %q}", more, e.http, e.debug,
+		socket), bundles)
 	cfg.LeaderElection.Renew = 500 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -310,6 +303,15 @@ listen: {http: %q, debug: %q, debugSocket: %q}
 		return code == http.StatusOK && err == nil
 	})
 	return e
+}
+
+// configOf returns the configuration of c1's exporter, with more lines and a directory of bundles.
+func configOf(t *testing.T, api *rest.Config, trust trust.Dir, more, bundles string) *config.Exporter {
+	t.Helper()
+	files := trust.Files("c1", "exporter")
+	return testkit.Value(config.Parse[config.Exporter](fmt.Appendf(nil,
+		"cluster: c1\ntls: {certFile: %q, keyFile: %q, bundleDir: %q}\nkube: {kubeConfigPath: %q}\n%s\n",
+		files.CertFile, files.KeyFile, bundles, kubetest.Kubeconfig(t, api), more)))(t)
 }
 
 func (e *running) get(path string) (int, string) {

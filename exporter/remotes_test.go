@@ -22,7 +22,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
@@ -213,11 +212,7 @@ func TestEncryptionLater(t *testing.T) {
 		func() bool { return c2.holds() == "endpointslice shop/echo-1, service shop/echo, setmember shop/web" })
 	e.stop()
 
-	files := bed.files.Files("c1", "exporter")
-	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf("cluster: c1\n%s\ntls: {certFile: %q, keyFile: %q, "+
-		"bundleDir: %q}\nkube: {kubeConfigPath: %q}\n", alone, files.CertFile, files.KeyFile, bed.bundles,
-		kubetest.Kubeconfig(t, bed.api))))
-	must(t, err)
+	cfg := configOf(t, bed.api, bed.files, alone, bed.bundles)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	if err := Run(ctx, cfg); err == nil || !strings.Contains(err.Error(),

@@ -72,18 +72,17 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 		},
 	}})
 	// The apiserver takes a moment until it routes the group to the missing service.
-	var last error
-	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		c, err := Calico(cfg)
-		if err != nil {
-			if errors.Is(err, ErrNoCalico) || !strings.Contains(err.Error(), calicoV3.String()) {
-				t.Errorf("error %v; want one that names %s and is not ErrNoCalico", err, calicoV3)
-			}
-			return
+	var err error
+	testkit.Eventually(t, 3*time.Minute, "an error, as the v3 API is announced, and nobody there", func() error {
+		var c *CalicoClient
+		if c, err = Calico(cfg); err == nil {
+			return errors.New("it chose " + c.GroupVersion.String())
 		}
-		last = errors.New("chose " + c.GroupVersion.String())
+		return nil
+	})
+	if errors.Is(err, ErrNoCalico) || !strings.Contains(err.Error(), calicoV3.String()) {
+		t.Errorf("error %v; want one that names %s and is not ErrNoCalico", err, calicoV3)
 	}
-	t.Errorf("v3 API announced, and nobody there: %v; want an error", last)
 }
 
 func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {

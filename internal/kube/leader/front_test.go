@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -107,11 +108,10 @@ func TestFamilies(t *testing.T) {
 	run := func(f *Front, want string) {
 		t.Helper()
 		stop := testkit.Run(t, f.Run)
-		for began := time.Now(); leadsTo(t, client) != want; time.Sleep(10 * time.Millisecond) {
-			if time.Since(began) > 3*time.Minute {
-				t.Fatalf("calls lead to %q, want %q; %v", leadsTo(t, client), want, f.Problems())
-			}
-		}
+		testkit.Eventually(t, 3*time.Minute, "calls lead to "+want, testkit.State(func() (bool, string) {
+			got := leadsTo(t, client)
+			return got == want, fmt.Sprintf("%q, %v", got, f.Problems())
+		}))
 		stop()
 		if got := leadsTo(t, client); got != "" {
 			t.Errorf("it has ended, and calls lead to %q", got)
