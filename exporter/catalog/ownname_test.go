@@ -43,11 +43,6 @@ func TestOwnNameContent(t *testing.T) {
 			"annotation semaphore.uw.io/own-name has no effect: the Service is part of no global service; set its label " +
 				"mirror.semaphore.uw.io/global-service=true"},
 		"half of the endpoints": {globalLabels, map[string]string{naming.AnnotationMinReady: "50%"}, nil, one(50), ""},
-		"all endpoints":         {globalLabels, map[string]string{naming.AnnotationMinReady: "100%"}, nil, one(100), ""},
-		"no endpoint": {globalLabels, map[string]string{naming.AnnotationMinReady: "0%"}, nil, unreadable,
-			`annotation semaphore.uw.io/min-ready: "0%" is ignored`},
-		"more than all endpoints": {globalLabels, map[string]string{naming.AnnotationMinReady: "101%"}, nil, unreadable,
-			`"101%" is ignored`},
 		"a word": {globalLabels, map[string]string{naming.AnnotationMinReady: "many"}, nil, unreadable,
 			`"many" is ignored: use a number of ready endpoints from 1 to 1000000, or a share of all such as 50%`},
 		"an empty share": {globalLabels, map[string]string{naming.AnnotationMinReady: ""}, nil, unreadable,
