@@ -135,7 +135,6 @@ func (f *following) run(ctx context.Context, decided func()) error {
 	}
 }
 
-// take publishes as a decision requires.
 func (f *following) take(d *remotes.Decision) {
 	e := f.publishing.exporter
 	brokers, offers := map[string]config.ExporterBroker{}, map[string]*v1alpha1.Export{}

@@ -16,7 +16,6 @@ const (
 const CRDName = Resource + ".semaphore.uw.io"
 
 var (
-	// GroupVersion of the types of this package.
 	GroupVersion = schema.GroupVersion{Group: "semaphore.uw.io", Version: "v1alpha1"}
 	// RemoteClusters is the resource.
 	RemoteClusters = GroupVersion.WithResource(Resource)

@@ -45,7 +45,6 @@ func (c *Catalog) PutExport(e *mcsv1beta1.ServiceExport, now time.Time) {
 	c.setExport(at, e, now)
 }
 
-// DeleteExport removes a ServiceExport.
 func (c *Catalog) DeleteExport(namespace, exportName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

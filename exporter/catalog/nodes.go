@@ -47,7 +47,6 @@ func (c *Catalog) PutBlock(a *kube.BlockAffinity, now time.Time) {
 	c.prefixesChanged(c.prefixes.PutBlock(a), now)
 }
 
-// DeleteBlock removes a block affinity.
 func (c *Catalog) DeleteBlock(name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

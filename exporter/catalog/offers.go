@@ -14,9 +14,8 @@ import (
 
 // Offer is a Service that its owner offers by a label, with its exported form.
 type Offer struct {
-	Namespace, Name string
-	UID             types.UID
-	// Mirror and Global say how it is exported.
+	Namespace, Name              string
+	UID                          types.UID
 	Mirror, Global, MultiCluster bool
 	// To are the clusters that receive it, at Revision of the journal. Reason reports why no other cluster does; empty if
 	// one does.
@@ -29,7 +28,6 @@ type Offer struct {
 
 func (o *Offer) Key() Key { return serviceKey(o.Namespace, o.Name) }
 
-// offered is a Service that its owner offers.
 type offered struct {
 	uid types.UID
 	// withheld is why a valid Service is exported to no cluster; empty if a problem reports why.

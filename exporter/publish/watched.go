@@ -43,7 +43,6 @@ type watched struct {
 	absent   bool
 }
 
-// known returns the last known state of an object.
 func (it *watched) known(of kube.Object) (kube.Object, bool) {
 	held, ok, err := it.store.Get(of)
 	if err != nil || !ok {

@@ -64,7 +64,6 @@ func NewConditionMetrics(reg prometheus.Registerer) *ConditionMetrics {
 	return m
 }
 
-// Results of a write.
 const written, unchanged, failed = "written", "unchanged", "failed"
 
 // Conditions writes the conditions of one exporter's ServiceExports.

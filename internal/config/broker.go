@@ -117,7 +117,6 @@ type Remote struct {
 // Strictness says how unencrypted packets to and from a remote's pods are handled.
 type Strictness string
 
-// The three values.
 const (
 	// Strict drops them.
 	Strict Strictness = "strict"

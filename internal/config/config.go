@@ -214,7 +214,6 @@ func checkWorkloadAPI(p *problems, field, address string) {
 	}
 }
 
-// refuseReplaced refuses a value that another key replaces.
 func refuseReplaced(p *problems, field, value, other string) {
 	if value != "" {
 		p.add(field, "%q is given, and %s too: certificates come from one of them, take the other out", value, other)

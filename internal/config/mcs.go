@@ -32,7 +32,6 @@ type BrokerMCS struct {
 // ImportSlices selects the ServiceImports that get EndpointSlices in their namespace.
 type ImportSlices string
 
-// The values of ImportSlices.
 const (
 	AllImportSlices      ImportSlices = "all"
 	HeadlessImportSlices ImportSlices = "headless"

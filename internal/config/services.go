@@ -95,7 +95,6 @@ type GlobalRule struct {
 	WhenGone WhenGone `json:"whenGone"`
 }
 
-// Matches reports whether the rule applies to the global service of that namespace and name.
 func (r *GlobalRule) Matches(namespace, name string) bool {
 	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) &&
 		(len(r.Names) == 0 || slices.Contains(r.Names, name))
@@ -125,7 +124,6 @@ type OwnLimits struct {
 	EndpointsPerService int `json:"endpointsPerService"`
 }
 
-// limits returns the Limits of a remote with these values.
 func (l OwnLimits) limits() Limits {
 	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints,
 		EndpointsPerService: l.EndpointsPerService}

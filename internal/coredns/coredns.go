@@ -106,7 +106,6 @@ const block = `<zone> {
 }
 `
 
-// text returns the block as lines of a Corefile.
 func (b Block) text() string {
 	mirror := regexp.QuoteMeta(b.Prefix) + `-([^.]+)-` + naming.MirrorSeparator + `-([^.]+)\.` +
 		regexp.QuoteMeta(b.MirrorNamespace) + `\.svc\.` + regexp.QuoteMeta(b.ClusterDomain)

@@ -91,7 +91,6 @@ const (
 	Both   Side = "both-clusters"
 )
 
-// Act is what to do about a code.
 type Act struct {
 	Side Side
 	// Command shows more, or fixes it. CLUSTER is replaced by the remote, NODE by a node, CONTEXT by the context of the
@@ -124,7 +123,6 @@ var acts = map[Area]Act{
 	Status:     {Side: Here, Command: "semaphorectl status -o wide"},
 }
 
-// Definition is what a code means.
 type Definition struct {
 	Code  Code
 	Area  Area

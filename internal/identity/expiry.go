@@ -28,10 +28,8 @@ type lifetimes struct {
 // Expiry returns the collector of the validity of a part's own certificate and of roots. cluster is the own one.
 func Expiry(source *Source, cluster string) prometheus.Collector { return &lifetimes{source, cluster} }
 
-// Describe implements prometheus.Collector.
 func (l *lifetimes) Describe(ch chan<- *prometheus.Desc) { ch <- notBefore; ch <- notAfter }
 
-// Collect implements prometheus.Collector.
 func (l *lifetimes) Collect(ch chan<- prometheus.Metric) {
 	send := func(cert *x509.Certificate, kind, cluster string) {
 		for desc, at := range map[*prometheus.Desc]int64{notBefore: cert.NotBefore.Unix(), notAfter: cert.NotAfter.Unix()} {

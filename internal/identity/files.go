@@ -55,7 +55,6 @@ func openFiles(paths config.TLS, own spiffeid.ID) (*files, error) {
 // Close implements backend. There is nothing to close.
 func (f *files) Close() error { return nil }
 
-// GetX509SVID implements x509svid.Source.
 func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +82,6 @@ func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 	return nil, fmt.Errorf("certificate %s with key %s: %w", f.paths.CertFile, f.paths.KeyFile, err)
 }
 
-// GetX509BundleForTrustDomain implements x509bundle.Source.
 func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
 	path := filepath.Join(f.paths.BundleDir, td.Name()+".pem")
 	f.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 )
 
-// Item is one certificate of a directory.
 type Item struct {
 	// File is its path below the directory.
 	File string

@@ -47,7 +47,6 @@ const (
 	oldKeyFile   = "old/ca.key"
 )
 
-// Validity of new certificates.
 type Validity struct {
 	// Authority and Certificate are the validity of each.
 	Authority, Certificate time.Duration

@@ -116,7 +116,6 @@ func (w *workload) follow(ctx context.Context) {
 	}
 }
 
-// OnX509ContextUpdate implements workloadapi.X509ContextWatcher.
 func (w *workload) OnX509ContextUpdate(update *workloadapi.X509Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,7 +149,6 @@ func (w *workload) OnX509ContextWatchError(err error) {
 	}
 }
 
-// Close implements backend.
 func (w *workload) Close() error {
 	w.stop()
 	<-w.done
@@ -160,14 +158,12 @@ func (w *workload) Close() error {
 	return nil
 }
 
-// GetX509SVID implements x509svid.Source.
 func (w *workload) GetX509SVID() (*x509svid.SVID, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.svid, nil // openWorkload returns none without
 }
 
-// GetX509BundleForTrustDomain implements x509bundle.Source.
 func (w *workload) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
 	w.mu.Lock()
 	bundles := w.bundles

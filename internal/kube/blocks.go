@@ -70,7 +70,6 @@ func (l *BlockAffinityList) DeepCopyObject() runtime.Object {
 	return out
 }
 
-// Errors of BlockAffinities.
 var (
 	// ErrNoBlocks is the error if a cluster serves BlockAffinities in neither group.
 	ErrNoBlocks = errors.New("the cluster serves BlockAffinities in neither projectcalico.org/v3 nor " +

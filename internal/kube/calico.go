@@ -129,7 +129,6 @@ type CalicoResource[T CalicoObject] struct {
 	namespace string
 }
 
-// of adds the namespace and the resource to a request.
 func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
 	return request.NamespaceIfScoped(r.namespace, r.namespace != "").Resource(r.resource)
 }

@@ -268,7 +268,6 @@ func Device(cluster string) string {
 	return shortPrefix + shortHash(cluster)
 }
 
-// DeviceAlias returns the full name.
 func DeviceAlias(cluster string) string { return devicePrefix + cluster }
 
 // IsDevice reports whether an interface with this name and alias can be one of semaphore's.

@@ -53,7 +53,6 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 	return r, errors.Join(errs...)
 }
 
-// Texts returns subnets as the configuration has them.
 func Texts(subnets []v1alpha1.Subnet) []string {
 	var all []string
 	for _, s := range subnets {
@@ -121,5 +120,4 @@ func checkBundle(text string) error {
 	return nil
 }
 
-// SameExport reports whether two specs export the same.
 func SameExport(a, b *v1alpha1.Export) bool { return apiequality.Semantic.DeepEqual(a, b) }

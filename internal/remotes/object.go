@@ -26,9 +26,8 @@ type Object struct {
 	// ListenPort is the port of the object's status, 0 for none.
 	ListenPort uint16 `json:"listenPort,omitempty"`
 	// SourceID identifies the cluster that stands for the remote; see federation.Server.Sources. Empty for none yet.
-	SourceID string `json:"sourceID,omitempty"`
-	// Status as it was last seen.
-	Status v1alpha1.RemoteClusterStatus `json:"-"`
+	SourceID string                       `json:"sourceID,omitempty"`
+	Status   v1alpha1.RemoteClusterStatus `json:"-"`
 	// Definition is the UID of the CustomResourceDefinition under which the object was last seen.
 	Definition types.UID `json:"definition,omitempty"`
 }

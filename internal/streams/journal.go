@@ -50,7 +50,6 @@ type Journal[K comparable, V any] struct {
 	head       uint64
 	oldest     uint64 // a reader at this revision or later misses nothing
 	snapshot   []*Entry[K, V]
-	// snapshotAt is the revision of the cached snapshot.
 	snapshotAt uint64
 	// changed is closed and replaced at every change.
 	changed chan struct{}
@@ -75,7 +74,6 @@ func NewJournal[K comparable, V any](maxTombstones int) *Journal[K, V] {
 // Epoch names the life of this journal: revisions of two epochs cannot be compared.
 func (j *Journal[K, V]) Epoch() string { return j.epoch }
 
-// Head returns the newest revision.
 func (j *Journal[K, V]) Head() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()

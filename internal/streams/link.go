@@ -60,7 +60,6 @@ const (
 // ErrAgain ends a stream after which the next one begins without backoff.
 var ErrAgain = errors.New("the stream begins again")
 
-// End is the other end of a link.
 type End struct {
 	// Address is host:port. Others lead to the same end, and are tried in turn when one does not answer.
 	Address string

@@ -17,7 +17,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Facts describe one cluster.
 type Facts struct {
 	// Context is the context of the kubeconfig, and Server the apiserver's address in it; "" for unknown.
 	Context, Server string

@@ -25,8 +25,7 @@ type gate[K comparable] struct {
 	open bool
 	// backoff is the wait before the last probe.
 	backoff time.Duration
-	// passed counts the successes.
-	passed int
+	passed  int
 }
 
 func newGate[K comparable](cause Cause) *gate[K] {

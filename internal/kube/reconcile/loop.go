@@ -47,7 +47,6 @@ var ErrIdle = errors.New("nothing to do")
 
 // Cause is why a key failed.
 type Cause struct {
-	// Name identifies the cause.
 	Name string
 	// Shared is true if other keys fail for the same cause, so that one key probes for all.
 	Shared bool
@@ -97,8 +96,7 @@ type Loop[K comparable] struct {
 	// items are all keys that wait, are being reconciled, or fail.
 	items  map[K]*item[K]
 	owners map[string]*owner
-	// line are the keys that are ready.
-	line *lines[K]
+	line   *lines[K]
 	// gates hold the keys that wait together, by the name of the cause.
 	gates map[string]*gate[K]
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// managedBy is the owner of the ConfigMaps.
 const managedBy = "semaphore"
 
 // Store stores the objects in effect in a ConfigMap. An object with a bundle of one certificate has about 1.5 KiB, and
