@@ -79,7 +79,7 @@ func (f *Feedback) listAnnotated(ctx context.Context) bool {
 		}
 		for i := range all.Items {
 			if s := &all.Items[i]; s.Annotations[naming.AnnotationExportStatus] != "" {
-				f.stale[service{s.Namespace, s.Name}] = waiting.Repeats{}
+				f.stale[key{s.Namespace, s.Name}] = waiting.Repeats{}
 			}
 		}
 		if options.Continue = all.Continue; options.Continue == "" {

@@ -114,21 +114,7 @@ func conditionsOf(x catalog.ServiceExport, own string, published bool, verdict V
 // others returns which other clusters accepted a Service, which have not answered, and which refuse it and why. all
 // means that all have answered.
 func others(x catalog.ServiceExport, own string, verdict Verdict) (text string, all bool) {
-	var accepted, unconfirmed, parts []string
-	for _, cluster := range x.Offer.To {
-		if cluster == own {
-			continue
-		}
-		objection, known := verdict(cluster)
-		switch {
-		case !known:
-			unconfirmed = append(unconfirmed, cluster)
-		case objection != "":
-			parts = append(parts, fmt.Sprintf("cluster %s: %s", cluster, objection))
-		default:
-			accepted = append(accepted, cluster)
-		}
-	}
+	accepted, unconfirmed, parts := answers(x.Offer.To, own, verdict)
 	if len(unconfirmed) > 0 {
 		parts = append([]string{"not confirmed yet by " + strings.Join(unconfirmed, ", ")}, parts...)
 	}
@@ -146,6 +132,26 @@ func others(x catalog.ServiceExport, own string, verdict Verdict) (text string, 
 		parts = append(parts, x.Offer.IgnoredSettings)
 	}
 	return strings.Join(parts, "; "), len(unconfirmed) == 0
+}
+
+// answers sorts clusters, without one, by their answers: those that accept, those that have not answered, and
+// objections, a sentence each.
+func answers(to []string, without string, verdict Verdict) (accepted, unconfirmed, objections []string) {
+	for _, cluster := range to {
+		if cluster == without {
+			continue
+		}
+		objection, known := verdict(cluster)
+		switch {
+		case !known:
+			unconfirmed = append(unconfirmed, cluster)
+		case objection != "":
+			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, objection))
+		default:
+			accepted = append(accepted, cluster)
+		}
+	}
+	return accepted, unconfirmed, objections
 }
 
 // maxMessage is below the limit of a condition's message, 32,768 characters.

@@ -72,7 +72,7 @@ type Feedback struct {
 	written  *prometheus.CounterVec
 	log      *slog.Logger
 
-	services map[service]*eventState
+	services map[key]*eventState
 	// seen are the versions of offers and verdicts at the last pass.
 	seen map[string]uint64
 	// noEventsUntil and noAnnotationsUntil are set after the right to write was missing.
@@ -81,10 +81,10 @@ type Feedback struct {
 	// Service.
 	logged struct{ events, annotations string }
 	// stale are the Services that may have the annotation and are not offered, with the attempts to remove it.
-	stale map[service]waiting.Repeats
+	stale map[key]waiting.Repeats
 }
 
-type service struct{ namespace, name string }
+type key struct{ namespace, name string }
 
 // eventState is the state of one Service, and of a later one of its name.
 type eventState struct {
@@ -120,7 +120,7 @@ func NewFeedback(kube kubernetes.Interface, c *catalog.Catalog, brokers func() m
 	}
 	return &Feedback{
 		kube: kube, catalog: c, brokers: brokers, limiter: rate.NewLimiter(eventsPerSecond, eventsBurst), instance: instance,
-		written: written, log: log, services: map[service]*eventState{}, stale: map[service]waiting.Repeats{}, Events: true,
+		written: written, log: log, services: map[key]*eventState{}, stale: map[key]waiting.Repeats{}, Events: true,
 		Poll: PollInterval, Settle: SettlePeriod,
 	}
 }
@@ -176,11 +176,11 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 	}
 	f.seen = seen
 	offers := f.catalog.Offers()
-	offered := make(map[service]bool, len(offers))
+	offered := make(map[key]bool, len(offers))
 	var due []event
 	for i := range offers {
 		o := &offers[i]
-		at := service{o.Namespace, o.Name}
+		at := key{o.Namespace, o.Name}
 		offered[at] = true
 		s := f.services[at]
 		if s == nil {
@@ -214,7 +214,7 @@ func (f *Feedback) dueEvents(now time.Time) []event {
 		if e.reason.Level() == finding.OK {
 			normal = 1
 		}
-		return f.services[service{e.offer.Namespace, e.offer.Name}].writes.Times, normal
+		return f.services[key{e.offer.Namespace, e.offer.Name}].writes.Times, normal
 	}
 	slices.SortStableFunc(due, func(a, b event) int {
 		writesA, normalA := rank(a)
@@ -254,23 +254,15 @@ func (f *Feedback) statusOf(brokers map[string]Broker, o *catalog.Offer, s *even
 		e.reason, e.note = finding.NotOffered, withheld
 		return e, 0
 	}
-	var accepted, unconfirmed, objections []string
-	for _, cluster := range o.To {
+	accepted, unconfirmed, objections := answers(o.To, "", func(cluster string) (objection string, known bool) {
 		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
 			if text, known := b.Verdict(o.Key(), o.Revision); known {
 				s.verdicts[cluster] = text
 			}
 		}
-		objection, known := s.verdicts[cluster]
-		switch {
-		case !known:
-			unconfirmed = append(unconfirmed, cluster)
-		case objection != "":
-			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, objection))
-		default:
-			accepted = append(accepted, cluster)
-		}
-	}
+		objection, known = s.verdicts[cluster]
+		return objection, known
+	})
 	var parts []string
 	e.reason, wait = finding.Offered, f.Settle
 	switch {
@@ -316,7 +308,7 @@ func exportedAs(o *catalog.Offer) string {
 
 // write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e event) error {
-	s, now := f.services[service{e.offer.Namespace, e.offer.Name}], time.Now()
+	s, now := f.services[key{e.offer.Namespace, e.offer.Name}], time.Now()
 	event, annotation := f.mayWrite(s, now)
 	if !event && !annotation {
 		return nil // the right to is missing since this pass began

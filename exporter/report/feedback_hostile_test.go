@@ -112,7 +112,7 @@ func TestAnAnswerEndsWithTheOffer(t *testing.T) {
 	says := func(want string) {
 		t.Helper()
 		f.dueEvents(now)
-		s := f.services[service{"shop", "web"}]
+		s := f.services[key{"shop", "web"}]
 		if !strings.Contains(s.current, want) {
 			t.Errorf("it says %+v, want %q", s, want)
 		}
@@ -208,7 +208,7 @@ func TestABrokerThatChangesItsMind(t *testing.T) {
 	for range time.Hour / PollInterval {
 		now = now.Add(PollInterval)
 		for _, e := range f.dueEvents(now) {
-			s := f.services[service{e.offer.Namespace, e.offer.Name}]
+			s := f.services[key{e.offer.Namespace, e.offer.Name}]
 			s.writes.Add(ofEvents, now)
 			s.writtenEvent = s.current
 			writes[e.offer.Name]++
@@ -328,16 +328,14 @@ func answered(r *http.Request, code int, text string) (*http.Response, error) {
 
 // annotating is the feedback of an exporter that annotates Services of a catalog, and put puts one that is not offered.
 func annotating(api kubetest.RoundTripper) (f *Feedback, put func(name, uid string)) {
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
-		Mirror: labels.Nothing(), Global: labels.Everything()})
+	c := offering(labels.Nothing(), labels.Everything())
 	f = NewFeedback(kubernetes.NewForConfigOrDie(&rest.Config{Host: "http://apiserver", QPS: -1, Transport: api,
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), c,
 		func() map[string]Broker { return nil }, NewFeedbackMetrics(prometheus.NewRegistry()),
 		slog.New(slog.DiscardHandler))
 	f.Annotates, f.Complete = true, func() bool { return true }
 	return f, func(name, uid string) {
-		c.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, time.Now())
+		c.PutService(external("shop", name, uid), time.Now())
 	}
 }
 
@@ -382,7 +380,7 @@ func TestAnnotationsThatStay(t *testing.T) {
 					return answered(r, test.get, text[test.get])
 				})
 				for i := range test.stale {
-					f.stale[service{"shop", fmt.Sprint("a", i)}] = waiting.Repeats{}
+					f.stale[key{"shop", fmt.Sprint("a", i)}] = waiting.Repeats{}
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 				defer cancel()
@@ -425,8 +423,8 @@ func TestOneRightIsMissing(t *testing.T) {
 		put("z", "z")
 		for n := range 4 {
 			began := time.Now()
-			for s := f.services[service{"shop", "z"}]; s == nil || s.current != s.writtenEvent ||
-				s.uid != types.UID(fmt.Sprint("z", n)); s = f.services[service{"shop", "z"}] {
+			for s := f.services[key{"shop", "z"}]; s == nil || s.current != s.writtenEvent ||
+				s.uid != types.UID(fmt.Sprint("z", n)); s = f.services[key{"shop", "z"}] {
 				put("z", fmt.Sprint("z", n))
 				due := f.dueEvents(time.Now())
 				for _, e := range due[:min(len(due), maxWrites)] {

@@ -85,8 +85,6 @@ type Conditions struct {
 	notBefore time.Time
 }
 
-type key struct{ namespace, name string }
-
 // state is the state of the conditions of one ServiceExport. There may be 100,000.
 type state struct {
 	// current is the meaning of the conditions, unchanged since since; written is the meaning that was written. They
