@@ -421,14 +421,11 @@ func completeLabelDomains(p *problems, all *[]string) {
 		p.add("labelDomains", "%d, and %d is the most", len(*all), maxLabelDomains)
 	}
 	for i, domain := range *all {
-		field := fmt.Sprintf("labelDomains[%d]", i)
 		for _, e := range validation.IsDNS1123Subdomain(domain) {
-			p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
-		}
-		if slices.Contains((*all)[:i], domain) {
-			p.add(field, "%q is listed twice", domain)
+			p.add(fmt.Sprintf("labelDomains[%d]", i), "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
 		}
 	}
+	refuseTwice(p, "labelDomains", *all)
 }
 
 func orDefault[T comparable](value *T, otherwise T) { *value = cmp.Or(*value, otherwise) }

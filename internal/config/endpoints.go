@@ -24,12 +24,10 @@ func completeNodeEndpoints(p *problems, all *[]EndpointKind) {
 		p.add("nodeEndpoints", "none: name at least one of InternalIP, ExternalIP, Annotation, or leave the key out")
 	}
 	for i, kind := range *all {
-		field := fmt.Sprintf("nodeEndpoints[%d]", i)
 		if !slices.Contains([]EndpointKind{InternalIP, ExternalIP, ByAnnotation}, kind) {
-			p.add(field, "%q is no kind of addresses: use InternalIP, ExternalIP, Annotation", string(kind))
-		}
-		if slices.Contains((*all)[:i], kind) {
-			p.add(field, "%q is listed twice", string(kind))
+			p.add(fmt.Sprintf("nodeEndpoints[%d]", i), "%q is no kind of addresses: use InternalIP, ExternalIP, Annotation",
+				string(kind))
 		}
 	}
+	refuseTwice(p, "nodeEndpoints", *all)
 }

@@ -66,7 +66,7 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 			p.add(fmt.Sprintf("%s.denyNamespaces[%d]", field, i), "%q is no pattern of namespaces, such as kube-*", pattern)
 		}
 	}
-	checkClusters(p, field+".precedence", m.Precedence)
+	refuseTwice(p, field+".precedence", m.Precedence)
 	m.Settle.check(p, field+".settle")
 	if d := m.Settle.Duration; d < 0 || d > time.Minute {
 		p.add(field+".settle", "%s: use 0s to %s", d, time.Minute)

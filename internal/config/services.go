@@ -189,10 +189,8 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 		if zone == "" {
 			p.add(at, "is empty: name a zone, as nodes have in the label topology.kubernetes.io/zone")
 		}
-		if slices.Contains(g.LocalZones[:i], zone) {
-			p.add(at, "%q is listed twice", zone)
-		}
 	}
+	refuseTwice(p, field+".localZones", g.LocalZones)
 	if len(g.PodSubnets) > 0 {
 		g.PodPrefixes = parsePrefixes(p, field+".podSubnets", g.PodSubnets)
 	}
@@ -221,8 +219,8 @@ func (r *GlobalRule) complete(p *problems, field string) {
 			p.add(fmt.Sprintf("%s.names[%d]", field, i), "%q is no name of a Service: %s", n, e)
 		}
 	}
-	checkClusters(p, field+".clusters", r.Clusters)
-	checkClusters(p, field+".prefer", r.Prefer)
+	refuseTwice(p, field+".clusters", r.Clusters)
+	refuseTwice(p, field+".prefer", r.Prefer)
 	for i, cluster := range r.Prefer {
 		if !r.Takes(cluster) {
 			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
@@ -238,11 +236,12 @@ func (r *GlobalRule) complete(p *problems, field string) {
 	}
 }
 
-// checkClusters does not know which clusters there are: a RemoteCluster may be created later.
-func checkClusters(p *problems, field string, clusters []string) {
-	for i, cluster := range clusters {
-		if slices.Contains(clusters[:i], cluster) {
-			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is listed twice", cluster)
+// refuseTwice refuses an element that is listed twice. Of clusters it is not known which there are: a RemoteCluster may
+// be created later.
+func refuseTwice[T ~string](p *problems, field string, all []T) {
+	for i, one := range all {
+		if slices.Contains(all[:i], one) {
+			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is listed twice", string(one))
 		}
 	}
 }

@@ -86,7 +86,9 @@ func TestBadGlobalServices(t *testing.T) {
 		"slices: {maxEndpoints: 1001}":  "slices.maxEndpoints: 1001: use 1 to 1000 endpoints",
 		"services: {adoptFrom: [kilo]}": `services.adoptFrom: "kilo" is no tool whose Services can be taken over`,
 		"services: {adoptFrom: [semaphore-service-mirror, semaphore-service-mirror]}": "listed twice",
-		"slices: {maxEndpoints: -1}": "slices.maxEndpoints: -1",
+		"slices: {maxEndpoints: -1}":              "slices.maxEndpoints: -1",
+		"labelDomains: [a.b, a.b]":                `labelDomains[1]: "a.b" is listed twice`,
+		"nodeEndpoints: [ExternalIP, ExternalIP]": `nodeEndpoints[1]: "ExternalIP" is listed twice`,
 		"globalServices: {podSubnets: [10.2.0.0/16]}": "globalServices.podSubnets: 10.2.0.0/16 is not inside " +
 			"of localSubnets",
 		"globalServices: {podSubnets: [10.0.0.0/8]}": "globalServices.podSubnets: 10.0.0.0/8 is not inside " +
