@@ -19,9 +19,6 @@ import (
 // that cannot be read is sent as such and reported, so that what was valid before can stay.
 func TestOwnNameContent(t *testing.T) {
 	const key = naming.AnnotationOwnName
-	one := func(percent int32) *semaphorev1.GlobalSettings {
-		return &semaphorev1.GlobalSettings{MinReadyPercent: percent}
-	}
 	unreadable := &semaphorev1.GlobalSettings{Unreadable: []string{"min-ready"}}
 	for name, test := range map[string]struct {
 		labels   map[string]string
@@ -42,7 +39,8 @@ func TestOwnNameContent(t *testing.T) {
 		"without the label of a global service": {mirrorLabels, map[string]string{key: "failover"}, nil, nil,
 			"annotation semaphore.uw.io/own-name has no effect: the Service is part of no global service; set its label " +
 				"mirror.semaphore.uw.io/global-service=true"},
-		"half of the endpoints": {globalLabels, map[string]string{naming.AnnotationMinReady: "50%"}, nil, one(50), ""},
+		"half of the endpoints": {globalLabels, map[string]string{naming.AnnotationMinReady: "50%"}, nil,
+			&semaphorev1.GlobalSettings{MinReadyPercent: 50}, ""},
 		"a word": {globalLabels, map[string]string{naming.AnnotationMinReady: "many"}, nil, unreadable,
 			`"many" is ignored: use a number of ready endpoints from 1 to 1000000, or a share of all such as 50%`},
 		"an empty share": {globalLabels, map[string]string{naming.AnnotationMinReady: ""}, nil, unreadable,
