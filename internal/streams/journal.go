@@ -14,7 +14,6 @@ package streams
 import (
 	"crypto/rand"
 	"math"
-	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -48,9 +47,8 @@ type Journal[K comparable, V any] struct {
 	tombstones []uint64
 	live, dead int
 	head       uint64
-	oldest     uint64 // a reader at this revision or later misses nothing
-	snapshot   []*Entry[K, V]
-	snapshotAt uint64
+	oldest     uint64         // a reader at this revision or later misses nothing
+	snapshot   []*Entry[K, V] // nil after a change
 	// changed is closed and replaced at every change.
 	changed chan struct{}
 }
@@ -115,24 +113,23 @@ func (j *Journal[K, V]) Last(key K) (*Entry[K, V], bool) {
 
 // Put records the newest state of an object. The caller decides whether anything relevant has changed: Put always makes
 // a new revision.
-func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) uint64 {
+func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.append(&Entry[K, V]{Key: key, Value: value, ObservedAt: observedAt})
+	j.append(&Entry[K, V]{Key: key, Value: value, ObservedAt: observedAt})
 }
 
-// Delete records the deletion of an object, with the part of its last value that readers of the deletion need, and
-// reports whether there was one. Thousands of deletions are remembered.
-func (j *Journal[K, V]) Delete(key K, last V, observedAt time.Time) (uint64, bool) {
+// Delete records the deletion of an object, if there is one, with the part of its last value that readers of the
+// deletion need. Thousands of deletions are remembered.
+func (j *Journal[K, V]) Delete(key K, last V, observedAt time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if old, ok := j.byKey[key]; !ok || old.Deleted {
-		return j.head, false
+	if old, ok := j.byKey[key]; ok && !old.Deleted {
+		j.append(&Entry[K, V]{Key: key, Value: last, Deleted: true, ObservedAt: observedAt})
 	}
-	return j.append(&Entry[K, V]{Key: key, Value: last, Deleted: true, ObservedAt: observedAt}), true
 }
 
-func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
+func (j *Journal[K, V]) append(e *Entry[K, V]) {
 	j.head++
 	e.Revision = j.head
 	if old, ok := j.byKey[e.Key]; ok {
@@ -154,7 +151,6 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 	}
 	close(j.changed)
 	j.changed = make(chan struct{})
-	return e.Revision
 }
 
 func (j *Journal[K, V]) count(e *Entry[K, V], by int) {
@@ -170,20 +166,12 @@ func (j *Journal[K, V]) find(revision uint64) int {
 	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
 }
 
-// remembered returns the slot of a tombstone; nil if a later change superseded it.
-func (j *Journal[K, V]) remembered(tombstone uint64) *slot[K, V] {
-	at := j.find(tombstone)
-	if at == len(j.log) || j.log[at].revision != tombstone || j.log[at].entry == nil {
-		return nil
-	}
-	return &j.log[at]
-}
-
 func (j *Journal[K, V]) forgetOldest() {
 	for {
-		s := j.remembered(j.tombstones[0])
+		// A revision in tombstones has a slot, since compact drops both; it is empty if a later change superseded it.
+		s := &j.log[j.find(j.tombstones[0])]
 		j.tombstones = j.tombstones[1:]
-		if s == nil {
+		if s.entry == nil {
 			continue
 		}
 		delete(j.byKey, s.entry.Key)
@@ -194,32 +182,32 @@ func (j *Journal[K, V]) forgetOldest() {
 	}
 }
 
-// compact drops the empty slots.
+// compact drops the empty slots, and the tombstones that had them.
 func (j *Journal[K, V]) compact() {
-	kept := make([]slot[K, V], 0, j.live+j.dead)
+	kept, tombstones := make([]slot[K, V], 0, j.live+j.dead), make([]uint64, 0, j.dead)
 	for _, s := range j.log {
-		if s.entry != nil {
-			kept = append(kept, s)
+		if s.entry == nil {
+			continue
+		}
+		kept = append(kept, s)
+		if s.entry.Deleted {
+			tombstones = append(tombstones, s.revision)
 		}
 	}
-	j.log = kept
-	if len(j.tombstones) > 2*j.dead+64 {
-		j.tombstones = slices.DeleteFunc(j.tombstones, func(revision uint64) bool { return j.remembered(revision) == nil })
-	}
+	j.log, j.tombstones = kept, tombstones
 }
 
 // Snapshot returns every object at one revision, and that revision. Callers share the slice, which must not be changed.
 func (j *Journal[K, V]) Snapshot() ([]*Entry[K, V], uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.snapshot == nil || j.snapshotAt != j.head {
-		all := make([]*Entry[K, V], 0, j.live)
+	if j.snapshot == nil {
+		j.snapshot = make([]*Entry[K, V], 0, j.live)
 		for _, s := range j.log {
 			if s.entry != nil && !s.entry.Deleted {
-				all = append(all, s.entry)
+				j.snapshot = append(j.snapshot, s.entry)
 			}
 		}
-		j.snapshot, j.snapshotAt = all, j.head
 	}
 	return j.snapshot, j.head
 }

@@ -95,11 +95,13 @@ func TestModel(t *testing.T) {
 			for i := range 3000 {
 				key := fmt.Sprint(random.IntN(keys))
 				if random.IntN(100) < deletions {
-					if revision, ok := j.Delete(key, 0, at(i)); ok {
-						model[key] = change{revision: revision, deleted: true}
+					j.Delete(key, 0, at(i))
+					if last, had := model[key]; had && !last.deleted {
+						model[key] = change{revision: j.Head(), deleted: true}
 					}
 				} else {
-					model[key] = change{revision: j.Put(key, i, at(i)), value: i}
+					j.Put(key, i, at(i))
+					model[key] = change{revision: j.Head(), value: i}
 				}
 				// The first reader keeps up, and the last one hardly does.
 				for n, v := range readers {
