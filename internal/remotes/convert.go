@@ -19,7 +19,7 @@ import (
 // field.
 func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, error) {
 	r := config.Remote{
-		Name: name, PodSubnets: Texts(spec.PodSubnets), NodeSubnets: Texts(spec.NodeSubnets),
+		Name: name, PodSubnets: As[string](spec.PodSubnets), NodeSubnets: As[string](spec.NodeSubnets),
 		ServicePrefix: spec.ServicePrefix,
 		Encryption:    config.Strictness(spec.Encryption), Size: config.Size(spec.Size),
 	}
@@ -53,10 +53,10 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 	return r, errors.Join(errs...)
 }
 
-func Texts(subnets []v1alpha1.Subnet) []string {
-	var all []string
-	for _, s := range subnets {
-		all = append(all, string(s))
+// As returns texts as texts of another type.
+func As[To, From ~string](texts []From) (all []To) {
+	for _, t := range texts {
+		all = append(all, To(t))
 	}
 	return all
 }
@@ -76,10 +76,8 @@ func ExportRules(spec *v1alpha1.RemoteClusterSpec) ([]ExportRule, error) {
 	var rules []ExportRule
 	var errs []error
 	for i, r := range spec.Export.Rules {
-		rule := ExportRule{Namespaces: r.Namespaces, Offers: r.Action == v1alpha1.Offer}
-		for _, kind := range r.Kinds {
-			rule.Kinds = append(rule.Kinds, config.Feature(kind))
-		}
+		rule := ExportRule{Kinds: As[config.Feature](r.Kinds), Namespaces: r.Namespaces,
+			Offers: r.Action == v1alpha1.Offer}
 		if r.Selector != nil {
 			selector, err := metav1.LabelSelectorAsSelector(r.Selector)
 			if err != nil {

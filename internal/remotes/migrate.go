@@ -97,7 +97,7 @@ func (m *Migration) wireguard(data []byte) error {
 	for _, r := range file.Remotes {
 		spec := &m.remote(r.Name).Spec
 		if r.PodSubnet != "" {
-			spec.PodSubnets = subnets([]string{r.PodSubnet})
+			spec.PodSubnets = []v1alpha1.Subnet{v1alpha1.Subnet(r.PodSubnet)}
 		}
 		// The original answers no probes.
 		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: cmp.Or(r.Port, originalPort), MTU: cmp.Or(r.MTU, originalMTU),
@@ -155,7 +155,7 @@ func (m *Migration) SetNodeSubnets(name string, all []string) error {
 		return fmt.Errorf("%q is none of the remotes of the files: %s", name,
 			strings.Join(slices.Sorted(maps.Keys(m.remotes)), ", "))
 	}
-	r.Spec.NodeSubnets = subnets(all)
+	r.Spec.NodeSubnets = As[v1alpha1.Subnet](all)
 	return nil
 }
 
@@ -181,12 +181,4 @@ func (m *Migration) Objects() (objects []*v1alpha1.RemoteCluster, notes, missing
 		}
 	}
 	return objects, notes, missing
-}
-
-func subnets(all []string) []v1alpha1.Subnet {
-	var out []v1alpha1.Subnet
-	for _, s := range all {
-		out = append(out, v1alpha1.Subnet(s))
-	}
-	return out
 }

@@ -91,7 +91,7 @@ func boundsOf(d remotes.Decision, objects remotes.Objects, ports config.DevicePo
 		}
 		// ServicePrefix, as prefixes are compared wherever remotes are read.
 		r := config.Remote{Name: o.Name, ServicePrefix: o.Spec.ServicePrefix,
-			PodSubnets: remotes.Texts(o.Spec.PodSubnets), NodeSubnets: remotes.Texts(o.Spec.NodeSubnets),
+			PodSubnets: remotes.As[string](o.Spec.PodSubnets), NodeSubnets: remotes.As[string](o.Spec.NodeSubnets),
 			Encryption: config.Strictness(o.Spec.Encryption)}
 		r.WireGuard.ListenPort = objects[o.Name].ListenPort
 		if w := o.Spec.WireGuard; w != nil && w.ListenPort != 0 {
