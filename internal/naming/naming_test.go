@@ -181,17 +181,6 @@ func TestIsDevice(t *testing.T) {
 	}
 }
 
-// TestNamesAreDistinct: two different objects have different names; those of sets with a suffix are in
-// TestNamesNeverChange.
-func TestNamesAreDistinct(t *testing.T) {
-	if Set("c1", "a-b", "c") != Set("c1", "a", "b-c") {
-		t.Error("the sets that collide no longer do: the suffix has lost its purpose")
-	}
-	if Pool("c1", "10.1.0.0/16") == Pool("c1", "10.1.0.0/17") || Pool("c1", "10.1.0.0/16") == Pool("c2", "10.1.0.0/16") {
-		t.Error("pools collide")
-	}
-}
-
 // TestNamesAreValid: the API accepts names whose parts have the maximal length.
 func TestNamesAreValid(t *testing.T) {
 	for _, cluster := range []string{strings.Repeat("c", 32), strings.Repeat("c", 63), longestDotted} {
