@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Volume is a Secret or a ConfigMap in a directory, as a kubelet lays it out: files are links to ..data/FILE, and ..data
-// is a link to a directory.
+// Volume is a Secret or a ConfigMap in a directory, as a kubelet lays it out: files are links to ..data/FILE, and
+// ..data is a link to a directory.
 type Volume struct {
 	Dir string
 	n   int
