@@ -43,7 +43,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -74,24 +73,22 @@ type broker struct {
 	nodes    *nodes.Nodes
 	networks *nodes.Networks
 	placing  *placing
-	// standing stores state for the next broker; both are nil when encryption is off. drains and leftovers are nil when
-	// services are off, and presence is nil when services or encryption are off.
+	// standing stores peers for the next broker; nil when encryption is off. drains are nil when services are off.
 	drains   *stored.Drains
 	standing *stored.PeerStore
-	state    *peering.State
 	// traffic is nil unless both are on.
 	traffic *services.Traffic
 	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
-	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	leftovers *migrate.Leftovers
-	dns       *stored.DNS // nil without services
-	presence  *federation.Presence
-	reaching  *reaching // nil unless services and encryption are both on
-	calico    *apply.Calico
-	mcs       *apply.MCS // nil where nothing is imported
-	events    *report.Events
-	loops     []loop
-	servers   []*server
+	lists    func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	reaching *reaching // nil unless services and encryption are both on
+	calico   *apply.Calico
+	mcs      *apply.MCS // nil where nothing is imported
+	events   *report.Events
+	loops    []loop
+	// runs are what runs beside the loops, and finders return its findings.
+	runs    []func(context.Context) error
+	finders []func() []finding.Finding
+	servers []*server
 	// outcomes returns the results of a remote's services; nil if none are mirrored.
 	outcomes func(cluster string) []*semaphorev1.Outcome
 	// failing returns the Services that cannot be written, with the reason; nil if none are mirrored.
@@ -170,9 +167,8 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 	return leader.PodOfEnvironment()
 }
 
-// lead runs the broker until ctx ends. It reads the revision of the cluster's store at an interval, and calls began
-// when the engines handle what exporters publish.
-func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func()) error {
+// lead runs the broker until ctx ends. It calls began when the engines handle what exporters publish.
+func (b *broker) lead(ctx context.Context, began func()) error {
 	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
 		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
 	})
@@ -183,15 +179,11 @@ func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func(
 	}
 	began()
 	g, ctx := errgroup.WithContext(ctx)
-	if b.standing != nil {
-		g.Go(func() error { return b.standing.Run(ctx, b.state) })
-	}
-	if b.reaching != nil {
-		g.Go(func() error { return b.reaching.run(ctx) })
-	}
 	if b.peering != nil {
 		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
-		g.Go(func() error { return b.peering.WatchUndelivered(ctx, b.federation.Undelivered) })
+	}
+	for _, run := range b.runs {
+		g.Go(func() error { return run(ctx) })
 	}
 	for _, s := range b.servers {
 		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
@@ -209,33 +201,18 @@ func (b *broker) lead(ctx context.Context, storeEvery time.Duration, began func(
 	for _, e := range b.engines.all() {
 		g.Go(func() error { return e.Run(ctx) })
 	}
-	if b.lists != nil {
-		g.Go(func() error { return kube.FollowStore(ctx, storeEvery, b.lists, nil) })
-	}
-	if b.networks != nil {
-		g.Go(func() error { return b.networks.Run(ctx) })
-		g.Go(func() error { return b.placing.run(ctx) })
-	}
-	if b.presence != nil {
-		g.Go(func() error { return b.presence.Run(ctx) })
-	}
-	if b.mcs != nil {
-		g.Go(func() error { return b.mcs.CompareID(ctx, b.cfg.Cluster) })
-	}
-	if b.dns != nil {
-		g.Go(func() error { return b.dns.Run(ctx) })
-	}
-	if b.leftovers != nil {
-		g.Go(func() error { return b.removeLeftovers(ctx) })
-	}
-	g.Go(func() error { return b.events.Run(ctx) })
 	return g.Wait()
 }
 
+// reports adds lines, under a code, to the findings.
+func (b *broker) reports(code finding.Code, lines func() []string) {
+	b.finders = append(b.finders, func() []finding.Finding { return finding.Lines(code, "", lines()) })
+}
+
 // removeLeftovers removes what earlier tools left of adopted Services, and looks again whenever others were adopted.
-func (b *broker) removeLeftovers(ctx context.Context) error {
+func (b *broker) removeLeftovers(ctx context.Context, leftovers *migrate.Leftovers) error {
 	for {
-		if err := b.leftovers.Run(ctx); err != nil {
+		if err := leftovers.Run(ctx); err != nil {
 			return err
 		}
 		select {

@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -81,14 +82,21 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		})
 	}
 	if cfg.Features.Has(config.Services) {
-		b.dns = stored.NewDNS(p.client, cfg, p.log)
-		b.followers = append(b.followers, func(cfg *config.Broker) { b.dns.Follow(cfg.Remotes) })
+		dns := stored.NewDNS(p.client, cfg, p.log)
+		b.runs, b.finders = append(b.runs, dns.Run), append(b.finders, dns.Findings)
+		b.followers = append(b.followers, func(cfg *config.Broker) { dns.Follow(cfg.Remotes) })
 	}
 	if b.drains != nil && b.peering != nil {
-		b.presence = b.watch(p.registry, p.recorder, p.log)
-		b.reaching = newReaching(cfg, b.services, b.state, b.peering.Applied)
+		b.watch(p.registry, p.recorder, p.log)
+		b.reaching = newReaching(cfg, b.services, state, b.peering.Applied)
+		b.runs = append(b.runs, b.reaching.run)
+		b.finders = append(b.finders, func() []finding.Finding { return b.reaching.findings(b.refusedNodes) })
 		b.followers = append(b.followers, b.reaching.follow)
 	}
+	if b.lists != nil {
+		b.runs = append(b.runs, func(ctx context.Context) error { return kube.FollowStore(ctx, p.storeEvery, b.lists, nil) })
+	}
+	b.runs = append(b.runs, p.events.Run)
 	b.leading.Store(&operator.Broker{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Federation: b.federation, Release: b.engines.Release,
 		Services: b.services, Drains: b.drains, Peering: b.peering, Nodes: b.nodes, Networks: b.networks,
@@ -116,7 +124,6 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	}
 	b.networks = nodes.NewNetworks(networks)
 	b.standing = stored.NewPeers(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
-	b.state = state
 	var counted peering.Traffic
 	if b.services != nil {
 		b.traffic = services.NewTraffic(cfg.MirrorNamespace, b.services)
@@ -131,6 +138,13 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		Traffic: counted,
 	})
 	b.loops = append(b.loops, loop{writer: b.nodes, kind: writes.Node}, loop{writer: agentPods, kind: writes.Pod})
+	b.runs = append(b.runs, b.networks.Run, b.placing.run,
+		func(ctx context.Context) error { return b.standing.Run(ctx, state) },
+		func(ctx context.Context) error { return b.peering.WatchUndelivered(ctx, b.federation.Undelivered) })
+	b.reports(finding.NodeNetworksUnknown, b.networks.Problems)
+	b.finders = append(b.finders, b.peering.Findings)
+	b.reports(finding.PeersNotStored, b.standing.Problems)
+	b.reports(finding.StoredRestored, b.standing.Reports)
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		b.nodes.Follow(cfg.Families())
 		b.standing.Follow(remoteNames(cfg))
@@ -186,8 +200,10 @@ func (b *broker) buildServices(p parts) error {
 		}
 	}
 	b.services.Bind(bound)
-	b.leftovers = migrate.NewLeftovers(
+	leftovers := migrate.NewLeftovers(
 		p.client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.ServicesComplete, local)
+	b.runs = append(b.runs, func(ctx context.Context) error { return b.removeLeftovers(ctx, leftovers) })
+	b.reports(finding.Leftovers, leftovers.Problems)
 	return nil
 }
 
@@ -198,6 +214,10 @@ func (b *broker) buildImports(p parts, bound *services.Loops) error {
 		return err
 	}
 	b.mcs = apply.NewMCS(client, p.log)
+	b.runs = append(b.runs, func(ctx context.Context) error { return b.mcs.CompareID(ctx, p.cfg.Cluster) })
+	b.finders = append(b.finders,
+		func() []finding.Finding { return finding.Line(finding.MCSUnserved, "", b.mcs.Problem()) },
+		func() []finding.Finding { return finding.Line(finding.ClusterPropertyWrong, "", b.mcs.AboutProblem()) })
 	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), p.options)
 	bound.Imports = imports
 	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// watch returns a watch that reports which remotes are gone, from the reports of exporters and agents.
-func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) *federation.Presence {
+// watch adds a watch that reports which remotes are gone, from the reports of exporters and agents.
+func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) {
 	names := remoteNames(b.cfg)
 	b.services.MarkLivenessUnknown(names...)
 	w := federation.NewPresence(federation.PresenceOptions{
@@ -23,6 +23,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 		Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
+	b.runs, b.finders = append(b.runs, w.Run), append(b.finders, w.Findings)
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		now := remoteNames(cfg)
 		b.services.MarkLivenessUnknown(slices.DeleteFunc(slices.Clone(now), func(name string) bool {
@@ -31,7 +32,6 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 		names = now
 		w.Follow(now)
 	})
-	return w
 }
 
 // signals returns what agents report on some remotes.

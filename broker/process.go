@@ -266,7 +266,7 @@ func (p *process) lead(ctx context.Context) error {
 		p.leading.Store(b)
 		p.operators.Lead(b.leading.Load())
 		p.log.Info("remotes are in effect", "remotes", cfg.Names())
-		return b.lead(ctx, p.storeEvery, func() {
+		return b.lead(ctx, func() {
 			g.Go(func() error { return f.follow(ctx, b) })
 			// Exporters are not served before the engines handle changes.
 			s := p.servers.federation(p.cfg.Listen.Federation, p.source, p.federation, p.debugger, p.operators)

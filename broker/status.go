@@ -97,39 +97,13 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 
 // findings returns the findings of a leader, except those that follow from the fields of its status.
 func (p *process) findings(b *broker) (found []finding.Finding) {
-	note := func(code finding.Code, lines ...string) { found = append(found, finding.Lines(code, "", lines)...) }
-	if problem := b.calico.Problem(); problem != "" {
-		note(finding.CalicoUnserved, problem)
-	}
-	if b.mcs != nil && b.mcs.Problem() != "" {
-		note(finding.MCSUnserved, b.mcs.Problem())
-	}
-	if b.mcs != nil && b.mcs.AboutProblem() != "" {
-		note(finding.ClusterPropertyWrong, b.mcs.AboutProblem())
-	}
-	note(finding.NotLed, p.front.Problems()...)
-	if b.peering != nil {
-		note(finding.NodeNetworksUnknown, b.networks.Problems()...)
-		found = append(found, b.peering.Findings()...)
-	}
-	if b.standing != nil {
-		note(finding.PeersNotStored, b.standing.Problems()...)
-		note(finding.StoredRestored, b.standing.Reports()...)
-	}
-	if b.presence != nil {
-		found = append(found, b.presence.Findings()...)
-	}
-	if b.reaching != nil {
-		found = append(found, b.reaching.findings(b.refusedNodes)...)
+	found = append(finding.Line(finding.CalicoUnserved, "", b.calico.Problem()),
+		finding.Lines(finding.NotLed, "", p.front.Problems())...)
+	for _, of := range b.finders {
+		found = append(found, of()...)
 	}
 	for _, l := range b.loops {
 		found = append(found, l.Findings()...)
-	}
-	if b.dns != nil {
-		found = append(found, b.dns.Findings()...)
-	}
-	if b.leftovers != nil {
-		note(finding.Leftovers, b.leftovers.Problems()...)
 	}
 	return slices.Concat(found, b.engines.findings(), b.federation.Findings())
 }
