@@ -38,6 +38,8 @@ func (b *balancer) Write(p []byte) (int, error) {
 	return b.Conn.Write(p)
 }
 
+func anybody(ctx context.Context) (context.Context, error) { return ctx, nil }
+
 // pipes is a listener of connections in memory.
 type pipes struct {
 	conns chan net.Conn
@@ -70,7 +72,7 @@ func TestIdleTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		listener, dialled := newPipes(), 0
-		server := newServers(prometheus.NewRegistry(), slog.Default()).new(insecure.NewCredentials(), alive, nil, nil,
+		server := newServers(prometheus.NewRegistry(), slog.Default()).new(insecure.NewCredentials(), alive, anybody,
 			grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 				<-s.Context().Done()
 				return nil

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -174,9 +173,8 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 	})
 	// This is servers.peering with one more interceptor.
 	g := newServers(prometheus.NewRegistry(),
-		slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count},
-		peering.ServerOptions()...)
+		slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, p.server.Authenticate,
+		append(peering.ServerOptions(), grpc.ChainStreamInterceptor(p.count))...)
 	semaphorev1.RegisterPeeringServiceServer(g, p.server)
 	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	p.listener = &counting{Listener: l}

@@ -87,21 +87,11 @@ func (s servers) federation(
 	table := s.table("federation", federationConnections)
 	alive := alive
 	alive.MaxConnectionAge, alive.MaxConnectionAgeGrace = maxAge, maxGrace
-	g := s.new(table.Credentials(credentials.NewTLS(source.ServerTLS(f.Authorize)), owner), alive,
-		[]grpc.UnaryServerInterceptor{func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
-			handler grpc.UnaryHandler) (any, error) {
-			if err := f.AuthorizeMethod(ctx, info.FullMethod); err != nil {
-				return nil, err
-			}
-			return handler(ctx, req)
-		}},
-		[]grpc.StreamServerInterceptor{func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
-			handler grpc.StreamHandler) error {
-			if err := f.AuthorizeMethod(stream.Context(), info.FullMethod); err != nil {
-				return err
-			}
-			return handler(srv, stream)
-		}},
+	admit := func(ctx context.Context) (context.Context, error) {
+		method, _ := grpc.Method(ctx)
+		return ctx, f.AuthorizeMethod(ctx, method)
+	}
+	g := s.new(table.Credentials(credentials.NewTLS(source.ServerTLS(f.Authorize)), owner), alive, admit,
 		federation.ServerOptions()...)
 	semaphorev1.RegisterFederationServiceServer(g, f)
 	semaphorev1.RegisterDebugServiceServer(g, d)
@@ -122,16 +112,14 @@ func (s servers) peering(address string, source *identity.Source, p *peering.Ser
 		}
 		return ctx, nil
 	}
-	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), alive, nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(admit)}, peering.ServerOptions()...)
+	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), alive, admit, peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p)
 	return &server{"peering", address, g, table}
 }
 
-func (s servers) new(creds credentials.TransportCredentials, alive keepalive.ServerParameters,
-	unary []grpc.UnaryServerInterceptor,
-	stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption,
-) *grpc.Server {
+// new returns a server that serves the calls that admit returns no error for.
+func (s servers) new(creds credentials.TransportCredentials, alive keepalive.ServerParameters, admit auth.AuthFunc,
+	more ...grpc.ServerOption) *grpc.Server {
 	recovered := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
 		s.log.Error("a call panicked", "panic", p, "stack", string(debug.Stack()))
 		return status.Error(codes.Internal, "an error in the broker; its log has the details")
@@ -151,14 +139,12 @@ func (s servers) new(creds credentials.TransportCredentials, alive keepalive.Ser
 		grpc.KeepaliveParams(alive),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
 		grpc.MaxHeaderListSize(maxHeaders),
-		grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{
+		grpc.ChainUnaryInterceptor(
 			s.metrics.UnaryServerInterceptor(), logging.UnaryServerInterceptor(logger, quiet...),
-			recovery.UnaryServerInterceptor(recovered),
-		}, unary...)...),
-		grpc.ChainStreamInterceptor(append([]grpc.StreamServerInterceptor{
+			recovery.UnaryServerInterceptor(recovered), auth.UnaryServerInterceptor(admit)),
+		grpc.ChainStreamInterceptor(
 			s.metrics.StreamServerInterceptor(), logging.StreamServerInterceptor(logger, quiet...),
-			recovery.StreamServerInterceptor(recovered),
-		}, stream...)...),
+			recovery.StreamServerInterceptor(recovered), auth.StreamServerInterceptor(admit)),
 	)...)
 }
 
