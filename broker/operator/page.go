@@ -12,11 +12,11 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -56,7 +56,6 @@ var files embed.FS
 
 type Page struct {
 	sources Sources
-	pages   fs.FS
 
 	mu      sync.Mutex
 	readers int
@@ -81,11 +80,7 @@ type state struct {
 }
 
 func NewPage(sources Sources) *Page {
-	pages, err := fs.Sub(files, "page")
-	if err != nil {
-		panic(err) // the name is constant
-	}
-	return &Page{sources: sources, pages: pages, woken: make(chan struct{}, 1), changed: make(chan struct{})}
+	return &Page{sources: sources, woken: make(chan struct{}, 1), changed: make(chan struct{})}
 }
 
 // Serve listens on an address of loopback until ctx ends. It fails if it cannot listen.
@@ -176,11 +171,7 @@ func (s *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/", "/page.css", "/page.js":
-		name := strings.TrimPrefix(r.URL.Path, "/")
-		if name == "" {
-			name = "page.html"
-		}
-		data, err := fs.ReadFile(s.pages, name)
+		data, err := files.ReadFile("page/" + cmp.Or(r.URL.Path[1:], "page.html"))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
