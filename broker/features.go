@@ -43,7 +43,7 @@ type parts struct {
 func (process *process) build(cfg *config.Broker) (*broker, error) {
 	p := parts{process: process, cfg: cfg}
 	p.metrics = apply.NewMetrics(p.registry)
-	p.events = report.NewEvents(p.client, cfg.MirrorNamespace, append(remoteNames(cfg), cfg.Cluster), p.registry, p.log)
+	p.events = report.NewEvents(p.client, cfg.MirrorNamespace, append(cfg.Names(), cfg.Cluster), p.registry, p.log)
 	p.options = apply.Options{
 		Metrics: p.metrics, Recorder: p.recorder, Events: p.events, Log: p.log, Workers: writers,
 		Budgets: writes.NewBudgets(cfg.Remotes),
@@ -61,7 +61,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		b.servers = append(b.servers, p.servers.peering(cfg.Listen.Peering, p.source, b.peering))
 	}
 	b.followers = append(b.followers, func(cfg *config.Broker) {
-		p.events.Follow(append(remoteNames(cfg), cfg.Cluster))
+		p.events.Follow(append(cfg.Names(), cfg.Cluster))
 		p.options.Budgets.Follow(cfg.Remotes)
 	})
 	if cfg.Features.Has(config.Services) {
@@ -123,7 +123,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		networks.Reserve = p.rest
 	}
 	b.networks = nodes.NewNetworks(networks)
-	b.standing = stored.NewPeers(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
+	b.standing = stored.NewPeers(p.client, cfg.MirrorNamespace, cfg.Names(), p.log)
 	var counted peering.Traffic
 	if b.services != nil {
 		b.traffic = services.NewTraffic(cfg.MirrorNamespace, b.services)
@@ -147,7 +147,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	b.reports(finding.StoredRestored, b.standing.Reports)
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		b.nodes.Follow(cfg.Families())
-		b.standing.Follow(remoteNames(cfg))
+		b.standing.Follow(cfg.Names())
 		b.peering.Follow(cfg.Remotes)
 	})
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -234,8 +234,9 @@ func (b *broker) buildPolicy(p parts) {
 	if b.lists == nil {
 		b.lists = b.calico.ListSets
 	}
-	adoption := adoption(p.cfg, p.events)
-	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(remoteNames(cfg)) })
+	adoption := &migrate.Sets{From: p.cfg.Sets.AdoptFrom, LabelDomains: p.cfg.LabelDomains, Events: p.events,
+		Remotes: p.cfg.Names()}
+	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(cfg.Names()) })
 	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), p.options)
 	if len(p.cfg.Sets.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, sets.AdoptAll)
@@ -274,10 +275,4 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 		}
 		b.networks.PutNode(node, own)
 	}
-}
-
-// adoption returns which sets of earlier tools are adopted.
-func adoption(cfg *config.Broker, events *report.Events) *migrate.Sets {
-	return &migrate.Sets{From: cfg.Sets.AdoptFrom, LabelDomains: cfg.LabelDomains, Events: events,
-		Remotes: remoteNames(cfg)}
 }

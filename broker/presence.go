@@ -14,7 +14,7 @@ import (
 
 // watch adds a watch that reports which remotes are gone, from the reports of exporters and agents.
 func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) {
-	names := remoteNames(b.cfg)
+	names := b.cfg.Names()
 	b.services.MarkLivenessUnknown(names...)
 	w := federation.NewPresence(federation.PresenceOptions{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
@@ -25,7 +25,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	registry.MustRegister(w)
 	b.runs, b.finders = append(b.runs, w.Run), append(b.finders, w.Findings)
 	b.followers = append(b.followers, func(cfg *config.Broker) {
-		now := remoteNames(cfg)
+		now := cfg.Names()
 		b.services.MarkLivenessUnknown(slices.DeleteFunc(slices.Clone(now), func(name string) bool {
 			return slices.Contains(names, name)
 		})...)

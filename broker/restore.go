@@ -4,15 +4,7 @@ import (
 	"context"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/config"
 )
-
-func remoteNames(cfg *config.Broker) (names []string) {
-	for _, r := range cfg.Remotes {
-		names = append(names, r.Name)
-	}
-	return names
-}
 
 // restore makes replicas and engines begin with the peers of the previous broker, before any remote connects: a remote
 // that connects first takes nothing from a node that had it, and the first snapshot of each is compared with them.
