@@ -1,12 +1,13 @@
 package peering
 
 import (
-	"fmt"
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -39,7 +40,7 @@ func (s *State) encode(e *entry) (mem.Buffer, error) {
 		data := protowire.AppendTag(nil, changesField, protowire.BytesType)
 		data = protowire.AppendVarint(data, uint64(proto.Size(m)))
 		if data, of.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(data, m); of.err != nil {
-			of.err = fmt.Errorf("encode the change of %s/%s: %w", e.Key.cluster, e.Key.node, of.err)
+			of.err = status.Errorf(codes.Internal, "encode the change of %s/%s: %v", e.Key.cluster, e.Key.node, of.err)
 			return
 		}
 		of.buffer = mem.SliceBuffer(data)
@@ -89,7 +90,7 @@ func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
 	return m, proto.Unmarshal(f.buffers.Materialize(), m)
 }
 
-// batch returns a frame of the first n entries, as many as the limits of a message permit.
+// batch returns a frame of the first n entries, as many as the limits of a message permit. An error is a gRPC status.
 func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
 	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), s.maxChanges)+1)}
 	size := 0

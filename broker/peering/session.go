@@ -76,17 +76,8 @@ type Session struct {
 
 	applied uint64
 	lag     lag
-	counts  Counts
-}
-
-// Counts are how a session sent its state.
-type Counts struct {
-	// Resumed is 1 if the stream resumed an earlier one.
-	Resumed int
-	// Unchanged is the number of remotes of which the agent had everything.
-	Unchanged int
-	// Changes is the number of changes sent.
-	Changes int
+	// resumed is set if the stream resumed an earlier one.
+	resumed bool
 }
 
 // Received is the content of one message.
@@ -189,9 +180,6 @@ func (s *Session) sameNetwork() bool {
 
 // Applied returns the revision up to which the agent has applied everything to its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
-
-// Counts returns what was sent so far.
-func (s *Session) Counts() Counts { return s.counts }
 
 // Receive handles one message of the agent. It fails if the message is out of turn, invalid or above a limit: the error
 // is a gRPC status and ends the stream.
@@ -305,12 +293,11 @@ func (s *Session) Next() (*Frame, error) {
 		if len(s.unchanged) > 0 {
 			m := s.unchanged[0]
 			s.unchanged = s.unchanged[1:]
-			s.counts.Unchanged++
 			return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: m}}},
 				nil
 		}
 		if len(s.snapshot) > 0 {
-			f, n, err := s.batch(s.snapshot)
+			f, n, err := s.state.batch(s.snapshot)
 			if s.snapshot = s.snapshot[n:]; len(s.snapshot) == 0 {
 				s.snapshot = nil // releases the entries that were sent
 			}
@@ -328,14 +315,14 @@ func (s *Session) Next() (*Frame, error) {
 			return nil, err
 		case len(s.unchanged) > 0: // send these first, in place of a part of the changes
 		case len(entries) > 0:
-			f, n, err := s.batch(entries)
+			f, n, err := s.state.batch(entries)
 			switch s.position = next; {
 			case n < len(entries):
 				s.position = f.revision
 			case known != nil:
 				s.current, s.knownClusters = true, *known
 			}
-			if s.synced || s.counts.Resumed > 0 { // else the change may have happened long ago
+			if s.synced || s.resumed { // else the change may have happened long ago
 				for _, e := range entries[:n] {
 					s.lag.sent(e.Revision, e.Key.cluster, e.ObservedAt)
 				}
@@ -384,10 +371,8 @@ func (s *Session) attachedFrame() *Frame {
 	j := st.journal
 	s.changed = st.changed
 	s.position = s.hello.GetResumeRevision()
-	resumed := s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head() && s.position >= j.Oldest()
-	if resumed {
-		s.counts.Resumed = 1
-	} else {
+	s.resumed = s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head() && s.position >= j.Oldest()
+	if !s.resumed {
 		all, revision := j.Snapshot()
 		s.position = revision
 		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
@@ -405,7 +390,7 @@ func (s *Session) attachedFrame() *Frame {
 	}
 	return &Frame{
 		message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-			Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed,
+			Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: s.resumed,
 		}}},
 	}
 }
@@ -459,15 +444,6 @@ func (s *Session) unskipped(entries []*entry) []*entry {
 		}
 	}
 	return out
-}
-
-func (s *Session) batch(entries []*entry) (*Frame, int, error) {
-	f, n, err := s.state.batch(entries)
-	if err != nil {
-		return nil, 0, status.Error(codes.Internal, err.Error())
-	}
-	s.counts.Changes += n
-	return f, n, nil
 }
 
 // idleFrame returns the message to send after all changes: an end mark, a deletion of a foreign device or a rotation;
