@@ -108,7 +108,7 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, shared func() int,
 	warn problem.Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
-		names, ok := loop.Owned(g.Cluster())
+		names, ok := loop.Owned(g.cluster)
 		for _, name := range names {
 			if !wanted(name) {
 				withdrawn++
@@ -122,10 +122,10 @@ func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) b
 		return withdrawn, all, ok
 	})
 	if warning != "" {
-		warn(g.Cluster(), "Retained "+g.Objects(), finding.Retained, warning)
+		warn(g.cluster, "Retained "+g.objects, finding.Retained, warning)
 	}
 	if changed {
-		loop.WakeOwned(g.Cluster())
+		loop.WakeOwned(g.cluster)
 		loop.WakeOwned("") // those wait for every remote
 	}
 }

@@ -51,12 +51,6 @@ func NewRetention(cluster string, of ObjectKind, brake config.Brake, exported ..
 		snapshots: map[semaphorev1.Kind]int{}}
 }
 
-// Cluster returns the remote.
-func (g *Retention) Cluster() string { return g.cluster }
-
-// Objects names the objects, such as "services".
-func (g *Retention) Objects() string { return g.objects }
-
 // Complete counts a complete snapshot of a kind.
 func (g *Retention) Complete(kind semaphorev1.Kind) {
 	if slices.Contains(g.kinds, kind) {
