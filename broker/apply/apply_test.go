@@ -104,6 +104,12 @@ func options(t *testing.T) Options {
 		Log: slog.New(slog.DiscardHandler), Workers: 4}
 }
 
+// reset gives a loop the store of an informer that begins.
+func (o *Objects[T]) reset(store cache.Indexer) {
+	o.store.Set(store)
+	o.machine.Reset()
+}
+
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()

@@ -55,25 +55,30 @@ func (f Watch[T]) Run(ctx context.Context, opts InformerOptions, into *Store[T],
 		return err
 	}
 	into.Set(informer.GetIndexer())
-	ctx, stop := follow(ctx, informer)
-	defer stop()
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		informer.RunWithContext(ctx)
+	}()
+	defer func() { stop(); <-ended }()
 	if !cache.WaitForCacheSync(ctx.Done(), saw.HasSynced) {
 		return ctx.Err()
 	}
 	return synced(ctx)
 }
 
-// informer is an informer that follow starts, and whether Saw has received its first list.
+// informer is an informer that has not started, and whether Saw has received its first list.
 func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cache.ResourceEventHandlerRegistration,
 	error) {
-	failed := func(ctx context.Context, attempt int, err error) {
+	failed := func(ctx context.Context, _ string, attempt int, err error) {
 		opts.watchError(ctx, string(f.Kind), attempt, err)
 		if f.Failed != nil && ctx.Err() == nil {
 			f.Failed(err)
 		}
 	}
-	watched := cache.ToListWatcherWithWatchListSemantics(f.answered(kube.RetryWhileAway(f.ListWatch,
-		func(ctx context.Context, _ string, attempt int, err error) { failed(ctx, attempt, err) })), f.ListWatch)
+	watched := cache.ToListWatcherWithWatchListSemantics(f.answered(kube.RetryWhileAway(f.ListWatch, failed)),
+		f.ListWatch)
 	informer := cache.NewSharedIndexInformerWithOptions(watched, f.Example,
 		cache.SharedIndexInformerOptions{ObjectDescription: string(f.Kind), Indexers: f.Indexers})
 	if err := informer.SetTransform(func(object any) (any, error) {
@@ -85,7 +90,7 @@ func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cac
 		return nil, nil, err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		failed(ctx, 1, err)
+		failed(ctx, "", 1, err)
 	}); err != nil {
 		return nil, nil, err
 	}
@@ -123,21 +128,6 @@ func (opts InformerOptions) watchError(ctx context.Context, kind string, attempt
 	opts.Errors.WithLabelValues(kind).Inc()
 	if attempt == 1 {
 		opts.Log.Warn("cannot list or watch; the broker retries", "kind", kind, "error", err)
-	}
-}
-
-// follow starts an informer. It runs until stop is called or ctx ends; stop waits for its end. The returned context
-// ends with it.
-func follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
-	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
-	return ctx, func() {
-		cancel()
-		<-done
 	}
 }
 

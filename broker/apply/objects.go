@@ -193,33 +193,39 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	}
 	ended, unserved := context.WithCancel(ctx)
 	defer unserved()
-	informer, _, err := o.informer(connection.listWatch, func() {
-		if connection.unserved != nil {
-			unserved()
-		}
-	})
-	if err != nil {
-		return err
-	}
 	before := o.owned()
 	o.connMu.Lock()
 	o.connection = connection
-	o.reset(informer.GetIndexer())
+	o.machine.Reset()
 	o.connMu.Unlock()
 
-	following, stop := follow(ended, informer)
-	defer stop()
-	if cache.WaitForCacheSync(following.Done(), informer.HasSynced) {
+	err = Watch[T]{
+		Kind: o.kind.Name, ListWatch: connection.listWatch, Example: o.kind.example,
+		Reduce: writes.Reduce[T], Indexers: clusterIndex,
+		Saw: func(_, object T, gone bool) {
+			name := o.nameOf(object)
+			o.machine.Informed(name, object, gone)
+			o.observe(name)
+			o.loop.Enqueue(name)
+		},
+		Failed: func(err error) {
+			if apierrors.IsNotFound(err) && connection.unserved != nil {
+				unserved()
+			}
+		},
+	}.Run(ended, o.options.Informers(), &o.store, func(ctx context.Context) error {
 		o.begin(before)
-		<-following.Done()
-	}
+		<-ctx.Done()
+		return ctx.Err()
+	})
 	o.synced.Store(false)
 	o.connMu.Lock() // wait for running reconciliations
 	defer o.connMu.Unlock()
-	if ctx.Err() == nil {
+	if ended.Err() != nil && ctx.Err() == nil {
 		connection.unserved()
+		return nil
 	}
-	return ctx.Err()
+	return err
 }
 
 // AdoptAll adopts the existing objects that may be adopted now, as at the start.
@@ -261,31 +267,6 @@ var clusterIndex = cache.Indexers{byCluster: func(object any) ([]string, error) 
 	}
 	return []string{labelled.GetLabels()[naming.LabelSourceCluster]}, nil
 }}
-
-func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer,
-	cache.ResourceEventHandlerRegistration, error) {
-	return Watch[T]{
-		Kind: o.kind.Name, ListWatch: listWatch, Example: o.kind.example,
-		Reduce: writes.Reduce[T], Indexers: clusterIndex,
-		Saw: func(_, object T, gone bool) {
-			name := o.nameOf(object)
-			o.machine.Informed(name, object, gone)
-			o.observe(name)
-			o.loop.Enqueue(name)
-		},
-		Failed: func(err error) {
-			if apierrors.IsNotFound(err) {
-				unserved()
-			}
-		},
-	}.informer(o.options.Informers())
-}
-
-// reset replaces the informer's store.
-func (o *Objects[T]) reset(store cache.Indexer) {
-	o.store.Set(store)
-	o.machine.Reset()
-}
 
 // nameOf returns the name of an object in this loop.
 func (o *Objects[T]) nameOf(object metav1.Object) string {
