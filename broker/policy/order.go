@@ -131,22 +131,13 @@ func addressesOf(nets []string) []netip.Addr {
 func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
 	return func(yield func(netip.Addr, bool) bool) {
 		for len(before) > 0 || len(after) > 0 {
-			var c int
 			switch {
-			case len(before) == 0:
-				c = 1
-			case len(after) == 0:
-				c = -1
-			default:
-				c = before[0].Compare(after[0])
-			}
-			switch {
-			case c < 0:
+			case len(after) == 0 || len(before) > 0 && before[0].Less(after[0]):
 				if !yield(before[0], false) {
 					return
 				}
 				before = before[1:]
-			case c > 0:
+			case len(before) == 0 || after[0].Less(before[0]):
 				if !yield(after[0], true) {
 					return
 				}
