@@ -6,12 +6,12 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/peering"
@@ -71,90 +70,94 @@ func TestAgentsOfABenchmark(t *testing.T) {
 	wg.Wait()
 }
 
-// dial connects; the connection closes when ctx ends.
-func dial(ctx context.Context, f files, address string, protocols ...string) (*tls.Conn, func(), error) {
+// leanStream attaches as a node and acknowledges everything that it receives. It implements the minimum of gRPC: in
+// production each agent has its own node, and here the gRPC cost of an agent would count a thousand times.
+func leanStream(ctx context.Context, f files, address, node string) error {
 	cfg := f.client()
-	cfg.NextProtos = protocols
+	cfg.NextProtos = []string{"h2"}
 	c, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	return c.(*tls.Conn), func() { stop(); c.Close() }, nil
-}
-
-// leanStream attaches as a node and acknowledges everything that it receives. It implements the minimum of HTTP/2 and
-// gRPC: in production each agent has its own node, and here the gRPC cost of an agent would count a thousand times.
-func leanStream(ctx context.Context, f files, address, node string) error {
-	c, stop, err := dial(ctx, f, address, "h2")
-	if err != nil {
 		return err
 	}
-	defer stop()
-	if _, err := c.Write(attaching(address, node)); err != nil {
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	in, out := bufio.NewReader(c), bufio.NewWriter(c)
+	frames := http2.NewFramer(out, in)
+	frames.SetReuseFrames()
+	if err := attach(out, frames, address, node); err != nil {
 		return err
 	}
-	in, out := bufio.NewReader(c), []byte(nil)
-	var payload, received []byte // received are messages, the last of which may not have come whole
+	var received []byte // messages, the last of which may not have come whole
 	for {
-		if in.Buffered() == 0 && len(out) > 0 {
-			if _, err := c.Write(out); err != nil {
+		if in.Buffered() == 0 {
+			if err := out.Flush(); err != nil {
 				return err
 			}
-			out = out[:0]
 		}
-		header, err := in.Peek(frameHeader)
+		frame, err := frames.ReadFrame()
 		if err != nil {
 			return err
 		}
-		size, kind, flags := int(header[0])<<16|int(header[1])<<8|int(header[2]), http2.FrameType(header[3]),
-			http2.Flags(header[4])
-		_, _ = in.Discard(frameHeader) // which are there
-		payload = slices.Grow(payload[:0], size)[:size]
-		if _, err := io.ReadFull(in, payload); err != nil {
-			return err
-		}
-		switch {
-		case kind == http2.FrameSettings && !flags.Has(http2.FlagSettingsAck):
-			out = appendFrame(out, http2.FrameSettings, http2.FlagSettingsAck, 0, nil)
-		case kind == http2.FramePing && !flags.Has(http2.FlagPingAck):
-			out = appendFrame(out, http2.FramePing, http2.FlagPingAck, 0, payload)
-		case kind == http2.FrameGoAway, kind == http2.FrameRSTStream:
-			return fmt.Errorf("the broker ended the stream: %s", payload)
-		case kind == http2.FrameData:
-			received = append(received, payload...)
-			for len(received) >= messageHeader {
-				size := messageHeader + int(binary.BigEndian.Uint32(received[1:]))
-				if len(received) < size {
-					break
-				}
-				if revision := revisionOf(received[messageHeader:size]); revision > 0 {
-					out = appendFrame(out, http2.FrameData, 0, 1, appendApplied(make([]byte, messageHeader, 32), revision))
-				}
-				received = append(received[:0], received[size:]...)
+		switch frame := frame.(type) {
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				err = frames.WriteSettingsAck()
 			}
+		case *http2.PingFrame:
+			if !frame.IsAck() {
+				err = frames.WritePing(true, frame.Data)
+			}
+		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
+			return fmt.Errorf("the broker ended the stream: %v", frame)
+		case *http2.DataFrame:
+			received, err = acknowledge(frames, append(received, frame.Data()...))
+		}
+		if err != nil {
+			return err
 		}
 	}
 }
 
-// Sizes of an HTTP/2 frame header and of a gRPC message header.
-const frameHeader, messageHeader = 9, 5
+// messageHeader is the size of a gRPC message header.
+const messageHeader = 5
 
-func appendFrame(to []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) []byte {
-	to = append(to, byte(len(payload)>>16), byte(len(payload)>>8), byte(len(payload)), byte(kind), byte(flags))
-	return append(binary.BigEndian.AppendUint32(to, stream), payload...)
+// acknowledge answers the messages that came whole, and returns the rest.
+func acknowledge(frames *http2.Framer, received []byte) ([]byte, error) {
+	rest := received
+	for len(rest) >= messageHeader {
+		size := messageHeader + int(binary.BigEndian.Uint32(rest[1:]))
+		if len(rest) < size {
+			break
+		}
+		var m semaphorev1.AttachResponse
+		if err := proto.Unmarshal(rest[messageHeader:size], &m); err != nil {
+			return nil, err
+		}
+		revision := m.GetSynced().GetRevision()
+		if all := m.GetChanges().GetChanges(); len(all) > 0 {
+			revision = all[len(all)-1].GetRevision()
+		}
+		if revision > 0 {
+			if err := send(frames, players.Applied(revision)); err != nil {
+				return nil, err
+			}
+		}
+		rest = rest[size:]
+	}
+	return append(received[:0], rest...), nil
 }
 
-// appendApplied appends an Applied after its message header.
-func appendApplied(to []byte, revision uint64) []byte {
-	content := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), revision)
-	to = protowire.AppendBytes(protowire.AppendTag(to, 3, protowire.BytesType), content)
-	binary.BigEndian.PutUint32(to[1:], uint32(len(to)-messageHeader))
-	return to
+func send(frames *http2.Framer, m *semaphorev1.AttachRequest) error {
+	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, messageHeader), m)
+	if err != nil {
+		return err
+	}
+	binary.BigEndian.PutUint32(data[1:], uint32(len(data)-messageHeader))
+	return frames.WriteData(1, false, data)
 }
 
-// attaching returns what an HTTP/2 client sends to attach as a node.
-func attaching(address, node string) []byte {
+// attach writes what an HTTP/2 client sends to attach as a node.
+func attach(out io.Writer, frames *http2.Framer, address, node string) error {
 	const window = 1 << 30 // more than any benchmark sends
 	var headers bytes.Buffer
 	encoder := hpack.NewEncoder(&headers)
@@ -165,74 +168,12 @@ func attaching(address, node string) []byte {
 	} {
 		_ = encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
 	}
-	out := []byte(http2.ClientPreface)
-	out = appendFrame(out, http2.FrameSettings, 0, 0,
-		binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(http2.SettingInitialWindowSize)), window))
-	out = appendFrame(out, http2.FrameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window))
-	out = appendFrame(out, http2.FrameHeaders, http2.FlagHeadersEndHeaders, 1, headers.Bytes())
-	for _, m := range []*semaphorev1.AttachRequest{players.AgentHello(&semaphorev1.AgentHello{}), players.Report()} {
-		data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, messageHeader), m)
-		if err != nil {
-			panic(err) // these two can be encoded
-		}
-		binary.BigEndian.PutUint32(data[1:], uint32(len(data)-messageHeader))
-		out = appendFrame(out, http2.FrameData, 0, 1, data)
-	}
-	return out
-}
-
-// revisionOf returns the revision with which a message is acknowledged: the last one of changes, or that of an end
-// mark; 0 for none.
-func revisionOf(message []byte) uint64 {
-	// field returns the last value of a field number.
-	field := func(data []byte, number protowire.Number) (bytes []byte, n uint64) {
-		for len(data) > 0 {
-			is, kind, tag := protowire.ConsumeTag(data)
-			size := protowire.ConsumeFieldValue(is, kind, data[tag:])
-			if tag < 0 || size < 0 {
-				return nil, 0
-			}
-			if value := data[tag : tag+size]; is == number {
-				if kind == protowire.BytesType {
-					bytes, _ = protowire.ConsumeBytes(value)
-				} else {
-					n, _ = protowire.ConsumeVarint(value)
-				}
-			}
-			data = data[tag+size:]
-		}
-		return bytes, n
-	}
-	const changes, synced = 2, 3 // of AttachResponse
-	if all, _ := field(message, changes); all != nil {
-		last, _ := field(all, 1)
-		_, revision := field(last, 1)
-		return revision
-	}
-	end, _ := field(message, synced)
-	_, revision := field(end, 1)
-	return revision
-}
-
-func TestRevisionOf(t *testing.T) {
-	for _, c := range []struct {
-		want    uint64
-		message *semaphorev1.AttachResponse
-	}{
-		{0, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{
-			Attached: &semaphorev1.Attached{Node: "n1"}}}},
-		{7, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 7,
-			Clusters: []string{"c2"}}}}},
-		{9, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
-			Changes: []*semaphorev1.PeeringChange{{Revision: 8},
-				{Revision: 9, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}}},
-		}}}},
-	} {
-		data := testkit.Value(proto.Marshal(c.message))(t)
-		if got := revisionOf(data); got != c.want {
-			t.Errorf("%v: revision %d", c.message, got)
-		}
-	}
+	_, err := io.WriteString(out, http2.ClientPreface)
+	return errors.Join(err,
+		frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}),
+		frames.WriteWindowUpdate(0, window),
+		frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers.Bytes(), EndHeaders: true}),
+		send(frames, players.AgentHello(&semaphorev1.AgentHello{})), send(frames, players.Report()))
 }
 
 // bareBroker is a gRPC server without a broker's work, the minimal cost of a change with gRPC. Its streams send an
