@@ -82,7 +82,7 @@ func (w *world) changedByHand(t *testing.T) {
 	service := func() string {
 		s, err := services.Get(ctx, mirrorOf("s0"), metav1.GetOptions{})
 		delete(s.Labels, "team")
-		return text(t, err, s.Spec.Ports, s.Spec.Selector, s.Spec.InternalTrafficPolicy, s.Labels)
+		return text(t, err, s.Spec.Ports, s.Spec.Selector, s.Spec.ExternalIPs, s.Spec.InternalTrafficPolicy, s.Labels)
 	}
 	name := func() string { return w.sliceOf(t, mirrorOf("s0")).Name }
 	slice := func() string {
@@ -104,7 +104,8 @@ func (w *world) changedByHand(t *testing.T) {
 		do   func() error
 	}{
 		{"a Service edited", service,
-			patchService(`{"spec":{"selector":{"app":"mine"},"ports":[{"name":"p80","port":81,"protocol":"TCP"}]}}`)},
+			patchService(`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},"spec":{"selector":` +
+				`{"app":"mine"},"externalIPs":["192.0.2.1"],"ports":[{"name":"p80","port":81,"protocol":"TCP"}]}}`)},
 		{"a Service without its label", service,
 			patchService(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)},
 		{"a Service of which only local endpoints count", service,
@@ -366,6 +367,9 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	})
 	send(shopOf(7)[12:]...)
 	w.reported(t, "NameTaken", mirrorOf("s6"), "did not create")
+	if w.failures(t, "foreign") == 0 {
+		t.Error("no metric")
+	}
 	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
 	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("it is %v, %v", now, err)
@@ -376,6 +380,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	}
 	testkit.Must(t, services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}))
 	w.unreported(t, mirrorOf("s6"))
+	w.made(t, mirrorOf("s6"))
 }
 
 // odd returns services of every shape.

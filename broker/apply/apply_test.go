@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -169,7 +168,6 @@ func TestApply(t *testing.T) {
 	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
 	t.Run("unanswered", func(t *testing.T) { testUnanswered(t, cfg, admin) })
 	t.Run("newest state, once", func(t *testing.T) { testCoalescing(t, cfg, admin) })
-	t.Run("calico", func(t *testing.T) { testCalico(t, cfg) })
 }
 
 // counted is a client whose requests are counted.
@@ -228,24 +226,6 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	testkit.Run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	requests.Take()
-	t.Run("edited by hand", func(t *testing.T) {
-		s, _ := get("a")
-		s.Spec.Ports[0].Port = 81
-		s.Spec.ExternalIPs = []string{"192.0.2.7"}
-		s.Labels["other"] = "x"
-		s.Annotations = map[string]string{"someone": "else"}
-		kubetest.Update(t, api, s)
-		start := time.Now()
-		eventually(t, "restored", func() (bool, string) {
-			s, _ := get("a")
-			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "x" &&
-				s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
-		})
-		t.Logf("after %s", time.Since(start).Round(time.Millisecond))
-		if got := withoutLists(requests.Take()); !slices.Equal(got, []string{"PUT /api/v1/namespaces/mirrors/services/a"}) {
-			t.Errorf("requests %v", got)
-		}
-	})
 	t.Run("becomes headless", func(t *testing.T) {
 		w.set(service("a", "c2", 80, true))
 		o.Mark("a", "c2", time.Now())
@@ -258,29 +238,6 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		eventually(t, "not headless", func() (bool, string) {
 			s, err := get("a")
 			return err == nil && s.Spec.ClusterIP != "None", fmt.Sprint(s, err)
-		})
-	})
-	t.Run("someone else's", func(t *testing.T) {
-		foreign := service("taken", "c2", 99, false)
-		foreign.Labels = map[string]string{"app": "mine"}
-		foreign = kubetest.Create(t, api, foreign)
-		w.set(service("taken", "c2", 80, false))
-		o.Mark("taken", "c2", time.Now())
-		eventually(t, "reported", func() (bool, string) {
-			p := finding.Texts(o.Findings())
-			return len(p) == 1 && strings.Contains(p[0], "did not create"), fmt.Sprint(p)
-		})
-		if now, _ := get("taken"); now.ResourceVersion != foreign.ResourceVersion {
-			t.Error("it was written to")
-		}
-		if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "service", "create", "foreign"); n < 1 {
-			t.Errorf("counted %v", n)
-		}
-		testkit.Must(t, api.Delete(ctx, "taken", metav1.DeleteOptions{}))
-		eventually(t, "made once the name is free", func() (bool, string) {
-			s, err := get("taken")
-			return err == nil && s.Labels[naming.LabelManagedBy] != "" && len(finding.Texts(o.Findings())) == 0,
-				fmt.Sprint(err, finding.Texts(o.Findings()))
 		})
 	})
 	t.Run("not wanted", func(t *testing.T) {
@@ -499,67 +456,4 @@ func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	if writes := withoutLists(requests.Take()); len(writes) != 3 {
 		t.Errorf("%d changes of an object and one of another, writes %v: want two and one", changes, writes)
 	}
-}
-
-func testCalico(t *testing.T, cfg *rest.Config) {
-	calico := NewCalico(cfg, slog.New(slog.DiscardHandler))
-	w, d := desired[*calicov3.GlobalNetworkSet]()
-	o := Sets(calico, nil, d, options(t))
-	w.set(globalSet("c2-shop-web", "10.2.0.1/32"))
-	stop := testkit.Run(t, o.Run)
-	eventually(t, "it is reported that there is no Calico", func() (bool, string) {
-		return strings.Contains(calico.Problem(), "Calico"), calico.Problem()
-	})
-	stop()
-	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
-	o = Sets(calico, nil, d, options(t))
-	var mu sync.Mutex
-	var seen []string
-	o.desired.Observed = func(name string, s *calicov3.GlobalNetworkSet, there bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		now := "none"
-		if there {
-			now = strings.Join(s.Spec.Nets, ",")
-		}
-		if len(seen) == 0 || seen[len(seen)-1] != now {
-			seen = append(seen, now)
-		}
-	}
-	testkit.Run(t, o.Run)
-	client := testkit.Value(kube.Calico(cfg))(t)
-	is := func(want string) func() (bool, string) {
-		return func() (bool, string) { got := netsIn(t, client); return got == want, got }
-	}
-	eventually(t, "made", is("c2-shop-web=10.2.0.1/32"))
-	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
-	o.Mark("c2-shop-web", "c2", time.Now())
-	eventually(t, "updated", is("c2-shop-web=10.2.0.1/32,10.2.0.2/32"))
-	w.know("c2")
-	w.unset("c2-shop-web")
-	o.Mark("c2-shop-web", "c2", time.Now())
-	eventually(t, "removed", is(""))
-	eventually(t, "all of it observed, in order", func() (bool, string) {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Equal(seen, []string{"10.2.0.1/32", "10.2.0.1/32,10.2.0.2/32", "none"}), fmt.Sprint(seen)
-	})
-
-	wp, dp := desired[*calicov3.IPPool]()
-	wp.set(&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2-10-2-0-0-16", Labels: bearing("c2")},
-		Spec: calicov3.IPPoolSpec{
-			CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever,
-			NodeSelector: "all()", BlockSize: 26,
-		}})
-	p := Pools(calico, dp, options(t))
-	testkit.Run(t, p.Run)
-	eventually(t, "pool", func() (bool, string) {
-		list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch(writes.Owned)).ListWithContext(t.Context(),
-			metav1.ListOptions{})
-		if err != nil {
-			return false, err.Error()
-		}
-		items := list.(*calicov3.IPPoolList).Items
-		return len(items) == 1 && items[0].Spec.Disabled && items[0].Spec.CIDR == "10.2.0.0/16", fmt.Sprint(items)
-	})
 }
