@@ -208,23 +208,12 @@ func TestDrainRPC(t *testing.T) {
 func TestDrainsFirst(t *testing.T) {
 	w := newWorld(t)
 	kubetest.NoLeaks(t, w.rest)
-	grant := func(name string, rules ...rbacv1.PolicyRule) {
-		t.Helper()
-		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
-		kubetest.Create(t, w.admin.RbacV1().ClusterRoles(), role)
-		binding := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
-				Name: name},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "broker"}},
-		}
-		kubetest.Create(t, w.admin.RbacV1().ClusterRoleBindings(), binding)
-	}
 	all := func(resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}
 	}
 	kept := all("configmaps")
 	kept.ResourceNames = []string{"semaphore-broker-remotes"}
-	grant("all-but-drains", all("services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
+	kubetest.Allow(t, w.admin, "broker", all("services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
 		"globalnetworksets", "ippools", "remoteclusters", "remoteclusters/status", "customresourcedefinitions"), kept,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}})
 	limited := rest.CopyConfig(w.rest)
@@ -258,7 +247,7 @@ func TestDrainsFirst(t *testing.T) {
 		others[strings.Index(others, "set c2-shop-echo"):])
 	e.Send(players.Deletion(102, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others)
-	grant("drains", all("configmaps"))
+	kubetest.Allow(t, w.admin, "broker", all("configmaps"))
 	// An informer retries after an error within half a minute.
 	for range 400 {
 		if ok, _ := get("http://" + w.cfg.Listen.HTTP + "/readyz"); ok {

@@ -243,32 +243,19 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 }
 
+// onMirrors are operations on Services and slices.
+func onMirrors(operations ...admissionv1.OperationType) admissionv1.RuleWithOperations {
+	return admissionv1.RuleWithOperations{Operations: operations, Rule: admissionv1.Rule{
+		APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"},
+		Resources: []string{"services", "endpointslices"}}}
+}
+
 // refusedObjects checks one object each that a quota and an admission policy refuse. Only that object waits, it is
 // reported, and it is written when it is allowed.
 func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx := t.Context()
-	policy := &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
-		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-					Rule: admissionv1.Rule{APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"},
-						Resources: []string{"services", "endpointslices"}},
-				}}},
-			},
-			Validations: []admissionv1.Validation{{Expression: "!object.metadata.name.startsWith('c2-shop-73736d-s3')",
-				Message: "s3 is not for us"}},
-		},
-	}
-	kubetest.Create(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), policy)
-	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
-		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3",
-			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-	}
-	kubetest.Create(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings(), binding)
+	allow := kubetest.Refuse(t, w.admin, onMirrors(admissionv1.Create, admissionv1.Update),
+		"!object.metadata.name.startsWith('c2-shop-73736d-s3')", "s3 is not for us")
 	eventually(t, "the policy holds", func() (bool, string) {
 		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
@@ -292,8 +279,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		t.Errorf("%v attempts for two objects that change all the time, in %s", more, passed)
 	}
 	send(shopOf(5)[6:8]...)
-	testkit.Must(t, w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3",
-		metav1.DeleteOptions{}))
+	allow()
 	w.has("let in",
 		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
 	w.unreported(t, mirrorOf("s3"))

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -72,27 +71,8 @@ func TestTraceSaysWhy(t *testing.T) {
 // mayNotDelete has the apiserver refuse the deletion of some Services and slices.
 func (w *world) mayNotDelete(t *testing.T, names ...string) {
 	t.Helper()
-	policies := w.admin.AdmissionregistrationV1()
-	kubetest.Create(t, policies.ValidatingAdmissionPolicies(), &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "stay"},
-		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Delete},
-					Rule: admissionv1.Rule{APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"},
-						Resources: []string{"services", "endpointslices"}},
-				}}},
-			},
-			Validations: []admissionv1.Validation{{Message: "it stays",
-				Expression: "!(oldObject.metadata.name in ['" + strings.Join(names, "', '") + "'])"}},
-		},
-	})
-	kubetest.Create(t, policies.ValidatingAdmissionPolicyBindings(), &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "stay"},
-		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "stay",
-			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-	})
+	kubetest.Refuse(t, w.admin, onMirrors(admissionv1.Delete),
+		"!(oldObject.metadata.name in ['"+strings.Join(names, "', '")+"'])", "it stays")
 	eventually(t, "the policy holds", func() (bool, string) {
 		err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), names[0],
 			metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})

@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
 
 	remote "github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -342,29 +341,11 @@ func (w *setsWorld) kinds() map[string]*follower {
 // refuseNetworkSets makes c1 refuse every change of a NetworkSet until allow is called.
 func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	t.Helper()
-	policies, bindings := w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
-		w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	policy := &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
-		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
-					Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"},
-						Resources: []string{"networksets"}},
-				}}},
-			},
-			Validations: []admissionv1.Validation{{Expression: "false", Message: "not now"}},
-		},
-	}
-	kubetest.Create(t, policies, policy)
-	kubetest.Create(t, bindings, &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
-		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: "no-networksets", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
-		},
-	})
+	allow = kubetest.Refuse(t, w.c1, admissionv1.RuleWithOperations{
+		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
+		Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"},
+			Resources: []string{"networksets"}},
+	}, "false", "not now")
 	eventually(t, "NetworkSets are refused", func() (bool, string) {
 		mine, err := w.calico.NetworkSets("shop").Create(t.Context(),
 			&calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
@@ -373,9 +354,7 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 		}
 		return err != nil && strings.Contains(err.Error(), "not now"), fmt.Sprint(err)
 	})
-	return func() {
-		testkit.Must(t, bindings.Delete(t.Context(), "no-networksets", metav1.DeleteOptions{}))
-	}
+	return allow
 }
 
 // From the pods of one apiserver to the sets of another, through everything in between, with both APIs of Calico's

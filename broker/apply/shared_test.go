@@ -448,22 +448,15 @@ func fullQuota(t *testing.T, s *sharedCause) func() {
 func missingRight(t *testing.T, s *sharedCause) func() {
 	s.cfg.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
 	client := kubernetes.NewForConfigOrDie(s.cfg)
-	grant := func(name string, verbs ...string) {
+	grant := func(verbs ...string) {
 		t.Helper()
-		kubetest.Create(t, s.admin.RbacV1().Roles(s.namespace), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules: []rbacv1.PolicyRule{
-				{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
-			}})
-		kubetest.Create(t, s.admin.RbacV1().RoleBindings(s.namespace), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
-				Name: name},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
-		})
+		kubetest.Allow(t, s.admin, "broker",
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs})
 	}
-	grant("read", "get", "list", "watch")
+	grant("get", "list", "watch")
 	s.until(t, client, "cannot create resource")
 	return func() {
-		grant("write", "create", "update", "delete")
+		grant("create", "update", "delete")
 		s.until(t, client, "")
 	}
 }

@@ -65,14 +65,8 @@ func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	// Those of the component, and what every broker with the feature services has.
 	limited := kubetest.Grant(t, cfg, "semaphore-broker", "../../deploy/features/dns/rbac.yaml",
 		"../../deploy/features/services/broker/rbac.yaml")
-	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
-		Verbs: []string{"create", "delete"}}
-	kubetest.Create(t, admin.RbacV1().ClusterRoles(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
-		Rules: []rbacv1.PolicyRule{more}})
-	kubetest.Create(t, admin.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "more"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: limited.Impersonate.UserName}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}})
+	kubetest.Allow(t, admin, limited.Impersonate.UserName, rbacv1.PolicyRule{APIGroups: []string{""},
+		Resources: []string{"configmaps"}, Verbs: []string{"create", "delete"}})
 	registration := admin.AdmissionregistrationV1()
 	kubetest.Create(t, registration.ValidatingAdmissionPolicies(),
 		shipped[admissionv1.ValidatingAdmissionPolicy](t, "writes.yaml", 0))

@@ -433,17 +433,8 @@ func TestStoreWithoutRights(t *testing.T) {
 		return strings.Contains(p, "the peers are not stored for the next broker: ConfigMap semaphore-peers-0: ") &&
 			strings.Contains(p, "forbidden"), p
 	})
-	role := &rbacv1.Role{
-		ObjectMeta: metav1.ObjectMeta{Name: "all"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
-			Verbs: []string{"get", "create", "update"}}},
-	}
-	kubetest.Create(t, b.admin.RbacV1().Roles("semaphore"), role)
-	kubetest.Create(t, b.admin.RbacV1().RoleBindings("semaphore"), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
-			Name: "all"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "nobody"}},
-	})
+	kubetest.Allow(t, b.admin, "nobody", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
+		Verbs: []string{"get", "create", "update"}})
 	b.within("it is kept, and there is no problem left", func() (bool, string) {
 		got := b.loads(NewPeers(b.admin, "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler)))
 		return got == "c2/n1 1 10.2.1.0/24" && len(s.Problems()) == 0, fmt.Sprint(got, s.Problems())

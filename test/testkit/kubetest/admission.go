@@ -5,7 +5,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // StartAdmitting is Start for an apiserver with an AdmissionConfiguration of its own, in YAML.
@@ -17,4 +22,30 @@ func StartAdmitting(t testing.TB, configuration string) *rest.Config {
 	}
 	cfg, _ := startWith(t, defaultRange, "--admission-control-config-file="+path)
 	return cfg
+}
+
+// Refuse has the apiserver refuse the requests of a rule that do not fulfil an expression, until allow is called. The
+// apiserver needs a moment for it.
+func Refuse(t testing.TB, client kubernetes.Interface, rule admissionv1.RuleWithOperations, expression,
+	message string) (allow func()) {
+	t.Helper()
+	api := client.AdmissionregistrationV1()
+	policy := Create(t, api.ValidatingAdmissionPolicies(), &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "refuses-"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
+			Validations: []admissionv1.Validation{{Expression: expression, Message: message}},
+		},
+	})
+	bindings := api.ValidatingAdmissionPolicyBindings()
+	Create(t, bindings, &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: policy.Name},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy.Name,
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	})
+	return func() {
+		t.Helper()
+		testkit.Must(t, bindings.Delete(t.Context(), policy.Name, metav1.DeleteOptions{}))
+	}
 }

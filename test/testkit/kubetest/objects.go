@@ -71,10 +71,15 @@ func Namespace(tb testing.TB, client kubernetes.Interface, name string) {
 // AllowReading gives a user the right to read and watch resources of a group.
 func AllowReading(tb testing.TB, client kubernetes.Interface, user, group string, resources ...string) {
 	tb.Helper()
+	Allow(tb, client, user, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources,
+		Verbs: []string{"get", "list", "watch"}})
+}
+
+// Allow gives a user rights in the whole cluster.
+func Allow(tb testing.TB, client kubernetes.Interface, user string, rules ...rbacv1.PolicyRule) {
+	tb.Helper()
 	role := Create(tb, client.RbacV1().ClusterRoles(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "reads-"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources,
-			Verbs: []string{"get", "list", "watch"}}},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "allows-"}, Rules: rules,
 	})
 	Create(tb, client.RbacV1().ClusterRoleBindings(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
