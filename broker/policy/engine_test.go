@@ -29,12 +29,19 @@ func (w *woken) WakeAll()                         {}
 func (w *woken) Synced() bool                     { return true }
 func (w *woken) Owned(string) ([]string, bool)    { return w.owned, true }
 
+func engine(now func() time.Time, remotes ...string) *Engine {
+	cfg := &config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100}}
+	for _, name := range remotes {
+		cfg.Remotes = append(cfg.Remotes, config.Remote{Name: name})
+	}
+	return NewEngine(cfg, func(_, _ string, _ finding.Code, _ string) bool { return true }, now)
+}
+
 // After a restart, an existing set stays as it is until the snapshot of its remote is taken whole, and then has all of
 // it. A set that does not exist need not wait.
 func TestASetStaysWhileASnapshotIsTakenInParts(t *testing.T) {
 	const name = "c2-shop-web"
-	e := NewEngine(&config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100},
-		Remotes: []config.Remote{{Name: "c2"}}}, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e := engine(time.Now, "c2")
 	loop := &woken{}
 	e.Bind(loop)
 	desired := e.DesiredGlobal()
@@ -65,8 +72,7 @@ func TestASetStaysWhileASnapshotIsTakenInParts(t *testing.T) {
 // one, says why, and removes them by the operator's order alone: policies may deny by them.
 func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
 	const name = "c2-shop-web"
-	e := NewEngine(&config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100},
-		Remotes: []config.Remote{{Name: "c2"}}}, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e := engine(time.Now, "c2")
 	e.Bind(&woken{owned: []string{name}})
 	desired := e.DesiredGlobal()
 	e.Take(replica.Part{Cluster: "c2", Hello: &semaphorev1.Hello{}})
@@ -97,9 +103,7 @@ func TestSetsOfAKindThatIsNoLongerExported(t *testing.T) {
 // after that.
 func TestHoldersOfARemovedRemote(t *testing.T) {
 	now := holdersStart
-	e := NewEngine(&config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100},
-		Remotes: []config.Remote{{Name: "c2"}, {Name: "c4"}}},
-		func(_, _ string, _ finding.Code, _ string) bool { return true }, func() time.Time { return now })
+	e := engine(func() time.Time { return now }, "c2", "c4")
 	e.Bind(&woken{})
 	take := func(second int, cluster, line string) {
 		now = at(second)

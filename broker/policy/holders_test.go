@@ -20,6 +20,11 @@ func member(uid, set string, ips ...string) *semaphorev1.Object {
 		SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
 }
 
+func take(m *Holders, cluster string, second int, pod string, old, now *semaphorev1.Object) {
+	key := replica.Key{Kind: kindMember, Namespace: "shop", Name: pod}
+	m.Take(cluster, []replica.Change{{Key: key, Old: old, New: now, ObservedAt: at(second)}}, at(second))
+}
+
 func said(all []*semaphorev1.Holder) string {
 	var out []string
 	for _, h := range all {
@@ -39,10 +44,6 @@ func said(all []*semaphorev1.Holder) string {
 // TestHolders: who had an address is distinguished by time, also where an address passes from pod to pod.
 func TestHolders(t *testing.T) {
 	m := NewHolders(100, holdersStart)
-	change := func(second int, pod string, old, now *semaphorev1.Object) {
-		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: pod},
-			Old: old, New: now, ObservedAt: at(second)}}, at(second))
-	}
 	ip := netip.MustParseAddr("10.2.0.5")
 	is := func(what, want string, now ...Holder) {
 		t.Helper()
@@ -53,18 +54,18 @@ func TestHolders(t *testing.T) {
 	}
 	web := Holder{"c2", "shop", "web", "u1", "web"}
 	// A first snapshot says nothing of when.
-	m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
-		Name: "web"},
-		New: member("u1", "web", "10.2.0.5")}}, at(0))
+	first := pods("shop/web u1 web 10.2.0.5")
+	first[0].ObservedAt = time.Time{}
+	m.Take("c2", first, at(0))
 	is("no pod is known to have changed", "c2/shop/web(u1) in web ?-now", web)
-	change(10, "web", member("u1", "web", "10.2.0.5"), nil)
+	take(m, "c2", 10, "web", member("u1", "web", "10.2.0.5"), nil)
 	is("it ended", "c2/shop/web(u1) in web ?-10")
-	change(20, "db", nil, member("u2", "db", "10.2.0.5", "fd02::5"))
+	take(m, "c2", 20, "db", nil, member("u2", "db", "10.2.0.5", "fd02::5"))
 	is("another pod has it", "c2/shop/db(u2) in db 20-now; c2/shop/web(u1) in web ?-10",
 		Holder{"c2", "shop", "db", "u2", "db"})
-	change(30, "db", member("u2", "db", "10.2.0.5", "fd02::5"), member("u2", "db", "10.2.0.5"))
+	take(m, "c2", 30, "db", member("u2", "db", "10.2.0.5", "fd02::5"), member("u2", "db", "10.2.0.5"))
 	is("it lost another address", "c2/shop/db(u2) in db 20-now; c2/shop/web(u1) in web ?-10")
-	change(40, "db", member("u2", "db", "10.2.0.5"), member("u2", "cache", "10.2.0.5"))
+	take(m, "c2", 40, "db", member("u2", "db", "10.2.0.5"), member("u2", "cache", "10.2.0.5"))
 	is("it changed its set", "c2/shop/db(u2) in cache 40-now; c2/shop/db(u2) in db 20-40; c2/shop/web(u1) in web ?-10")
 
 	all, _ := m.Holders(ip, nil)
@@ -76,31 +77,12 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// TestBounded: the memory has an end, and says since when it is complete.
-func TestBounded(t *testing.T) {
-	m := NewHolders(3, holdersStart)
-	for i := range 5 {
-		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
-			New: member("u", "s", fmt.Sprintf("10.2.0.%d", i)), ObservedAt: at(i)}}, at(i))
-	}
-	if m.n != 3 {
-		t.Errorf("%d changes are kept", m.n)
-	}
-	if all, since := m.Holders(netip.MustParseAddr("10.2.0.0"), nil); len(all) != 0 || !since.Equal(at(1)) {
-		t.Errorf("%s since %s", said(all), since)
-	}
-	if all, _ := m.Holders(netip.MustParseAddr("10.2.0.4"), nil); len(all) != 1 {
-		t.Errorf("the newest: %s", said(all))
-	}
-}
-
 // TestShares: a remote whose pods change all the time pushes out none of what another remote has in its share, and the
 // answer about the other's addresses is complete for as long as before. A remote alone has all the room.
 func TestShares(t *testing.T) {
 	m := NewHolders(30, holdersStart)
 	change := func(cluster string, second int, ip string) {
-		m.Take(cluster, []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
-			Name: ip}, New: member(ip, "s", ip), ObservedAt: at(second)}}, at(second))
+		take(m, cluster, second, ip, nil, member(ip, "s", ip))
 	}
 	for i := range 40 {
 		change("c2", i, fmt.Sprintf("10.2.0.%d", i))

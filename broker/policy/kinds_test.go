@@ -7,9 +7,7 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // both are the plans of sets as GlobalNetworkSets and as NetworkSets.
@@ -24,14 +22,9 @@ func newBoth() both {
 	return b
 }
 
-func (b both) pod(name, uid, set string, ips ...string) {
-	change := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name}}
-	if set != "" {
-		change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid,
-			SetName: set, Ips: ips}}}
-	}
-	b.global.Apply("c2", []replica.Change{change})
-	b.namespaced.Apply("c2", []replica.Change{change})
+func (b both) apply(line string) {
+	b.global.Apply("c2", pods(line))
+	b.namespaced.Apply("c2", pods(line))
 }
 
 // write carries out what is wanted under a name, and returns its addresses and which names of the other kind may have
@@ -57,14 +50,14 @@ func (b both) observed(p *Plan, name string, set *calicov3.GlobalNetworkSet) (wo
 // has it, of either kind.
 func TestOneOrderOverAllKinds(t *testing.T) {
 	b, now := newBoth(), time.Unix(0, 0)
-	b.pod("a", "1", "old", "10.2.0.1")
-	b.pod("c", "3", "new", "10.2.0.3")
+	b.apply("shop/a 1 old 10.2.0.1")
+	b.apply("shop/c 3 new 10.2.0.3")
 	for _, name := range []string{"old", "new"} {
 		b.write(b.global, "c2-shop-"+name, now)
 		b.write(b.namespaced, "shop/c2-shop-"+name, now)
 	}
-	b.pod("a", "", "")
-	b.pod("b", "2", "new", "10.2.0.1")
+	b.apply("shop/a")
+	b.apply("shop/b 2 new 10.2.0.1")
 
 	// The GlobalNetworkSet has lost it, the NetworkSet has it still.
 	if nets, _ := b.write(b.global, "c2-shop-old", now); len(nets) != 0 {
@@ -90,11 +83,11 @@ func TestOneOrderOverAllKinds(t *testing.T) {
 // The address of a pod that moves to another set stays in the old one until the new one has it as objects of all kinds.
 func TestAMoveOverAllKinds(t *testing.T) {
 	b, now := newBoth(), time.Unix(0, 0)
-	b.pod("a", "1", "old", "10.2.0.1")
-	b.pod("x", "9", "old", "10.2.0.9")
+	b.apply("shop/a 1 old 10.2.0.1")
+	b.apply("shop/x 9 old 10.2.0.9")
 	b.write(b.global, "c2-shop-old", now)
 	b.write(b.namespaced, "shop/c2-shop-old", now)
-	b.pod("a", "1", "new", "10.2.0.1")
+	b.apply("shop/a 1 new 10.2.0.1")
 	b.write(b.global, "c2-shop-new", now)
 	if nets, _ := b.write(b.global, "c2-shop-old", now); len(nets) != 2 {
 		t.Errorf("the new NetworkSet is not there, and the old GlobalNetworkSet has %v", nets)
@@ -106,7 +99,7 @@ func TestAMoveOverAllKinds(t *testing.T) {
 		t.Errorf("the new set is there, and the old one has %v", nets)
 	}
 	// One that cannot be written keeps another open for two seconds at most.
-	b.pod("x", "9", "third", "10.2.0.9")
+	b.apply("shop/x 9 third 10.2.0.9")
 	b.write(b.global, "c2-shop-third", now)
 	b.write(b.global, "c2-shop-old", now)
 	if nets, _ := b.write(b.global, "c2-shop-old", now.Add(holdRemoval)); len(nets) != 0 {

@@ -167,7 +167,6 @@ func TestTransitions(t *testing.T) {
 		{"label of the last pod changes", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u1 t 10.2.0.1"},
 			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32",
 				"c2-a-t=10.2.0.1/32"}},
-		{"label removed", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p"}, []string{"c2-a-s"}, []string{""}},
 		{"while one pod goes, another moves", []string{"a/p u1 s 10.2.0.1", "a/q u2 s 10.2.0.2"},
 			[]string{"a/p u1 t 10.2.0.1", "a/q"},
 			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32",
@@ -194,19 +193,6 @@ func TestTransitions(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestRemovalIsHeldForAWhileOnly(t *testing.T) {
-	p := plan()
-	k := newCluster(t, p)
-	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1")))...)
-	p.Apply("c2", pods("a/p u1 t 10.2.0.1"))
-	if d := p.Reserve("c2-a-s", start); d.Set == nil || d.Again != holdRemoval {
-		t.Errorf("%+v", d)
-	}
-	if d := p.Reserve("c2-a-s", start.Add(holdRemoval)); d.Set != nil {
-		t.Errorf("after %v: %+v", holdRemoval, d)
 	}
 }
 
