@@ -420,27 +420,11 @@ func TestReports(t *testing.T) {
 			t.Errorf("problems %q", problems)
 		}
 	})
-	for _, c := range []struct {
-		name string
-		bad  *semaphorev1.AttachRequest
-	}{
-		{"short key", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key[:31], ListenPort: 1})},
-		{"no port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})},
-		{"no such port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000})},
-		{"too many", report(make([]*semaphorev1.DeviceReport, maxDevices+1)...)},
-		{"hello twice", hello(&semaphorev1.AgentHello{})},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			for i := range c.bad.GetReport().GetDevices() {
-				if c.bad.GetReport().Devices[i] == nil {
-					c.bad.GetReport().Devices[i] = &semaphorev1.DeviceReport{}
-				}
-			}
-			stream := attach(t, b.conn, token)
-			testkit.Must(t, stream.Send(c.bad))
-			if err := end(stream); status.Code(err) != codes.InvalidArgument {
-				t.Errorf("%v", err)
-			}
-		})
-	}
+	t.Run("one that makes no sense", func(t *testing.T) {
+		stream := attach(t, b.conn, token)
+		testkit.Must(t, stream.Send(report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})))
+		if err := end(stream); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%v", err)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -278,19 +279,25 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }
 
-// TestNamesInReportsAreShort: a report with a cluster or an interface of more than 64 bytes ends the stream.
+// TestNamesInReportsAreShort: a report with a cluster or an interface of more than 64 bytes ends the stream, as does
+// any other message that no agent sends.
 func TestNamesInReportsAreShort(t *testing.T) {
-	long, longer := strings.Repeat("c", 64), strings.Repeat("c", 65)
-	for _, c := range []struct {
-		cluster, device string
-		want            codes.Code
-	}{
-		{long, long, codes.OK}, {longer, "wireguard.c2", codes.InvalidArgument}, {"c2", longer, codes.InvalidArgument},
+	long, longer, key := strings.Repeat("c", 64), strings.Repeat("c", 65), make([]byte, 32)
+	for what, m := range map[string]*semaphorev1.AttachRequest{
+		"a long cluster":   players.Report(&semaphorev1.DeviceReport{Cluster: longer, Interface: "wireguard.c2"}),
+		"a long interface": players.Report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: longer}),
+		"a short key":      players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key[:31], ListenPort: 1}),
+		"no port":          players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key}),
+		"no such port":     players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000}),
+		"too many devices": players.Report(slices.Repeat([]*semaphorev1.DeviceReport{{}}, maxDevices+1)...),
+		"hello twice":      hello(nil),
 	} {
-		_, err := open(t, NewState(), nil).Receive(players.Report(&semaphorev1.DeviceReport{Cluster: c.cluster,
-			Interface: c.device}))
-		if status.Code(err) != c.want {
-			t.Errorf("a cluster of %d and an interface of %d bytes: %v, want %s", len(c.cluster), len(c.device), err, c.want)
+		if _, err := open(t, NewState(), nil).Receive(m); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
 		}
+	}
+	for _, d := range []*semaphorev1.DeviceReport{{Cluster: long, Interface: long},
+		{Cluster: "c2", PublicKey: key, ListenPort: 65535}} {
+		testkit.Value(open(t, NewState(), nil).Receive(players.Report(d)))(t)
 	}
 }

@@ -3,7 +3,6 @@ package peering
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,77 +35,27 @@ func become(s *State, cluster string, m mesh.Changes, observedAt map[string]time
 	s.Update(cluster, c, observedAt)
 }
 
+// TestState: an update sends only what it changes, and a CIDR is free before another node has it.
 func TestState(t *testing.T) {
 	s := NewState()
-	position := uint64(0)
-	// since is what agents receive of what happened since last time.
-	since := func() string {
-		changes, next, ok := s.journal.Since(position, 1000)
-		if !ok {
-			t.Fatal("a snapshot is needed")
-		}
-		position = next
-		var out []string
-		for _, e := range changes {
-			m := message(e)
-			if m.GetRevision() != e.Revision {
-				t.Errorf("revision %d of entry %d", m.GetRevision(), e.Revision)
-			}
-			switch c := m.GetChange().(type) {
-			case *semaphorev1.PeeringChange_Device:
-				out = append(out, "device "+c.Device.Cluster)
-			case *semaphorev1.PeeringChange_Peer:
-				out = append(out, fmt.Sprint("peer ", c.Peer.Key.Cluster, "/", c.Peer.Key.Node, " ", c.Peer.AllowedIps))
-			case *semaphorev1.PeeringChange_DeletePeer:
-				out = append(out, "no peer "+c.DeletePeer.Cluster+"/"+c.DeletePeer.Node)
-			}
-		}
-		return strings.Join(out, ", ")
-	}
-	more := s.changed
-	if len(s.complete) != 0 {
-		t.Errorf("known %v", s.complete)
-	}
+	agent := open(t, s, nil)
+	equal(t, "nothing known", said(t, agent), "attached n1 resumed=false; synced 0 []")
 	become(s, "c2", meshOf("c2", "n1 a", "n2 b"), map[string]time.Time{"n1": time.Unix(5, 0)})
-	if got := since(); got != "device c2, peer c2/n1 [a], peer c2/n2 [b]" {
-		t.Error(got)
-	}
-	select {
-	case <-more:
-	default:
-		t.Error("the wait for c2, which is known now, was not ended")
-	}
+	equal(t, "c2", said(t, agent), "1:c2 2:c2/n1=a 3:c2/n2=b; synced 3 [c2]")
 	all, _ := s.journal.Snapshot()
 	if m := message(all[1]); !m.GetObservedAt().AsTime().Equal(time.Unix(5, 0)) || message(all[0]).GetObservedAt() != nil {
 		t.Errorf("observed at %v", m.GetObservedAt())
 	}
-	become(s, "c2", meshOf("c2", "n1 a", "n2 b"), nil)
-	if got := since(); got != "" {
-		t.Errorf("nothing changed: %s", got)
-	}
-	// A CIDR passes from a node that leaves: first it is free.
 	become(s, "c2", meshOf("c2", "n1 a", "n3 b"), nil)
-	if got := since(); got != "no peer c2/n2, peer c2/n3 [b]" {
-		t.Error(got)
-	}
-	// And so it is when it passes between two that stay, whatever their names.
+	equal(t, "from a node that leaves", said(t, agent), "4:-c2/n2 5:c2/n3=b")
 	s.Update("c2", mesh.Changes{Device: meshOf("c2").Device, Peers: meshOf("c2", "n1 b", "n3 c").Peers}, nil)
-	if got := since(); got != "peer c2/n1 [b], peer c2/n3 [c]" {
-		t.Error(got)
-	}
+	equal(t, "between two that stay, whatever their names", said(t, agent), "6:c2/n1=b 7:c2/n3=c")
 	n0 := meshOf("c2", "n0 b", "n1 d")
 	n0.Peers["n9"] = nil // which nobody knows
 	s.Update("c2", n0, nil)
-	if got := since(); got != "peer c2/n1 [d], peer c2/n0 [b]" {
-		t.Error(got)
-	}
+	equal(t, "to a new one", said(t, agent), "8:c2/n1=d 9:c2/n0=b")
 	s.Update("c1", meshOf("c1"), nil)
-	if got := since(); got != "device c1" {
-		t.Error(got)
-	}
-	if !slices.Equal(s.complete, []string{"c1", "c2"}) {
-		t.Errorf("known %v", s.complete)
-	}
+	equal(t, "another cluster", said(t, agent), "10:c1; synced 10 [c1 c2]")
 }
 
 // BenchmarkOneNode is a node that gets another CIDR, among as many others.
