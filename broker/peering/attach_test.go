@@ -2,28 +2,18 @@ package peering
 
 import (
 	"context"
-	"io"
-	"log/slog"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/kube-semaphore/semaphore/internal/debug"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // A node that is deleted after its agent was admitted and before it said hello gets no other notice.
 func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 	live := &knownNodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
-	s := New(Options{
-		Network: func(string) *semaphorev1.NodeNetwork { return nil },
-		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(),
-		Metrics:  NewMetrics(prometheus.NewRegistry()),
-		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	s, _ := newReviewed()
+	s.options.Nodes = live
 	for _, c := range []struct {
 		node string
 		uid  types.UID

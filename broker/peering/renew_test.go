@@ -151,6 +151,20 @@ func within(d time.Duration, ended <-chan error) (error, bool) {
 	}
 }
 
+func ends(t *testing.T, ended <-chan error, d time.Duration, code codes.Code) {
+	t.Helper()
+	if err, over := within(d, ended); !over || status.Code(err) != code {
+		t.Errorf("ended: %t, with %v; want %s within %s", over, err, code, d)
+	}
+}
+
+func lasts(t *testing.T, ended <-chan error, d time.Duration) {
+	t.Helper()
+	if err, over := within(d, ended); over {
+		t.Fatalf("ended within %s with %v", d, err)
+	}
+}
+
 const longest = reviewInterval * 6 / 5
 
 func TestTokensAreReviewedAgain(t *testing.T) {
@@ -184,37 +198,25 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	})
 	run("until the stream is old", func(t *testing.T, s *Server, _ *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
-		if err, over := within(maxStreamAge/2-time.Second, ended); over {
-			t.Errorf("ended before its time with %v", err)
-		}
-		if err, over := within(maxStreamAge/2+longest+time.Minute, ended); !over || status.Code(err) != codes.Aborted {
-			t.Errorf("%v, %v", err, over)
-		}
+		lasts(t, ended, maxStreamAge/2-time.Second)
+		ends(t, ended, maxStreamAge/2+longest+time.Minute, codes.Aborted)
 	})
 	run("of an old stream, while the apiserver does not answer", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "no answer") })
-		if err, over := within(2*maxStreamAge, ended); over {
-			t.Errorf("ended with %v", err)
-		}
+		lasts(t, ended, 2*maxStreamAge)
 		r.set(identity)
-		if err, over := within(2*reviewRetry, ended); !over || status.Code(err) != codes.Aborted {
-			t.Errorf("%v, %v", err, over)
-		}
+		ends(t, ended, 2*reviewRetry, codes.Aborted)
 	})
 	run("of a pod that was deleted", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(denied)
-		if err, over := within(longest, ended); !over || status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%v, %v", err, over)
-		}
+		ends(t, ended, longest, codes.PermissionDenied)
 	})
 	run("of an agent that reads nothing", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", true)
 		r.set(denied)
-		if err, over := within(longest, ended); !over || status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%v, %v", err, over)
-		}
+		ends(t, ended, longest, codes.PermissionDenied)
 	})
 	run("that has expired", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
@@ -230,9 +232,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			r.set(identity)
 			return unauthenticated(token)
 		})
-		if err, over := within(time.Hour, ended); over {
-			t.Errorf("ended with %v", err)
-		}
+		lasts(t, ended, time.Hour)
 	})
 	run("of another node", func(t *testing.T, s *Server, _ *reviewer) {
 		st, ended := s.open(t, "n1/a", false)
@@ -245,17 +245,13 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	run("of another pod", func(t *testing.T, s *Server, _ *reviewer) {
 		st, ended := s.open(t, "n1/a", false)
 		st.token("n1/b")
-		if err, over := within(longest, ended); !over || status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%v, %v", err, over)
-		}
+		ends(t, ended, longest, codes.PermissionDenied)
 	})
 	// F20: what was admitted continues.
 	run("while the apiserver cannot be asked", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "connection refused") })
-		if err, over := within(maxStreamAge/2-5*time.Minute, ended); over {
-			t.Fatalf("ended with %v", err)
-		}
+		lasts(t, ended, maxStreamAge/2-5*time.Minute)
 		problems := fmt.Sprint(s.Status(nil, expected)[0].GetProblems())
 		if !strings.Contains(problems, "connection refused") {
 			t.Errorf("the status has %s", problems)
@@ -278,9 +274,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		s.NodeDeleted("n1-uid")
-		if err, over := within(time.Second, ended); !over || status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%v, %v", err, over)
-		}
+		ends(t, ended, time.Second, codes.PermissionDenied)
 	})
 	run("of many that came at once", func(t *testing.T, s *Server, r *reviewer) {
 		const agents = 1000

@@ -3,19 +3,14 @@ package peering
 import (
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // The word comes once all else has been said, and each once.
@@ -32,20 +27,7 @@ func TestSessionSendsARotationOnce(t *testing.T) {
 		}
 	}
 	become(s, "c2", meshOf("c2", "a 1"), nil)
-	var got []string
-	for {
-		f := testkit.Value(session.Next())(t)
-		if f == nil {
-			break
-		}
-		m := testkit.Value(f.Message())(t)
-		if r := m.GetRotateKey(); r != nil {
-			got = append(got, "rotate "+r.Cluster)
-		} else {
-			got = append(got, words(m))
-		}
-	}
-	equal(t, "all that is said", strings.Join(got, "; "),
+	equal(t, "all that is said", said(t, session),
 		"attached n1 resumed=false; 1:c2 2:c2/a=1; synced 2 [c2]; rotate c2; rotate c3")
 	for range maxRotations {
 		session.rotate(&semaphorev1.RotateKey{})
@@ -57,11 +39,8 @@ func TestSessionSendsARotationOnce(t *testing.T) {
 
 func TestRotateKeys(t *testing.T) {
 	live := &knownNodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2", "n3": "u3"}, synced: true}
-	s := New(Options{
-		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(),
-		Metrics:  NewMetrics(prometheus.NewRegistry()),
-		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	s, _ := newReviewed()
+	s.options.Nodes = live
 	for _, node := range []string{"n1", "n2"} {
 		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, received: make(chan struct{}, 1),
 			session: open(t, s.options.State, &semaphorev1.AgentHello{})}

@@ -27,6 +27,8 @@ func words(m *semaphorev1.AttachResponse) string {
 		return fmt.Sprintf("synced %d %v", m.Synced.Revision, m.Synced.Clusters)
 	case *semaphorev1.AttachResponse_Unchanged:
 		return fmt.Sprintf("unchanged %s %d", m.Unchanged.Cluster, m.Unchanged.Revision)
+	case *semaphorev1.AttachResponse_RotateKey:
+		return "rotate " + m.RotateKey.Cluster
 	}
 	var out []string
 	for _, c := range m.GetChanges().GetChanges() {
