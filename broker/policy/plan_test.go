@@ -120,13 +120,15 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// Sets of a cluster whose policies select by the label of an earlier release have that, all parts of them.
+// Sets of a cluster whose policies select by the label of an earlier release have that, all parts of them, and the
+// labels of all domains.
 func TestManagedBy(t *testing.T) {
 	p := New([]config.Remote{{Name: "c2"}}, Options{ManagedBy: "calico-global-network-sync-operator",
-		LabelDomains: []string{"d"}, MaxSetSize: 1})
+		LabelDomains: []string{"d", "e"}, MaxSetSize: 1})
 	p.Apply("c2", pods("shop/web-1 u2 web 10.2.1.10", "shop/web-0 u1 web 10.2.1.9"))
 	for _, name := range []string{"c2-shop-web", "c2-shop-web.part-2"} {
-		if s := p.Reserve(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" {
+		if s := p.Reserve(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" ||
+			s.Labels["d/name"] != "web" || s.Labels["e/name"] != "web" {
 			t.Errorf("%s: %v", name, s)
 		}
 	}
