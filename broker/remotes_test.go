@@ -168,11 +168,6 @@ service c2-shop-73736d-second: 81
 service c3-shop-73736d-echo: 90
 slice of c2-shop-73736d-echo: 10.2.1.5`
 	r.becomes("two remotes", both)
-	a := r.attach("", 0)
-	a.until("both devices", `
-device c2: 7775 [10.2.0.0/16]
-device c3: 7776 [10.3.0.0/16]
-peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]`, "c2", "c3")
 
 	// A remote that conflicts with the others, and a change that does.
 	before := r.written()
