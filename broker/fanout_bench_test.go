@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -135,7 +135,6 @@ type peeringBroker struct {
 	server   *peering.Server
 	registry *prometheus.Registry
 	listener *counting
-	stop     func()
 	// acks counts the received Applied messages. acked receives a value each time that acks reaches wanted.
 	acks, wanted atomic.Int64
 	acked        chan struct{}
@@ -178,13 +177,10 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 	semaphorev1.RegisterPeeringServiceServer(g, p.server)
 	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	p.listener = &counting{Listener: l}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = g.Serve(p.listener)
-	}()
-	p.stop = sync.OnceFunc(func() { g.Stop(); <-done })
-	b.Cleanup(p.stop)
+	testkit.Run(b, func(ctx context.Context) error {
+		context.AfterFunc(ctx, g.Stop)
+		return g.Serve(p.listener)
+	})
 	return p
 }
 

@@ -3,7 +3,6 @@ package broker
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -228,8 +227,8 @@ remotes:
 // start runs c1's broker and c2's exporter.
 func (w *setsWorld) start(c1 *rest.Config, from *config.Exporter) {
 	file := kubetest.Described(w.t, c1, w.cfg)
-	w.run("broker", func(ctx context.Context) error { return Run(ctx, file) })
-	w.exporter = w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, from) })
+	testkit.Run(w.t, func(ctx context.Context) error { return Run(ctx, file) })
+	w.exporter = testkit.Run(w.t, func(ctx context.Context) error { return remote.Run(ctx, from) })
 }
 
 func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[T], nets func(T) []string) *follower {
@@ -252,29 +251,11 @@ func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[
 		}}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.run("follower", func(ctx context.Context) error {
+	testkit.Run(w.t, func(ctx context.Context) error {
 		informer.RunWithContext(ctx)
 		return nil
 	})
 	return f
-}
-
-// run runs something until stop is called or the test ends.
-func (w *setsWorld) run(what string, f func(context.Context) error) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			cancel()
-			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-				w.t.Errorf("the %s ended with %v", what, err)
-			}
-		})
-	}
-	w.t.Cleanup(stop)
-	return stop
 }
 
 // pod creates a pod of c2 with addresses, in a set or, with "", in none.

@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -58,13 +57,7 @@ func start(t *testing.T, cfg *rest.Config, from config.AllowedIPs) (*Networks, *
 		Affinities: kube.NewBlockAffinities(cfg), Changed: c.changed, Informers: informers(),
 		Log: slog.New(slog.DiscardHandler),
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = n.Run(ctx)
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+	testkit.Run(t, n.Run)
 	return n, c
 }
 

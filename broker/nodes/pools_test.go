@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -98,21 +97,12 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 				Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events,
 				Log: slog.New(slog.DiscardHandler), Workers: 2,
 			})
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = pools.Run(ctx) })
-		wg.Go(func() { _ = events.Run(ctx) })
-		stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
-		t.Cleanup(stop)
-		return pools, stop
-	}
-	eventually := func(what string, ok func() (bool, string)) {
-		t.Helper()
-		testkit.Eventually(t, 3*time.Minute, what, testkit.State(ok))
+		testkit.Run(t, events.Run)
+		return pools, testkit.Run(t, pools.Run)
 	}
 	are := func(what, want string) {
 		t.Helper()
-		eventually(what, func() (bool, string) { got, _ := there(); return got == want, got })
+		eventually(t, what, func() (bool, string) { got, _ := there(); return got == want, got })
 	}
 	const c2 = "{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48', 10.20.0.0/28], nodeSubnets: [192.0.2.0/24]}"
 	const c3 = "{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}"
@@ -120,13 +110,13 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	pools, stop := run(c2 + ", " + c3)
 	are("the pools of what nobody has a pool of",
 		"mine semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48")
-	eventually("the other is reported", func() (bool, string) {
+	eventually(t, "the other is reported", func() (bool, string) {
 		p := finding.Texts(pools.Findings())
 		return len(p) == 1 && strings.Contains(p[0],
 				"there is a ippool mine that semaphore did not create: its 10.3.128.0/17 overlaps 10.3.0.0/16 of the cluster c3"),
 			fmt.Sprint(p)
 	})
-	eventually("by an Event, too", func() (bool, string) {
+	eventually(t, "by an Event, too", func() (bool, string) {
 		counted.mu.Lock()
 		defer counted.mu.Unlock()
 		return counted.events > 0, "none"
@@ -148,7 +138,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	testkit.Must(t, calico.IPPools().Delete(t.Context(), "mine", foreign.UID, ""))
 	const all = "semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48 semaphore-c3-10-3-0-0-16"
 	are("the pool that was in the way is gone, and ours is there", all)
-	eventually("all is well", func() (bool, string) {
+	eventually(t, "all is well", func() (bool, string) {
 		p := finding.Texts(pools.Findings())
 		return len(p) == 0,
 			fmt.Sprint(p)
@@ -160,7 +150,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	counted.lines = nil
 	counted.mu.Unlock()
 	pools, stop = run(c2 + ", " + c3)
-	eventually("synced", func() (bool, string) { return pools.Synced(), "" })
+	eventually(t, "synced", func() (bool, string) { return pools.Synced(), "" })
 	time.Sleep(300 * time.Millisecond)
 	are("as before", all)
 	stop()
@@ -175,7 +165,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	old.Spec.DisableBGPExport = false
 	testkit.Value(calico.IPPools().Update(t.Context(), old))(t)
 	_, stop = run(c2 + ", " + c3)
-	eventually("its route is exported to no BGP peer", func() (bool, string) {
+	eventually(t, "its route is exported to no BGP peer", func() (bool, string) {
 		p, err := calico.IPPools().Get(t.Context(), old.Name)
 		return err == nil && p.UID == old.UID && p.Spec.DisableBGPExport, fmt.Sprint(p.Spec, err)
 	})

@@ -119,10 +119,7 @@ func TestReserved(t *testing.T) {
 	// The longest time of this plugin here is far less than the 90 s that it may.
 	n.reserved.timing = timing{quarantine: 10 * time.Second, retire: time.Second, verify: time.Hour,
 		pass: 50 * time.Millisecond}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = n.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	testkit.Run(t, n.Run)
 	n.PutNode(node("n1"), nil)
 	n.PutNode(node("n2"), nil)
 

@@ -125,10 +125,7 @@ type running struct {
 // watchPods watches the agents' pods until the test ends, and returns when they are known.
 func (r running) watchPods(t *testing.T) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = r.pods.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-done })
+	testkit.Run(t, r.pods.Run)
 	testkit.Eventually(t, time.Minute, "the pods are known", testkit.True(r.pods.Synced))
 }
 

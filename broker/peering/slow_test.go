@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"runtime"
@@ -24,14 +25,9 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
 	semaphorev1.RegisterPeeringServiceServer(g, s)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = g.Serve(l)
-	}()
-	t.Cleanup(func() {
-		g.Stop()
-		<-done
+	testkit.Run(t, func(ctx context.Context) error {
+		context.AfterFunc(ctx, g.Stop)
+		return g.Serve(l)
 	})
 	return func() *grpc.ClientConn {
 		// The windows are those that gRPC begins with, and do not grow: what is in flight is known.

@@ -1,7 +1,6 @@
 package stored
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -259,9 +258,7 @@ func TestDrains(t *testing.T) {
 		nobody.Impersonate.UserName = "nobody"
 		published := make(chan choice.Drains, 10)
 		d := NewDrains(kubernetes.NewForConfigOrDie(nobody), "semaphore", func(s choice.Drains) { published <- s }, options())
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		testkit.Run(t, func(context.Context) error { return d.Run(ctx) })
+		testkit.Run(t, d.Run)
 		applytest.Eventually(t, "the reason is reported", func() (bool, string) {
 			p := strings.Join(finding.Texts(d.Findings()), "; ")
 			return strings.Contains(p, "drains are not known") && strings.Contains(p, "forbidden"), p

@@ -174,17 +174,7 @@ type bench struct {
 
 // follow runs a store until the test or stop ends it.
 func (b *bench) follow(s *PeerStore, peers Peers) (stop func()) {
-	ctx, cancel := context.WithCancel(b.t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := s.Run(ctx, peers); ctx.Err() == nil {
-			b.t.Errorf("Run ended with %v", err)
-		}
-	}()
-	stop = sync.OnceFunc(func() { cancel(); <-done })
-	b.t.Cleanup(stop)
-	return stop
+	return testkit.Run(b.t, func(ctx context.Context) error { return s.Run(ctx, peers) })
 }
 
 func (b *bench) loads(s *PeerStore) string {

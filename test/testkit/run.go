@@ -10,7 +10,7 @@ import (
 
 // Run runs f in a goroutine until the test ends or stop is called, and waits for it. The test fails if f returns an
 // error other than context.Canceled, or does not return within a minute.
-func Run(t *testing.T, f func(context.Context) error) (stop func()) {
+func Run(t testing.TB, f func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
