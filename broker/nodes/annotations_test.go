@@ -103,9 +103,11 @@ func TestAddressInAnyOrder(t *testing.T) {
 			for _, a := range order {
 				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 			}
-			got, err := address(n, test.family, published(n, "c2"), local)
-			if err != nil || got.String() != test.want {
-				t.Errorf("%s, %v: %s, %v; want %s", test.name, order, got, err, test.want)
+			of := endpoints{[]config.EndpointKind{config.InternalIP}, map[string]config.Family{"c2": test.family}, local}
+			got, err := of.annotations(n, map[string]Tunnel{"c2": {ListenPort: 7775}})
+			want := netip.AddrPortFrom(netip.MustParseAddr(test.want), 7775).String()
+			if err != nil || got["c2.wireguard.semaphore.uw.io/endpoint"] != want {
+				t.Errorf("%s, %v: %s, %v; want %s", test.name, order, got, err, want)
 			}
 		}
 	}

@@ -39,20 +39,18 @@ func TestNodeAnnotations(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
-	make := func(name, ip string) *corev1.Node {
+	make := func(name, ips string) *corev1.Node {
 		n := kubetest.Create(t, api, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
 			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
 		})
-		if ip == "" {
-			return n
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
+		for _, ip := range strings.Fields(ips) {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 		}
-		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name},
-			{Type: corev1.NodeInternalIP, Address: ip}}
-		n = kubetest.UpdateStatus(t, api, n)
-		return n
+		return kubetest.UpdateStatus(t, api, n)
 	}
-	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
+	n1, n6, lost := make("n1", "10.99.0.1 172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
 	client, requests := counted(cfg)
 	var mu sync.Mutex
 	var gone []types.UID
@@ -102,44 +100,6 @@ func TestNodeAnnotations(t *testing.T) {
 		if got := requests.Take(); len(got) > 0 {
 			t.Errorf("requests %v", got)
 		}
-	})
-	t.Run("the order of the InternalIPs changes", func(t *testing.T) {
-		at := func(addresses ...string) {
-			t.Helper()
-			n := kubetest.Get(t, api, "n1")
-			n.Status.Addresses = nil
-			for _, a := range addresses {
-				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
-			}
-			kubetest.UpdateStatus(t, api, n)
-			applytest.Eventually(t, "the order is known", func() (bool, string) {
-				known, ok := o.Node("n1")
-				if !ok || len(known.Status.Addresses) != len(addresses) {
-					return false, fmt.Sprint(known)
-				}
-				return known.Status.Addresses[0].Address == addresses[0], fmt.Sprint(known.Status.Addresses)
-			})
-		}
-		endpoint := func() string { return annotations("n1")["c2.wireguard.semaphore.uw.io/endpoint"] }
-		at("172.18.1.99", "172.18.1.11")
-		at("10.99.0.1", "172.18.1.99", "172.18.1.11")
-		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51999}})
-		applytest.Eventually(t, "its next write", func() (bool, string) {
-			return strings.HasSuffix(endpoint(), ":51999"), endpoint()
-		})
-		if got := endpoint(); got != "172.18.1.11:51999" {
-			t.Errorf("the endpoint is %s: it stays while it is an address of the node", got)
-		}
-		at("10.99.0.1", "172.18.1.99")
-		applytest.Eventually(t, "an address inside the subnets follows", func() (bool, string) {
-			return endpoint() == "172.18.1.99:51999", endpoint()
-		})
-		at("172.18.1.11")
-		o.Report("n1", n1.UID, tunnels)
-		applytest.Eventually(t, "the earlier address", func() (bool, string) {
-			return endpoint() == "172.18.1.11:51820", endpoint()
-		})
-		requests.Take()
 	})
 	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
 		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
