@@ -4,7 +4,6 @@ import (
 	"maps"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Restore loads the state that an earlier agent saved, before the first stream begins. No broker can resume it: it
@@ -13,9 +12,6 @@ func (s *State) Restore(networks map[string]*plan.Desired) Dirty {
 	d := plan.NewChanges()
 	for cluster, n := range networks {
 		s.networks[cluster] = &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: true}
-		if n.Peers == nil {
-			s.networks[cluster].Peers = map[string]*semaphorev1.Peer{}
-		}
 		d.Networks[cluster] = true
 	}
 	return d

@@ -230,49 +230,43 @@ func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) 
 	return true
 }
 
-func (s *Session) Device(cluster string) *semaphorev1.Device {
+// with calls do with the desired network of a cluster, if there is one.
+func (s *Session) with(cluster string, do func(*plan.Desired)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.state.Network(cluster); n != nil {
-		return n.Device
+		do(n)
 	}
-	return nil
+}
+
+func (s *Session) Device(cluster string) (device *semaphorev1.Device) {
+	s.with(cluster, func(n *plan.Desired) { device = n.Device })
+	return device
 }
 
 // Network returns the desired device to a cluster with its peers; nil for none. The caller owns the map of peers.
-func (s *Session) Network(cluster string) *plan.Desired {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.state.Network(cluster)
-	if n == nil {
-		return nil
-	}
-	return &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+func (s *Session) Network(cluster string) (out *plan.Desired) {
+	s.with(cluster, func(n *plan.Desired) {
+		out = &plan.Desired{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+	})
+	return out
 }
 
 // Peers returns the desired peers of some nodes, nil for a node that should have none; a nil map for a cluster without
 // a device.
-func (s *Session) Peers(cluster string, nodes map[string]bool) map[string]*semaphorev1.Peer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.state.Network(cluster)
-	if n == nil {
-		return nil
-	}
-	out := make(map[string]*semaphorev1.Peer, len(nodes))
-	for node := range nodes {
-		out[node] = n.Peers[node]
-	}
+func (s *Session) Peers(cluster string, nodes map[string]bool) (out map[string]*semaphorev1.Peer) {
+	s.with(cluster, func(n *plan.Desired) {
+		out = make(map[string]*semaphorev1.Peer, len(nodes))
+		for node := range nodes {
+			out[node] = n.Peers[node]
+		}
+	})
 	return out
 }
 
-func (s *Session) Endpoints(cluster string, most int) []netip.Addr {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := s.state.Network(cluster); n != nil {
-		return plan.Addresses(n.Peers, most)
-	}
-	return nil
+func (s *Session) Endpoints(cluster string, most int) (to []netip.Addr) {
+	s.with(cluster, func(n *plan.Desired) { to = plan.Addresses(n.Peers, most) })
+	return to
 }
 
 func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
@@ -281,15 +275,13 @@ func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
 	for i := range keys {
 		at[string(keys[i][:])] = i
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := s.state.Network(cluster); n != nil {
+	s.with(cluster, func(n *plan.Desired) {
 		for node, peer := range n.Peers {
 			if i, ok := at[string(peer.GetWireguard().GetPublicKey())]; ok {
 				names[i] = node
 			}
 		}
-	}
+	})
 	return names
 }
 

@@ -88,7 +88,7 @@ func TestReportIsOfItsStream(t *testing.T) {
 func TestAgeOfASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := time.Now().Add(-time.Hour)
-		c3 := &plan.Desired{Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Restored: true}
+		c3 := state(0)["c3"]
 		s := sessionStream(t, map[string]*plan.Desired{"c3": c3}, before)
 		if c, complete := s.Snapshot(); !complete || len(c.Networks) != 2 || !c.Confirmed.Equal(before) {
 			t.Errorf("complete %v, networks %v, confirmed at %s; want %s", complete, c.Networks, c.Confirmed, before)
