@@ -1,9 +1,7 @@
 package paths
 
 import (
-	"bytes"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -29,8 +27,6 @@ type probes struct {
 	under      map[plan.PeerKey]probed
 	tried      map[plan.PeerKey]bool
 	unanswered map[plan.PeerKey]bool
-	// pick returns a random number below n.
-	pick func(n int) int
 }
 
 // probed is the time at which a probe began, and the bytes sent to the peer by then.
@@ -42,7 +38,7 @@ type probed struct {
 func (d *Liveness) OrderProbes(now, until time.Time) {
 	p := &d.probes
 	if !now.Before(p.until) {
-		*p = probes{since: now, pick: p.pick, under: map[plan.PeerKey]probed{}, tried: map[plan.PeerKey]bool{},
+		*p = probes{since: now, under: map[plan.PeerKey]probed{}, tried: map[plan.PeerKey]bool{},
 			unanswered: map[plan.PeerKey]bool{}}
 	}
 	p.until = until
@@ -133,17 +129,9 @@ func (d *Liveness) candidates() (out []plan.PeerKey) {
 		clear(p.tried) // the next round begins another turn
 		return nil
 	}
-	pick := p.pick
-	if pick == nil {
-		pick = rand.IntN
-	}
 	for _, from := range [][]plan.PeerKey{idle, silent} {
-		slices.SortFunc(from, func(a, b plan.PeerKey) int { return bytes.Compare(a[:], b[:]) })
-		for len(out) < probedTogether && len(from) > 0 {
-			i := pick(len(from))
-			out = append(out, from[i])
-			from = slices.Delete(from, i, i+1)
-		}
+		rand.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
+		out = append(out, from...)
 	}
-	return out
+	return out[:min(len(out), probedTogether)]
 }

@@ -31,7 +31,6 @@ func newProbing(peers int) *probing {
 		key := plan.PeerKey{byte(i + 1)}
 		p.peers[key] = &PeerSample{Key: key, Endpoint: netip.MustParseAddrPort("192.0.2.1:7")}
 	}
-	p.probes.pick = func(int) int { return 0 }
 	return p
 }
 
@@ -154,19 +153,14 @@ func TestProbesAreFew(t *testing.T) {
 		t.Errorf("after the order: probed %s, were %s; %d unanswered", got, before, p.Unanswered())
 	}
 	p = newProbing(9)
-	p.answers[plan.PeerKey{1}] = true
+	for key := range p.peers {
+		p.answers[key] = true
+	}
 	p.OrderProbes(p.now, p.now.Add(time.Hour))
 	p.run(2 * time.Minute)
-	if n := len(p.ordered); n != probedTogether || !slices.Contains(keysOf(p.ordered), plan.PeerKey{1}) {
-		t.Errorf("one talks, and %v were probed", p.ordered)
+	if len(p.ordered) != probedTogether {
+		t.Errorf("some talk, and %v were probed", p.ordered)
 	}
-}
-
-func keysOf(m map[plan.PeerKey]int) (keys []plan.PeerKey) {
-	for key := range m {
-		keys = append(keys, key)
-	}
-	return keys
 }
 
 // TestProbesBesideASession: a session from before the order says nothing of now. The other peers are probed meanwhile,
