@@ -233,6 +233,16 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Compact(slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare))
 }
 
+// widest returns the prefixes that no other one contains, sorted.
+func widest(all []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range canonical(all) { // a prefix comes before those in it
+		if n := len(out); n == 0 || !out[n-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node restarts
 // or another program deletes the table. It fails if nftables cannot be read.
 func (g *Guard) Counts() (map[string]status.GuardCount, error) {

@@ -220,15 +220,3 @@ func parsed(texts []string) (out []netip.Prefix) {
 	}
 	return out
 }
-
-// widest returns the prefixes that no other one contains, sorted.
-func widest(all []netip.Prefix) (out []netip.Prefix) {
-	all = slices.SortedFunc(slices.Values(all), func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	for _, p := range all {
-		if !plan.Inside(p, out) {
-			out = append(out, p)
-		}
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return out
-}

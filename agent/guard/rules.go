@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -156,18 +157,12 @@ func (all remotes) of(d direction, inbound bool) []rule {
 
 // outermost returns the subnets of all remotes that are in no other, in order: the elements of a map must not overlap.
 func (all remotes) outermost() (prefixes []netip.Prefix) {
-	var each []netip.Prefix
 	for _, r := range all {
 		for _, p := range r.Subnets {
-			each = append(each, p.Masked())
+			prefixes = append(prefixes, p.Masked())
 		}
 	}
-	for _, p := range canonical(each) {
-		if n := len(prefixes); n == 0 || !prefixes[n-1].Overlaps(p) {
-			prefixes = append(prefixes, p)
-		}
-	}
-	return prefixes
+	return widest(prefixes)
 }
 
 // around returns the one of the outermost subnets that a subnet is in.
@@ -294,7 +289,8 @@ func (r rule) addresses(d direction) []expr.Any {
 	address := r.Prefix.Addr().AsSlice()
 	length := uint32(len(address))
 	return append(remoteAddress(d, r.Prefix.Addr().Is6()),
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: mask(r.Prefix), Xor: make([]byte, length)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: kernel.IPNet(r.Prefix).Mask,
+			Xor: make([]byte, length)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: address})
 }
 
@@ -328,14 +324,6 @@ func remoteAddress(d direction, v6 bool) []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
 	}
-}
-
-func mask(prefix netip.Prefix) []byte {
-	bytes := make([]byte, prefix.Addr().BitLen()/8)
-	for i := range prefix.Bits() {
-		bytes[i/8] |= 0x80 >> (i % 8)
-	}
-	return bytes
 }
 
 // interfaceName returns a name as the kernel compares it: all of IFNAMSIZ bytes.

@@ -113,20 +113,6 @@ func TestOutermost(t *testing.T) {
 	}
 }
 
-func TestMask(t *testing.T) {
-	for text, want := range map[string][]byte{
-		"10.0.0.0/8":     {255, 0, 0, 0},
-		"10.16.0.0/12":   {255, 240, 0, 0},
-		"10.2.1.1/32":    {255, 255, 255, 255},
-		"fd00:2:3::/45":  {255, 255, 255, 255, 255, 248, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
-		"fd00:2:3::/128": {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255},
-	} {
-		if diff := cmp.Diff(want, mask(netip.MustParsePrefix(text))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", text, diff)
-		}
-	}
-}
-
 // TestAdopt: a remote that was set or removed before the rules of an earlier Guard could be read is not replaced by
 // them.
 func TestAdopt(t *testing.T) {

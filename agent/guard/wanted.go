@@ -15,6 +15,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
 // ledSeparator is between the names of a base chain and of its map's target, in the name of a chain.
@@ -126,7 +128,7 @@ func (w wanted) lead(d direction, r rule, outermost []netip.Prefix) (chain strin
 // after returns the first address behind a subnet; an invalid one for none.
 func after(prefix netip.Prefix) netip.Addr {
 	last := prefix.Addr().AsSlice()
-	for i, m := range mask(prefix) {
+	for i, m := range kernel.IPNet(prefix).Mask {
 		last[i] |= ^m
 	}
 	end, _ := netip.AddrFromSlice(last)
