@@ -111,7 +111,7 @@ func (a *agent) watchClock() {
 		return
 	}
 	clusters := a.session.Clusters()
-	a.keys.Renew(clusters, renewWithin)
+	a.keys.Ask(clusters, renewWithin, false)
 	slog.Info("new keys are due, because the clock was set back", "clusters", clusters, "within", renewWithin)
 	a.queue.poke()
 }

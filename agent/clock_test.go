@@ -64,13 +64,3 @@ func TestClockSetBack(t *testing.T) {
 		t.Errorf("since the boot: %s, and later %s, %v", up, later, err)
 	}
 }
-
-// TestClockRenewsKeys: a step back makes the keys of all remotes due.
-func TestClockRenewsKeys(t *testing.T) {
-	a := idle(t)
-	a.keys.Renew([]string{"c2", "c3"}, 0)
-	due, _ := a.keys.Due(func(string) bool { return true })
-	if strings.Join(due, " ") != "c2 c3" {
-		t.Errorf("due are %v", due)
-	}
-}

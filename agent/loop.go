@@ -223,7 +223,7 @@ func (a *agent) replaceKeys(ctx context.Context, order *semaphorev1.RotateKeyReq
 func (a *agent) report(at stream.Position) {
 	broken := a.schedule.AnyBroken()
 	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
-		a.board.Update(func(v *agentstatus.View) { v.Restored = true })
+		a.board.Update(func(v *agentstatus.View) { v.Programmed = true })
 	}
 	if !a.session.Attached(at) {
 		return

@@ -193,19 +193,16 @@ func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
 	if m.GetCluster() == "" {
 		clusters = all
 	}
-	at := r.ask(clusters, m.GetWithin().AsDuration(), m.GetForce())
+	at := r.Ask(clusters, m.GetWithin().AsDuration(), m.GetForce())
 	r.events.Emit(events.Event{
 		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
 		Detail: "new key ordered for " + at.UTC().Format(time.RFC3339),
 	}.Info("the broker ordered a new key", "clusters", clusters, "at", at))
 }
 
-// Renew schedules new keys for clusters within a time. Like those that a broker orders, each waits until its remote
-// would get it.
-func (r *Rotator) Renew(clusters []string, within time.Duration) { r.ask(clusters, within, false) }
-
-// ask schedules new keys at a random time, and returns it.
-func (r *Rotator) ask(clusters []string, within time.Duration, force bool) (at time.Time) {
+// Ask schedules new keys for clusters at a random time within a time, and returns it. Each waits until its remote would
+// get it, unless force is set.
+func (r *Rotator) Ask(clusters []string, within time.Duration, force bool) (at time.Time) {
 	at = time.Now()
 	if within = min(within, maxWithin); within > 0 {
 		at = at.Add(rand.N(within))

@@ -105,9 +105,8 @@ type View struct {
 	Node    Node
 	// Traffic are the counts by ClusterIP.
 	Traffic []*semaphorev1.ServiceTraffic
-	// Programmed means that everything up to an end mark of a broker was programmed once, and Restored that everything
-	// restored was.
-	Programmed, Restored bool
+	// Programmed means that everything up to an end mark of a broker, or everything restored, was programmed once.
+	Programmed bool
 }
 
 // Board holds the newest View. The zero value is ready to use.

@@ -161,7 +161,7 @@ func Ready(v View, stream stream.View) error {
 		return finding.Because(errors.New("the pod subnets of remotes are not all guarded yet"),
 			v.Node.with(finding.Unguarded)...)
 	}
-	if !v.Programmed && !v.Restored {
+	if !v.Programmed {
 		if stream.LastError != "" {
 			return fmt.Errorf("never attached to the broker: %s", stream.LastError)
 		}
