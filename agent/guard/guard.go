@@ -33,8 +33,7 @@ import (
 type Guard struct {
 	inbound bool
 	table   kernel.RoutingTable
-	// read reads the existing rules.
-	read func() (ruleset, error)
+	read    func() (ruleset, error)
 
 	mu      sync.Mutex
 	remotes remotes

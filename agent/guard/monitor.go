@@ -244,7 +244,6 @@ func (m *Monitor) Calls(cluster string) bool {
 	return slices.Contains(m.calls, cluster)
 }
 
-// Called returns the remotes that this node calls.
 func (m *Monitor) Called() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -70,7 +70,6 @@ func passedOf(d direction, cluster string) string { return counterOf(d, cluster)
 type verdict string
 
 const (
-	// pass is for packets that pass the device.
 	pass verdict = "pass"
 	// drop drops all other packets, and count passes them; both count them.
 	drop  verdict = "drop"

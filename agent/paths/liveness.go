@@ -60,7 +60,6 @@ const (
 	Idle PeerState = iota
 	// Talking peers have a working session, as far as it was used.
 	Talking
-	// Silent peers do not answer.
 	Silent
 )
 

@@ -79,7 +79,6 @@ func MeasurePath(ctx context.Context, to netip.AddrPort, least, most int) (Measu
 type prober struct {
 	conn *net.UDPConn
 	to   netip.AddrPort
-	// sent has the datagrams by their ids.
 	sent map[uint64]datagram
 	data []byte
 	// roundTrip is the shortest so far; 0 for none.

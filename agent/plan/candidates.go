@@ -295,7 +295,6 @@ func (b Bounds) Candidates(texts []string, names func(host string) []netip.Addr)
 	return all
 }
 
-// NamesOf returns the names among candidates.
 func NamesOf(texts []string) (names []string) {
 	for _, text := range texts {
 		if _, name, _ := naming.Candidate(text); name != "" {

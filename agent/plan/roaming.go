@@ -33,8 +33,7 @@ type Roaming struct {
 	// dead are the peers whose desired endpoint was set again and from which nothing was received there since, with what
 	// had been received by then. If one is elsewhere again, and more was received, that is the only endpoint that works:
 	// to set the desired one would cut it off until its next packet.
-	dead map[wgtypes.Key]int64
-	// looked is the time of the last look.
+	dead   map[wgtypes.Key]int64
 	looked time.Time
 }
 

@@ -46,7 +46,6 @@ func NewChanges() Changes {
 	return Changes{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
 }
 
-// Peer adds a peer.
 func (c Changes) Peer(cluster, node string) {
 	if c.Peers[cluster] == nil {
 		c.Peers[cluster] = map[string]bool{}

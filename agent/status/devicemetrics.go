@@ -12,7 +12,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// DeviceMetric is the fixed description of a metric.
 type DeviceMetric struct {
 	Name, Help string
 	Type       dto.MetricType

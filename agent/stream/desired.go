@@ -20,10 +20,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Dirty are possible changes.
 type Dirty = plan.Changes
 
-// State is the state that the broker desires.
 type State struct {
 	// epoch and revision are the position of what was received; both are set when a whole state is applied. applied is
 	// that of networks: it stays behind while the changes of clusters wait for an end mark.

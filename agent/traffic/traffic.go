@@ -14,8 +14,7 @@ import (
 const (
 	// maxAddresses bounds the ClusterIPs of each direction and family that the kernel counts at a time.
 	maxAddresses = 4096
-	// maxReported bounds those of a report.
-	maxReported = 1000
+	maxReported  = 1000
 )
 
 // sample are the kernel's counts for each ClusterIP.
