@@ -77,7 +77,7 @@ func TestAdoption(t *testing.T) {
 		b.say(wanted, r.peer())
 
 		tr := startTraffic(t)
-		a := run(t, cfg)
+		stop := run(t, cfg)
 		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(), "set adoptFrom: [semaphore-wireguard]")
 		})
@@ -87,7 +87,7 @@ func TestAdoption(t *testing.T) {
 		if ready() {
 			t.Error("ready, with a device that is not as wanted")
 		}
-		a.stop(t)
+		stop()
 		if after := fingerprint(t); after != looks {
 			t.Errorf("what is another's was changed:\n%s\nwas:\n%s", after, looks)
 		}
@@ -99,7 +99,7 @@ func TestAdoption(t *testing.T) {
 		}
 
 		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "ready", ready)
 		after := deviceOn(t, h, device)
@@ -119,13 +119,13 @@ func TestAdoption(t *testing.T) {
 			t.Errorf("the agent reports %v", got)
 		}
 		adoptionIsReported(t, cfg)
-		a.stop(t)
+		stop()
 		// The next agent finds a device of its own, with or without the setting.
 		cfg.AdoptFrom = nil
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "ready", ready)
-		a.stop(t)
+		stop()
 
 		must(t, Cleanup(&out, cfg, CleanupOptions{LeaveDevices: true}))
 		if after := fingerprint(t); after != looks {

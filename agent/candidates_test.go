@@ -18,7 +18,7 @@ import (
 // device only, for peers with an endpoint, and after a boot without a broker too.
 func TestCandidatesOfANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, r, a := connect(t)
+		b, cfg, r, stop := connect(t)
 		h := newHost(t)
 		at := func() string {
 			if e := deviceOn(t, h, device).Peers[0].Endpoint; e != nil {
@@ -93,7 +93,7 @@ func TestCandidatesOfANode(t *testing.T) {
 		}
 
 		b.program(t, off, with())
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		b.stop()
 		must(t, h.Delete(device))
 		run(t, cfg)

@@ -106,7 +106,7 @@ func TestNeverInTheClear(t *testing.T) {
 		file := filepath.Join(cfg.WGKeyPath, device+".key")
 		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
 		must(t, os.WriteFile(file, []byte("damaged"), 0o600))
-		a := run(t, cfg, device)
+		stop := run(t, cfg, device)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "the device cannot be made",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "contains no key") })
@@ -190,20 +190,20 @@ func TestNeverInTheClear(t *testing.T) {
 		}
 
 		// The agent stops, and with it the healing.
-		a.stop(t)
+		stop()
 		everybody("the agent was stopped")
 		ip(t, "link del wireguard.c2")
 		everybody("the device was deleted, and no agent runs")
 		ip(t, "rule del pref 50")
 		everybody("only the unreachable route is left")
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is programmed again", b.done)
 		answers("the agent is back")
 		if n := stopped(t, "out"); n < 20 {
 			t.Errorf("%d packets were stopped, by the agent that started again", n)
 		}
 		eventually(t, "the problem is no longer reported", func() bool { return len(b.newest().GetProblems()) == 0 })
-		a.stop(t)
+		stop()
 
 		fromPod.end()
 		fromNode.end()

@@ -81,7 +81,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.guard = guarding("c2", "c3")
 		r, from := leaky(t)
-		a := run(t, cfg)
+		stop := run(t, cfg)
 		eventually(t, "ready", ready)
 		noLeaks(t, r, from, "ready")
 		eventually(t, "the agent has reported it", b.guarded)
@@ -96,7 +96,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 
 		// Without a broker, a restarted agent guards the same, from its state file.
 		b.stop()
-		a.stop(t)
+		stop()
 		_, err := guard.RemoveAll()
 		must(t, err)
 		eventually(t, "without a guard all packets are seen in the clear",
@@ -171,10 +171,10 @@ func TestGuardAtBoot(t *testing.T) {
 		if !strings.Contains(out.String(), "no state") {
 			t.Errorf("without a file it says %q", out.String())
 		}
-		a := run(t, cfg)
+		stop := run(t, cfg)
 		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "all is guarded", b.guarded)
-		a.stop(t)
+		stop()
 		h := newHost(t)
 		must(t, h.Delete(device))
 		_, err := guard.RemoveAll()

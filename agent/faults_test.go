@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // looksOfASecond is the number of checks of a device within a second, one of which may be running when the second
@@ -37,16 +39,8 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 func healsAndLooks(t *testing.T) (heals, looks int) {
 	t.Helper()
 	_, page := fetch("metrics")
-	for line := range strings.Lines(page) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		switch name {
-		case `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`:
-			_, _ = fmt.Sscan(value, &heals)
-		case "semaphore_agent_device_check_duration_seconds_count":
-			_, _ = fmt.Sscan(value, &looks)
-		}
-	}
-	return heals, looks
+	return int(testkit.Scraped(t, page, "semaphore_agent_heals_total", `device="wireguard.c2"`)),
+		int(testkit.Scraped(t, page, "semaphore_agent_device_check_duration_seconds_count"))
 }
 
 // TestF12NodeIsRecreatedWithAnotherKey: a node is deleted and created again under its name, with another key. Every
@@ -59,16 +53,9 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 		tr := startTraffic(t)
 		h := newHost(t)
 		var odd atomic.Int64
-		stop, stopped := make(chan struct{}), make(chan struct{})
 		reads := 0
-		go func() {
-			defer close(stopped)
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+		stop := testkit.Run(t, func(ctx context.Context) error {
+			for ctx.Err() == nil {
 				d, err := h.Device(device)
 				if err != nil || d == nil {
 					continue
@@ -86,7 +73,8 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 					odd.Add(1)
 				}
 			}
-		}()
+			return nil
+		})
 		for i := range 50 {
 			if i%2 == 0 { // in one message, as the exporter sends both
 				b.say(noPeer("c2", "anew"), peerOf("c2", "anew", publicKey(1+i), "192.0.2.10:51820", "10.2.7.0/24"))
@@ -95,8 +83,7 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 			}
 			eventually(t, "all is programmed", b.done)
 		}
-		close(stop)
-		<-stopped
+		stop()
 		if n := odd.Load(); n > 0 {
 			t.Errorf("%d of %d looks saw the prefix with both keys of the node, or none", n, reads)
 		}

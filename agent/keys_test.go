@@ -27,6 +27,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // flow sends packets in one direction only, so that no answer starts a handshake.
@@ -163,19 +164,11 @@ func flows(t *testing.T, r *remote) (out, in *flow) {
 // returns the time from the last key's report until it was set.
 func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagation func() time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
 	var took atomic.Int64
 	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
 	has := b.reportOf("c2").GetPublicKey()
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				ended <- nil
-				return
-			case <-time.After(2 * time.Millisecond):
-			}
+	testkit.Run(t, func(ctx context.Context) error {
+		for ; ctx.Err() == nil; time.Sleep(2 * time.Millisecond) {
 			is := b.reportOf("c2").GetPublicKey()
 			if len(is) == 0 || bytes.Equal(is, has) {
 				continue
@@ -204,15 +197,11 @@ func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagati
 				time.Sleep(200 * time.Millisecond)
 				return r.host.Configure(remoteDevice, removed)
 			}); err != nil {
-				ended <- err
-				return
+				return err
 			}
 			has = is
 		}
-	}()
-	t.Cleanup(func() {
-		cancel()
-		must(t, <-ended)
+		return nil
 	})
 	return func() time.Duration { return time.Duration(took.Load()) }
 }
@@ -337,17 +326,17 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 // the old or the new one. The next agent completes the rotation.
 func TestKeyRotationCutShort(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		for _, onDevice := range []bool{false, true} {
-			a.stop(t)
+			stop()
 			key, err := kernel.NewKeys(cfg.WGKeyPath).Replace(device)
 			must(t, err)
 			if onDevice {
 				must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key.Private}))
 			}
 			must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key.1234"), []byte("half a"), 0o600))
-			a = run(t, cfg)
+			stop = run(t, cfg)
 			public := key.Private.PublicKey()
 			eventually(t, "the new key is reported",
 				func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
@@ -503,11 +492,11 @@ func TestKeyRotationByAge(t *testing.T) {
 // The device continues to work, and so do changes of its peers; the key is reported only once it is saved.
 func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		key := keyIn(t, cfg)
 		public := key.PublicKey()
-		a.stop(t)
+		stop()
 		must(t, unix.Mount("tmpfs", cfg.WGKeyPath, "tmpfs", 0, "size=16k"))
 		t.Cleanup(func() { _ = unix.Unmount(cfg.WGKeyPath, unix.MNT_DETACH) })
 		file := filepath.Join(cfg.WGKeyPath, device+".key")

@@ -57,40 +57,14 @@ func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	return took
 }
 
-func ip(t testing.TB, args string) string {
-	t.Helper()
-	return testkit.IP(t, args)
-}
+var ip = testkit.IP
 
-// running is a running agent.
-type running struct {
-	cancel context.CancelFunc
-	ended  chan error
-}
-
-// run starts an agent. At the end of the test it stops, and then these devices go, which it would restore otherwise.
-func run(t testing.TB, cfg *config.Agent, devices ...string) *running {
+// run starts an agent, and returns what stops it. At the end of the test it stops, and then these devices go, which it
+// would restore otherwise.
+func run(t testing.TB, cfg *config.Agent, devices ...string) (stop func()) {
 	t.Helper()
 	removeAtEnd(t, devices...)
-	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{cancel, make(chan error, 1)}
-	go func() { r.ended <- Run(ctx, cfg) }()
-	t.Cleanup(func() { r.stop(t) })
-	return r
-}
-
-func (r *running) stop(t testing.TB) {
-	t.Helper()
-	r.cancel()
-	select {
-	case err := <-r.ended:
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("the agent ended with %v", err)
-		}
-		r.ended <- err
-	case <-time.After(nodetest.Patience(time.Minute)):
-		t.Fatal("the agent does not end")
-	}
+	return testkit.Run(t, func(ctx context.Context) error { return Run(ctx, cfg) })
 }
 
 // fetch reads a page of the agent. The status is 0 if it does not answer.
@@ -505,27 +479,27 @@ func echoedFrom(from *net.UDPAddr, to string, size int, within time.Duration) bo
 }
 
 // connect starts a node that has a tunnel to a remote one.
-func connect(t testing.TB) (*broker, *config.Agent, *remote, *running) {
+func connect(t testing.TB) (*broker, *config.Agent, *remote, func()) {
 	t.Helper()
 	return connectWith(t, func(*config.Agent) {})
 }
 
 // connectWith is connect with a function that runs before the agent's key is created.
-func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Agent, *remote, *running) {
+func connectWith(t testing.TB, before func(*config.Agent)) (b *broker, cfg *config.Agent, r *remote, stop func()) {
 	t.Helper()
-	b, cfg := newBroker(t, "c2")
+	b, cfg = newBroker(t, "c2")
 	before(cfg)
-	r := newRemote(t)
+	r = newRemote(t)
 	// WireGuard retries an unanswered handshake only after 5 s, so the remote node must know the key first.
 	public := r.pairWith(t, cfg)
-	a := run(t, cfg, device)
+	stop = run(t, cfg, device)
 	b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"), r.peer())
 	if got := b.reportOf("c2").GetPublicKey(); !bytes.Equal(got, public[:]) {
 		t.Errorf("the agent reports the key %x; want %x", got, public)
 	}
 	took := eventually(t, "the remote pod can be reached", reachable)
 	t.Logf("reached after %s", took)
-	return b, cfg, r, a
+	return b, cfg, r, stop
 }
 
 // removeAtEnd deletes devices when the test ends, after the end of agents that run starts later.
@@ -551,7 +525,7 @@ const (
 // and the broker is replaced; the latter changes nothing.
 func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		if !ready() {
 			t.Error("not ready")
@@ -599,7 +573,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 		}
 
 		tr = startTraffic(t)
-		a.stop(t)
+		stop()
 		if ready() {
 			t.Error("it answers after its end")
 		}
@@ -612,13 +586,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 
 		// From here on nothing is written: the kernel sends no notifications, and the device's configuration does not
 		// change.
-		ctx, cancel := context.WithCancel(t.Context())
-		var notified atomic.Int64
-		watching := make(chan error, 1)
-		go func() {
-			watching <- kernel.Watch(ctx, kernel.DefaultRoutingTable(), func(kernel.Event) { notified.Add(1) }, func() {})
-		}()
-		time.Sleep(50 * time.Millisecond)
+		notified := changesOf(t)
 		sets := func() float64 {
 			return number(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
 		}
@@ -632,11 +600,9 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 		if after := sets(); after > looks+due {
 			t.Errorf("a replaced broker that wants the same has the device set: %v before, %v after", looks, after)
 		}
-		if n := notified.Load(); n != 0 {
+		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a replaced broker", n)
 		}
-		cancel()
-		<-watching
 		same(t, before, deviceOn(t, h, device))
 		if code, page := fetch("metrics"); code != http.StatusOK || strings.Contains(page, "<nil>") {
 			t.Errorf("metrics, %d: %s", code, page)
@@ -716,11 +682,7 @@ func TestHealing(t *testing.T) {
 		}
 		// The rule belongs to the device and to the guard. Whichever checks first heals it, and perhaps counts it. A
 		// heal is counted when it is complete, which may be after the device exists.
-		heals := func() int {
-			n, err := strconv.Atoi(metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`))
-			must(t, err)
-			return n
-		}
+		heals := func() int { n, _ := healsAndLooks(t); return n }
 		eventually(t, "the heals are counted", func() bool { return heals() >= len(harms)-1 })
 		if n := heals(); n > len(harms) {
 			t.Errorf("%d heals; want %d, or one less", n, len(harms))
@@ -913,7 +875,7 @@ func TestCleanup(t *testing.T) {
 		b, cfg := newBroker(t, "c2")
 		before := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") +
 			ip(t, "-6 rule")
-		a := run(t, cfg)
+		stop := run(t, cfg)
 		const long = "exp-1-aws-eu-west-1"
 		dotted := strings.Repeat("c", 55) + ".example"
 		b.program(t, deviceOf(dotted, 51822, "10.5.0.0/16"), deviceOf("a.b", 51823, "10.6.0.0/16"),
@@ -928,7 +890,7 @@ func TestCleanup(t *testing.T) {
 			}
 			shows(t, `semaphore_agent_refused{cluster="`+cluster+`",device="`+naming.Device(cluster)+`"}`, "0")
 		}
-		a.stop(t)
+		stop()
 		// The remains of crashes and kills.
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "wireguard.c3.key.123456"), nil, 0o600))
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "notes.txt"), nil, 0o600))

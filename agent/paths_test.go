@@ -1,9 +1,8 @@
 package agent
 
 import (
-	"context"
-	"errors"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"strings"
@@ -25,32 +24,10 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) time
 	return testkit.Eventually(t, nodetest.Patience(limit), what, testkit.True(ok))
 }
 
-func command(t *testing.T, line string) {
-	t.Helper()
-	args := strings.Fields(line)
-	testkit.Command(t, args[0], args[1:]...)
-}
-
 // pings sends a packet to a remote pod ten times a second until the test ends.
 func pings(t *testing.T, to string) {
 	t.Helper()
-	c := toPod(t, to)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				_, _ = c.Write([]byte("ping")) // the test is about packets that cannot be sent
-			}
-		}
-	}()
-	t.Cleanup(func() { cancel(); <-ended; c.Close() })
+	t.Cleanup((&requests{most: math.MaxInt}).start(toPod(t, to), 100*time.Millisecond).end)
 }
 
 // TestSilentPeersAreReported: two nodes whose tunnel stops working are reported, with the time and the reason, and so
@@ -68,7 +45,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 		}
 
 		pings(t, "10.2.9.1")
-		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
+		ip(t, "netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
 		silent := map[string]*semaphorev1.SilentPeer{}
 		took := within(t, 3*time.Minute, "both peers are reported as silent", func() bool {
 			clear(silent)
@@ -93,7 +70,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 			t.Error("the agent is not ready: what it has to do is done")
 		}
 
-		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
+		ip(t, "netns exec "+r.Name()+" iptables -F INPUT")
 		took = within(t, 3*time.Minute, "the peer that answers again is silent no more", func() bool {
 			d := b.reportOf("c2")
 			return d.GetPeersSilent() == 1 && len(d.GetSilent()) == 1 && d.GetSilent()[0].GetNode() == "n2" &&
@@ -111,7 +88,7 @@ func TestIdlePeersAreProbed(t *testing.T) {
 		b, cfg := newBroker(t, "c2")
 		r := newRemote(t)
 		r.pairWith(t, cfg)
-		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
+		ip(t, "netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
 		idle := deviceOf("c2", 51820, "10.2.0.0/16")
 		idle.GetDevice().PersistentKeepalive = nil
 		run(t, cfg, device)
@@ -146,7 +123,7 @@ func TestIdlePeersAreProbed(t *testing.T) {
 		until("no peer has answered", func(d *semaphorev1.DeviceReport) bool {
 			return d.GetPeersUnanswered() == 2 && d.GetPeersTalking() == 0
 		})
-		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
+		ip(t, "netns exec "+r.Name()+" iptables -F INPUT")
 		until("one peer has answered", func(d *semaphorev1.DeviceReport) bool {
 			return d.GetPeersTalking() == 1 && d.GetPeersUnanswered() == 0
 		})
@@ -162,16 +139,16 @@ func far(t *testing.T) *remote {
 	ns, err := netns.Create("remote")
 	must(t, err)
 	for _, line := range []string{
-		"ip link add eth0 type veth peer name near netns router",
-		"ip -n router link add far type veth peer name eth0 netns remote",
-		"ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up", "ip addr add 10.1.1.1/32 dev lo",
-		"ip -n router addr add 192.0.2.254/24 dev near", "ip -n router link set near up",
-		"ip -n router addr add 198.51.100.254/24 dev far", "ip -n router link set far mtu 1400 up",
-		"ip -n remote addr add 198.51.100.2/24 dev eth0", "ip -n remote link set eth0 up",
-		"ip route add default via 192.0.2.254", "ip -n remote route add default via 198.51.100.254",
-		"ip netns exec router sysctl -qw net.ipv4.ip_forward=1",
+		"link add eth0 type veth peer name near netns router",
+		"-n router link add far type veth peer name eth0 netns remote",
+		"addr add 192.0.2.1/24 dev eth0", "link set eth0 up", "addr add 10.1.1.1/32 dev lo",
+		"-n router addr add 192.0.2.254/24 dev near", "-n router link set near up",
+		"-n router addr add 198.51.100.254/24 dev far", "-n router link set far mtu 1400 up",
+		"-n remote addr add 198.51.100.2/24 dev eth0", "-n remote link set eth0 up",
+		"route add default via 192.0.2.254", "-n remote route add default via 198.51.100.254",
+		"netns exec router sysctl -qw net.ipv4.ip_forward=1",
 	} {
-		command(t, line)
+		ip(t, line)
 	}
 	r := &remote{Namespace: ns}
 	r.begin(t)
@@ -187,15 +164,7 @@ func (r *remote) respond(t *testing.T) {
 			func(from netip.Addr) bool { return from == netip.MustParseAddr("192.0.2.1") })
 		return err
 	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("the responder ended with %v", err)
-		}
-	})
+	testkit.Run(t, p.Run)
 }
 
 // transfer sends size bytes to the remote pod over TCP, and returns how long that took.
@@ -270,7 +239,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		return p.GetMtuReason() == "the path to n1 carries no more" && p.GetMeasured() == 1 && p.GetTalking() == 1
 	})
 	// A narrower link takes effect soon; a wider one makes the agent measure the path again.
-	command(t, "ip link set eth0 mtu 1380")
+	ip(t, "link set eth0 mtu 1380")
 	within(t, 3*time.Minute, "the MTU is that of the narrower link",
 		func() bool { return deviceOn(t, h, device).MTU == 1320 })
 }
@@ -281,6 +250,6 @@ func TestNarrowPathWithICMP(t *testing.T) {
 
 func TestNarrowPathWithoutICMP(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		testNarrowPath(t, func() { command(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP") })
+		testNarrowPath(t, func() { ip(t, "netns exec router iptables -A OUTPUT -p icmp -j DROP") })
 	})
 }

@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // shown returns one line for each peer of a device: key, endpoint and allowed IPs, by the node's number.
@@ -112,18 +113,13 @@ func TestRoamingPeer(t *testing.T) {
 		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{ListenPort: &port}) }))
 		c, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:0")
 		must(t, err)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			for {
-				if _, err := c.WriteTo([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(podAddress), Port: 9}); errors.Is(err,
-					net.ErrClosed) {
-					return
-				}
-				time.Sleep(20 * time.Millisecond)
+		defer c.Close()
+		silence := testkit.Run(t, func(ctx context.Context) error {
+			for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+				_, _ = c.WriteTo([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(podAddress), Port: 9})
 			}
-		}()
-		t.Cleanup(func() { c.Close(); <-ended })
+			return nil
+		})
 		eventually(t, "WireGuard has followed the peer", func() bool { return at() == "192.0.2.2:51999" })
 		eventually(t, "it is reported that the peer has roamed", roamed("1"))
 		looks := number(t, "semaphore_agent_device_check_duration_seconds_count")
@@ -145,8 +141,7 @@ func TestRoamingPeer(t *testing.T) {
 			return d
 		}
 		b.program(t, peerOf("c2", "x", publicKey(1), "192.0.2.9:51820", "10.2.7.0/24"))
-		must(t, c.Close()) // whose packets would repair it
-		<-ended
+		silence() // packets would repair it
 		for _, changes := range [][]*semaphorev1.PeeringChange{
 			{noPeer("c2", "x")}, {n1("10.2.1.0/24", "10.2.8.0/26")}, {n1("10.2.1.0/24")}, {keepalive(20 * time.Second)},
 			{n1("10.2.1.0/24", "10.2.8.0/26"), keepalive(25 * time.Second)},

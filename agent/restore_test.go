@@ -18,23 +18,21 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // changesOf counts the kernel's notifications about interfaces and routes until the returned function is called.
 func changesOf(t *testing.T) (notified func() int64) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
 	var n atomic.Int64
-	watching := make(chan error, 1)
-	go func() {
+	stop := testkit.Run(t, func(ctx context.Context) error {
 		changed, missed := func(kernel.Event) { n.Add(1) }, func() { n.Add(1 << 32) }
-		watching <- kernel.Watch(ctx, kernel.DefaultRoutingTable(), changed, missed)
-	}()
+		return kernel.Watch(ctx, kernel.DefaultRoutingTable(), changed, missed)
+	})
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {
 		time.Sleep(nodetest.Patience(100 * time.Millisecond)) // until notifications in flight have arrived
-		cancel()
-		<-watching
+		stop()
 		return n.Load()
 	}
 }
@@ -46,9 +44,9 @@ func statesBy(t *testing.T, source string) bool {
 }
 
 // kept waits until the state file has the desired state.
-func kept(t *testing.T, a *running, cfg *config.Agent) {
+func kept(t *testing.T, stop func(), cfg *config.Agent) {
 	t.Helper()
-	a.stop(t)
+	stop()
 	if _, err := stream.LoadState(cfg.StateFile, cfg.Cluster); err != nil {
 		t.Fatalf("what an agent that ends leaves: %v", err)
 	}
@@ -58,14 +56,14 @@ func kept(t *testing.T, a *running, cfg *config.Agent) {
 // ready, reports the age of its state, and restores what is missing. The broker that comes back changes nothing.
 func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		before := deviceOn(t, h, device)
 		tr := startTraffic(t)
 		b.stop()
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		notified := changesOf(t)
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		took := eventually(t, "ready without a broker", ready)
 		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a restart", n)
@@ -101,13 +99,13 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		}
 
 		// A peer that came after the file was last written stays, and one that went does not take from it.
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		file, err := os.ReadFile(cfg.StateFile)
 		must(t, err)
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is reported as done", b.done)
 		b.program(t, peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		must(t, os.WriteFile(cfg.StateFile, file, 0o600))
 		b.stop()
 		run(t, cfg)
@@ -122,17 +120,17 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 // comes back removes nothing of it. The emulated machine runs this in the kernel.
 func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		before := deviceOn(t, h, device)
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		b.stop()
 		must(t, h.Delete(device))
 		if reachable() {
 			t.Fatal("the remote pod is reached without a device")
 		}
 		begin := time.Now()
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "the remote pod can be reached", reachable)
 		t.Logf("reached %s after the agent's start", time.Since(begin))
 		eventually(t, "ready", ready)
@@ -156,12 +154,12 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		}
 
 		// The reboot loses the key: the agent creates a new one, and reports it to the broker.
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		_, err := kernel.RemoveKeys(cfg.WGKeyPath, func(string) bool { return true })
 		must(t, err)
 		must(t, h.Delete(device))
 		b.stop()
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "the device is there", func() bool {
 			d, err := h.Device(device)
 			return err == nil &&
@@ -177,7 +175,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		})
 
 		// The node's subnets have changed: the present ones bound the restored state.
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		must(t, h.Delete(device))
 		b.stop()
 		cfg.LocalPrefixes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
@@ -196,11 +194,11 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 // if that is configured.
 func TestRemovedWhileAway(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		b.program(t, deviceOf("c3", 51821, "10.3.0.0/16"))
 		removeAtEnd(t, "wireguard.c3")
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		cfg.RemoveKeys = true
 		b.mu.Lock()
 		for i, c := range b.log {
@@ -211,7 +209,7 @@ func TestRemovedWhileAway(t *testing.T) {
 		}
 		b.mu.Unlock()
 		b.restart(t, "B")
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "the device that nobody wants is reported", func() bool { return b.reportOf("c3") != nil })
 		deviceOn(t, h, "wireguard.c3") // stays until the broker has sent its state
 		b.say(noDevice("c3"))
@@ -227,7 +225,7 @@ func TestRemovedWhileAway(t *testing.T) {
 		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil {
 			t.Errorf("another's key went too: %v", err)
 		}
-		kept(t, a, cfg)
+		kept(t, stop, cfg)
 		c, err := stream.LoadState(cfg.StateFile, cfg.Cluster)
 		must(t, err)
 		if len(c.Networks) != 1 || c.Networks["c2"] == nil {

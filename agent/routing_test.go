@@ -28,12 +28,12 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		const first = "wireguard.a1"
 		removeAtEnd(t, first)
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		b.program(t, deviceOf("a1", 51821, "10.31.0.0/16"),
 			peerOf("a1", "n1", publicKey(9), "192.0.2.9:51821", "10.31.1.0/24"))
 		h := newHost(t)
 		before := deviceOn(t, h, device)
-		a.stop(t)
+		stop()
 		// The state that an agent with the main table left: everything in it, and no rule.
 		for subnet, device := range map[string]string{"10.2.0.0/16": device, "10.31.0.0/16": first} {
 			ip(t, "route add "+subnet+" dev "+device+" proto 94 scope link")
@@ -46,7 +46,7 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		}
 
 		tr := startTraffic(t)
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		wants := func(table, priority int) string {
 			return fmt.Sprintf("10.2.0.0/16 dev %[1]s table %[3]d scope link \n"+
@@ -55,16 +55,16 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 				"%[4]d:\tfrom all lookup %[3]d proto 94\n", device, first, table, priority)
 		}
 		eventually(t, "all is in our table", func() bool { return ours() == wants(7394, 94) })
-		a.stop(t)
+		stop()
 
 		cfg.Routing.Table, cfg.Routing.RulePriority = 9000, 500
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "all is in the other table", func() bool { return ours() == wants(9000, 500) })
 		tr.noneLost(t, "")
 		other := kernel.RoutingTable{ID: 9000, Priority: 500}
 		same(t, before, deviceOn(t, newHost(t, kernel.WithRoutingTable(other)), device))
-		a.stop(t)
+		stop()
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{}))
 		if left := ours(); left != "" {
@@ -79,7 +79,7 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 // agent, and for a node that boots.
 func TestAddressInsideARemotesSubnet(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, r, a := connect(t)
+		b, cfg, r, stop := connect(t)
 		h := newHost(t)
 		ip(t, "route add default via 192.0.2.2")
 		wire, err := capture.Start(r.Namespace, "eth0")
@@ -143,15 +143,15 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "the others are taken out", func() bool { return b.done() && len(deviceOn(t, h, device).Routes) == 1 })
 
-		a.stop(t)
-		a = run(t, cfg)
+		stop()
+		stop = run(t, cfg)
 		eventually(t, "ready, and all is programmed", func() bool { return ready() && b.done() })
 		stands("the agent was restarted")
-		a.stop(t)
+		stop()
 		must(t, h.Delete(device)) // a boot
 		_, err = guard.RemoveAll()
 		must(t, err)
-		a = run(t, cfg)
+		stop = run(t, cfg)
 		eventually(t, "ready, and all is programmed", func() bool { return ready() && b.done() })
 		stands("the node was booted")
 		eventually(t, "the remote pod can be reached", reachable)
@@ -161,7 +161,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 			return b.reportOf("c2").GetProblem() == "" &&
 				metric(t, `semaphore_agent_subnet_conflicts{cluster="c2",device="wireguard.c2"}`) == "0"
 		})
-		a.stop(t)
+		stop()
 		packets, err := wire.Stop()
 		must(t, err)
 		if seen, encrypted := inTheClear(packets); len(seen) > 0 || encrypted == 0 {
@@ -377,14 +377,14 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 // cost, neither of a check of a device, nor of added and removed Services.
 func TestManyServices(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
+		b, cfg, _, stop := connect(t)
 		h := newHost(t)
 		// A dummy interface, as kube-proxy creates it, if the kernel supports it.
 		if err := exec.Command("ip", "link", "add", "kube-ipvs0", "type", "dummy").Run(); err != nil {
 			ip(t, "link add kube-ipvs0 type bridge")
 		}
 		// The agent is stopped, because all allocations of the process count.
-		a.stop(t)
+		stop()
 		look := func() float64 { return testing.AllocsPerRun(20, func() { deviceOn(t, h, device) }) }
 		one := look()
 		addresses(t, "add", 10_000)

@@ -588,9 +588,7 @@ func TestChangesOfOthers(t *testing.T) {
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
 		var notified atomic.Int64
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- Watch(ctx, func() { notified.Add(1) }) }()
+		testkit.Run(t, func(ctx context.Context) error { return Watch(ctx, func() { notified.Add(1) }) })
 		conn, err := nftables.New()
 		must(t, err)
 		eventually(t, "it watches", func() bool { // repeatedly: the watch may begin late
@@ -646,8 +644,6 @@ func TestChangesOfOthers(t *testing.T) {
 				t.Errorf("%s: %d packets have left, %d were stopped", name, n, stopped)
 			}
 		}
-		cancel()
-		<-ended
 	})
 }
 

@@ -29,11 +29,7 @@ func newHost(t *testing.T) *Host {
 	return h
 }
 
-// ip runs ip(8).
-func ip(t *testing.T, args string) string {
-	t.Helper()
-	return testkit.IP(t, args)
-}
+var ip = testkit.IP
 
 func get(t *testing.T, h *Host, name string) *Device {
 	t.Helper()
@@ -234,11 +230,9 @@ func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var missed atomic.Int32
 		events := make(chan Event, 1000)
-		ended := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			ended <- Watch(ctx, DefaultRoutingTable(), func(e Event) { events <- e }, func() { missed.Add(1) })
-		}()
+		testkit.Run(t, func(ctx context.Context) error {
+			return Watch(ctx, DefaultRoutingTable(), func(e Event) { events <- e }, func() { missed.Add(1) })
+		})
 		notifiedOf := func(wanted func(Event) bool) func() bool {
 			return func() bool {
 				for {
@@ -331,10 +325,6 @@ func TestWatch(t *testing.T) {
 		}
 		ip(t, "link del d0")
 		eventually(t, "an interface goes", notified("d0"))
-		cancel()
-		if err := <-ended; err != context.Canceled {
-			t.Errorf("ended with %v", err)
-		}
 	})
 }
 
@@ -358,11 +348,9 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		ip(t, "link set p0 up")
 		var missed, notified atomic.Int32
 		release := make(chan struct{})
-		ended := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			ended <- Watch(ctx, DefaultRoutingTable(), func(Event) { <-release; notified.Add(1) }, func() { missed.Add(1) })
-		}()
+		testkit.Run(t, func(ctx context.Context) error {
+			return Watch(ctx, DefaultRoutingTable(), func(Event) { <-release; notified.Add(1) }, func() { missed.Add(1) })
+		})
 		time.Sleep(100 * time.Millisecond)
 		churn(t, RouteProtocol)
 		close(release)
@@ -377,7 +365,5 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		})
 		ip(t, "link del d0")
 		eventually(t, "it notifies again", func() bool { return notified.Load() > before })
-		cancel()
-		<-ended
 	})
 }

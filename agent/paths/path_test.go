@@ -2,7 +2,6 @@ package paths
 
 import (
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,37 +11,30 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
-func runProbe(t *testing.T, command string) {
-	t.Helper()
-	args := strings.Fields(command)
-	testkit.Command(t, args[0], args[1:]...)
-}
-
 // TestNarrowPath: a router's link carries 1400 bytes, which it may or may not report; the links at both ends carry
 // 1500.
 func TestNarrowPath(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		router, err := netns.Create("router")
+		_, err := netns.Create("router")
 		must(t, err)
 		far, err := netns.Create("far")
 		must(t, err)
-		_ = router
 		for _, command := range []string{
-			"ip link add eth0 type veth peer name near netns router",
-			"ip -n router link add far type veth peer name eth0 netns far",
-			"ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up",
-			"ip addr add 2001:db8:1::1/64 dev eth0 nodad",
-			"ip -n router addr add 192.0.2.2/24 dev near", "ip -n router link set near up",
-			"ip -n router addr add 2001:db8:1::2/64 dev near nodad",
-			"ip -n router addr add 198.51.100.2/24 dev far", "ip -n router link set far up",
-			"ip -n router addr add 2001:db8:2::2/64 dev far nodad",
-			"ip -n far addr add 198.51.100.1/24 dev eth0", "ip -n far link set eth0 up",
-			"ip -n far addr add 2001:db8:2::1/64 dev eth0 nodad",
-			"ip route add 198.51.100.0/24 via 192.0.2.2", "ip route add 2001:db8:2::/64 via 2001:db8:1::2",
-			"ip -n far route add 192.0.2.0/24 via 198.51.100.2", "ip -n far route add 2001:db8:1::/64 via 2001:db8:2::2",
-			"ip netns exec router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
+			"link add eth0 type veth peer name near netns router",
+			"-n router link add far type veth peer name eth0 netns far",
+			"addr add 192.0.2.1/24 dev eth0", "link set eth0 up",
+			"addr add 2001:db8:1::1/64 dev eth0 nodad",
+			"-n router addr add 192.0.2.2/24 dev near", "-n router link set near up",
+			"-n router addr add 2001:db8:1::2/64 dev near nodad",
+			"-n router addr add 198.51.100.2/24 dev far", "-n router link set far up",
+			"-n router addr add 2001:db8:2::2/64 dev far nodad",
+			"-n far addr add 198.51.100.1/24 dev eth0", "-n far link set eth0 up",
+			"-n far addr add 2001:db8:2::1/64 dev eth0 nodad",
+			"route add 198.51.100.0/24 via 192.0.2.2", "route add 2001:db8:2::/64 via 2001:db8:1::2",
+			"-n far route add 192.0.2.0/24 via 198.51.100.2", "-n far route add 2001:db8:1::/64 via 2001:db8:2::2",
+			"netns exec router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
 		} {
-			runProbe(t, command)
+			testkit.IP(t, command)
 		}
 		var r *Responder
 		must(t, far.Do(func() error {
@@ -52,7 +44,7 @@ func TestNarrowPath(t *testing.T) {
 			})
 			return err
 		}))
-		respond(t, r)
+		testkit.Run(t, r.Run)
 		four, six := netip.MustParseAddrPort("198.51.100.1:7774"), netip.MustParseAddrPort("[2001:db8:2::1]:7774")
 		type question struct {
 			to         netip.AddrPort
@@ -79,20 +71,20 @@ func TestNarrowPath(t *testing.T) {
 			}
 		}
 		check("wide", question{four, 1440, 1440}, question{six, 1420, 1420})
-		runProbe(t, "ip -n router link set far mtu 1400")
-		runProbe(t, "ip -n far link set eth0 mtu 1400")
+		testkit.IP(t, "-n router link set far mtu 1400")
+		testkit.IP(t, "-n far link set eth0 mtu 1400")
 		check("with a router's word", question{four, 1440, 1340}, question{six, 1420, 1320})
 		// The kernel stores the reported MTU for ten minutes; a new measurement ignores it.
-		runProbe(t, "ip -n router link set far mtu 1500")
-		runProbe(t, "ip -n far link set eth0 mtu 1500")
+		testkit.IP(t, "-n router link set far mtu 1500")
+		testkit.IP(t, "-n far link set eth0 mtu 1500")
 		check("wide again", question{four, 1440, 1440}, question{six, 1420, 1420})
 
-		runProbe(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP")
-		runProbe(t, "ip netns exec router ip6tables -A OUTPUT -p icmpv6 --icmpv6-type packet-too-big -j DROP")
-		runProbe(t, "ip -n router link set far mtu 1401")
+		testkit.IP(t, "netns exec router iptables -A OUTPUT -p icmp -j DROP")
+		testkit.IP(t, "netns exec router ip6tables -A OUTPUT -p icmpv6 --icmpv6-type packet-too-big -j DROP")
+		testkit.IP(t, "-n router link set far mtu 1401")
 		// This also holds if the requested size exceeds the MTU of the own link.
 		check("a black hole", question{four, 1440, 1341}, question{six, 1420, 1321}, question{four, 3000, 1341})
-		runProbe(t, "ip -n router link set far mtu 1300")
+		testkit.IP(t, "-n router link set far mtu 1300")
 		check("less than the least", question{four, 1440, 0})
 	})
 }

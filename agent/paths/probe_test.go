@@ -20,20 +20,6 @@ func TestMain(m *testing.M) { nodetest.Main(m) }
 // must ends the test on an error.
 var must = testkit.Must
 
-// respond runs a responder until the test ends.
-func respond(t *testing.T, r *Responder) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != context.Canceled {
-			t.Errorf("the responder ended with %v", err)
-		}
-	})
-}
-
 func anybody(netip.Addr) bool { return true }
 
 func TestMessages(t *testing.T) {
@@ -89,7 +75,7 @@ func TestOnLoopback(t *testing.T) {
 			continue // the machine has no IPv6
 		}
 		must(t, err)
-		respond(t, r)
+		testkit.Run(t, r.Run)
 		host := netip.MustParseAddr("127.0.0.1")
 		if address == "[::1]:0" {
 			host = netip.IPv6Loopback()
@@ -108,7 +94,7 @@ func TestOnLoopback(t *testing.T) {
 func TestProbesWithoutAnswers(t *testing.T) {
 	strangers, err := NewResponder(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return false })
 	must(t, err)
-	respond(t, strangers)
+	testkit.Run(t, strangers.Run)
 	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.port())
 	got, err := MeasurePath(t.Context(), at, 1280, 1440)
 	if got.Answered || err != nil {
@@ -237,7 +223,7 @@ func TestLimit(t *testing.T) {
 	r, err := NewResponder(t.Context(), "127.0.0.1:0", anybody)
 	must(t, err)
 	r.limit = rate.NewLimiter(rate.Every(time.Hour), 3)
-	respond(t, r)
+	testkit.Run(t, r.Run)
 	c, err := net.DialUDP("udp", nil, r.conn.LocalAddr().(*net.UDPAddr))
 	must(t, err)
 	defer c.Close()

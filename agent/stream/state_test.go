@@ -2,7 +2,6 @@ package stream
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -186,50 +185,25 @@ func (s *source) set(networks map[string]*plan.Desired, at time.Time) {
 	s.now, s.whole = StateFile{Networks: networks, Confirmed: at}, true
 }
 
-func start(t *testing.T, w *StateWriter) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	return sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("the writer ended with %v", err)
-		}
-	})
-}
-
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
-// value returns a writer's metric: the number of writes with a result, or without one the size of the file.
-func value(t *testing.T, w *StateWriter, result string) float64 {
+// value returns a writer's metric.
+func value(t *testing.T, w *StateWriter, name string, labels ...string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(w.Collectors()...)
-	families, err := reg.Gather()
-	must(t, err)
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			switch labels := m.GetLabel(); {
-			case len(labels) == 0 && result == "":
-				return m.GetGauge().GetValue()
-			case len(labels) == 1 && labels[0].GetValue() == result:
-				return m.GetCounter().GetValue()
-			}
-		}
-	}
-	t.Fatalf("no metric of %q", result)
-	return 0
+	n, _ := testkit.Metric(t, reg, "semaphore_agent_state_file_"+name, labels...)
+	return n
 }
 
 func TestWriter(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "agent.state")
 	s := &source{}
 	w := NewStateWriter(file, "c1", s.snapshot)
-	stop := start(t, w)
+	stop := testkit.Run(t, w.Run)
 	defer stop()
 	w.Changed()
 	eventually(t, "it asks", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.asked > 0 })
@@ -248,7 +222,7 @@ func TestWriter(t *testing.T) {
 	if !equal(c.Networks, state(2)) || !c.Confirmed.Equal(at) {
 		t.Errorf("%v of %s", c.Networks, c.Confirmed)
 	}
-	if n := value(t, w, "ok"); n < 1 || n > 2 {
+	if n := value(t, w, "writes_total", "ok"); n < 1 || n > 2 {
 		t.Errorf("%v writes", n)
 	}
 
@@ -258,18 +232,18 @@ func TestWriter(t *testing.T) {
 	at = at.Add(30 * time.Second)
 	s.set(state(2), at)
 	w = NewStateWriter(file, "c1", s.snapshot)
-	start(t, w)()
+	testkit.Run(t, w.Run)()
 	after, err := os.Stat(file)
 	must(t, err)
-	if !os.SameFile(before, after) || !after.ModTime().Equal(at) || value(t, w, "ok") != 0 {
+	if !os.SameFile(before, after) || !after.ModTime().Equal(at) || value(t, w, "writes_total", "ok") != 0 {
 		t.Errorf("what was there already is written again: %v, of %s", !os.SameFile(before, after), after.ModTime())
 	}
-	if got := value(t, w, ""); got != float64(after.Size()) {
+	if got := value(t, w, "bytes"); got != float64(after.Size()) {
 		t.Errorf("%v bytes; want %d", got, after.Size())
 	}
 	// If the file is damaged meanwhile, the writer writes it again.
 	must(t, os.WriteFile(file, []byte("damaged"), 0o600))
-	start(t, NewStateWriter(file, "c1", s.snapshot))()
+	testkit.Run(t, NewStateWriter(file, "c1", s.snapshot).Run)()
 	if _, err := LoadState(file, "c1"); err != nil {
 		t.Error(err)
 	}
@@ -285,13 +259,13 @@ func TestWriterFails(t *testing.T) {
 	s := &source{}
 	s.set(state(2), time.Now())
 	w := NewStateWriter(file, "c1", s.snapshot)
-	defer start(t, w)()
+	defer testkit.Run(t, w.Run)()
 	w.Changed()
 	eventually(t, "it is reported", func() bool { return strings.Contains(w.Problem(), "cannot be written") })
 	if c, err := LoadState(file, "c1"); err != nil || !equal(c.Networks, state(1)) {
 		t.Errorf("the old file: %v", err)
 	}
-	if value(t, w, "error") == 0 {
+	if value(t, w, "writes_total", "error") == 0 {
 		t.Error("it is not counted")
 	}
 	must(t, os.RemoveAll(file+".new"))
