@@ -19,25 +19,9 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
-
-func benchPeer(i, key int) *semaphorev1.PeeringChange {
-	return peerOf("c2", fmt.Sprintf("n%05d", i), publicKey(key), "192.0.2.9:51820",
-		fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255))
-}
-
-func benchPeers(n int) []*semaphorev1.PeeringChange {
-	device := deviceOf("c2", 51820, "10.0.0.0/8")
-	device.GetDevice().PersistentKeepalive = nil // no node exists that would answer keepalives
-	all := []*semaphorev1.PeeringChange{device}
-	for i := range n {
-		all = append(all, benchPeer(i, i))
-	}
-	return all
-}
 
 // rawPeer returns a peer in the form of the WireGuard library.
 func rawPeer(i, key int) wgtypes.PeerConfig {
@@ -74,7 +58,7 @@ func settled(b *testing.B, broker *broker, cfg *config.Agent, peers int) (pid st
 	pid = process(b, cfg, func(file string) (args, env []string) {
 		return []string{"/proc/self/exe"}, []string{asAgent + "=" + file, deployed}
 	})
-	broker.say(benchPeers(peers)...)
+	broker.say(others(peers)...)
 	for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
 		if time.Since(begin) > time.Minute {
 			b.Fatal("not all is programmed within a minute")
@@ -174,7 +158,7 @@ func memory(b *testing.B, program string, env ...string) {
 	broker, cfg := newBroker(b, "c2")
 	removeAtEnd(b, device)
 	pid := process(b, cfg, func(file string) (args, more []string) { return []string{program, "--config", file}, env })
-	broker.say(benchPeers(5000)...)
+	broker.say(others(5000)...)
 	for b.Loop() {
 		eventually(b, "the agent has come", func() bool { return broker.hello(0) != nil })
 	}
@@ -182,7 +166,7 @@ func memory(b *testing.B, program string, env ...string) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	for i := range 200 {
-		broker.say(benchPeer(i, 30_000+i))
+		broker.say(other(i, 30_000+i))
 	}
 	eventually(b, "all is programmed", broker.done)
 	for range 4 { // a minute of what Prometheus does
@@ -249,7 +233,7 @@ func BenchmarkChangeCost(b *testing.B) {
 		}
 		key, rawKey := 30_000, 40_000
 		for b.Loop() {
-			through := cost(func() { key++; broker.say(benchPeer(key%peers, key)) }, []string{agent}, childrenOf(b, agent))
+			through := cost(func() { key++; broker.say(other(key%peers, key)) }, []string{agent}, childrenOf(b, agent))
 			eventually(b, "all is programmed", broker.done)
 			bare := cost(func() {
 				rawKey++
@@ -302,17 +286,8 @@ func BenchmarkThroughput(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
 		broker, _, _, _ := connect(b)
 		h := newHost(b)
-		const peers, others = 700, 100 // of the agent, and of the bare calls
-		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
-		all[0].GetDevice().PersistentKeepalive = nil
-		changing := func(i, key int) *semaphorev1.PeeringChange {
-			return peerOf("c2", fmt.Sprint("x", i), publicKey(key), "192.0.2.9:51820",
-				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255))
-		}
-		for i := range peers {
-			all = append(all, changing(i, i))
-		}
-		broker.program(b, all...)
+		const peers, raw = 700, 100 // of the agent, and of the bare calls
+		broker.program(b, others(peers)...)
 		c := toPod(b, "10.2.1.1")
 		defer c.Close()
 		turn := func() float64 { return returned(c, 300*time.Millisecond) }
@@ -368,12 +343,12 @@ func BenchmarkThroughput(b *testing.B) {
 		byAgent := func() {
 			key++
 			changes++
-			broker.say(changing(key%peers, key))
+			broker.say(other(key%peers, key))
 		}
 		// The device of the bare calls has a link of its own, and the agent does not check it.
 		removeAtEnd(b, "wireguard.c9")
 		must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
-		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: rawPeers(others, 10_000)}))
+		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: rawPeers(raw, 10_000)}))
 		rawKeys := 40_000
 		bare := func() {
 			rawKeys++

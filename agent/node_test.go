@@ -141,6 +141,22 @@ func peerOf(cluster, node string, key wgtypes.Key, endpoint string, allowed ...s
 	}}}
 }
 
+// other returns one of many peers of c2 at which no node is, with the key of a number.
+func other(i, key int) *semaphorev1.PeeringChange {
+	return peerOf("c2", fmt.Sprint("x", i), publicKey(key), "192.0.2.9:51820",
+		fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255))
+}
+
+// others returns n of them, and their device, without a keepalive that none would answer.
+func others(n int) []*semaphorev1.PeeringChange {
+	all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/11")}
+	all[0].GetDevice().PersistentKeepalive = nil
+	for i := range n {
+		all = append(all, other(i, i))
+	}
+	return all
+}
+
 func noPeer(cluster, node string) *semaphorev1.PeeringChange {
 	return &semaphorev1.PeeringChange{
 		Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}},
@@ -533,23 +549,16 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 
 		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth change waits until
 		// all before it are on the device, so that even on a slow machine the changes take at least 250 updates of it.
-		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
-		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
-		all[0].GetDevice().PersistentKeepalive = nil
-		for i := range 1000 {
-			all = append(all, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820", prefix(i)))
-		}
-		b.program(t, all...)
+		b.program(t, others(1000)...)
 		updates := func() float64 { return number(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`) }
 		set := updates()
 		tr := startTraffic(t)
 		begin := time.Now()
 		for i := range 1000 {
-			node := fmt.Sprintf("x%d", i)
 			if i%40 == 39 {
-				b.say(noPeer("c2", node))
+				b.say(noPeer("c2", fmt.Sprint("x", i)))
 			} else {
-				b.say(peerOf("c2", node, publicKey(1000+i), "192.0.2.9:51820", prefix(i)))
+				b.say(other(i, 1000+i))
 			}
 			if i%4 == 3 {
 				eventually(t, "the change is programmed", b.done)

@@ -40,14 +40,7 @@ func shown(d *kernel.Device) []string {
 func TestPeersAreHealed(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
-		more := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
-		for i := range 1000 {
-			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820",
-				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
-		}
-		// There is no keepalive, because no node exists that would answer a thousand.
-		more[0].GetDevice().PersistentKeepalive = nil
-		b.program(t, more...)
+		b.program(t, others(1000)...)
 		h := newHost(t)
 		want := shown(deviceOn(t, h, device))
 		_, other, _ := net.ParseCIDR("10.79.200.0/24")
@@ -250,14 +243,9 @@ func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t, "c2")
 		run(t, cfg, device)
-		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.0.0.0/8")}
-		for i := range 999 {
-			all = append(all, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(i), "192.0.2.9:51820",
-				fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
-		}
-		poison := peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16")
+		poison := peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.90.0.0/16")
 		poison.GetPeer().Wireguard.PublicKey = []byte("short")
-		b.program(t, slices.Insert(all, 500, poison)...)
+		b.program(t, slices.Insert(others(999), 500, poison)...)
 		h := newHost(t)
 		if d := deviceOn(t, h, device); len(d.Peers) != 999 {
 			t.Errorf("%d peers", len(d.Peers))
@@ -272,13 +260,12 @@ func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 		singles := func() float64 { return number(t, `semaphore_agent_apply_duration_seconds_count{what="peers"}`) }
 		before := singles()
 		for i := range 10 {
-			b.program(t, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(2000+i), "192.0.2.9:51820",
-				fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
+			b.program(t, other(i, 2000+i))
 		}
 		if after := singles(); after < before+10 {
 			t.Errorf("peers were set %v times by themselves, %v before ten changes", after, before)
 		}
-		b.say(peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16"))
+		b.say(peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.90.0.0/16"))
 		eventually(t, "the antidote is programmed",
 			func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1000 })
 		eventually(t, "nothing is reported any longer", func() bool { return b.reportOf("c2").GetProblem() == "" })

@@ -15,7 +15,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/bench/figure"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
@@ -170,13 +169,7 @@ func BenchmarkTunnel(b *testing.B) {
 		all := []*path{through, bare, plain}
 		for range b.N {
 			for _, peers := range []int{1, 5001} {
-				more := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/11")}
-				more[0].GetDevice().PersistentKeepalive = nil
-				for i := range peers - 1 {
-					more = append(more, peerOf("c2", fmt.Sprint("x", i), publicKey(i), "192.0.2.9:51820",
-						fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
-				}
-				for some := range slices.Chunk(more, 2000) { // a message has at most 1 MiB
+				for some := range slices.Chunk(others(peers-1), 2000) { // a message has at most 1 MiB
 					broker.program(b, some...)
 				}
 				takeTurns(b, fmt.Sprintf("peers-%d-", peers), all)
