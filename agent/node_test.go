@@ -672,7 +672,10 @@ func TestHealing(t *testing.T) {
 			{"its MTU", does("link set wireguard.c2 mtu 1300"), func(d *kernel.Device) bool { return d.MTU == 1380 }},
 			{"a route in the place of its own", does("route replace 10.2.0.0/16 via 192.0.2.2 table 7394"), nil},
 			{"the device", does("link del wireguard.c2"), nil},
-			{"its process", func() { killProcessOf(t, device) }, nil},
+			{"its process", func() {
+				pid, _ := nodetest.ProcessOf(t, device)
+				must(t, syscall.Kill(pid, syscall.SIGKILL))
+			}, nil},
 		}
 		if before.Backend != kernel.InUserspace {
 			harms = harms[:len(harms)-1]
@@ -712,25 +715,6 @@ func TestHealing(t *testing.T) {
 			return strings.Contains(b.reportOf("c2").GetProblem(), "another program keeps changing the device")
 		})
 	})
-}
-
-// killProcessOf kills the process of a userspace device on this node.
-func killProcessOf(t *testing.T, device string) {
-	t.Helper()
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	must(t, err)
-	for _, file := range commands {
-		args, _ := os.ReadFile(file)
-		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != kernel.UserspaceCommand ||
-			fields[2] != device {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		must(t, err)
-		must(t, syscall.Kill(pid, syscall.SIGKILL))
-		return
-	}
-	t.Fatalf("there is no process of %s", device)
 }
 
 // TestFailedOperationsAreReportedAndRetried: a failed operation is reported as a problem and not as programmed, and is

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -25,30 +24,6 @@ func carrier(t *testing.T, socket string) *exec.Cmd {
 	must(t, cmd.Start())
 	eventually(t, "the carrier listens", func() bool { return exists(socket) })
 	return cmd
-}
-
-// processOf returns the process of a device, and its parent.
-func processOf(t *testing.T, device string) (pid, parent int) {
-	t.Helper()
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	must(t, err)
-	for _, file := range commands {
-		args, _ := os.ReadFile(file)
-		if !bytes.Contains(args, []byte("\x00"+UserspaceCommand+"\x00"+device+"\x00")) {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
-		must(t, err)
-		// The file has pid (command) state ppid, see proc(5).
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		must(t, err)
-		parent, err := strconv.Atoi(fields[1])
-		must(t, err)
-		return pid, parent
-	}
-	t.Fatalf("no process of %s", device)
-	return 0, 0
 }
 
 // TestCarrier: the carrier creates devices, each as a process of its own, for every program that may open its socket,
@@ -77,7 +52,7 @@ func TestCarrier(t *testing.T) {
 		if d.Backend != InUserspace || d.MTU != 1400 || d.Alias != device {
 			t.Errorf("%+v", d)
 		}
-		if _, parent := processOf(t, device); parent != c.Process.Pid {
+		if _, parent := nodetest.ProcessOf(t, device); parent != c.Process.Pid {
 			t.Errorf("its process is a child of %d; want that of the carrier, %d", parent, c.Process.Pid)
 		}
 		if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {

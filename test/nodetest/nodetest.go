@@ -9,6 +9,7 @@
 package nodetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -244,4 +245,24 @@ func prepare(t testing.TB) {
 	if err != nil {
 		t.Fatalf("loopback: %v", err)
 	}
+}
+
+// ProcessOf returns the process of a userspace device on this node, and its parent.
+func ProcessOf(t testing.TB, device string) (pid, parent int) {
+	t.Helper()
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range commands {
+		args, _ := os.ReadFile(file)
+		if !strings.Contains(string(args), "\x00"+kernel.UserspaceCommand+"\x00"+device+"\x00") {
+			continue
+		}
+		stat, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
+		// The file has pid (command) state ppid, see proc(5).
+		if n, _ := fmt.Sscanf(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " %s %d", new(string), &parent); n == 2 {
+			pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid, parent
+		}
+	}
+	t.Fatalf("there is no process of %s", device)
+	return 0, 0
 }
