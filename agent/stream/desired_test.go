@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -277,29 +276,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestEqual(t *testing.T) {
-	network := func(port uint32, nodes ...string) *plan.Desired {
-		n := &plan.Desired{Device: &semaphorev1.Device{ListenPort: port}, Peers: map[string]*semaphorev1.Peer{}}
-		for _, node := range nodes {
-			n.Peers[node] = &semaphorev1.Peer{AllowedIps: []string{node}}
-		}
-		return n
-	}
-	one := network(1, "n1")
-	for name, c := range map[string]struct {
-		other *plan.Desired
-		equal bool
-	}{
-		"itself": {one, true}, "alike": {network(1, "n1"), true}, "another port": {network(2, "n1"), false},
-		"another peer": {network(1, "n2"), false}, "one more peer": {network(1, "n1", "n2"), false},
-		"no peer": {network(1), false},
-	} {
-		if got := one.Equal(c.other); got != c.equal {
-			t.Errorf("%s: %v", name, got)
-		}
-	}
-}
-
 func unchanged(cluster string) *semaphorev1.AttachResponse {
 	return &semaphorev1.AttachResponse{
 		Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: &semaphorev1.Unchanged{Cluster: cluster}},
@@ -308,19 +284,6 @@ func unchanged(cluster string) *semaphorev1.AttachResponse {
 
 // TestUnchanged: a cluster that the broker marks as unchanged is proven, and makes nothing dirty.
 func TestUnchanged(t *testing.T) {
-	first := func() *State {
-		s := NewState()
-		for _, m := range []*semaphorev1.AttachResponse{
-			attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"),
-				device(4, "c3", 2)), synced(4, "c2", "c3"),
-		} {
-			if _, err := s.Receive(m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s.Begin()
-		return s
-	}
 	all := []string{"c2", "c2/n1 a", "c2/n2 b", "c3"}
 	for _, c := range []struct {
 		name     string
@@ -352,17 +315,13 @@ func TestUnchanged(t *testing.T) {
 		{"twice", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c2")}, all, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := first()
-			var d []Dirty
-			var err error
-			for i, m := range c.messages {
-				var one Dirty
-				one, err = s.Receive(m)
-				d = append(d, one)
-				if err != nil && i < len(c.messages)-1 {
-					t.Fatal(err)
-				}
-			}
+			s := NewState()
+			feed(t, s, attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"),
+				device(4, "c3", 2)), synced(4, "c2", "c3"), begin)
+			last := len(c.messages) - 1
+			d := feed(t, s, c.messages[:last]...)
+			one, err := s.Receive(c.messages[last])
+			d = append(d, one)
 			if (err != nil) != c.err {
 				t.Errorf("error %v", err)
 			}
@@ -378,12 +337,7 @@ func TestUnchanged(t *testing.T) {
 
 func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 	s := NewState()
-	for _, m := range []*semaphorev1.AttachResponse{attached("A", false),
-		changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
-		if _, err := s.Receive(m); err != nil {
-			t.Fatal(err)
-		}
-	}
+	feed(t, s, attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"))
 	want := streams.DigestOf(device(1, "c2", 1).GetDevice())
 	want.Add(streams.DigestOf(peer(2, "c2", "n1", "a").GetPeer()))
 	h := s.Held()
@@ -416,9 +370,7 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	if epoch, revision := s.Resume(); epoch != "e" || revision != 4 {
 		t.Errorf("resumes from %d of %q", revision, epoch)
 	}
-	if _, err := s.Receive(attached("e", true)); err != nil {
-		t.Fatal(err)
-	}
+	feed(t, s, attached("e", true))
 	d, err := s.Receive(synced(4, "c2"))
 	testkit.Must(t, err)
 	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] ||
