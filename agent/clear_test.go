@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
 	"github.com/kube-semaphore/semaphore/test/testbed/netns"
@@ -228,26 +227,6 @@ func TestNeverInTheClear(t *testing.T) {
 	})
 }
 
-// TestGuardWithoutADeviceIsReleasedOnOrder: the guard of a remote that was removed while no agent ran, and that has no
-// device, goes when the broker orders it.
-func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		g := guard.New(true, kernel.DefaultRoutingTable())
-		_, err := g.Set("c9", guard.Remote{Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
-		must(t, err)
-		run(t, cfg)
-		eventually(t, "it is reported", func() bool { return b.reportOf("c9").GetProblem() == onlyGuard })
-		if routes := ip(t, "route show table 7394"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
-			t.Errorf("it goes before the broker has said so: %s", routes)
-		}
-		b.program(t, noDevice("c9"))
-		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
-			t.Errorf("left: %v, %v", removed, err)
-		}
-	})
-}
-
 // TestForwardingProblemsAreReported: settings that keep a node from forwarding are reported when they begin and end,
 // and do not make the agent unready.
 func TestForwardingProblemsAreReported(t *testing.T) {
@@ -341,26 +320,6 @@ func TestRouteTakenByAnother(t *testing.T) {
 		}
 		ip(t, "route del 10.2.0.0/16 via 192.0.2.2 table 7394")
 		eventually(t, "our route is back once the other's has gone", ours)
-	})
-}
-
-// TestRouteThatWasThereBefore: a route of another program existed before the agent, in the place of one of two. The
-// agent reports the node's key and port, and the other subnet is reachable.
-func TestRouteThatWasThereBefore(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t, "c2")
-		r := newRemote(t)
-		ip(t, "route add 10.22.0.0/16 via 192.0.2.2 table 7394")
-		run(t, cfg, device)
-		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16", "10.22.0.0/16"), r.peer())
-		key := deviceOn(t, newHost(t), device).PublicKey
-		got := b.reportOf("c2")
-		if !bytes.Equal(got.GetPublicKey(), key[:]) || got.GetListenPort() != 51820 ||
-			!strings.Contains(got.GetProblem(), "route 10.22.0.0/16") {
-			t.Errorf("the agent reports %v", got)
-		}
-		r.pair(t, got.GetPublicKey())
-		eventually(t, "the remote pod can be reached", reachable)
 	})
 }
 
