@@ -314,6 +314,20 @@ func TestPolicyRestore(t *testing.T) {
 	}, stateFile)
 }
 
+// TestPolicyRestoreWithinBounds: the node's present subnets bound the state that an earlier agent saved.
+func TestPolicyRestoreWithinBounds(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		d, _ := s.kernel.Device(device)
+		if got := s.board.Get().Devices["c2"].Problem; len(d.Routes)+len(d.Peers) != 0 ||
+			!strings.Contains(got, "10.2.0.0/16 of the own cluster") {
+			t.Errorf("routes %v, %d peers: %s", d.Routes, len(d.Peers), got)
+		}
+	}, func(n *kerneltest.Node, cfg *config.Agent) {
+		writeState(n, cfg, remoteC2("n1")...)
+		cfg.LocalPrefixes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
+	})
+}
+
 // TestPolicyUnusableState: a state file that is damaged, or of a state without remotes, does not show what to do.
 // Existing objects stay, the agent is not ready before its broker has sent its state, and the file remains as it is
 // until then.
