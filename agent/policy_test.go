@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -386,8 +387,14 @@ func writeState(n *kerneltest.Node, cfg *config.Agent, changes ...*semaphorev1.P
 }
 
 // TestPolicyOrphan: a device of an earlier agent that no broker names is reported, and removed only when the broker
-// orders it. A device of another program is never touched.
+// orders it, with its key if that is configured. A device of another program is never touched.
 func TestPolicyOrphan(t *testing.T) {
+	for name, removes := range map[string]bool{"keys stay": false, "its key goes": true} {
+		t.Run(name, func(t *testing.T) { orphan(t, removes) })
+	}
+}
+
+func orphan(t *testing.T, removesKeys bool) {
 	const long = "exp-1-aws-eu-west-1" // its device is called wg. and a hash
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t)
@@ -407,8 +414,12 @@ func TestPolicyOrphan(t *testing.T) {
 				t.Errorf("the orphan stays although the broker orders its removal: %v, reported %v", d, s.reported(orphan))
 			}
 		}
-		if _, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c9"); err != nil {
-			t.Errorf("the orphan's key did not stay: %v", err)
+		_, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c9")
+		if gone := errors.Is(err, fs.ErrNotExist); gone != removesKeys {
+			t.Errorf("the orphan's key has gone: %t, %v", gone, err)
+		}
+		if _, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c7"); err != nil {
+			t.Errorf("the key of another device: %v", err)
 		}
 		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
 			t.Error("somebody else's interface is removed")
@@ -420,6 +431,7 @@ func TestPolicyOrphan(t *testing.T) {
 			t.Error("nothing is said of the interface that cannot be removed")
 		}
 	}, func(n *kerneltest.Node, cfg *config.Agent) {
+		cfg.RemoveKeys = removesKeys
 		n.Put(earlier(cfg, "c9", peer(0)))
 		n.Put(earlier(cfg, long, peer(1)))
 		n.Put(&kernel.Device{Name: "wireguard.c8", Alias: "someone's"})

@@ -3,11 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io/fs"
 	"net/http"
-	"net/netip"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -157,50 +153,5 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 			now := deviceOn(t, h, device).PublicKey
 			return b.done() && bytes.Equal(b.reportOf("c2").GetPublicKey(), now[:])
 		})
-	})
-}
-
-// TestRemovedWhileAway: a remote that was removed while this node was away is removed when it is back, and its key too
-// if that is configured.
-func TestRemovedWhileAway(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, stop := connect(t)
-		h := newHost(t)
-		b.program(t, deviceOf("c3", 51821, "10.3.0.0/16"))
-		removeAtEnd(t, "wireguard.c3")
-		kept(t, stop, cfg)
-		cfg.RemoveKeys = true
-		b.mu.Lock()
-		for i, c := range b.log {
-			if c.GetDevice().GetCluster() == "c3" {
-				b.log = append(b.log[:i:i], b.log[i+1:]...)
-				break
-			}
-		}
-		b.mu.Unlock()
-		b.restart(t, "B")
-		stop = run(t, cfg)
-		eventually(t, "the device that nobody wants is reported", func() bool { return b.reportOf("c3") != nil })
-		deviceOn(t, h, "wireguard.c3") // stays until the broker has sent its state
-		b.say(noDevice("c3"))
-		eventually(t, "it goes", func() bool {
-			d, err := h.Device("wireguard.c3")
-			return err == nil && d == nil &&
-				b.done()
-		})
-		eventually(t, "its key goes", func() bool {
-			_, err := kernel.ReadKey(cfg.WGKeyPath, "wireguard.c3")
-			return errors.Is(err, fs.ErrNotExist)
-		})
-		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil {
-			t.Errorf("another's key went too: %v", err)
-		}
-		kept(t, stop, cfg)
-		c, err := stream.LoadState(cfg.StateFile, cfg.Cluster)
-		must(t, err)
-		if len(c.Networks) != 1 || c.Networks["c2"] == nil {
-			t.Errorf("kept for the next start: %v", c.Networks)
-		}
-		eventually(t, "c2 can be reached still", reachable)
 	})
 }
