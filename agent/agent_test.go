@@ -30,7 +30,8 @@ func receive(t *testing.T, a *agent, all ...*semaphorev1.AttachResponse) {
 
 func attached(epoch string, resumed bool) *semaphorev1.AttachResponse {
 	return &semaphorev1.AttachResponse{
-		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}},
+		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Node: "n1", Epoch: epoch,
+			Resumed: resumed}},
 	}
 }
 

@@ -351,37 +351,6 @@ func TestKeyRotationCutShort(t *testing.T) {
 	})
 }
 
-// TestKeyRotationAtTheSocket: an operator orders the rotation at the agent itself.
-func TestKeyRotationAtTheSocket(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, _ := connect(t)
-		c := control(t, cfg)
-		ask := func(req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(time.Minute))
-			defer cancel()
-			return c.RotateKey(ctx, req)
-		}
-		old := keyIn(t, cfg)
-		answer, err := ask(&semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}})
-		must(t, err)
-		fresh := keyIn(t, cfg)
-		public := fresh.PublicKey()
-		if n := answer.GetNodes(); len(n) != 1 || n[0].GetNode() != "n1" || !n[0].GetAccepted() || len(n[0].GetKeys()) != 1 ||
-			!bytes.Equal(n[0].GetKeys()[0].GetPublicKey(), public[:]) || fresh == old {
-			t.Errorf("%v", answer)
-		}
-		eventually(t, "it is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
-		for want, req := range map[codes.Code]*semaphorev1.RotateKeyRequest{
-			codes.InvalidArgument: {Nodes: []string{"n1", "n2"}},
-			codes.NotFound:        {Cluster: "c9"},
-		} {
-			if _, err := ask(req); status.Code(err) != want {
-				t.Errorf("%v: %v; want %v", req, err, want)
-			}
-		}
-	})
-}
-
 // oldKey writes a key that was created long ago. Rotations of old keys are spread by their public halves; the one of
 // this key is due immediately.
 func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {

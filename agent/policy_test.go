@@ -513,14 +513,25 @@ func TestPolicyRotation(t *testing.T) {
 		s.receive(t, undelivered())
 		s.Ended(errors.New("broken"))
 		fourth := s.publicOf(t)
-		_, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"})
+		ask := operator{agent: s.agent}.RotateKey
+		_, err := ask(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"})
 		if grpcstatus.Code(err) != codes.FailedPrecondition || s.publicOf(t) != fourth ||
 			!strings.Contains(err.Error(), "no peer would get the new key") {
 			t.Errorf("an operator has the key replaced without a broker: %v", err)
 		}
-		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(),
-			&semaphorev1.RotateKeyRequest{Cluster: "c2", Force: true}); err != nil || s.publicOf(t) == fourth {
-			t.Errorf("an operator who forces it does not have the key replaced: %v", err)
+		answer, err := ask(t.Context(), &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Force: true})
+		if n := answer.GetNodes(); err != nil || s.publicOf(t) == fourth || len(n) != 1 || n[0].GetNode() != "n1" ||
+			!n[0].GetAccepted() || len(n[0].GetKeys()) != 1 ||
+			string(n[0].GetKeys()[0].GetPublicKey()) != s.publicOf(t) {
+			t.Errorf("an operator who forces it does not have the key replaced: %v, %v", answer, err)
+		}
+		for want, request := range map[codes.Code]*semaphorev1.RotateKeyRequest{
+			codes.InvalidArgument: {Nodes: []string{"n1", "n2"}},
+			codes.NotFound:        {Cluster: "c9", Force: true},
+		} {
+			if _, err := ask(t.Context(), request); grpcstatus.Code(err) != want {
+				t.Errorf("%v: %v; want %v", request, err, want)
+			}
 		}
 	})
 }
