@@ -536,6 +536,27 @@ func TestPolicyRotation(t *testing.T) {
 	})
 }
 
+// TestPolicyRotationByAge: a key that is too old is replaced once the greatest age is known, and the new key is not.
+func TestPolicyRotationByAge(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1")...)
+		first, old := s.publicOf(t), time.Now().Add(-100*time.Hour)
+		must(t, os.Chtimes(filepath.Join(s.cfg.WGKeyPath, device+".key"), old, old))
+		aged := remoteC2()
+		aged[0].GetDevice().KeyMaxAge = durationpb.New(time.Hour)
+		s.change(t, aged...)
+		s.after(13 * time.Minute) // keys that are too old are replaced within a fifth of the greatest age
+		second := s.publicOf(t)
+		if second == first {
+			t.Error("a key that is too old is not replaced")
+		}
+		s.after(30 * time.Minute)
+		if s.publicOf(t) != second {
+			t.Error("a new key is replaced")
+		}
+	})
+}
+
 // TestPolicyReplacedPeer: the peer of a node with a new key is removed 200 ms after its successor is set, as packets
 // may be on their way through it; at once if it has no session. Nothing of the old peer stays in the agent's memory.
 func TestPolicyReplacedPeer(t *testing.T) {

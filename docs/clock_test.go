@@ -15,7 +15,6 @@ import (
 // benchmark (CONTRIBUTING.md).
 var clock = map[string]compares{
 	"agent/stream/state_test.go TestWriter":                               {1, endsLoop},
-	"agent/keys_test.go TestKeyRotationByAge":                             {1, stamp},
 	"agent/node_test.go TestHealing":                                      {2, grows},
 	"agent/node_test.go TestTrafficContinuesThroughChangesAndRestarts":    {1, grows},
 	"agent/node_test.go next":                                             {1, answered},
