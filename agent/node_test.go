@@ -793,24 +793,6 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 		}
 		shows(t, `semaphore_wg_sync_queue_full_failures_total{cluster="c2",device="wireguard.c2"}`, "0")
 
-		// Two nodes claim one prefix: this is reported, one gets it, and the revision is applied.
-		b.program(t, peerOf("c3", "n2", publicKey(2), "192.0.2.250:9", "10.3.1.0/24"))
-		eventually(t, "the contradiction is reported", func() bool { // although the change is small
-			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 claims 10.3.1.0/24, which belongs to n1")
-		})
-		if !ready() {
-			t.Error("not ready because of what another cluster says")
-		}
-
-		// The key file is lost while the device exists.
-		key := deviceOn(t, h, device).PrivateKey
-		must(t, os.Remove(file))
-		b.program(t, deviceOf("c2", 51830, "10.2.0.0/16"))
-		if again, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || again != key ||
-			deviceOn(t, h, device).PrivateKey != key {
-			t.Errorf("the lost key file: %v, the same key: %v", err, again == key)
-		}
-
 		// A name from the wire is never used as a path.
 		b.say(deviceOf("../x", 51840))
 		eventually(t, "the name is reported",
