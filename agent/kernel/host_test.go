@@ -172,7 +172,7 @@ func TestDeviceIsMadeAgainAtOnce(t *testing.T) {
 			if get(t, h, device) == nil {
 				t.Fatal("there is none")
 			}
-			must(t, h.Delete(device))
+			ip(t, "link del "+device)
 		}
 		eventually(t, "no process is left", func() bool { return len(children(t)) == 0 })
 	})

@@ -2,12 +2,10 @@ package kernel_test
 
 import (
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	. "github.com/kube-semaphore/semaphore/agent/kernel"
-	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
 
 const (
@@ -62,27 +60,4 @@ func TestSettingProblems(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestReadSettings(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		set := func(name, value string) {
-			t.Helper()
-			must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
-		}
-		set("ipv4/ip_forward", "1")
-		set("ipv4/conf/lo/rp_filter", "2")
-		got, err := new(Host).Settings([]RoutedDevice{{Device: "lo"}, {Device: "wireguard.c2"}})
-		must(t, err)
-		if got[forward4] != 1 || got["ipv4/conf/lo/rp_filter"] != 2 {
-			t.Errorf("%v", got)
-		}
-		if _, there := got["ipv4/conf/wireguard.c2/rp_filter"]; there {
-			t.Errorf("a device that is not there has %v", got)
-		}
-		set("ipv4/ip_forward", "0")
-		if got, err = new(Host).Settings(nil); err != nil || got[forward4] != 0 {
-			t.Errorf("%v, %v", got, err)
-		}
-	})
 }
