@@ -173,19 +173,11 @@ func memory(b *testing.B, program string, env ...string) {
 		_, _ = fetch("metrics")
 		time.Sleep(15 * time.Second)
 	}
-	usage, err := os.ReadFile(fmt.Sprintf("/proc/%s/status", pid))
-	must(b, err)
-	for line := range strings.Lines(string(usage)) {
-		for field, unit := range map[string]string{"VmRSS:": "MiB-resident", "RssAnon:": "MiB-of-its-own"} {
-			var kib float64
-			if _, err := fmt.Sscanf(line, field+" %f kB", &kib); err == nil {
-				resident := figure.Report(b, unit, kib/1024)
-				if field == "VmRSS:" && env[0] == deployed {
-					resident.AtMost(maxResident)
-				}
-			}
-		}
+	resident := figure.Report(b, "MiB-resident", memoryOf(b, "VmRSS", pid))
+	if env[0] == deployed {
+		resident.AtMost(maxResident)
 	}
+	figure.Report(b, "MiB-of-its-own", memoryOf(b, ofItsOwn, pid))
 	figure.WithoutTime(b)
 }
 
