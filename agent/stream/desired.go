@@ -63,12 +63,8 @@ func NewState() *State {
 		received: map[string]bool{}, waiting: map[string]bool{}}
 }
 
-func (s *State) Resume() (epoch string, revision uint64) {
-	if !s.synced {
-		return "", 0
-	}
-	return s.epoch, s.revision
-}
+// Resume returns the position to resume from; none before a whole state was received, which sets it.
+func (s *State) Resume() (epoch string, revision uint64) { return s.epoch, s.revision }
 
 // Held returns the digests of each remote's state, for a broker that cannot resume. The broker's answer is valid on the
 // stream that begins with them.
