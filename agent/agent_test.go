@@ -4,21 +4,15 @@ import (
 	"context"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/kerneltest"
 )
 
-// idle returns an agent that is not running, with one device that it has not set.
+// idle returns an agent that is not running.
 func idle(t *testing.T) *agent {
-	t.Helper()
-	host, err := kernel.NewHost("auto")
-	must(t, err)
-	t.Cleanup(func() { host.Close() })
-	cfg := &config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}
-	cfg.Routing.Table, cfg.Routing.RulePriority = kernel.DefaultTableID, kernel.DefaultRulePriority
-	return newAgent(cfg, host, guard.New(false, tableOf(cfg)))
+	n := &kerneltest.Node{}
+	return newAgent(&config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}, n, n.Guard())
 }
 
 func receive(t *testing.T, a *agent, all ...*semaphorev1.AttachResponse) {
@@ -41,35 +35,28 @@ func synced(revision uint64) *semaphorev1.AttachResponse {
 	}
 }
 
-// applied records what an agent sends: the last revision that it applied on this stream; 0 for none.
-type applied struct{ revision uint64 }
-
-func (s *applied) of(a *agent) *applied {
-	a.send = func(m *semaphorev1.AttachRequest) {
-		if m.GetApplied() != nil {
-			s.revision = m.GetApplied().GetRevision()
-		}
-	}
-	return s
-}
-
 // TestAppliedIsSentOnlyToTheStreamsBroker: a revision is sent only to the broker that it came from, and only after that
 // broker has sent everything up to it.
 func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	a := idle(t)
-	sent := new(applied).of(a)
-	begin := func() { sent.revision = 0; a.Begin() }
+	var sent uint64 // the last revision that it applied on this stream; 0 for none
+	a.send = func(m *semaphorev1.AttachRequest) {
+		if m.GetApplied() != nil {
+			sent = m.GetApplied().GetRevision()
+		}
+	}
+	begin := func() { sent = 0; a.Begin() }
 	round := func() { a.round(t.Context(), false) }
 	begin()
 	receive(t, a, attached("A", false))
 	round()
-	if sent.revision != 0 || a.ready() == nil {
-		t.Errorf("before the end mark: sent %d, ready: %v", sent.revision, a.ready())
+	if sent != 0 || a.ready() == nil {
+		t.Errorf("before the end mark: sent %d, ready: %v", sent, a.ready())
 	}
 	receive(t, a, synced(1000))
 	round()
-	if sent.revision != 1000 || a.ready() != nil {
-		t.Errorf("after the end mark: sent %d, ready: %v", sent.revision, a.ready())
+	if sent != 1000 || a.ready() != nil {
+		t.Errorf("after the end mark: sent %d, ready: %v", sent, a.ready())
 	}
 	late, _, _ := a.take(false) // a round that begins on this stream, and ends on another one
 	a.Ended(context.Canceled)
@@ -77,17 +64,17 @@ func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	receive(t, a, attached("B", false))
 	a.report(late.Position)
 	round()
-	if sent.revision != 0 {
-		t.Errorf("epoch B is sent %d, of epoch A", sent.revision)
+	if sent != 0 {
+		t.Errorf("epoch B is sent %d, of epoch A", sent)
 	}
 	receive(t, a, synced(3))
 	a.report(late.Position)
-	if sent.revision != 0 {
-		t.Errorf("epoch B is sent %d by a round of epoch A", sent.revision)
+	if sent != 0 {
+		t.Errorf("epoch B is sent %d by a round of epoch A", sent)
 	}
 	round()
-	if sent.revision != 3 {
-		t.Errorf("sent %d; want 3", sent.revision)
+	if sent != 3 {
+		t.Errorf("sent %d; want 3", sent)
 	}
 	a.Ended(context.Canceled)
 	if a.ready() != nil {
@@ -96,7 +83,7 @@ func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	begin()
 	receive(t, a, attached("B", true))
 	round()
-	if sent.revision != 3 {
-		t.Errorf("a stream that resumes is sent %d; want 3", sent.revision)
+	if sent != 3 {
+		t.Errorf("a stream that resumes is sent %d; want 3", sent)
 	}
 }
