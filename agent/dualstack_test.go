@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -25,9 +24,8 @@ var families = map[string]struct{ pod, remote, subnet string }{
 // forwarded between network namespaces. A family that is removed goes alone, and what is removed by hand is restored.
 func TestDualStack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
-			must(t, os.WriteFile(path, []byte("1"), 0))
-		}
+		setting(t, "ipv4/ip_forward", "1")
+		setting(t, "ipv6/conf/all/forwarding", "1")
 		pod := newDualStackPod(t)
 		b, cfg := newBroker(t, "c2")
 		key, err := kernel.NewKeys(cfg.WGKeyPath).Of(device, nil)

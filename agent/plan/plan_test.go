@@ -214,20 +214,6 @@ func TestNetwork(t *testing.T) {
 			subnets: append([]string{"0.0.0.0/0", "::/0"}, subnets...),
 			refused: []string{"route 0.0.0.0/0: 0.0.0.0/0 contains every address", "route ::/0: ::/0 contains every address"},
 		},
-		"never local ranges": {
-			subnets: append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.1.0.0/16", "fe80::/64", "ff02::/16",
-				"::1/128", "10.2.0.1/16", "x"}, subnets...),
-			refused: []string{
-				"route 127.0.0.0/8: 127.0.0.0/8 overlaps 127.0.0.0/8, which contains no pods",
-				"route 169.254.1.0/24: 169.254.1.0/24 overlaps 169.254.0.0/16, which contains no pods",
-				"route 224.1.0.0/16: 224.1.0.0/16 overlaps 224.0.0.0/3, which contains no pods",
-				"route fe80::/64: fe80::/64 overlaps fe80::/10, which contains no pods",
-				"route ff02::/16: ff02::/16 overlaps ff00::/8, which contains no pods",
-				"route ::1/128: ::1/128 overlaps ::/127, which contains no pods",
-				"route 10.2.0.1/16: 10.2.0.1/16 has bits set outside its mask",
-				`route x: netip.ParsePrefix("x"): no '/'`,
-			},
-		},
 		"a peer that wants everything": {
 			wanted: map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 0.0.0.0/0"}, set: 1,
 			lines:   []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
