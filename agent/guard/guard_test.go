@@ -513,34 +513,23 @@ func traffic(t *testing.T) func() (tried, lost uint64) {
 	route(t, "10.2.2.0/24", good)
 	neighbour(t, "bad", "10.2.1.1")
 	neighbour(t, good, "10.2.2.1")
-	stop, stopped := make(chan struct{}), make(chan struct{})
+	bad, err := net.Dial("udp", "10.2.1.1:9")
+	must(t, err)
+	good, err := net.Dial("udp", "10.2.2.1:9")
+	must(t, err)
 	var tries, lost atomic.Uint64
-	go func() {
-		defer close(stopped)
-		bad, err1 := net.Dial("udp", "10.2.1.1:9")
-		good, err2 := net.Dial("udp", "10.2.2.1:9")
-		if err1 != nil || err2 != nil {
-			return
-		}
-		defer bad.Close()
-		defer good.Close()
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+	stop := testkit.Run(t, func(ctx context.Context) error {
+		for ; ctx.Err() == nil; time.Sleep(100 * time.Microsecond) { // one CPU must be enough for all of this
 			_, _ = bad.Write([]byte("x"))
 			if _, err := good.Write([]byte("x")); err != nil {
 				lost.Add(1)
 			}
 			tries.Add(1)
-			time.Sleep(100 * time.Microsecond) // one CPU must be enough for all of this
 		}
-	}()
+		return errors.Join(bad.Close(), good.Close())
+	})
 	return func() (uint64, uint64) {
-		close(stop)
-		<-stopped
+		stop()
 		return tries.Load(), lost.Load()
 	}
 }

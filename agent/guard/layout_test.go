@@ -1,10 +1,12 @@
 package guard
 
 import (
+	"context"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
 // writeFlat writes the table of an earlier agent, with all rules in the base chains: into the table that exists, as
@@ -46,34 +49,23 @@ func flood(t *testing.T) func() (packets int) {
 	t.Helper()
 	route(t, "10.2.1.0/24", "bad")
 	neighbour(t, "bad", "10.2.1.1")
-	stop, sent := make(chan struct{}), make(chan int)
-	const senders = 3
-	for range senders {
-		go func() {
-			n := 0
-			defer func() { sent <- n }()
-			c, err := net.Dial("udp", "10.2.1.1:9")
-			if err != nil {
-				return
+	var sent atomic.Int64
+	var stops []func()
+	for range 3 {
+		c, err := net.Dial("udp", "10.2.1.1:9")
+		must(t, err)
+		stops = append(stops, testkit.Run(t, func(ctx context.Context) error {
+			for ; ctx.Err() == nil; sent.Add(1) {
+				_, _ = c.Write([]byte("x"))
 			}
-			defer c.Close()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_, _ = c.Write([]byte("x"))
-					n++
-				}
-			}
-		}()
+			return c.Close()
+		}))
 	}
 	return func() (packets int) {
-		close(stop)
-		for range senders {
-			packets += <-sent
+		for _, stop := range stops {
+			stop()
 		}
-		return packets
+		return int(sent.Load())
 	}
 }
 
