@@ -35,11 +35,11 @@ type owner struct {
 // owner returns the present peer with the key for as long as it is eligible: neither the order of names or remotes nor
 // a node of the own cluster takes the key from a working peer. Otherwise it returns the first eligible node.
 func (p *Plan) owner(key string) owner {
-	if who, held := p.holders[key]; held && slices.Contains(p.byKey[key], who) && p.eligible(who) {
+	if who, held := p.holders[key]; held && slices.Contains(p.byKey.All(key), who) && p.eligible(who) {
 		return owner{who, true}
 	}
-	for _, who := range p.byKey[key] {
-		if len(p.ownNodes.keys[key]) == 0 && p.eligible(who) {
+	for _, who := range p.byKey.All(key) {
+		if len(p.ownNodes.keys.All(key)) == 0 && p.eligible(who) {
 			return owner{who, true}
 		}
 	}
@@ -65,7 +65,7 @@ func (p *Plan) decide(who ref, owner owner) decision {
 		)
 		return d
 	}
-	local := p.ownNodes.keys[keyOf(n)]
+	local := p.ownNodes.keys.All(keyOf(n))
 	switch {
 	case owner.ok && owner.ref != who:
 		d.problem("node %s has the public key of %s: it does not become a peer until it has its own key", p.name(who),
@@ -80,7 +80,7 @@ func (p *Plan) decide(who ref, owner owner) decision {
 			p.name(who))
 	}
 	for at := range addressesOf(n.GetWireguard()) {
-		if nodes := p.ownNodes.addresses[at]; len(nodes) > 0 {
+		if nodes := p.ownNodes.addresses.All(at); len(nodes) > 0 {
 			d.problem("this cluster's node %s claims the address %s of %s, which remains the peer at this address", nodes[0],
 				at, p.name(who))
 		}
@@ -119,7 +119,7 @@ func (p *Plan) addressTaken(who ref) (at, node string, taken bool) {
 	r := p.remotes[who.remote]
 	was := r.decided[who.node].peer.GetWireguard()
 	for at := range addressesOf(r.nodes[who.node].GetWireguard()) {
-		nodes := p.ownNodes.addresses[at]
+		nodes := p.ownNodes.addresses.All(at)
 		if len(nodes) > 0 && !slices.Contains(slices.Collect(addressesOf(was)), at) {
 			return at, nodes[0], true
 		}

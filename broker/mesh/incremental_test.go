@@ -53,7 +53,7 @@ func decideAgain(p *Plan, before standing) []whole {
 			for _, peer := range first[i].Peers {
 				key, who := string(peer.Wireguard.PublicKey), ref{i, peer.Key.Node}
 				_, has := keys[key]
-				if by, ok := before.holders[key]; !has && (held && ok && by == who || !held && len(p.ownNodes.keys[key]) == 0) {
+				if by, ok := before.holders[key]; !has && (held && ok && by == who || !held && len(p.ownNodes.keys.All(key)) == 0) {
 					keys[key] = who
 				}
 			}
@@ -113,8 +113,8 @@ func decideRound(p *Plan, before standing, keys map[string]ref) []whole {
 			me := ref{i, name}
 			owner, owned := keys[string(n.Wireguard.PublicKey)]
 			mine := keys == nil || owned && owner == me
-			own := p.ownNodes.addresses[at]
-			switch local := p.ownNodes.keys[string(n.Wireguard.PublicKey)]; {
+			own := p.ownNodes.addresses.All(at)
+			switch local := p.ownNodes.keys.All(string(n.Wireguard.PublicKey)); {
 			case len(own) > 0 && before.at[me] != at:
 				problem(
 					"node %s publishes the endpoint address %s, which belongs to this cluster's node %s: it does not become a peer",
@@ -243,17 +243,8 @@ func TestIncrementalEqualsTheWholeDecision(t *testing.T) {
 		}
 		p.Update()
 		for _, r := range p.remotes {
-			if len(
-				r.cidrs.lost,
-			)+r.cidrs.claims.Size()+r.cidrs.kept.Size()+len(
-				r.decided,
-			)+len(
-				p.byKey,
-			)+len(
-				p.byAddress,
-			)+len(
-				p.holders,
-			) != 0 {
+			left := len(r.cidrs.lost) + r.cidrs.claims.Size() + r.cidrs.kept.Size() + len(r.decided) + len(p.holders)
+			if left+claimed(p.byKey)+claimed(p.byAddress) != 0 {
 				t.Fatalf("seed %d: something is left of nobody: %v %v", seed, r.cidrs.lost, r.decided)
 			}
 		}

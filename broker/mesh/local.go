@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -17,8 +18,8 @@ import (
 // report any address.
 type ownNodes struct {
 	nodes map[string]keysAndAddresses
-	// keys and addresses map to the names of the nodes that have them, sorted.
-	keys, addresses map[string][]string
+	// keys and addresses are claimed by the names of the nodes that have them.
+	keys, addresses *problem.Claims[string]
 	// calls are the remotes that a node calls.
 	calls map[string][]string
 	// all is how many nodes there are; 0 while that is not known.
@@ -31,7 +32,9 @@ const spareKeys, maxAddresses = 8, 16
 type keysAndAddresses struct{ keys, addresses []string }
 
 func newOwnNodes() ownNodes {
-	return ownNodes{map[string]keysAndAddresses{}, map[string][]string{}, map[string][]string{}, map[string][]string{}, 0}
+	names := strings.Compare
+	return ownNodes{map[string]keysAndAddresses{}, problem.NewClaims(names), problem.NewClaims(names),
+		map[string][]string{}, 0}
 }
 
 // known reports whether all own nodes are: a broker that begins does not withdraw a peer because it has seen few.
@@ -54,28 +57,17 @@ func (p *Plan) SetOwnNode(node string, keys [][]byte, addresses []netip.Addr) (c
 	if slices.Equal(before.keys, now.keys) && slices.Equal(before.addresses, now.addresses) {
 		return false
 	}
-	leave := func(of map[string][]string, what string) {
-		of[what] = slices.DeleteFunc(of[what], func(n string) bool { return n == node })
-		if len(of[what]) == 0 {
-			delete(of, what)
-		}
-	}
-	join := func(of map[string][]string, what string) {
-		if i, there := slices.BinarySearch(of[what], node); !there {
-			of[what] = slices.Insert(of[what], i, node)
-		}
-	}
 	for _, key := range before.keys {
-		leave(p.ownNodes.keys, key)
+		p.ownNodes.keys.Remove(key, node)
 	}
 	for _, a := range before.addresses {
-		leave(p.ownNodes.addresses, a)
+		p.ownNodes.addresses.Remove(a, node)
 	}
 	for _, key := range now.keys {
-		join(p.ownNodes.keys, key)
+		p.ownNodes.keys.Add(key, node)
 	}
 	for _, a := range now.addresses {
-		join(p.ownNodes.addresses, a)
+		p.ownNodes.addresses.Add(a, node)
 	}
 	if len(keys) == 0 && len(addresses) == 0 {
 		delete(p.ownNodes.nodes, node)
@@ -90,7 +82,7 @@ func (p *Plan) SetOwnNode(node string, keys [][]byte, addresses []netip.Addr) (c
 			p.dirtyKeys[key] = true
 		}
 		for _, address := range e.addresses {
-			for _, who := range p.byAddress[address] {
+			for _, who := range p.byAddress.All(address) {
 				p.dirty[who] = true
 			}
 		}
@@ -189,7 +181,7 @@ func (p *Plan) NodeClaims() map[string]int {
 			}
 		}
 		for _, address := range ends.addresses {
-			for _, who := range p.byAddress[address] {
+			for _, who := range p.byAddress.All(address) {
 				if p.remotes[who.remote].decided[who.node].peer != nil {
 					claims[node]++
 				}

@@ -38,8 +38,8 @@ type Plan struct {
 	// remotes have the indices that refs use: a removed remote leaves its place empty, for one that is added later.
 	remotes  []*remote
 	ownNodes ownNodes
-	// byKey and byAddress are the remote nodes with a public key or endpoint address, sorted.
-	byKey, byAddress map[string][]ref
+	// byKey and byAddress are the remote nodes with a public key or endpoint address.
+	byKey, byAddress *problem.Claims[ref]
 	// holders maps a key to the node that is the peer with it.
 	holders map[string]ref
 	// dirty are the nodes, and dirtyKeys the keys, that Update must decide.
@@ -76,7 +76,7 @@ type remote struct {
 func New(remotes []config.Remote) *Plan {
 	p := &Plan{
 		ownNodes: newOwnNodes(),
-		byKey:    map[string][]ref{}, byAddress: map[string][]ref{}, holders: map[string]ref{},
+		byKey:    problem.NewClaims(compareRefs), byAddress: problem.NewClaims(compareRefs), holders: map[string]ref{},
 		dirty: map[ref]bool{}, dirtyKeys: map[string]bool{},
 	}
 	p.Follow(remotes)
@@ -129,9 +129,9 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	r, who := p.remotes[i], ref{i, node}
 	var before, now []string // a node without a key claims nothing
 	if was := r.nodes[node]; was.GetWireguard() != nil {
-		drop(p.byKey, keyOf(was), who)
+		p.byKey.Remove(keyOf(was), who)
 		for at := range addressesOf(was.GetWireguard()) {
-			drop(p.byAddress, at, who)
+			p.byAddress.Remove(at, who)
 		}
 		p.dirtyKeys[keyOf(was)] = true
 		before = was.GetPodCidrs()
@@ -142,9 +142,9 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 		r.nodes[node] = state
 	}
 	if state.GetWireguard() != nil {
-		add(p.byKey, keyOf(state), who)
+		p.byKey.Add(keyOf(state), who)
 		for at := range addressesOf(state.GetWireguard()) {
-			add(p.byAddress, at, who)
+			p.byAddress.Add(at, who)
 		}
 		p.dirtyKeys[keyOf(state)] = true
 		now = state.GetPodCidrs()
@@ -154,23 +154,6 @@ func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 }
 
 func keyOf(n *semaphorev1.Node) string { return string(n.GetWireguard().GetPublicKey()) }
-
-func add(to map[string][]ref, what string, who ref) {
-	if i, there := slices.BinarySearchFunc(to[what], who, compareRefs); !there {
-		to[what] = slices.Insert(to[what], i, who)
-	}
-}
-
-func drop(from map[string][]ref, what string, who ref) {
-	i, there := slices.BinarySearchFunc(from[what], who, compareRefs)
-	switch {
-	case !there:
-	case len(from[what]) == 1:
-		delete(from, what)
-	default:
-		from[what] = slices.Delete(from[what], i, i+1)
-	}
-}
 
 // Update decides all nodes that depend on changes since the last Update. It returns the clusters with changes to take,
 // in the order of the configuration; a cluster of which nothing was ever taken is always included.
@@ -189,7 +172,7 @@ func (p *Plan) Update() []string {
 		if p.holders[key] = owner.ref; !owner.ok {
 			delete(p.holders, key)
 		}
-		for _, who := range p.byKey[key] {
+		for _, who := range p.byKey.All(key) {
 			p.record(who, p.decide(who, owner))
 			delete(p.dirty, who)
 		}
