@@ -33,7 +33,7 @@ func (h *history) recount(t *testing.T, when string) {
 	for name := range h.claims.Names {
 		names[name] = true
 	}
-	for name := range h.tooLong {
+	for name := range h.tooLong.Names {
 		names[name] = true
 	}
 	for name, target := range h.targets {

@@ -69,12 +69,10 @@ type Plan struct {
 	sources map[ref]*source
 	// exportedSlices are the EndpointSlices in the replicas.
 	exportedSlices map[ref]*semaphorev1.EndpointSlice
-	// claims decide which service owns which Service name.
-	claims *problem.Claims[ref]
-	// tooLong are the claimants of names that exceed maxServiceName.
-	tooLong  map[string][]ref
-	problems problem.Set
-	targets  map[string]*target
+	// claims decide which service owns which Service name. tooLong are those to names that exceed maxServiceName.
+	claims, tooLong *problem.Claims[ref]
+	problems        problem.Set
+	targets         map[string]*target
 	// slices are the desired slices by name. ended are slices whose endpoints were all withdrawn, until they are
 	// deleted.
 	slices map[string]*slice
@@ -139,7 +137,7 @@ func New(cfg *config.Broker) *Plan {
 		sources:         map[ref]*source{},
 		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
 		claims:          problem.NewClaims(ref.compare),
-		tooLong:         map[string][]ref{},
+		tooLong:         problem.NewClaims(ref.compare),
 		targets:         map[string]*target{},
 		slices:          map[string]*slice{},
 		ended:           map[string]string{},

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
@@ -51,7 +50,7 @@ func (p *Plan) exportedAs(r ref) (all []ref) {
 
 // tooLongProblems returns the problems of services whose Service would have a name that is too long.
 func (p *Plan) tooLongProblems(name string) (out []problem.Problem) {
-	for _, r := range p.tooLong[name] {
+	for _, r := range p.tooLong.All(name) {
 		for _, of := range p.exportedAs(r) {
 			if r.cluster == "" {
 				out = append(out, problemOf(of, finding.NameTooLong, "is in no global service: that would be "+
@@ -156,12 +155,4 @@ func (w *work) updateHostname(h *clusterEndpoints, was, is *member) {
 	}
 	count(was.hostname(), -1)
 	count(is.hostname(), +1)
-}
-
-// unclaim removes a claimant of a name that is too long.
-func (p *Plan) unclaim(name string, claimant ref) {
-	if p.tooLong[name] = slices.DeleteFunc(p.tooLong[name],
-		func(r ref) bool { return r == claimant }); len(p.tooLong[name]) == 0 {
-		delete(p.tooLong, name)
-	}
 }

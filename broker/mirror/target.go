@@ -149,17 +149,16 @@ func (w *work) claimShared(name string, of ref) {
 
 // setClaim adds or removes the claim of a service to a name.
 func (w *work) setClaim(name string, claimant ref, wanted bool) {
-	w.unclaim(name, claimant)
-	w.problemsDirty[name] = true
-	switch {
-	case !wanted:
-		w.claims.Remove(name, claimant)
-	case len(name) > maxServiceName:
-		w.tooLong[name] = append(w.tooLong[name], claimant)
-		slices.SortFunc(w.tooLong[name], ref.compare)
-	default:
-		w.claims.Add(name, claimant)
+	claims := w.claims
+	if len(name) > maxServiceName {
+		claims = w.tooLong
 	}
+	if wanted {
+		claims.Add(name, claimant)
+	} else {
+		claims.Remove(name, claimant)
+	}
+	w.problemsDirty[name] = true
 }
 
 // rebindSources connects a target with the sources of the service that owns its name.

@@ -120,7 +120,7 @@ func (p *Plan) TooLong(cluster, namespace, name string) (long []string) {
 	of := ref{cluster, namespace, name}
 	for _, service := range []string{naming.Mirror(p.prefixes[cluster], namespace, name), naming.Global(namespace, name),
 		naming.Import(namespace, name)} {
-		if slices.ContainsFunc(p.tooLong[service], func(r ref) bool { return slices.Contains(p.exportedAs(r), of) }) {
+		if slices.ContainsFunc(p.tooLong.All(service), func(r ref) bool { return slices.Contains(p.exportedAs(r), of) }) {
 			long = append(long, service)
 		}
 	}
