@@ -448,29 +448,6 @@ func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) To
 	return w.finish(now)
 }
 
-// Unreached returns the ready endpoints in some targets to which no tunnel leads, by cluster.
-func (p *Plan) Unreached(targets ...string) map[string]map[netip.Addr]bool {
-	out := map[string]map[netip.Addr]bool{}
-	for _, name := range targets {
-		t := p.targets[name]
-		if t == nil {
-			continue
-		}
-		for cluster, h := range t.perCluster {
-			for e := range h.endpoints {
-				if !e.Unreached || !e.Ready {
-					continue
-				}
-				if out[cluster] == nil {
-					out[cluster] = map[netip.Addr]bool{}
-				}
-				out[cluster][e.Address] = true
-			}
-		}
-	}
-	return out
-}
-
 // Next returns the time at which Due must be called; zero for never.
 func (p *Plan) Next() time.Time {
 	for len(p.dues) > 0 {

@@ -438,12 +438,17 @@ type Unreached struct {
 // Unreached returns them by cluster.
 func (e *Engine) Unreached() map[string]Unreached {
 	all, addresses := map[string]Unreached{}, map[string]map[netip.Addr]bool{}
-	e.inParts(func(targets []string) {
-		for cluster, some := range e.plan.Unreached(targets...) {
-			if addresses[cluster] == nil {
-				addresses[cluster] = map[netip.Addr]bool{}
+	e.views(func(v mirror.View) {
+		for _, c := range v.Clusters {
+			for endpoint := range c.Endpoints {
+				if !endpoint.Unreached || !endpoint.Ready {
+					continue
+				}
+				if addresses[c.Cluster] == nil {
+					addresses[c.Cluster] = map[netip.Addr]bool{}
+				}
+				addresses[c.Cluster][endpoint.Address] = true
 			}
-			maps.Copy(addresses[cluster], some)
 		}
 	})
 	e.mu.RLock()
@@ -532,25 +537,18 @@ func (e *Engine) SlicesOf(service string) []string {
 // servicesPerLock is how many Services are read under one lock, so that an operator's request delays nothing.
 const servicesPerLock = 32
 
-// inParts calls do with parts of the names of Services, in order, holding the read lock.
-func (e *Engine) inParts(do func(targets []string)) {
+// views calls do with each Service, in order, holding the read lock.
+func (e *Engine) views(do func(mirror.View)) {
 	e.mu.RLock()
 	names := e.plan.Targets()
 	e.mu.RUnlock()
 	for part := range slices.Chunk(names, servicesPerLock) {
 		e.mu.RLock()
-		do(part)
-		e.mu.RUnlock()
-	}
-}
-
-// views calls do with each Service, in order, holding the read lock.
-func (e *Engine) views(do func(mirror.View)) {
-	e.inParts(func(targets []string) {
-		for _, v := range e.plan.Views(targets) {
+		for _, v := range e.plan.Views(part) {
 			do(v)
 		}
-	})
+		e.mu.RUnlock()
+	}
 }
 
 // ServicesComplete reports whether a cluster's services and endpoints are complete and none is retained; of all
