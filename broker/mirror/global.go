@@ -215,25 +215,3 @@ func (w *work) choose(t *target, now time.Time) {
 		}
 	}
 }
-
-// updateDifferences determines which settings of the sources differ from the authoritative one.
-func (t *target) updateDifferences() {
-	t.differences = nil
-	decides := t.authoritative()
-	if decides == nil || !t.shared() || t.derived() {
-		return
-	}
-	ruled := t.plan.operators(t.of) != nil
-	for _, cluster := range t.plan.clusters {
-		h := t.perCluster[cluster]
-		if h == nil || h.source == nil || h.source.service == decides {
-			continue
-		}
-		if differs := choice.Differences(decides, h.source.service, t.ipFamilies(), ruled); len(differs) > 0 {
-			if t.differences == nil {
-				t.differences = map[string][]string{}
-			}
-			t.differences[cluster] = differs
-		}
-	}
-}

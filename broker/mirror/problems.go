@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
@@ -116,12 +117,19 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 	if wrong := t.ownNameProblem(); wrong != "" {
 		out = append(out, problemOf(ref{p.own, t.of.namespace, t.of.name}, finding.OwnName, "%s", wrong))
 	}
+	decides, first, ruled := t.authoritative(), "", p.operators(t.of) != nil
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
-		if differs := t.differences[cluster]; len(differs) > 0 {
-			out = append(out, problemOf(of, finding.SettingsDiffer,
-				"has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(),
-				strings.Join(differs, "; ")))
+		switch h := t.perCluster[cluster]; {
+		case decides == nil || t.derived() || h == nil || h.source == nil:
+		case first == "":
+			first = cluster // the one that decides
+		default:
+			if differs := choice.Differences(decides, h.source.service, t.ipFamilies(), ruled); len(differs) > 0 {
+				out = append(out, problemOf(of, finding.SettingsDiffer,
+					"has in the global service %s what %s says of it: its own are %s", t.name, first,
+					strings.Join(differs, "; ")))
+			}
 		}
 		if twice := t.hostnames.Of(cluster); t.shape.headless && len(twice) > 0 {
 			out = append(out, problemOf(of, finding.HostnameTwice, "has in the global service %s a "+
@@ -130,16 +138,6 @@ func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 		}
 	}
 	return out
-}
-
-// authoritativeCluster returns the cluster that defines a global service.
-func (t *target) authoritativeCluster() string {
-	for _, cluster := range t.plan.clusters {
-		if h := t.perCluster[cluster]; h != nil && h.source != nil {
-			return cluster
-		}
-	}
-	return ""
 }
 
 // updateHostname records a change of an endpoint; nil for none.

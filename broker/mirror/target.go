@@ -23,9 +23,7 @@ type target struct {
 	of         ref
 	perCluster map[string]*clusterEndpoints
 	shape      shape
-	// differences lists, by cluster, which settings of a source differ from the target.
-	differences map[string][]string
-	hostnames   problem.Duplicates
+	hostnames  problem.Duplicates
 	// merged is the rule's decision about a derived Service; nil for another one, and before Begin.
 	merged *choice.Merged
 	// served are the ports that an endpoint must serve to count as ready, and families those that it may have, none for
@@ -235,7 +233,6 @@ func (w *work) updateShape(t *target) {
 			w.touchSlices(h)
 		}
 	}
-	t.updateDifferences()
 	w.problemsDirty[t.name] = true
 }
 
