@@ -177,7 +177,6 @@ func (t *target) settings() choice.Settings {
 }
 
 func (w *work) choose(t *target, now time.Time) {
-	delete(w.waiting, t)
 	before := t.due
 	t.due = time.Time{}
 	if w.targets[t.name] != t {
@@ -207,7 +206,6 @@ func (w *work) choose(t *target, now time.Time) {
 	}
 	if again > 0 {
 		t.due = now.Add(again)
-		w.waiting[t] = true
 		if !t.due.Equal(before) {
 			// Behind those of the same time; all wait equally long, so that it is nearly always the last.
 			i := sort.Search(len(w.dues), func(i int) bool { return w.dues[i].at.After(t.due) })

@@ -96,9 +96,8 @@ type Plan struct {
 	chooser *choice.Chooser
 	// lenders are the targets whose own name leads to other clusters.
 	lenders map[*target]bool
-	// dirty are targets that must choose again which clusters they use. waiting are targets that do so when time
-	// passes.
-	dirty, waiting map[*target]bool
+	// dirty are targets that must choose again which clusters they use.
+	dirty map[*target]bool
 	// dues are the times at which targets choose again, in order. Some may be outdated.
 	dues []due
 }
@@ -149,7 +148,6 @@ func New(cfg *config.Broker) *Plan {
 		chooser: choice.NewChooser(cfg.GlobalServices.Settle.Duration),
 		dirty:   map[*target]bool{},
 		lenders: map[*target]bool{},
-		waiting: map[*target]bool{},
 	}
 	p.configure(cfg.Remotes)
 	return p
@@ -451,7 +449,7 @@ func (p *Plan) SetReach(cluster string, set *choice.Reachable, now time.Time) To
 // Next returns the time at which Due must be called; zero for never.
 func (p *Plan) Next() time.Time {
 	for len(p.dues) > 0 {
-		if first := p.dues[0]; first.target.due.Equal(first.at) && p.waiting[first.target] {
+		if first := p.dues[0]; first.target.due.Equal(first.at) {
 			return first.at
 		}
 		p.popDue() // outdated: the target chose again in the meantime

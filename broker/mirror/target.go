@@ -87,7 +87,7 @@ func (w *work) collect(t *target, cluster string) {
 	if len(t.perCluster) == 0 && t.of.name == "" {
 		delete(w.targets, t.name)
 		delete(w.dirty, t)
-		delete(w.waiting, t)
+		t.due = time.Time{}
 		w.problemsDirty[t.name] = true
 		w.chooser.Forget(t.name)
 		w.chooser.Forget(ownChoice(t))
