@@ -39,12 +39,7 @@ func (e *Engine) DesiredOwnSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 			e.plan.EachOwn(func(namespace, name string) { names = append(names, namespace+"/"+name) })
 			return names
 		}),
-		Want: func(key, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			if !e.plan.Begun() {
-				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
-			}
+		Want: want(e, func(key, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			namespace, name, _ := strings.Cut(key, "/")
 			slice := e.plan.OwnSlice(name)
 			if slice != nil && slice.Namespace != namespace {
@@ -52,7 +47,7 @@ func (e *Engine) DesiredOwnSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 			}
 			// It follows the slice of the global service, for which the Retentions decide.
 			return writes.Decide(slice, slice != nil, owner, func(string) bool { return true })
-		},
+		}),
 	}
 }
 

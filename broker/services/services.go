@@ -594,28 +594,35 @@ func (e *Engine) listed(names func() []string) func() []string {
 	}
 }
 
+// want returns what an engine wants of a name, read under its lock. Before the plan has begun it is unknown.
+func want[T writes.Object](e *Engine, answer func(name, owner string) writes.Answer[T]) func(
+	name, owner string) writes.Answer[T] {
+	return func(name, owner string) writes.Answer[T] {
+		e.mu.RLock()
+		defer e.mu.RUnlock()
+		if !e.plan.Begun() {
+			return writes.Answer[T]{Verdict: writes.Unknown}
+		}
+		return answer(name, owner)
+	}
+}
+
 // DesiredServices is the input of the loop of Services.
 func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 	return writes.Desired[*corev1.Service]{
 		Names:  e.listed(func() []string { all, _ := e.plan.Names(); return all }),
 		Synced: e.synced,
-		Want: func(name, owner string) writes.Answer[*corev1.Service] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			unknown := writes.Answer[*corev1.Service]{Verdict: writes.Unknown}
-			if !e.plan.Begun() {
-				return unknown
-			}
+		Want: want(e, func(name, owner string) writes.Answer[*corev1.Service] {
 			service, wanted := e.plan.Service(name)
 			if wanted && service == nil {
-				return unknown
+				return writes.Answer[*corev1.Service]{Verdict: writes.Unknown}
 			}
 			a := writes.Decide(service, wanted, owner, e.mayDelete)
 			if known := e.plan.Retained(name); a.Verdict == writes.Unknown && known != nil {
 				a = writes.Answer[*corev1.Service]{Verdict: writes.Present, Object: known}
 			}
 			return a
-		},
+		}),
 		Observed: func(name string, service *corev1.Service, there bool) {
 			if !there {
 				service = nil
@@ -664,24 +671,16 @@ func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 	return writes.Desired[*mcsv1beta1.ServiceImport]{
 		Names: e.listed(func() []string { return e.imported.Imports() }),
-		Want: func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			unknown := writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown}
-			if !e.plan.Begun() {
-				return unknown
-			}
+		Want: want(e, func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
 			object, wanted := e.imported.Import(name)
 			if wanted && object == nil {
-				return unknown
+				return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown}
 			}
-			if wanted {
-				if unknown.Again = e.imported.ImportDue(name, e.now()); unknown.Again > 0 {
-					return unknown
-				}
+			if again := e.imported.ImportDue(name, e.now()); wanted && again > 0 {
+				return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown, Again: again}
 			}
 			return writes.Decide(object, wanted, owner, e.mayDelete)
-		},
+		}),
 	}
 }
 
@@ -689,19 +688,14 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice] {
 	return writes.Desired[*discoveryv1.EndpointSlice]{
 		Names: e.listed(func() []string { return e.imported.ImportSlices() }),
-		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			slice, wanted := (*discoveryv1.EndpointSlice)(nil), true
-			if e.plan.Begun() {
-				slice, wanted = e.imported.ImportSlice(name)
-			}
+		Want: want(e, func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
+			slice, wanted := e.imported.ImportSlice(name)
 			if wanted && slice == nil {
 				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
 			}
 			// It follows the slice of the derived Service, for which the Retentions decide.
 			return writes.Decide(slice, wanted, owner, func(string) bool { return true })
-		},
+		}),
 	}
 }
 
