@@ -30,8 +30,7 @@ type Offer struct {
 	// Ready is the number of ready endpoints, without those excluded for another reason, such as a drain.
 	Ready int
 	// All is the number of endpoints that are not about to end, ready or not.
-	All int
-	// Gone is true for a cluster that is gone.
+	All  int
 	Gone bool
 }
 

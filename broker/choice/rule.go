@@ -43,7 +43,6 @@ func (r *Rule) Denied(namespace string) string {
 	return ""
 }
 
-// Exports are the exports of one name.
 type Exports struct {
 	// Services are those that clusters export now, by cluster.
 	Services map[string]*semaphorev1.Service

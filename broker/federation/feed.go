@@ -18,7 +18,6 @@ type Feed struct {
 	Warn func(cluster, topic string, reason finding.Code, note string) bool
 }
 
-// Take implements Sink.
 func (f Feed) Take(cluster string, r replica.Result) {
 	for _, refused := range r.Refused {
 		f.Warn(cluster, "Refused "+refused.Key.String()+" "+string(refused.Code), finding.Refused,

@@ -64,7 +64,6 @@ const (
 	changeField protowire.Number = 1
 )
 
-// message is an undecoded message.
 type message struct {
 	data streams.Raw
 	// kind is the number of its field, 0 for none or unknownField, and changes the number of its changes.

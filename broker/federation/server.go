@@ -114,8 +114,7 @@ type link struct {
 	current *stream
 	// changes and bytes limit the rate of changes, and streams how often a stream is opened.
 	changes, bytes, streams *rate.Limiter
-	// open is the number of open streams.
-	open int
+	open                    int
 	// since is when the link was last connected or disconnected.
 	since     time.Time
 	lastHeard time.Time

@@ -21,7 +21,6 @@ import (
 // own name lead to the endpoints of other clusters, too. They are in slices beside those of Kubernetes, one for each
 // slice of the global service that is lent (docs/adr/0053-own-name.md).
 
-// ownChoice is the name of the choice for the own name of a target.
 func ownChoice(t *target) string { return t.name + " own" }
 
 // ownName returns how the own name of a Service leads to other clusters, empty for not at all, and the UID of the

@@ -85,7 +85,6 @@ func (u *uncounted) add(key Key) {
 
 func (u *uncounted) remove(key Key) { delete(u.hashes, maphash.Comparable(seed, key)) }
 
-// any reports whether the set has a key.
 func (u *uncounted) any() bool { return u.more || len(u.hashes) > 0 }
 
 // count returns the number of keys, at most maxUncounted and one.

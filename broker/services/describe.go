@@ -6,7 +6,6 @@ import (
 )
 
 type Described struct {
-	// Service is its name.
 	Service string
 	// Namespace and Name are those of its sources.
 	Namespace, Name string
@@ -29,8 +28,7 @@ type DescribedCluster struct {
 	Drained   int `json:"drained"`
 	// InUse means that the Service uses its endpoints, except drained ones.
 	InUse bool `json:"inUse"`
-	// Gone means that the cluster is gone.
-	Gone bool `json:"gone"`
+	Gone  bool `json:"gone"`
 }
 
 // Services returns the Services of the broker with endpoints, and the clusters that they use, sorted by name.

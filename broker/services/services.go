@@ -181,7 +181,6 @@ func (e *Engine) SetNamespaces(names []string) {
 	e.wakeImports(touched, importSlices)
 }
 
-// SetNamespace records whether a namespace exists.
 func (e *Engine) SetNamespace(name string, exists bool) {
 	e.mu.Lock()
 	touched, importSlices := e.imported.SetNamespace(name, exists)
@@ -220,7 +219,6 @@ func (b loops) each(do func(writes.Loop)) {
 	}
 }
 
-// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *replica.Queue { return e.queue }
 
 // Run handles the queue, and changes that are due by time, until ctx ends, and returns ctx's error.
@@ -384,7 +382,6 @@ func (e *Engine) MarkLivenessUnknown(clusters ...string) {
 	e.plan.MarkPresenceUnknown(clusters...)
 }
 
-// SetDrains sets the drains.
 func (e *Engine) SetDrains(all choice.Drains) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -520,14 +517,12 @@ func (e *Engine) ServiceOf(ip netip.Addr) string {
 	return e.addresses[ip]
 }
 
-// ServiceExists reports whether a Service of the broker exists in the cluster.
 func (e *Engine) ServiceExists(name string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.plan.Existing(name) != nil
 }
 
-// SlicesOf returns the names of the desired slices of a Service.
 func (e *Engine) SlicesOf(service string) []string {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -917,14 +912,12 @@ var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
 var exportedServices = prometheus.NewDesc("semaphore_broker_exports",
 	"Services of a cluster, the own one too, that ServiceExports export.", []string{"cluster"}, nil)
 
-// Describe implements prometheus.Collector.
 func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 	ch <- serviceProblems
 	ch <- exportedServices
 	ch <- ownNameEndpoints
 }
 
-// Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.collectOwnNames(ch)
 	e.mu.RLock()
