@@ -42,7 +42,7 @@ func TestDecodersAreFuzzed(t *testing.T) {
 			}
 		}
 	}
-	if found < 39 {
+	if found < 38 {
 		t.Errorf("%d targets: the search does not work", found)
 	}
 }
