@@ -7,27 +7,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
-
-const shared = "gl-shop-73736d-echo"
-
-// offers is what a cluster sends that offers shop/echo to share, with these endpoints.
-func offers(addresses string) []replica.Change {
-	return []replica.Change{
-		{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"},
-			New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: global()}}},
-		has(addresses),
-	}
-}
-
-// has is what it sends of its endpoints.
-func has(addresses string) replica.Change {
-	return replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x"},
-		New: &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: endpoints("echo", addresses)}}}
-}
 
 // A broker that begins while a cluster is gone leaves all unchanged, whatever it receives of others, until it knows of
 // that cluster.
@@ -40,24 +22,24 @@ func TestAwait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := blank(t, rules)
-			c.apply("c2", offers("10.2.0.1")...)
-			c.apply("c3", offers("10.4.0.1")...)
+			c.apply("c2", offering(global(), "10.2.0.1")...)
+			c.apply("c3", offering(global(), "10.4.0.1")...)
 			c.heard("c2", "c2-a", "c3")
 			c.follow(c.SetGone("c2", true, c.Now))
 			const gone = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1"
-			c.Is("c2 is gone", shared, gone)
+			c.Is("c2 is gone", glEcho, gone)
 			c.Wrote()
 
 			c = c.restartedAwaiting(rules)
-			c.Is("a broker begins", shared, gone)
-			c.apply("c3", offers("10.4.0.1")...)
+			c.Is("a broker begins", glEcho, gone)
+			c.apply("c3", offering(global(), "10.4.0.1")...)
 			c.heard("c3")
-			c.Is("c3 is heard", shared, gone)
+			c.Is("c3 is heard", glEcho, gone)
 			c.writes("c3 is heard")
-			c.apply("c3", has("10.4.0.1 10.4.0.2"))
-			c.Is("c3 has more", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+			c.apply("c3", slc("shop", "a", endpoints("echo", "10.4.0.1 10.4.0.2")))
+			c.Is("c3 has more", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
 			c.follow(c.SetGone("c2", true, c.Now))
-			c.Is("c2 is known to be gone", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+			c.Is("c2 is known to be gone", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
 
 			// In another that begins it is there after all.
 			c = c.restartedAwaiting(rules)
@@ -67,7 +49,7 @@ func TestAwait(t *testing.T) {
 			if name == "c3 before c2" {
 				want = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2"
 			}
-			c.Is("c2 is there", shared, want)
+			c.Is("c2 is there", glEcho, want)
 		})
 	}
 }
@@ -118,71 +100,71 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 // it is named as that as long as it has endpoints there.
 func TestAwaitNamesWhoeverHasEndpoints(t *testing.T) {
 	c := blank(t)
-	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1")...)
 	c = c.restarted()
-	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
 	c.follow(c.SetGone("c3", true, c.Now))
 	c = c.restarted()
 	c.follow(c.SetGone("c3", true, c.Now))
-	c.apply("c2", offers("10.2.0.1")...)
-	c.Is("c3 is gone", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	c.apply("c2", offering(global(), "10.2.0.1")...)
+	c.Is("c3 is gone", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 	c = c.restartedAwaiting()
-	c.Is("it is not known yet", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	c.Is("it is not known yet", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 }
 
 // A remote that the Service names as gone stays gone, and is in use if nothing else is ready; another one is there.
 func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c := blank(t)
-	c.apply("c2", offers("10.2.0.1")...)
-	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
 	c.follow(c.SetGone("c2", true, c.Now))
 	c.Wrote()
 	c = c.restartedAwaiting()
-	c.apply("c3", offers("10.4.0.1?")...)
-	c.Is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c.apply("c3", offering(global(), "10.4.0.1?")...)
+	c.Is("nothing else is ready", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	c = c.restartedAwaiting()
-	c.Is("both were in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c.Is("both were in use", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	// A broker that was stopped on its way leaves some in use: the Service says that it had begun to leave the cluster.
 	c = blank(t)
-	c.apply("c2", offers("10.2.0.1 10.2.0.2")...)
-	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1 10.2.0.2")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
 	c.follow(c.SetGone("c2", true, c.Now))
-	c.Slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
+	c.Slices[glEcho+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
 	c = c.restartedAwaiting()
-	c.Is("half of it", shared, "c2-1: 10.2.0.1- 10.2.0.2-; c3-1: 10.4.0.1")
+	c.Is("half of it", glEcho, "c2-1: 10.2.0.1- 10.2.0.2-; c3-1: 10.4.0.1")
 	// An endpoint that is unused by a drain alone says nothing about the cluster.
 	c = blank(t)
-	c.apply("c2", offers("10.2.0.1")...)
-	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
 	all := choice.NewDrains(choice.Drain{Target: choice.Target{Cluster: "c2"}})
 	c.follow(c.SetDrains(all, c.Now))
-	c.Is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	c.Is("drained", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	n := before(t)
 	n.MarkPresenceUnknown("c2", "c2-a", "c3")
 	n.SetDrains(all, n.Now)
 	n.Take(c.Cluster)
 	n.follow(n.Begin(n.Now))
-	n.Is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	n.Is("as it was", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	n.writes("as it was")
 	n.follow(n.SetDrains(choice.Drains{}, n.Now))
-	n.Is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	n.Is("undrained", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 }
 
 // A remote of which a new broker knows no endpoint is noted as gone, too: the next broker reads it there.
 func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
 	c := blank(t)
-	c.apply("c2", offers("10.2.0.1")...)
-	c.apply("c3", offers("10.4.0.1")...)
-	c.apply("c3", has(""))
+	c.apply("c2", offering(global(), "10.2.0.1")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
+	c.apply("c3", slc("shop", "a", endpoints("echo", "")))
 	c.heard("c2", "c2-a", "c3")
 	c = c.restartedAwaiting()
-	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1")...)
 	c.heard("c2", "c2-a")
 	c.follow(c.SetGone("c3", true, c.Now))
-	if got := c.Services[shared].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
+	if got := c.Services[glEcho].Annotations[naming.AnnotationGoneClusters]; got != "c3" {
 		t.Errorf("the Service notes %q as gone, not c3", got)
 	}
 }
@@ -191,21 +173,21 @@ func TestARemoteWithoutEndpointsIsNotedAsGone(t *testing.T) {
 // changes.
 func TestWhoIsGoneIsNotedWhileTheDecidingClusterIsSilent(t *testing.T) {
 	c := blank(t)
-	c.apply("c2", offers("10.2.0.1")...)
-	c.apply("c3", offers("10.4.0.1")...)
+	c.apply("c2", offering(global(), "10.2.0.1")...)
+	c.apply("c3", offering(global(), "10.4.0.1")...)
 	c.heard("c2", "c2-a", "c3")
-	was := c.Services[shared].DeepCopy()
+	was := c.Services[glEcho].DeepCopy()
 	for _, after := range []struct {
 		gone  bool
 		noted string
 	}{{true, "c3"}, {false, ""}} {
 		c = c.restartedAwaiting()
 		c.heard("c3")
-		c.apply("c3", offers("10.4.0.1")...)
+		c.apply("c3", offering(global(), "10.4.0.1")...)
 		c.follow(c.SetGone("c3", after.gone, c.Now))
 		want := was.DeepCopy()
 		want.Annotations[naming.AnnotationGoneClusters] = after.noted
-		if diff := cmp.Diff(want, c.Services[shared]); diff != "" {
+		if diff := cmp.Diff(want, c.Services[glEcho]); diff != "" {
 			t.Errorf("gone %t:\n%s", after.gone, diff)
 		}
 	}
@@ -217,22 +199,22 @@ func TestTwoLastResorts(t *testing.T) {
 	for name, rules := range map[string]string{"": "", "preferred": "globalServices: {rules: [{prefer: [c3]}]}"} {
 		t.Run(name, func(t *testing.T) {
 			c := blank(t, rules)
-			c.apply("c2", offers("10.2.0.1")...)
-			c.apply("c2-a", offers("10.3.0.1?")...)
-			c.apply("c3", offers("10.4.0.1")...)
+			c.apply("c2", offering(global(), "10.2.0.1")...)
+			c.apply("c2-a", offering(global(), "10.3.0.1?")...)
+			c.apply("c3", offering(global(), "10.4.0.1")...)
 			c.heard("c2", "c2-a", "c3")
 			c.follow(c.SetGone("c2", true, c.Now))
 			c.follow(c.SetGone("c3", true, c.Now))
 			const used = "c2-1: 10.2.0.1; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1"
-			c.Is("two are gone", shared, used)
+			c.Is("two are gone", glEcho, used)
 			c.Wrote()
 			c = c.restartedAwaiting(rules)
-			c.Is("a broker begins", shared, used)
+			c.Is("a broker begins", glEcho, used)
 			c.follow(c.SetGone("c2", true, c.Now))
-			c.Is("one is known to be gone", shared, used)
+			c.Is("one is known to be gone", glEcho, used)
 			c.writes("one is known to be gone")
 			c.follow(c.SetGone("c3", false, c.Now))
-			c.Is("the other is there", shared, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
+			c.Is("the other is there", glEcho, "c2-1: 10.2.0.1-; c2-a-1: 10.3.0.1?; c3-1: 10.4.0.1")
 		})
 	}
 }

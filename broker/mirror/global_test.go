@@ -30,8 +30,7 @@ func settled(g *semaphorev1.GlobalSettings) *semaphorev1.Service {
 }
 
 func TestGlobalService(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.Is("one cluster", glEcho, "c3-1: 10.4.0.1")
 	p.apply("c1", offering(global(), "10.1.0.1 10.1.0.2")...)
@@ -80,8 +79,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c3"}, MinReady: 7,
 			WhenGone: semaphorev1.WhenGone_WHEN_GONE_KEEP, LocalFirst: true}}
 	for _, order := range [][]string{{"c1", "c2", "c3"}, {"c3", "c2", "c1"}, {"c2", "c3", "c1"}} {
-		p := blank(t, taken)
-		p.heard("c1", "c2", "c2-a", "c3")
+		p := known(t, taken)
 		for _, cluster := range order {
 			p.apply(cluster, offering(map[string]*semaphorev1.Service{"c1": ours, "c2": theirs, "c3": ours}[cluster],
 				map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}[cluster])...)
@@ -172,8 +170,7 @@ func TestEndpointsOfOtherFamilies(t *testing.T) {
 			"c1-1: 10.1.0.1; c2-1: fd02::1", "ipFamilies (1 of 2)", ruled + "\nmcs: {enabled: true}"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := blank(t, c.more)
-			p.heard("c1", "c2", "c2-a", "c3")
+			p := known(t, c.more)
 			p.apply("c1", offering(c.own, "10.1.0.1")...)
 			p.apply("c2", svc("shop", "echo", c.theirs), slc("shop", "six", ofIPv6("fd02::1")))
 			p.later(time.Hour)
@@ -241,8 +238,7 @@ func TestNamesOfGlobalServices(t *testing.T) {
 }
 
 func TestPreference(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1 10.1.0.2")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.Is("local first", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
@@ -293,8 +289,7 @@ func TestTheOperatorsRuleComesFirst(t *testing.T) {
 }
 
 func TestHints(t *testing.T) {
-	p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, "globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true}), "10.1.0.1")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.Is("all are in use", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
@@ -330,8 +325,7 @@ func TestGone(t *testing.T) {
 		"demote":   "c1-1: 10.1.0.1; c2-1: 10.2.0.1-",
 		"withdraw": "c1-1: 10.1.0.1; c2-1: 10.2.0.1-",
 	} {
-		p := blank(t, taken)
-		p.heard("c1", "c2", "c2-a", "c3")
+		p := known(t, taken)
 		p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{WhenGone: semaphorev1.WhenGoneOf(when)}), "10.1.0.1")...)
 		both := global()
 		both.Mirror = true
@@ -353,8 +347,7 @@ func TestGone(t *testing.T) {
 }
 
 func TestDrains(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	both := global()
 	both.Mirror = true
 	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}, MinReady: 2}), "10.1.0.1")...)
@@ -379,8 +372,7 @@ func TestDrains(t *testing.T) {
 // A broker that is started while the cluster that decides is silent changes nothing of a global service, and follows
 // the others nevertheless.
 func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	decides := settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1", "c2"}, MinReady: 2})
 	decides.Headless, decides.ClientIpAffinitySeconds = true, 60
 	p.apply("c1", offering(decides, "10.1.0.1 10.1.0.2")...)
@@ -407,8 +399,7 @@ func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
 // When all of them are known and the one that is preferred is dead, a broker that was started since can still do
 // without it.
 func TestFailoverAfterARestart(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c2", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}}), "10.2.0.1")...)
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	p.later(time.Hour)

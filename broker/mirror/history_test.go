@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/proto"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -274,30 +273,6 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left,
 				[]any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.Problems().All(),
 					h.tooLong})
-		}
-	}
-}
-
-// An endpoint that a source offers is unused here only by our own word: with neither preference, drain nor a cluster
-// that is gone, everything is as the source says, but for what only we say.
-func TestNothingIsMaskedWithoutAReason(t *testing.T) {
-	for seed := range uint64(100) {
-		h := newHistory(t, seed)
-		h.follow(h.Begin(h.Now))
-		for range 30 {
-			cluster := pick(h, "c1", "c2")
-			s := h.randomSlice(cluster)
-			if s == nil {
-				continue
-			}
-			h.apply(cluster, svc("shop", "free", web(&semaphorev1.Service{Global: true, Mirror: true})))
-			s.Service = "free"
-			h.apply(cluster, slc("shop", pick(h, "s1", "s2"), proto.Clone(s).(*semaphorev1.EndpointSlice)))
-			for name, s := range h.Slices {
-				if unused := s.Annotations[naming.AnnotationUnusedEndpoints]; unused != "" {
-					t.Fatalf("seed %d: %s does not use %s", seed, name, unused)
-				}
-			}
 		}
 	}
 }

@@ -23,10 +23,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/written"
 )
 
-var (
-	observed = time.Unix(1_800_000_000, 0)
-	began    = time.Unix(1_900_000_000, 0)
-)
+var began = time.Unix(1_900_000_000, 0)
 
 // configured is the configuration of c1 with more of it, such as "slices: {maxEndpoints: 3}".
 func configured(t testing.TB, more ...string) *config.Broker {
@@ -58,6 +55,13 @@ type cluster struct {
 func blank(t testing.TB, more ...string) *cluster {
 	c := before(t, more...)
 	c.follow(c.Begin(c.Now))
+	return c
+}
+
+// known is a broker that has begun in a cluster where nothing is, and has heard all clusters whole.
+func known(t testing.TB, more ...string) *cluster {
+	c := blank(t, more...)
+	c.heard("c1", "c2", "c2-a", "c3")
 	return c
 }
 
@@ -110,28 +114,11 @@ func (c *cluster) writes(when string, want ...string) {
 }
 
 // endpoints have the marks of text.
-var endpoints, web = players.Endpoints, players.Web
+var endpoints, web, svc, slc = players.Endpoints, players.Web, written.Service, written.Slice
 
 func mirrored() *semaphorev1.Service { return web(&semaphorev1.Service{Mirror: true}) }
 
 func global() *semaphorev1.Service { return web(&semaphorev1.Service{Global: true}) }
-
-// change is that of an object; without a spec it is gone.
-func change(o *semaphorev1.Object, gone bool) replica.Change {
-	c := replica.Change{Key: replica.KeyOf(o.Key), New: o, ObservedAt: observed}
-	if gone {
-		c.New = nil
-	}
-	return c
-}
-
-func svc(ns, name string, s *semaphorev1.Service) replica.Change {
-	return change(players.ServiceOf(ns, name, s), s == nil)
-}
-
-func slc(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
-	return change(players.SliceOf(ns, name, s), s == nil)
-}
 
 func names(all []Touched) []string {
 	var out []string
@@ -188,7 +175,7 @@ func TestService(t *testing.T) {
 			p := blank(t)
 			touches := p.apply("c3", svc("shop", "echo", c.in))
 			if !slices.Equal(touches.Services,
-				[]Touched{{Name: "three-shop-73736d-echo", Cluster: "c3", ObservedAt: observed}}) {
+				[]Touched{{Name: "three-shop-73736d-echo", Cluster: "c3", ObservedAt: written.Observed}}) {
 				t.Errorf("touches %v", touches)
 			}
 			s, ok := p.Service("three-shop-73736d-echo")
@@ -233,22 +220,12 @@ func TestService(t *testing.T) {
 	}
 }
 
+// A slice that comes before its service waits for it. TestShapes has what is in one.
 func TestSlice(t *testing.T) {
-	source := &semaphorev1.EndpointSlice{
-		Service: "echo", AddressType: "IPv4",
-		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}},
-		Endpoints: []*semaphorev1.Endpoint{
-			{Addresses: []string{"10.2.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false),
-				Hostname: "echo-0", Zone: "eu-1a"},
-			{Addresses: []string{"10.2.1.6"}, Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)},
-			{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
-		},
-	}
 	for _, headless := range []bool{false, true} {
 		t.Run(fmt.Sprint("headless ", headless), func(t *testing.T) {
 			p := blank(t)
-			// A slice that comes before its service waits for it.
-			if first := p.apply("c2", slc("shop", "echo-x7", source)); len(first.Slices) > 0 {
+			if first := p.apply("c2", slc("shop", "echo-x7", endpoints("echo", "10.2.1.5"))); len(first.Slices) > 0 {
 				t.Errorf("a slice without its service: %v", first)
 			}
 			name := "c2-shop-73736d-echo-c2-1"
@@ -265,56 +242,13 @@ func TestSlice(t *testing.T) {
 				"mirror-svc-prefix-sync":     "c2",
 				"kubernetes.io/service-name": "c2-shop-73736d-echo", "endpointslice.kubernetes.io/managed-by": "semaphore-broker",
 			}
-			var hostname *string
 			if headless {
 				labels["service.kubernetes.io/headless"] = ""
-				hostname = ptr.To("echo-0")
 			}
 			if d := diff(labels, s.Labels); d != "" {
 				t.Error(d)
 			}
-			want := []discoveryv1.Endpoint{
-				{Addresses: []string{"10.2.1.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true),
-					Serving: ptr.To(true), Terminating: ptr.To(false)}, Hostname: hostname},
-				{Addresses: []string{"10.2.1.6"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false),
-					Serving: ptr.To(true), Terminating: ptr.To(true)}},
-				{Addresses: []string{"10.2.1.7", "10.2.1.8"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true),
-					Serving: ptr.To(true), Terminating: ptr.To(false)}},
-			}
-			if d := diff(want, s.Endpoints); d != "" {
-				t.Error(d)
-			}
-			if d := diff([]discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP),
-				Port: ptr.To(int32(8080))}}, s.Ports); d != "" {
-				t.Error(d)
-			}
 		})
-	}
-}
-
-func TestServicesNoLongerOfferedAreForgotten(t *testing.T) {
-	const echo, other = "c2-shop-73736d-echo", "c2-shop-73736d-other"
-	p := blank(t)
-	p.heard("c2")
-	p.apply("c2", svc("shop", "neither", web(&semaphorev1.Service{})), slc("shop", "n", endpoints("neither", "10.2.0.9")),
-		svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")), svc("shop", "other", mirrored()))
-	if len(p.Services) != 2 || len(p.Slices) != 1 {
-		t.Errorf("services %v, slices %v", sorted(p.Services), sorted(p.Slices))
-	}
-	p.apply("c2", slc("shop", "a", endpoints("other", "10.2.0.1")))
-	p.Is("the slice is another service's", echo, "")
-	p.Is("the slice is another service's", other, "c2-1: 10.2.0.1")
-	p.apply("c2", svc("shop", "other", web(&semaphorev1.Service{})))
-	p.Is("no longer offered", other, "")
-	p.apply("c2", svc("shop", "other", mirrored()))
-	p.Is("offered again", other, "c2-1: 10.2.0.1")
-	p.apply("c2", svc("shop", "other", nil), svc("shop", "echo", nil))
-	if len(p.Services) != 0 || len(p.Slices) != 0 {
-		t.Errorf("services %v, slices %v", sorted(p.Services), sorted(p.Slices))
-	}
-	p.apply("c2", slc("shop", "a", nil), slc("shop", "n", nil), svc("shop", "neither", nil))
-	if n := len(p.sources) + len(p.exportedSlices) + len(p.targets) + len(p.Plan.slices); n != 0 {
-		t.Errorf("all has gone, and %d things are remembered", n)
 	}
 }
 

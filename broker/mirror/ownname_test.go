@@ -60,8 +60,7 @@ func (c *cluster) later(d time.Duration) {
 }
 
 func TestOwnNameFailsOver(t *testing.T) {
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	c.apply("c1", offering(asking("failover", nil), "10.1.0.1")...)
 	c.apply("c2", offering(global(), "10.2.0.1 10.2.0.2?")...)
 	c.apply("c3", offering(global(), "10.4.0.1")...)
@@ -105,8 +104,7 @@ func TestOwnNameFailsOver(t *testing.T) {
 // export it.
 func TestOwnNameIsNotedWithoutWhoDecides(t *testing.T) {
 	for _, exported := range []bool{true, false} {
-		c := blank(t, ownNames)
-		c.heard("c1", "c2", "c2-a", "c3")
+		c := known(t, ownNames)
 		c.apply("c1", offering(asking("all", nil), "10.1.0.1")...)
 		c.apply("c2", offering(global(), "10.2.0.1")...)
 		c.isOwn("it asks", "c2-1: 10.2.0.1")
@@ -177,8 +175,7 @@ func TestOwnName(t *testing.T) {
 			if c.theirs == nil {
 				c.theirs = global()
 			}
-			p := blank(t, c.config)
-			p.heard("c1", "c2", "c2-a", "c3")
+			p := known(t, c.config)
 			p.apply("c2", offering(c.theirs, "10.2.0.1")...)
 			p.apply("c3", offering(global(), "10.4.0.1")...)
 			p.apply("c1", offering(c.own, c.endpoints)...)
@@ -199,8 +196,7 @@ func TestOwnName(t *testing.T) {
 
 // A misspelled value changes nothing: neither at once nor for a broker that begins, nor does it for min-ready.
 func TestAMisspelledOwnNameChangesNothing(t *testing.T) {
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	two := &semaphorev1.GlobalSettings{MinReady: 2}
 	c.apply("c1", offering(asking("failover", two), "10.1.0.1")...)
 	c.apply("c2", offering(global(), "10.2.0.1")...)
@@ -226,8 +222,7 @@ func TestAMisspelledOwnNameChangesNothing(t *testing.T) {
 // An endpoint that is not in use is absent: an endpoint that a drain covers, and a cluster that is gone while another
 // is there.
 func TestOwnNameHasOnlyWhatIsInUse(t *testing.T) {
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	c.apply("c1", offering(asking("failover", nil), "10.1.0.1?")...)
 	c.apply("c2", offering(global(), "10.2.0.1 10.2.0.2")...)
 	c.apply("c3", offering(global(), "10.4.0.1")...)
@@ -266,8 +261,7 @@ func TestOwnNameSaysWhoLends(t *testing.T) {
 			func(c *cluster) Touches { return c.apply("c2", service) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := blank(t, ownNames)
-			p.heard("c1", "c2", "c2-a", "c3")
+			p := known(t, ownNames)
 			own := asking("failover", nil)
 			own.IpFamilies = []string{"IPv4"}
 			p.apply("c1", offering(own, "10.1.0.1")...)
@@ -295,8 +289,7 @@ func TestOwnNameSaysWhoLends(t *testing.T) {
 // When no cluster serves any more, the last one that did is remembered: the own cluster's recovery is a change, too,
 // once, and only if it suffices.
 func TestOwnNameRecoversFromATotalOutage(t *testing.T) {
-	p := blank(t, ownNames)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, ownNames)
 	p.apply("c1", offering(asking("failover", &semaphorev1.GlobalSettings{MinReady: 2}), "10.1.0.1 10.1.0.2")...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	ready := func(cluster, addresses string) []choice.Lent {
@@ -334,8 +327,7 @@ func TestOwnNameOfAServiceWithoutPorts(t *testing.T) {
 		s.Ports = nil
 		return s
 	}
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	c.apply("c1", svc("shop", "echo", bare(asking("failover", nil))), slc("shop", "a", without("10.1.0.1?")))
 	c.apply("c2", svc("shop", "echo", bare(global())), slc("shop", "a", without("10.2.0.1")))
 	c.isOwn("no own endpoint is ready", "c2-1: 10.2.0.1")
@@ -354,8 +346,7 @@ func TestOwnNameOfAHeadlessService(t *testing.T) {
 		s.Headless = true
 		return s
 	}
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	c.apply("c1", svc("shop", "echo", headless(asking("all", nil))), slc("shop", "a", named("10.1.0.1", "web-0")))
 	c.apply("c2", svc("shop", "echo", headless(global())), slc("shop", "a", named("10.2.0.1 10.2.0.2", "web-0", "web-1")))
 	hostnames := func(c *cluster) (all []string) {
@@ -395,8 +386,7 @@ func TestOwnNameOfAHeadlessService(t *testing.T) {
 
 // The Service says what its ports speak.
 func TestOwnNameHasThePortsOfTheService(t *testing.T) {
-	c := blank(t, ownNames)
-	c.heard("c1", "c2", "c2-a", "c3")
+	c := known(t, ownNames)
 	s := asking("all", nil)
 	s.Ports[0].AppProtocol = "kubernetes.io/h2c"
 	c.apply("c1", offering(s, "10.1.0.1")...)

@@ -25,8 +25,7 @@ func mirroredToo() *semaphorev1.Service {
 // TestOnlyWhatTunnelsLeadTo: an endpoint without a tunnel is in its slice and not in use, in a mirror and in a global
 // service, whose choice does not count it. Nothing else of the cluster, and nothing of others, is affected.
 func TestOnlyWhatTunnelsLeadTo(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c1", offering(global(), "10.1.0.1")...)
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
 	p.Is("nothing is known of tunnels", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2")
@@ -59,8 +58,7 @@ func TestOnlyWhatTunnelsLeadTo(t *testing.T) {
 
 // TestReachCostsOwnSlices: a change of what is reached in one cluster takes no memory for the slices of others.
 func TestReachCostsOwnSlices(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1")...)
 	set := reaches("10.2.0.1/32")
 	cost := func() float64 { return testing.AllocsPerRun(100, func() { p.SetReach("c2", set, p.Now) }) }
@@ -76,8 +74,7 @@ func TestReachCostsOwnSlices(t *testing.T) {
 
 // TestPreferenceCountsReachedEndpoints: endpoints without a tunnel do not suffice, so the next cluster is used.
 func TestPreferenceCountsReachedEndpoints(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	prefers := settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2", "c1"}, MinReady: 1})
 	p.apply("c2", offering(prefers, "10.2.0.1 10.2.0.2")...)
 	p.apply("c1", offering(prefers, "10.1.0.1")...)
@@ -90,8 +87,7 @@ func TestPreferenceCountsReachedEndpoints(t *testing.T) {
 
 // TestReachAfterARestart: a new broker that knows the same tunnels writes nothing.
 func TestReachAfterARestart(t *testing.T) {
-	p := blank(t, taken)
-	p.heard("c1", "c2", "c2-a", "c3")
+	p := known(t, taken)
 	p.apply("c2", offering(mirroredToo(), "10.2.0.1 10.2.0.2")...)
 	p.follow(p.SetReach("c2", reaches("10.2.0.1/32"), p.Now))
 	p.Is("before", echo, "c2-1: 10.2.0.1 10.2.0.2-")

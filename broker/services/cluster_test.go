@@ -161,8 +161,8 @@ func (c *cluster) heardAll() { c.heard(sorted(subnets)...) }
 // follow writes what was touched.
 func (c *cluster) follow(touches mirror.Touches) { c.Write(c.touched(touches)) }
 
-// endpoints have the mark of is.
-var endpoints, web = players.Endpoints, players.Web
+// endpoints have the marks of text.
+var endpoints, web, svc, slc = players.Endpoints, players.Web, written.Service, written.Slice
 
 const glEcho = "gl-shop-73736d-echo"
 
@@ -176,23 +176,6 @@ func settled(g *semaphorev1.GlobalSettings) *semaphorev1.Service {
 
 func offering(s *semaphorev1.Service, addresses string) []replica.Change {
 	return []replica.Change{svc("shop", "echo", s), slc("shop", "a", endpoints("echo", addresses))}
-}
-
-// change is that of an object; without a spec it is gone.
-func change(o *semaphorev1.Object, gone bool) replica.Change {
-	c := replica.Change{Key: replica.KeyOf(o.Key), New: o}
-	if gone {
-		c.New = nil
-	}
-	return c
-}
-
-func svc(ns, name string, s *semaphorev1.Service) replica.Change {
-	return change(players.ServiceOf(ns, name, s), s == nil)
-}
-
-func slc(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
-	return change(players.SliceOf(ns, name, s), s == nil)
 }
 
 func names(all []mirror.Touched) []string {

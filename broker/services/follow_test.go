@@ -1,4 +1,4 @@
-package services_test
+package services
 
 import (
 	"testing"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -29,7 +28,7 @@ func TestARemoteThatComesBack(t *testing.T) {
 			f.DesiredSlices().Observed(name, there, true)
 		}
 	}}
-	f.Bind(services.Loops{Services: f.loop, Slices: loop})
+	f.Bind(Loops{Services: f.loop, Slices: loop})
 	c2 := config.Remote{Name: "c2", ServicePrefix: "c2", PodPrefixes: testkit.Prefixes("10.2.0.0/16")}
 	c3 := config.Remote{Name: "c3", ServicePrefix: "c3", PodPrefixes: testkit.Prefixes("10.3.0.0/16")}
 	verdict := func() writes.Verdict { return f.DesiredSlices().Want(name, "c2").Verdict }
@@ -42,10 +41,8 @@ func TestARemoteThatComesBack(t *testing.T) {
 	if v := verdict(); v == writes.Absent {
 		t.Error("c2 is back, and its slice goes")
 	}
-	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s"}
-	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key,
-		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4",
-			Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}}}}})
+	f.take("c2", replica.Result{Changes: []replica.Change{slc("shop", "s", &semaphorev1.EndpointSlice{Service: "s0",
+		AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}})}})
 	f.snapshot(1)
 	a := f.DesiredSlices().Want(name, "c2")
 	if a.Verdict != writes.Present || len(a.Object.Endpoints) != 1 || a.Object.Endpoints[0].Addresses[0] != "10.2.0.1" {

@@ -1,4 +1,4 @@
-package services_test
+package services
 
 import (
 	"testing"
@@ -10,7 +10,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestImportWaitsForItsService: a ServiceImport is not written before its derived Service has had its IPs for 1.5 s, so
@@ -20,11 +19,7 @@ func TestImportWaitsForItsService(t *testing.T) {
 	f := newFixture(t, 0)
 	f.DesiredSlices().Synced()
 	f.SetNamespaces([]string{"shop"})
-	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "web"}
-	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key,
-		Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{
-			Ports:        []*semaphorev1.Port{{Protocol: "TCP", Port: 80}},
-			MultiCluster: &semaphorev1.MultiClusterExport{}}}}}}})
+	f.take("c2", replica.Result{Changes: []replica.Change{svc("shop", "web", exported())}})
 	f.snapshot(0)
 	const derived = "mcs-shop-73736d-web"
 	observe := func(ip, label string) {

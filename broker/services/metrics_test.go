@@ -1,8 +1,7 @@
-package services_test
+package services
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -46,31 +45,15 @@ func (f *fixture) problems(t *testing.T) (text string, values int) {
 func TestServiceProblemsAreCounted(t *testing.T) {
 	f := newFixture(t, 0)
 	long := strings.Repeat("n", 50)
-	exported := map[string]map[string]*semaphorev1.Object{"c2": {}, "c3": {}}
-	export := func(cluster, namespace, name string, s *semaphorev1.Service) {
-		if s.Ports == nil {
-			s.Ports = []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}
-		}
-		exported[cluster][namespace+"/"+name] = &semaphorev1.Object{
-			Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: name},
-			Spec: &semaphorev1.Object_Service{Service: s},
-		}
-	}
-	export("c2", "shop", long, &semaphorev1.Service{Mirror: true})
-	export("c2", "shop", long+"-too", &semaphorev1.Service{Mirror: true})
-	export("c2", "shop", "a-73736d-b", &semaphorev1.Service{Mirror: true})
-	export("c2", "shop-73736d-a", "b", &semaphorev1.Service{Mirror: true})
-	export("c3", "shop", long, &semaphorev1.Service{Mirror: true})
-	export("c2", "shop", "web", &semaphorev1.Service{Global: true})
-	export("c3", "shop", "web", &semaphorev1.Service{Global: true, PublishNotReadyAddresses: true})
-	for _, cluster := range []string{"c2", "c3"} {
-		var changes []replica.Change
-		for _, name := range slices.Sorted(maps.Keys(exported[cluster])) {
-			o := exported[cluster][name]
-			changes = append(changes, replica.Change{Key: replica.KeyOf(o.Key), New: o})
-		}
-		f.take(cluster, replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
-		f.take(cluster, replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+	mirror := web(&semaphorev1.Service{Mirror: true})
+	for cluster, changes := range map[string][]replica.Change{
+		"c2": {svc("shop", long, mirror), svc("shop", long+"-too", mirror), svc("shop", "a-73736d-b", mirror),
+			svc("shop-73736d-a", "b", mirror), svc("shop", "web", global())},
+		"c3": {svc("shop", long, mirror),
+			svc("shop", "web", web(&semaphorev1.Service{Global: true, PublishNotReadyAddresses: true}))},
+	} {
+		f.take(cluster, replica.Result{Changes: changes, Completed: kindService})
+		f.take(cluster, replica.Result{Completed: kindSlice})
 	}
 	text, values := f.problems(t)
 	if want := "c2 NameTaken 1, c2 NameTooLong 2, c3 NameTooLong 1, c3 SettingsDiffer 1"; text != want {
@@ -80,7 +63,7 @@ func TestServiceProblemsAreCounted(t *testing.T) {
 		t.Errorf("%d values, want %d", values, want)
 	}
 	// One that is not offered any more is not counted.
-	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(exported["c2"]["shop/"+long].Key)}}})
+	f.take("c2", replica.Result{Changes: []replica.Change{svc("shop", long, nil)}})
 	if text, _ := f.problems(t); text != "c2 NameTaken 1, c2 NameTooLong 1, c3 NameTooLong 1, c3 SettingsDiffer 1" {
 		t.Errorf("afterwards the metric has %q", text)
 	}

@@ -1,4 +1,4 @@
-package services_test
+package services
 
 import (
 	"testing"
@@ -7,7 +7,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -25,9 +24,9 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		}
 		cfg := testkit.Value(described.Broker([]byte(text + "}")))(t)
 		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
-		p, s := services.New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
+		p, s := New(cfg, warn, time.Now), policy.NewEngine(cfg, warn, time.Now)
 		loop := &ownCluster{synced: true}
-		p.Bind(services.Loops{Services: loop, Slices: loop})
+		p.Bind(Loops{Services: loop, Slices: loop})
 		s.Bind(loop)
 		services, sets := p.DesiredServices(), s.DesiredGlobal()
 		services.Synced()
@@ -72,14 +71,9 @@ func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, n
 func TestSlicesAreMadeForOwnedServicesOnly(t *testing.T) {
 	f := newFixture(t, 0)
 	loop := &marked{ownCluster: ownCluster{synced: true}}
-	f.Bind(services.Loops{Services: f.loop, Slices: loop})
-	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
+	f.Bind(Loops{Services: f.loop, Slices: loop})
 	f.snapshot(1)
-	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key),
-		New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
-			EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4",
-				Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}},
-		}}}}})
+	f.take("c2", replica.Result{Changes: []replica.Change{slc("shop", "s0-x", endpoints("s0", "10.2.0.1"))}})
 	services, slices := f.DesiredServices(), f.DesiredSlices()
 	service := services.Want(mirrorName(0), "")
 	names := slices.Names()

@@ -1,4 +1,4 @@
-package services_test
+package services
 
 import (
 	"fmt"
@@ -13,23 +13,14 @@ import (
 
 // wide is a whole snapshot of c2 with one Service of so many slices, of three endpoints each.
 func (f *fixture) wide(slices int) {
-	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "s0"}
-	f.Queue().Push("c2", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE, Changes: []replica.Change{{
-		Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_Service{
-			Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}},
-		}}}}})
+	f.Queue().Push("c2", replica.Result{Completed: kindService,
+		Changes: []replica.Change{svc("shop", "s0", web(&semaphorev1.Service{Mirror: true}))}})
 	var changes []replica.Change
 	for i := range slices {
-		key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: fmt.Sprint("s", i)}
-		s := &semaphorev1.EndpointSlice{Service: "s0", Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 8080}}}
-		for j := range 3 {
-			s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", i, j)},
-				Ready: new(true)})
-		}
-		changes = append(changes, replica.Change{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key,
-			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}})
+		addresses := fmt.Sprintf("10.2.%d.0 10.2.%[1]d.1 10.2.%[1]d.2", i)
+		changes = append(changes, slc("shop", fmt.Sprint("s", i), endpoints("s0", addresses)))
 	}
-	f.Queue().Push("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+	f.Queue().Push("c2", replica.Result{Changes: changes, Completed: kindSlice})
 }
 
 // TestASliceStaysWhileASnapshotIsTakenInParts: after a restart, no existing slice loses an endpoint while the first

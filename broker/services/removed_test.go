@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestSilentDeciderIsRemoved: c2 decided on an import; the broker was restarted while c2 is silent, and the
@@ -12,22 +11,16 @@ import (
 func TestSilentDeciderIsRemoved(t *testing.T) {
 	c := importing(t)
 	c.SetNamespaces([]string{"shop"})
-	export := func(port int32) *semaphorev1.Service {
-		return &semaphorev1.Service{Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: port}},
-			MultiCluster: &semaphorev1.MultiClusterExport{}}
-	}
-	c.apply("c2", svc("shop", "echo", export(80)), slc("shop", "s1", endpoints("echo", "10.2.0.1")))
-	c.apply("c3", svc("shop", "echo", export(8080)), slc("shop", "s1", endpoints("echo", "10.4.0.1")))
+	others := export(exported(onPort("http", "TCP", 8080)), endpoints("echo", "10.4.0.1"))
+	c.apply("c2", export(exported(onPort("http", "TCP", 80)), endpoints("echo", "10.2.0.1"))...)
+	c.apply("c3", others...)
 	c = c.restarted(enabled)
 	c.SetNamespaces([]string{"shop"})
 	for name := range c.Services {
 		c.observe(name)
 	}
-	c.apply("c3", svc("shop", "echo", export(8080)), slc("shop", "s1", endpoints("echo", "10.4.0.1")))
-	for _, name := range []string{"c1", "c2-a", "c3"} {
-		c.follow(c.Complete(name, c.Now))
-	}
-	const derived = "mcs-shop-73736d-echo"
+	c.apply("c3", others...)
+	c.heard("c1", "c2-a", "c3")
 	var left []config.Remote
 	for _, r := range configured(t, "c1").Remotes {
 		if r.Name != "c2" {
@@ -35,7 +28,7 @@ func TestSilentDeciderIsRemoved(t *testing.T) {
 		}
 	}
 	c.follow(c.Follow(left, c.Now))
-	s, wanted := c.Service(derived)
+	s, wanted := c.Service(derivedEcho)
 	if !wanted || s == nil {
 		t.Errorf("the derived Service is not known (wanted %v): it stays as it is", wanted)
 	}

@@ -1,4 +1,4 @@
-package services_test
+package services
 
 import (
 	"fmt"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -47,7 +46,7 @@ func (c *ownCluster) Owned(of string) ([]string, bool) {
 }
 
 type fixture struct {
-	*services.Engine
+	*Engine
 	loop   *ownCluster
 	now    time.Time
 	warned []string
@@ -65,11 +64,11 @@ func newFixture(t *testing.T, there int) *fixture {
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
-	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) bool {
+	f.Engine = New(cfg, func(_, _ string, _ finding.Code, note string) bool {
 		f.warned = append(f.warned, note)
 		return true
 	}, func() time.Time { return f.now })
-	f.Bind(services.Loops{Services: f.loop, Slices: &ownCluster{synced: true}})
+	f.Bind(Loops{Services: f.loop, Slices: &ownCluster{synced: true}})
 	f.DesiredServices().Synced()
 	return f
 }
@@ -80,14 +79,10 @@ func mirrorName(i int) string { return fmt.Sprintf("c2-shop-73736d-s%d", i) }
 func (f *fixture) snapshot(n int) {
 	var changes []replica.Change
 	for i := range n {
-		key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: fmt.Sprintf("s%d", i)}
-		changes = append(changes,
-			replica.Change{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_Service{
-				Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}},
-			}}})
+		changes = append(changes, svc("shop", fmt.Sprintf("s%d", i), web(&semaphorev1.Service{Mirror: true})))
 	}
-	f.take("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
-	f.take("c2", replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+	f.take("c2", replica.Result{Changes: changes, Completed: kindService})
+	f.take("c2", replica.Result{Completed: kindSlice})
 }
 
 // take has the engine take all of what a message led to.
@@ -112,7 +107,7 @@ func (f *fixture) has(t *testing.T, when string, i int, want writes.Verdict) {
 
 func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	f := newFixture(t, 3)
-	f.take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
+	f.take("c3", replica.Result{Completed: kindService})
 	f.has(t, "with no snapshot of c2", 0, writes.Unknown)
 	f.snapshot(2)
 	if a, b := f.verdict(0), f.verdict(2); a != writes.Present || b != writes.Absent {
@@ -121,18 +116,16 @@ func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 }
 
 // withoutServices is the Hello of an exporter without the feature services.
-var withoutServices = replica.Result{Hello: &semaphorev1.Hello{Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE}}}
+var withoutServices = replica.Result{Hello: &semaphorev1.Hello{Kinds: []semaphorev1.Kind{kindNode}}}
 
-var ofServices = []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
-
-const global, derived, plain = "gl-shop-73736d-echo", "mcs-shop-73736d-echo", "shop/echo"
+var ofServices = []semaphorev1.Kind{kindService, kindSlice}
 
 // waits returns what waits for a remote, of the objects that belong to none: global and derived Services,
 // ServiceImports and slices.
 func (f *fixture) waits() (names []string) {
 	for name, v := range map[string]writes.Verdict{
-		global: f.DesiredServices().Want(global, "").Verdict, derived: f.DesiredServices().Want(derived, "").Verdict,
-		plain: f.DesiredImports().Want(plain, "").Verdict, "slice": f.DesiredSlices().Want("slice", "").Verdict,
+		"global": f.DesiredServices().Want(glEcho, "").Verdict, "derived": f.DesiredServices().Want(derivedEcho, "").Verdict,
+		"import": f.DesiredImports().Want("shop/echo", "").Verdict, "slice": f.DesiredSlices().Want("slice", "").Verdict,
 	} {
 		if v != writes.Absent {
 			names = append(names, name)
@@ -146,16 +139,16 @@ func (f *fixture) waits() (names []string) {
 // one wrote for it, says why, and removes it by the operator's order alone. After that nothing of it is left, and
 // nothing waits for it, also under the leader that follows.
 func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
-	clusters := map[string]string{global: naming.AnnotationGlobalClusters, derived: naming.AnnotationExportingClusters}
+	clusters := map[string]string{glEcho: naming.AnnotationGlobalClusters, derivedEcho: naming.AnnotationExportingClusters}
 	for name, test := range map[string]struct {
 		mirrors int
 		shared  string // a Service of c2 and c3
 		want    int
 	}{
 		"mirrors without endpoints": {mirrors: 3, want: 3},
-		"a global Service alone":    {shared: global, want: 1},
-		"a derived Service alone":   {shared: derived, want: 1},
-		"both":                      {mirrors: 3, shared: global, want: 4},
+		"a global Service alone":    {shared: glEcho, want: 1},
+		"a derived Service alone":   {shared: derivedEcho, want: 1},
+		"both":                      {mirrors: 3, shared: glEcho, want: 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.mirrors)
@@ -179,7 +172,7 @@ func TestMirrorsOfAKindThatIsNoLongerExported(t *testing.T) {
 				t.Error("no snapshot will tell")
 			}
 			f.loop.woken = 0
-			if got := f.Release("c2"); got[semaphorev1.Kind_KIND_SERVICE] != test.want || f.loop.woken == 0 {
+			if got := f.Release("c2"); got[kindService] != test.want || f.loop.woken == 0 {
 				t.Errorf("released %v, woken %d times", got, f.loop.woken)
 			}
 			f.has(t, "released", 0, writes.Absent)
@@ -288,10 +281,30 @@ func TestTheOperatorReleases(t *testing.T) {
 	if let := f.Release("c2", semaphorev1.Kind_KIND_SET_MEMBER); len(let) != 0 {
 		t.Errorf("another kind's release removes %v", let)
 	}
-	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.loop.woken == 0 {
+	if let := f.Release("c2"); let[kindService] != 30 || f.loop.woken == 0 {
 		t.Errorf("released %v, woken %d times", let, f.loop.woken)
 	}
 	f.has(t, "released", 30, writes.Absent)
+}
+
+// An operator who removes by hand what is retained leaves no object that asks, and so nothing that would learn that the
+// rest is released: every stream would be ended once a minute, forever.
+func TestObjectsRemovedByHandAreNotRetained(t *testing.T) {
+	f := newFixture(t, 40)
+	f.snapshot(0)
+	f.verdict(0)
+	if len(finding.Texts(f.Findings())) != 1 {
+		t.Fatalf("problems: %q", finding.Texts(f.Findings()))
+	}
+	f.loop.names = nil
+	f.now = f.now.Add(time.Hour)
+	if !f.ResyncDue("c2") {
+		t.Fatal("no other snapshot is asked for")
+	}
+	f.snapshot(0)
+	if f.ResyncDue("c2") || len(finding.Texts(f.Findings())) != 0 {
+		t.Errorf("due %v; problems %q", f.ResyncDue("c2"), finding.Texts(f.Findings()))
+	}
 }
 
 func TestTheBrakeWaitsForTheInformer(t *testing.T) {
@@ -308,23 +321,12 @@ func TestTheBrakeWaitsForTheInformer(t *testing.T) {
 // whether it is wanted where it does not. Only the loop that is about to write it finds out that it does not exist.
 func TestWantOnlyReads(t *testing.T) {
 	f := newFixture(t, 0)
-	object := func(kind semaphorev1.Kind, o *semaphorev1.Object) replica.Change {
-		key := &semaphorev1.ObjectKey{Kind: kind, Namespace: "shop", Name: "web"}
-		return replica.Change{Key: replica.KeyOf(key), New: o}
-	}
-	ports := []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}
-	f.take("c2", replica.Result{Changes: []replica.Change{
-		object(semaphorev1.Kind_KIND_SERVICE, &semaphorev1.Object{Spec: &semaphorev1.Object_Service{
-			Service: &semaphorev1.Service{Mirror: true, Ports: ports}}}),
-		object(semaphorev1.Kind_KIND_ENDPOINT_SLICE, &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{
-			EndpointSlice: &semaphorev1.EndpointSlice{Service: "web", AddressType: "IPv4", Ports: ports,
-				Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}}),
-	}})
+	f.take("c2", replica.Result{Changes: offering(web(&semaphorev1.Service{Mirror: true}), "10.2.0.1")})
 	names := f.DesiredSlices().Names()
 	if len(names) != 1 {
 		t.Fatalf("the slices %v are wanted, not one", names)
 	}
-	f.take("c2", replica.Result{Changes: []replica.Change{object(semaphorev1.Kind_KIND_ENDPOINT_SLICE, nil)}})
+	f.take("c2", replica.Result{Changes: []replica.Change{slc("shop", "a", nil)}})
 	desired := f.DesiredSlices()
 	for range 2 {
 		desired.Want(names[0], "")

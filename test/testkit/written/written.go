@@ -18,8 +18,32 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
+
+// Observed is when the changes of Service and Slice were seen in their cluster.
+var Observed = time.Unix(1_800_000_000, 0)
+
+// Service is the change of a Service; nil for one that is gone.
+func Service(ns, name string, s *semaphorev1.Service) replica.Change {
+	return change(players.ServiceOf(ns, name, s), s == nil)
+}
+
+// Slice is the change of an EndpointSlice; nil for one that is gone.
+func Slice(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
+	return change(players.SliceOf(ns, name, s), s == nil)
+}
+
+func change(o *semaphorev1.Object, gone bool) replica.Change {
+	c := replica.Change{Key: replica.KeyOf(o.Key), New: o, ObservedAt: Observed}
+	if gone {
+		c.New = nil
+	}
+	return c
+}
 
 // Decides is what a plan says of what may be written.
 type Decides interface {
