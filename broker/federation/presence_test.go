@@ -266,27 +266,12 @@ func TestAgentsAreAskedAboutTheLate(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), after+pollInterval/2)
 		defer cancel()
-		_ = f.Run(ctx)
+		if err := f.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("it ended with %v", err)
+		}
 		if polls := int((after-probeAfter)/pollInterval) + 1; len(asked) != 1 || asked["c3"] != polls {
 			t.Errorf("asked %v, want c3 at %d polls", asked, polls)
 		}
 		equal(t, "reported", strings.Join(f.reported, "; "), "c2 false; c3 false; c3 true")
 	})
-}
-
-func TestRunEnds(t *testing.T) {
-	f := newFixture("c2")
-	looked := make(chan struct{}, 10)
-	f.options.Heard = func() map[string]time.Time {
-		looked <- struct{}{}
-		return nil
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.Run(ctx) }()
-	<-looked
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
 }

@@ -205,24 +205,3 @@ func TestPeersKeepKeysAndPrefixes(t *testing.T) {
 		}
 	}
 }
-
-// TestTheFirstToHaveKeeps: a node keeps its key and pod CIDRs, whichever remote claims them later, and so does one that
-// an earlier broker had, as the plan begins with it.
-func TestTheFirstToHaveKeeps(t *testing.T) {
-	p := New(remotes())
-	for i := range byte(3) {
-		p.SetNode("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
-	}
-	p.Update()
-	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
-	p.Update()
-	if got := meshOf(p, "c2"); len(got.Peers) != 0 || len(got.Problems) != 1 {
-		t.Errorf("a thief that is heard first: %s %q", show(got), got.Problems)
-	}
-	p.SetNode("c3", "a", node(9, "10.3.0.0/16"))
-	p.Update()
-	if got := show(meshOf(p, "c3")); got !=
-		"n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
-		t.Errorf("after its remote is heard: %s", got)
-	}
-}

@@ -11,14 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func beat(sent uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{
-		Heartbeat: &semaphorev1.Heartbeat{HeadRevision: sent, SentRevision: sent}}}
-}
-
 func twoServices() *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{
-		Changes: []*semaphorev1.Change{put(1, serviceOf("a", 1, true)), put(2, serviceOf("b", 1, true))}}}}
+	return changes(put(1, serviceOf("a", 1, true)), put(2, serviceOf("b", 1, true)))
 }
 
 // TestARaisedLimitLetsIn: objects over a limit are requested again once the operator raises the limit.
@@ -34,14 +28,14 @@ func TestARaisedLimitLetsIn(t *testing.T) {
 	}
 	for range 30 { // five minutes of heartbeats: nothing to request
 		now = now.Add(10 * time.Second)
-		if _, err := s.Receive(now, beat(2)); err != nil {
+		if _, err := s.Receive(now, sent(2, 2)); err != nil {
 			t.Fatal("before", err)
 		}
 	}
 	r.SetLimits(config.Limits{Services: 100}, config.Brake{Percent: 100}) // federation's link.change
 	for range 360 * 24 {                                                  // a day of heartbeats
 		now = now.Add(10 * time.Second)
-		if _, err := s.Receive(now, beat(2)); status.Code(err) == codes.Aborted {
+		if _, err := s.Receive(now, sent(2, 2)); status.Code(err) == codes.Aborted {
 			return
 		}
 	}

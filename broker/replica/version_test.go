@@ -123,7 +123,7 @@ func TestF38NewerExporter(t *testing.T) {
 // A message that cannot be ignored ends the stream with a reason, and removes no held object.
 func TestF38RequiredUnknownsEndTheStream(t *testing.T) {
 	tooNew := hello("e1", 1, 0, kNode)
-	tooNew.GetHello().ProtocolVersion, tooNew.GetHello().MinProtocolVersion = 9, 8
+	tooNew.GetHello().ProtocolVersion, tooNew.GetHello().MinProtocolVersion = 3, 2
 	tooOld := hello("e1", 1, 0, kNode)
 	tooOld.GetHello().ProtocolVersion, tooOld.GetHello().MinProtocolVersion = 0, 0
 	whole := []*semaphorev1.PublishRequest{hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")),
