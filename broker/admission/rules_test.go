@@ -25,8 +25,9 @@ func refusedAs(t *testing.T, o *semaphorev1.Object, code finding.Code, named str
 	if !proto.Equal(before, o) {
 		t.Errorf("Check changed %v into %v", before, o)
 	}
-	if w := taken.GetNode().GetWireguard(); taken.GetNode() != nil && (w == nil) != strings.HasPrefix(named, "wireguard.") {
-		t.Errorf("%v: with %s refused, the end of the tunnel is %v", o, named, w)
+	gone := strings.HasPrefix(named, "wireguard.")
+	if n := taken.GetNode(); n != nil && (n.GetWireguard() == nil) != gone {
+		t.Errorf("%v: with %s refused, the end of the tunnel is %v", o, named, n.GetWireguard())
 	}
 	if len(refusals) != 1 || refusals[0].Code != code || !strings.Contains(refusals[0].Reason, named) {
 		t.Errorf("%v: refusals %v, want one of %s that names %q", o, refusals, code, named)
