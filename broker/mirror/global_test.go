@@ -93,7 +93,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			t.Errorf("%v: min-ready %s", order, got)
 		}
 		p.Is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-		all := p.Problems().All()
+		all := p.reported()
 		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own " +
 			"are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
 			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution " +
@@ -107,7 +107,7 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
 			t.Errorf("%v: c2 decides now, and it is %+v, %v", order, s.Spec, s.Annotations)
 		}
-		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c3" {
+		if all := p.reported(); len(all) != 1 || all[0].Cluster != "c3" {
 			t.Errorf("%v: problems %v", order, all)
 		}
 	}
@@ -180,7 +180,7 @@ func TestEndpointsOfOtherFamilies(t *testing.T) {
 				p.follow(p.ObserveService(c.service, s, p.Now))
 			}
 			p.Is(name, c.service, c.used)
-			all := p.Problems().All()
+			all := p.reported()
 			if c.differs == "" && len(all) > 0 ||
 				c.differs != "" && (len(all) != 1 || !strings.Contains(all[0].Text, c.differs)) {
 				t.Errorf("problems %v", all)
@@ -225,14 +225,14 @@ func TestNamesOfGlobalServices(t *testing.T) {
 	if s := p.Services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
 		t.Errorf("services %v", sorted(p.Services))
 	}
-	if all := p.Problems().All(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would "+
+	if all := p.reported(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would "+
 		"be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") ||
 		!strings.HasPrefix(all[0].Object, "a-73736d-b/") || all[0].Cluster != "c2" {
 		t.Errorf("problems %v", all)
 	}
 	// It concerns each cluster that exports the one that lost.
 	p.apply("c3", svc("a-73736d-b", "c", global()))
-	if all := p.Problems().All(); len(all) != 2 || all[0].Cluster == all[1].Cluster {
+	if all := p.reported(); len(all) != 2 || all[0].Cluster == all[1].Cluster {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -283,7 +283,7 @@ func TestTheOperatorsRuleComesFirst(t *testing.T) {
 	}
 	p.follow(p.SetGone("c3", true, p.Now))
 	p.Is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
-	if all := p.Problems().All(); len(all) > 0 {
+	if all := p.reported(); len(all) > 0 {
 		t.Errorf("settings that nothing uses are reported to differ: %v", all)
 	}
 }
@@ -435,12 +435,12 @@ func testHostnames(t *testing.T, isHeadless bool) {
 	headless := &semaphorev1.Service{Global: true, Headless: isHeadless}
 	p.apply("c1", svc("shop", "echo", headless), slc("shop", "a", named("10.1.0.1", "echo-0")))
 	p.apply("c2", svc("shop", "echo", headless), slc("shop", "a", named("10.2.0.1", "echo-1")))
-	if all := p.Problems().All(); len(all) > 0 {
+	if all := p.reported(); len(all) > 0 {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", slc("shop", "a", named("10.2.0.1", "echo-0")))
 	if !isHeadless { // no name of a pod leads to it
-		if all := p.Problems().All(); len(all) > 0 {
+		if all := p.reported(); len(all) > 0 {
 			t.Errorf("of one that is not headless: %v", all)
 		}
 		return
@@ -450,7 +450,7 @@ func testHostnames(t *testing.T, isHeadless bool) {
 			t.Errorf("%s: %v", name, e)
 		}
 	}
-	if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" ||
+	if all := p.reported(); len(all) != 1 || all[0].Cluster != "c2" ||
 		!strings.Contains(all[0].Text, "hostname echo-0") {
 		t.Errorf("problems %v", all)
 	}
@@ -513,7 +513,7 @@ func TestOnlyTheOperatorsClustersTakePart(t *testing.T) {
 	}
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.Is("of those that do", glEcho, "c2-1: 10.2.0.1")
-	if problems := p.Problems().All(); len(problems) > 0 {
+	if problems := p.reported(); len(problems) > 0 {
 		t.Errorf("what the operator wants is no problem: %v", problems)
 	}
 	other := offering(global(), "10.4.0.2")

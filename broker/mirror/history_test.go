@@ -269,9 +269,9 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.Services), sorted(h.Slices))
 		}
 		if left := len(h.sources) + len(h.exportedSlices) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) +
-			len(h.Problems().All()) + len(slices.Collect(h.tooLong.Names)); left > 0 {
+			len(h.reported()) + len(slices.Collect(h.tooLong.Names)); left > 0 {
 			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left,
-				[]any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.Problems().All(),
+				[]any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.reported(),
 					h.tooLong})
 		}
 	}

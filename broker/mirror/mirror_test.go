@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -100,6 +101,16 @@ func (c *cluster) heard(clusters ...string) {
 	for _, name := range clusters {
 		c.follow(c.Complete(name, c.Now))
 	}
+}
+
+// reported are the problems of all clusters.
+func (c *cluster) reported() []problem.Problem { return problemsIn(c.Problems()) }
+
+func problemsIn(s *problem.Set) (all []problem.Problem) {
+	for _, name := range sorted(historic) {
+		all = append(all, s.Of(name)...)
+	}
+	return all
 }
 
 // follow writes what was touched.
@@ -261,14 +272,14 @@ func TestInvalidNamesAreReported(t *testing.T) {
 	if len(p.Services) > 0 {
 		t.Error("a name that the API does not take")
 	}
-	all := p.Problems().All()
+	all := p.reported()
 	if len(all) != 2 || all[0].Object != "shop/"+long ||
 		!strings.Contains(all[0].Text, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") ||
 		!strings.Contains(all[1].Text, "is not mirrored") || all[1].Cluster != "c2" {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", svc("shop", long, nil))
-	if all := p.Problems().All(); len(all) != 0 {
+	if all := p.reported(); len(all) != 0 {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -292,7 +303,7 @@ func TestANameOfTwoSources(t *testing.T) {
 				t.Errorf("mirror %v", s)
 			}
 			p.Is("both", name, "c2-1: 10.2.0.1")
-			if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2-a" {
+			if all := p.reported(); len(all) != 1 || all[0].Cluster != "c2-a" {
 				t.Errorf("problems %v", all)
 			}
 			// Another broker, that hears of the one who does not have the name first.

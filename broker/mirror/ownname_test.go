@@ -181,7 +181,7 @@ func TestOwnName(t *testing.T) {
 			p.apply("c1", offering(c.own, c.endpoints)...)
 			p.isOwn(name, c.want)
 			var problems []string
-			for _, problem := range p.Problems().All() {
+			for _, problem := range p.reported() {
 				if problem.Code == finding.OwnName {
 					problems = append(problems, problem.Text)
 				}

@@ -141,7 +141,7 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 		if fmt.Sprint(addresses) != fmt.Sprint([]string{name + " 10.2.0.1"}) {
 			t.Errorf("%v: endpoints %v", order, addresses)
 		}
-		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" ||
+		if all := p.reported(); len(all) != 1 || all[0].Cluster != "c2" ||
 			!strings.HasSuffix(all[0].Object, "shop-73736d-a/b") {
 			t.Errorf("%v: problems %v", order, all)
 		}

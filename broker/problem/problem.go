@@ -188,13 +188,3 @@ func (s *Set) Of(cluster string) []Problem {
 	slices.SortFunc(all, Problem.compare)
 	return all
 }
-
-// All returns all problems, ordered by remote and object.
-func (s *Set) All() []Problem {
-	var all []Problem
-	for _, problems := range s.byKey {
-		all = append(all, problems...)
-	}
-	slices.SortFunc(all, func(a, b Problem) int { return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), a.compare(b)) })
-	return all
-}

@@ -225,15 +225,6 @@ func (r *Replica) Restore(of semaphorev1.Kind, objects []*semaphorev1.Object) (c
 	return changes
 }
 
-// Get returns an accepted object.
-func (r *Replica) Get(key Key) (*semaphorev1.Object, bool) {
-	if k, ok := r.kinds[key.Kind]; ok {
-		h, ok := k.objects[key]
-		return h.object, ok
-	}
-	return nil, false
-}
-
 // All iterates over the accepted objects of a kind in no order.
 func (r *Replica) All(of semaphorev1.Kind) iter.Seq2[Key, *semaphorev1.Object] {
 	return func(yield func(Key, *semaphorev1.Object) bool) {

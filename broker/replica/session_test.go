@@ -147,6 +147,12 @@ func show(changes []Change) string {
 	return strings.Join(parts, " ")
 }
 
+// Get returns an accepted object.
+func (r *Replica) Get(key Key) (*semaphorev1.Object, bool) {
+	h, ok := r.kind(key.Kind).objects[key]
+	return h.object, ok
+}
+
 // changed checks what a message changed.
 func changed(t *testing.T, r Result, want string) {
 	t.Helper()

@@ -57,26 +57,21 @@ type Drained struct {
 // Drained returns the effect of the active drains. An endpoint counts for the first drain that covers it.
 func (e *Engine) Drained() map[choice.Target]Drained {
 	out := map[choice.Target]Drained{}
-	e.views(func(v mirror.View) { e.countDrained(v, out) })
-	return out
-}
-
-// countDrained adds the drained endpoints of a Service. The caller must hold mu.
-func (e *Engine) countDrained(v mirror.View, out map[choice.Target]Drained) {
-	drains, seen := e.plan.Drains(), map[choice.Target]bool{}
-	for _, c := range v.Clusters {
-		for endpoint := range c.Endpoints {
-			if !endpoint.Drained || !endpoint.Ready {
-				continue
+	e.views(func(v mirror.View) {
+		drains, seen := e.plan.Drains(), map[choice.Target]bool{}
+		for _, c := range v.Clusters {
+			for endpoint := range c.Endpoints {
+				if !endpoint.Drained || !endpoint.Ready {
+					continue
+				}
+				if d, ok := drains.Covers(c.Cluster, c.Of.Namespace, c.Of.Name, endpoint.Address); ok {
+					n := out[d.Target]
+					n.Endpoints++
+					n.Services += count(!seen[d.Target])
+					out[d.Target], seen[d.Target] = n, true
+				}
 			}
-			d, ok := drains.Covers(c.Cluster, c.Of.Namespace, c.Of.Name, endpoint.Address)
-			if !ok {
-				continue
-			}
-			n := out[d.Target]
-			n.Endpoints++
-			n.Services += count(!seen[d.Target])
-			out[d.Target], seen[d.Target] = n, true
 		}
-	}
+	})
+	return out
 }
