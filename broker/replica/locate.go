@@ -35,11 +35,7 @@ func (r *Replica) Locate(key Key) []Located {
 }
 
 func (r *Replica) locate(key Key) Located {
-	l := Located{Key: key}
-	k, ok := r.kinds[key.Kind]
-	if !ok {
-		return l
-	}
+	l, k := Located{Key: key}, r.known(key.Kind)
 	if h, ok := k.objects[key]; ok {
 		l.Object, l.Revision = h.object, h.revision
 	}

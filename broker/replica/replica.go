@@ -228,11 +228,7 @@ func (r *Replica) Restore(of semaphorev1.Kind, objects []*semaphorev1.Object) (c
 // All iterates over the accepted objects of a kind in no order.
 func (r *Replica) All(of semaphorev1.Kind) iter.Seq2[Key, *semaphorev1.Object] {
 	return func(yield func(Key, *semaphorev1.Object) bool) {
-		k, ok := r.kinds[of]
-		if !ok {
-			return
-		}
-		for key, h := range k.objects {
+		for key, h := range r.known(of).objects {
 			if !yield(key, h.object) {
 				return
 			}
@@ -242,17 +238,12 @@ func (r *Replica) All(of semaphorev1.Kind) iter.Seq2[Key, *semaphorev1.Object] {
 
 // Complete reports whether a complete snapshot of a kind was applied: only then does the absence of an object mean
 // that it was deleted.
-func (r *Replica) Complete(of semaphorev1.Kind) bool {
-	k, ok := r.kinds[of]
-	return ok && k.complete
-}
+func (r *Replica) Complete(of semaphorev1.Kind) bool { return r.known(of).complete }
 
 // Count returns how many objects of a kind were accepted, and how many were refused completely or in part.
 func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
-	if k, ok := r.kinds[of]; ok {
-		return len(k.objects), len(k.refused) + k.notRemembered.count()
-	}
-	return 0, 0
+	k := r.known(of)
+	return len(k.objects), len(k.refused) + k.notRemembered.count()
 }
 
 // Limit returns the limit of objects of a kind; 0 for no limit.
@@ -260,12 +251,7 @@ func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).
 
 // LastHeard returns when the sender last sent a message while it was complete for a kind, which is the age of the
 // accepted objects; zero before.
-func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time {
-	if k, ok := r.kinds[of]; ok {
-		return k.lastHeard
-	}
-	return time.Time{}
-}
+func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time { return r.known(of).lastHeard }
 
 // Refused returns the current refusals sorted by key, up to maxRefused for a kind.
 func (r *Replica) Refused() []Refused {
@@ -277,6 +263,14 @@ func (r *Replica) Refused() []Refused {
 	}
 	slices.SortFunc(all, func(a, b Refused) int { return a.Key.Compare(b.Key) })
 	return all
+}
+
+// known returns a kind to be read only: of one that no stream had yet, an empty one that is not kept.
+func (r *Replica) known(of semaphorev1.Kind) *kind {
+	if k, ok := r.kinds[of]; ok {
+		return k
+	}
+	return &kind{}
 }
 
 func (r *Replica) kind(of semaphorev1.Kind) *kind {

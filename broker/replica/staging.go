@@ -39,10 +39,7 @@ func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
 // it back.
 func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) bool {
 	key := KeyOf(o.GetKey())
-	var previous *semaphorev1.Object
-	if k, ok := r.kinds[key.Kind]; ok {
-		previous = k.objects[key].object // the snapshot will replace it
-	}
+	previous := r.known(key.Kind).objects[key].object // the snapshot will replace it
 	taken, refusals := r.admit(o)
 	received := held{taken, revision, streams.DigestOf(o)}
 	var lacks *admission.Need
@@ -117,8 +114,8 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 	}
 	lacks, left := admission.NeedOf(h.object), h
 	left.object = nil
-	if k, ok := r.kinds[key.Kind]; ok && k.objects[key].object != nil {
-		left.object = admission.ExistingPart(h.object, k.objects[key].object)
+	if previous := r.known(key.Kind).objects[key].object; previous != nil {
+		left.object = admission.ExistingPart(h.object, previous)
 	}
 	if left.object != nil && proto.Equal(left.object, h.object) {
 		return

@@ -6,8 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // This file records how long changes of remote clusters took to take effect in this cluster: the last hundred of each
@@ -113,4 +116,17 @@ func (t *Tracker) Times(cluster string, kind writes.ObjectKind) (times Times, ok
 	sorted := slices.Clone(r.times)
 	slices.Sort(sorted)
 	return Times{Last: r.last, Median: sorted[(len(sorted)-1)/2], High: sorted[max(0, len(sorted)-2)]}, true
+}
+
+// AddTo adds the times to each kind of each remote.
+func (t *Tracker) AddTo(links []*semaphorev1.LinkStatus) {
+	for _, l := range links {
+		for _, k := range l.GetKinds() {
+			if times, ok := t.Times(l.GetCluster(), writes.WrittenAs(k.GetKind())); ok {
+				k.LastPropagation = durationpb.New(times.Last)
+				k.MedianPropagation = durationpb.New(times.Median)
+				k.HighPropagation = durationpb.New(times.High)
+			}
+		}
+	}
 }
