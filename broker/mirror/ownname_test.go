@@ -123,16 +123,11 @@ func TestOwnNameIsNotedWithoutWhoDecides(t *testing.T) {
 // Every case begins with an own endpoint that is not ready, and two other clusters with one each.
 func TestOwnName(t *testing.T) {
 	const both = "c2-1: 10.2.0.1; c3-1: 10.4.0.1"
-	ask := func(use string, change func(*semaphorev1.Service)) *semaphorev1.Service {
-		s := asking(use, nil)
-		if change != nil {
-			change(s)
-		}
-		return s
+	prefer := func(clusters ...string) *semaphorev1.GlobalSettings {
+		return &semaphorev1.GlobalSettings{Prefer: clusters}
 	}
-	prefer := func(clusters ...string) func(*semaphorev1.Service) {
-		return func(s *semaphorev1.Service) { s.GlobalSettings = &semaphorev1.GlobalSettings{Prefer: clusters} }
-	}
+	six, otherPort := asking("failover", nil), asking("failover", nil)
+	six.IpFamilies, otherPort.Ports[0].Name = []string{"IPv6"}, "other"
 	for name, c := range map[string]struct {
 		own       *semaphorev1.Service
 		endpoints string
@@ -141,29 +136,26 @@ func TestOwnName(t *testing.T) {
 		want      string
 		problem   string
 	}{
-		"failover":                            {own: ask("failover", nil), want: both},
-		"all, with a ready endpoint":          {own: ask("all", nil), endpoints: "10.1.0.1", want: both},
-		"failover, with a ready endpoint":     {own: ask("failover", nil), endpoints: "10.1.0.1"},
+		"failover":                            {own: asking("failover", nil), want: both},
+		"all, with a ready endpoint":          {own: asking("all", nil), endpoints: "10.1.0.1", want: both},
+		"failover, with a ready endpoint":     {own: asking("failover", nil), endpoints: "10.1.0.1"},
 		"without the annotation":              {own: global()},
-		"a remote asks, and the own does not": {own: global(), theirs: ask("all", nil)},
-		"a value that nobody knows":           {own: ask("", nil)},
-		"an order of others":                  {own: ask("failover", prefer("c3", "c2")), want: "c3-1: 10.4.0.1"},
-		"an order with another one before": {own: ask("failover", prefer("c2", "c1")), want: "c2-1: 10.2.0.1",
+		"a remote asks, and the own does not": {own: global(), theirs: asking("all", nil)},
+		"a value that nobody knows":           {own: asking("", nil)},
+		"an order of others":                  {own: asking("failover", prefer("c3", "c2")), want: "c3-1: 10.4.0.1"},
+		"an order with another one before": {own: asking("failover", prefer("c2", "c1")), want: "c2-1: 10.2.0.1",
 			problem: "prefers c2 to this one"},
-		"all, with an order with another one before": {own: ask("all", prefer("c2", "c1")), endpoints: "10.1.0.1",
+		"all, with an order with another one before": {own: asking("all", prefer("c2", "c1")), endpoints: "10.1.0.1",
 			problem: "prefers c2 to this one"},
-		"off": {own: ask("failover", nil), config: taken, problem: "globalServices.ownNames of the broker is off"},
-		"two are enough": {own: ask("failover", func(s *semaphorev1.Service) {
-			s.GlobalSettings = &semaphorev1.GlobalSettings{MinReady: 2}
-		}), endpoints: "10.1.0.1", want: both},
-		"half is enough, and a third is ready": {own: ask("failover", func(s *semaphorev1.Service) {
-			s.GlobalSettings = &semaphorev1.GlobalSettings{MinReadyPercent: 50}
-		}), endpoints: "10.1.0.1 10.1.0.2? 10.1.0.3?", want: both},
-		"half is enough, and half is ready": {own: ask("failover", func(s *semaphorev1.Service) {
-			s.GlobalSettings = &semaphorev1.GlobalSettings{MinReadyPercent: 50}
-		}), endpoints: "10.1.0.1 10.1.0.2?"},
-		"IPv6 alone":   {own: ask("failover", func(s *semaphorev1.Service) { s.IpFamilies = []string{"IPv6"} })},
-		"another port": {own: ask("failover", func(s *semaphorev1.Service) { s.Ports[0].Name = "other" })},
+		"off": {own: asking("failover", nil), config: taken, problem: "globalServices.ownNames of the broker is off"},
+		"two are enough": {own: asking("failover", &semaphorev1.GlobalSettings{MinReady: 2}), endpoints: "10.1.0.1",
+			want: both},
+		"half is enough, and a third is ready": {own: asking("failover", &semaphorev1.GlobalSettings{MinReadyPercent: 50}),
+			endpoints: "10.1.0.1 10.1.0.2? 10.1.0.3?", want: both},
+		"half is enough, and half is ready": {own: asking("failover", &semaphorev1.GlobalSettings{MinReadyPercent: 50}),
+			endpoints: "10.1.0.1 10.1.0.2?"},
+		"IPv6 alone":   {own: six},
+		"another port": {own: otherPort},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.config == "" {

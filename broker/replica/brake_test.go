@@ -349,15 +349,7 @@ func TestResyncIsLimitedToOnceAMinute(t *testing.T) {
 	if w := b.connect("e1", 10); w.ResumeRevision != 0 || len(w.Held) != 1 {
 		t.Errorf("welcome %v", w)
 	}
-	if got := slices.Collect(func(yield func(string) bool) {
-		for key := range b.All(kMember) {
-			if !yield(key.Name) {
-				return
-			}
-		}
-	}); len(got) != 10 {
-		t.Errorf("held %v", got)
-	}
+	b.want(10, 0)
 }
 
 // An object that is sent so that it is refused, or is emptied, is withdrawn.
