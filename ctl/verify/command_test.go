@@ -33,7 +33,8 @@ import (
 // verify creates, without a Pod Security warning, and verify removes all of it. A missing right is named in the error.
 func TestVerifyMakesAndRemoves(t *testing.T) {
 	admin := kubetest.Start(t)
-	kubetest.StartControllers(t, admin, "namespace-controller", "serviceaccount-controller")
+	kubetest.StartControllers(t, admin, "serviceaccount-controller")
+	kubetest.EndNamespaces(t, admin)
 	kubetest.InstallCalico(t, admin, kubetest.CalicoCRD, "networkpolicies", "globalnetworksets")
 	clients := kubernetes.NewForConfigOrDie(admin)
 	cfg, warned := rest.CopyConfig(admin), &warnings{}

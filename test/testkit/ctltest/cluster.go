@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
@@ -54,28 +53,9 @@ const K3sCorefile = `.:53 {
 import /etc/coredns/custom/*.server
 `
 
-// runPods acts as scheduler and kubelets: pods run and are ready immediately, those of Jobs succeed, and deleted ones
-// go.
-func runPods(t *testing.T, admin kubernetes.Interface) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			if runAll(ctx, admin) != nil {
-				_ = kube.Sleep(ctx, 50*time.Millisecond)
-			}
-		}
-	}()
-}
-
-// runAll runs the pods that are there, and for a second those that change.
-func runAll(ctx context.Context, admin kubernetes.Interface) error {
+// runPods acts as kubelets: pods run and are ready immediately, and those of Jobs succeed. They have no node, so that
+// the apiserver removes them as soon as they are deleted.
+func runPods(ctx context.Context, admin kubernetes.Interface) error {
 	api := admin.CoreV1().Pods("")
 	pods, err := api.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -98,31 +78,25 @@ func runAll(ctx context.Context, admin kubernetes.Interface) error {
 	return nil
 }
 
-// runPod makes one change of a pod's state. A change that fails is retried.
+// runPod has a pod run that does not yet. A change that fails is retried.
 func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
-	api := admin.CoreV1().Pods(p.Namespace)
-	switch {
-	case p.DeletionTimestamp != nil:
-		_ = api.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
-	case p.Spec.NodeName == "":
-		_ = api.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace},
-			Target: corev1.ObjectReference{Kind: "Node", Name: "n1"}}, metav1.CreateOptions{})
-	case p.Status.Phase == corev1.PodPending || p.Status.Phase == "":
-		p.Status.Phase = corev1.PodRunning
-		if p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
-			p.Status.Phase = corev1.PodSucceeded
-		}
-		for _, c := range []corev1.PodConditionType{corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized} {
-			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: c, Status: corev1.ConditionTrue,
-				LastTransitionTime: metav1.Now()})
-		}
-		_, _ = api.UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
+		return
 	}
+	p.Status.Phase = corev1.PodRunning
+	if p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
+		p.Status.Phase = corev1.PodSucceeded
+	}
+	for _, c := range []corev1.PodConditionType{corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized} {
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: c, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.Now()})
+	}
+	_, _ = admin.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
 }
 
 // Controllers are the controllers of Kubernetes that run what is installed, and remove what is deleted.
 var Controllers = []string{"deployment-controller", "replicaset-controller", "daemonset-controller", "job-controller",
-	"namespace-controller", "garbage-collector-controller", "serviceaccount-controller"}
+	"garbage-collector-controller", "serviceaccount-controller"}
 
 // EmptyCluster starts a real apiserver with one node and Kubernetes' controllers, and returns a kubeconfig with it as
 // context name.
@@ -146,7 +120,8 @@ func EmptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig 
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	kubetest.UpdateStatus(t, admin.CoreV1().Nodes(), node)
 	kubetest.StartControllers(t, cfg, Controllers...)
-	runPods(t, admin)
+	kubetest.Repeat(t, func(ctx context.Context) error { return runPods(ctx, admin) })
+	kubetest.EndNamespaces(t, cfg)
 	file := kubetest.Kubeconfig(t, cfg)
 	raw := clientcmd.GetConfigFromFileOrDie(file)
 	raw.Contexts[name] = raw.Contexts[raw.CurrentContext]
