@@ -57,7 +57,7 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if found == nil {
 		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, ErrNoCoreDNS)
 	}
-	broker, err := a.Cluster.BrokerConfig(ctx)
+	broker, err := a.Cluster.ConfigOf(ctx, "semaphore-broker")
 	if err != nil {
 		return nil, err
 	}

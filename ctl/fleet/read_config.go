@@ -24,23 +24,23 @@ type PartConfig struct {
 	MCS             struct {
 		Enabled bool `json:"enabled"`
 	} `json:"mcs"`
+	Kube struct {
+		RemoteAPIURL string `json:"remoteAPIURL"`
+	} `json:"kube"`
 }
 
-// BrokerConfig returns the configuration of a cluster's broker, whatever tool installed it; empty without a broker. It
+// ConfigOf returns the configuration of a part by its Deployment, whatever tool installed it; empty without one. It
 // fails if the configuration cannot be read.
-func (c *Cluster) BrokerConfig(ctx context.Context) (p PartConfig, err error) {
-	broker, err := Get[Deployment](ctx, c.Objects, DeploymentsGVR, c.Namespace, "semaphore-broker")
-	if err != nil || broker == nil {
+func (c *Cluster) ConfigOf(ctx context.Context, deployment string) (p PartConfig, err error) {
+	part, err := Get[Deployment](ctx, c.Objects, DeploymentsGVR, c.Namespace, deployment)
+	if err != nil || part == nil {
 		return p, err
 	}
-	name := broker.MountedAt(PodConfig)
+	name := part.MountedAt(PodConfig)
 	if name == "" {
 		return p, nil
 	}
-	if p, err = c.PartConfig(ctx, name); err == nil {
-		p.MirrorNamespace = cmp.Or(p.MirrorNamespace, DefaultNamespace)
-	}
-	return p, err
+	return c.PartConfig(ctx, name)
 }
 
 // PartConfig reads the configuration of a part from a ConfigMap. It is empty where it cannot be read.
@@ -52,6 +52,7 @@ func (c *Cluster) PartConfig(ctx context.Context, configMap string) (p PartConfi
 	if err != nil {
 		return PartConfig{}, fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Context, c.Namespace, configMap, err)
 	}
+	p.MirrorNamespace = cmp.Or(p.MirrorNamespace, DefaultNamespace)
 	return p, nil
 }
 

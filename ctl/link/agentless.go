@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
@@ -390,7 +389,8 @@ func (f *foreignCluster) features(ctx context.Context, reader string) (out confi
 }
 
 func (p *linkedCluster) image(ctx context.Context) (string, error) {
-	broker, err := deployment(ctx, p.applier.Cluster, "semaphore-broker")
+	broker, err := fleet.Get[fleet.Deployment](ctx, p.applier.Cluster.Objects, fleet.DeploymentsGVR,
+		p.applier.Cluster.Namespace, "semaphore-broker")
 	if err != nil {
 		return "", err
 	}
@@ -404,11 +404,6 @@ func (p *linkedCluster) image(ctx context.Context) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// deployment returns a Deployment of the parts; nil for none.
-func deployment(ctx context.Context, c *fleet.Cluster, name string) (*fleet.Deployment, error) {
-	return fleet.Get[fleet.Deployment](ctx, c.Objects, fleet.DeploymentsGVR, c.Namespace, name)
 }
 
 // account creates the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as
@@ -551,28 +546,8 @@ func isRead(ctx context.Context, a *apply.Applier, f *foreignCluster) error {
 
 // readsFrom returns the URL of the apiserver that the exporter for a cluster reads; empty if there is none.
 func readsFrom(ctx context.Context, a *apply.Applier, cluster string) (string, error) {
-	beside := a.Cluster.In(naming.ForeignNamespace(cluster))
-	exporter, err := deployment(ctx, beside, "semaphore-exporter")
-	if err != nil || exporter == nil {
-		return "", err
-	}
-	for _, v := range exporter.Spec.Template.Spec.Volumes {
-		if v.Name != "config" || v.ConfigMap == nil {
-			continue
-		}
-		data, err := beside.Objects.ConfigMap(ctx, beside.Namespace, v.ConfigMap.Name)
-		if err != nil {
-			return "", err
-		}
-		var c struct {
-			Kube struct{ RemoteAPIURL string }
-		}
-		if err := yaml.Unmarshal([]byte(data["config.yaml"]), &c); err != nil {
-			return "", fmt.Errorf("%s: ConfigMap %s/%s: %w", beside.Context, beside.Namespace, v.ConfigMap.Name, err)
-		}
-		return c.Kube.RemoteAPIURL, nil
-	}
-	return "", nil
+	exporter, err := a.Cluster.In(naming.ForeignNamespace(cluster)).ConfigOf(ctx, "semaphore-exporter")
+	return exporter.Kube.RemoteAPIURL, err
 }
 
 // unread deletes the objects that read created.

@@ -109,6 +109,10 @@ func TestAgentless(t *testing.T) {
 	readsNoPools(t, c1, ctl, link)
 	ctltest.Golden(t, "agentless-loopback", ctl(1, "link --context c1 --agentless legacy=c2"))
 	ctltest.Golden(t, "agentless", ctl(0, link))
+	if out := ctl(2, strings.Replace(link, c2.Host, "https://192.0.2.1:6443", 1)); !strings.Contains(out,
+		"its exporter reads https://127.0.0.1:PORT, not https://192.0.2.1:6443") {
+		t.Errorf("another apiserver by the name of one that is read:\n%s", out)
+	}
 
 	dir := t.TempDir()
 	address := loopback.Address(t)
