@@ -177,7 +177,9 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			findings = append(findings, preflight.JudgePair(other.facts, one.facts)...)
 		}
 		all, findings = append(all, one), append(findings, found...)
-		one.describe(said)
+		if preflight.Describe(said, one.facts); one.objects != nil {
+			_ = show.PrintLines(said, show.Tabbed(one.plan))
+		}
 	}
 	if err := show.PrintBlockers(said, findings); err != nil {
 		return err
@@ -409,13 +411,6 @@ func fieldsOf(o metav1.Object) string {
 	return "another program"
 }
 
-// describe prints the facts and the plan.
-func (i *installation) describe(w io.Writer) {
-	if preflight.Describe(w, i.facts); i.objects != nil {
-		_ = show.PrintLines(w, show.Tabbed(i.plan))
-	}
-}
-
 func (i *installation) plan(t io.Writer) {
 	v := i.values
 	fmt.Fprintln(t, "to install")
@@ -446,16 +441,6 @@ func (i *installation) plan(t io.Writer) {
 	}
 	fmt.Fprintf(t, "  other clusters reach the broker by\t%s\n", reached)
 	fmt.Fprintln(t)
-}
-
-// definitionRef names the definition of RemoteClusters, whose objects wait for it.
-func definitionRef(objects []*unstructured.Unstructured) (apply.Ref, bool) {
-	for _, o := range objects {
-		if o.GetKind() == "CustomResourceDefinition" {
-			return apply.RefOf(o), true
-		}
-	}
-	return apply.Ref{}, false
 }
 
 // defineMCS applies the definitions of the Multi-Cluster Services API that are absent or older, with the caller's
@@ -498,9 +483,11 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if err := i.Keep(ctx, &now); err != nil {
 		return err
 	}
-	if ref, ok := definitionRef(i.objects); ok {
-		if err := i.Served(ctx, ref); err != nil {
-			return err
+	for _, o := range i.objects {
+		if o.GetKind() == "CustomResourceDefinition" { // its objects wait for it
+			if err := i.Served(ctx, apply.RefOf(o)); err != nil {
+				return err
+			}
 		}
 	}
 	if slices.Contains(i.wishes.Components, apply.MCS) {

@@ -279,7 +279,11 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := r.clean(ctx, cleanup); err != nil {
+	// A failed Job of an earlier call is replaced: its pods cannot be changed.
+	if err := r.RemoveAll(ctx, r.Workload("Job", "semaphore-cleanup")); err != nil {
+		return err
+	}
+	if err := r.ApplyAll(ctx, cleanup); err != nil {
 		return err
 	}
 	// The cleanup leaves those for clusters that have no RemoteCluster any more.
@@ -315,15 +319,6 @@ func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []apply.Re
 	}
 	slices.Reverse(refs)
 	return refs
-}
-
-// clean runs the Job and the DaemonSet that undo the work of broker and agents. It replaces a failed Job of an earlier
-// call, whose pods cannot be changed.
-func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructured) error {
-	if err := r.RemoveAll(ctx, r.Workload("Job", "semaphore-cleanup")); err != nil {
-		return err
-	}
-	return r.ApplyAll(ctx, cleanup)
 }
 
 // unannotate removes annotations of a node; a node that no longer exists has none.
