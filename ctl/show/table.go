@@ -10,13 +10,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-func Dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
-}
-
 // Tabbed returns the text of fill with its tabs replaced by columns: all tables are printed by it.
 func Tabbed(fill func(t io.Writer)) string {
 	var text strings.Builder

@@ -2,6 +2,7 @@ package status
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -283,7 +284,8 @@ func partRows(m *mesh.Mesh) [][]string {
 			if p.Node != "" {
 				part += " on " + p.Node
 			}
-			rows = append(rows, []string{c.Name, part, show.Dash(p.Version), show.Dash(p.Up), p.State, show.Dash(p.Leader)})
+			rows = append(rows, []string{c.Name, part, cmp.Or(p.Version, "-"), cmp.Or(p.Up, "-"), p.State,
+				cmp.Or(p.Leader, "-")})
 		}
 	}
 	for _, c := range m.Clusters {
@@ -337,7 +339,7 @@ func linkRows(m *mesh.Mesh) [][]string {
 			}
 			return fmt.Sprint(l.Kinds[semaphorev1.KindName(kind)])
 		}
-		rows = append(rows, []string{l.At, l.From, strings.ToUpper(l.State), show.Dash(l.Age), show.Dash(l.Lag),
+		rows = append(rows, []string{l.At, l.From, strings.ToUpper(l.State), cmp.Or(l.Age, "-"), cmp.Or(l.Lag, "-"),
 			count(semaphorev1.Kind_KIND_NODE), count(semaphorev1.Kind_KIND_SERVICE),
 			count(semaphorev1.Kind_KIND_ENDPOINT_SLICE), count(semaphorev1.Kind_KIND_SET_MEMBER),
 			fmt.Sprint(l.Refused), fmt.Sprint(l.Retained), tunnels})

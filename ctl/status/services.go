@@ -174,7 +174,7 @@ func printServices(w io.Writer, all []service, more int, output string) error {
 	}
 	rows := [][]string{{"AT", "SERVICE", "FROM", "STATE", "AS", "ENDPOINTS"}}
 	for _, s := range all {
-		rows = append(rows, []string{s.At, s.Service, cmp.Or(s.From, "several"), s.State, show.Dash(s.Object), s.Detail})
+		rows = append(rows, []string{s.At, s.Service, cmp.Or(s.From, "several"), s.State, cmp.Or(s.Object, "-"), s.Detail})
 	}
 	var out strings.Builder
 	most := show.LineWidth

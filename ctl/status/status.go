@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -235,7 +236,7 @@ func writeMultiCluster(w io.Writer, s *semaphorev1.GetStatusResponse) {
 		exports = append(exports, fmt.Sprintf("%s %d", e.GetCluster(), e.GetServices()))
 	}
 	fmt.Fprintln(w, "\nIMPORTS\tCONFLICTS\tEXPORTS")
-	fmt.Fprintf(w, "%d\t%d\t%s\n", is.GetImports(), is.GetConflicts(), show.Dash(strings.Join(exports, ", ")))
+	fmt.Fprintf(w, "%d\t%d\t%s\n", is.GetImports(), is.GetConflicts(), cmp.Or(strings.Join(exports, ", "), "-"))
 }
 
 // writeTraffic prints the traffic of Services with remote endpoints, the busiest first.

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -106,7 +107,7 @@ func (r *Report) table(t io.Writer) {
 			detail = string(c.Code) + ": " + detail
 		}
 		lines := finding.Wrap(show.Printable(detail), "", detailWidth)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, show.Dash(c.To), c.Name, c.Result, took, lines[0])
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, cmp.Or(c.To, "-"), c.Name, c.Result, took, lines[0])
 		for _, more := range lines[1:] {
 			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)
 		}
