@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -131,8 +130,6 @@ func ask(ctx context.Context, q Question) (o Outcome) {
 	o.Answered = err == nil
 	return o
 }
-
-func Environment() (pod, node string) { return os.Getenv("POD_NAME"), os.Getenv("NODE_NAME") }
 
 func reasonOf(err error) Reason {
 	var dns *net.DNSError

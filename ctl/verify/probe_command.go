@@ -1,9 +1,9 @@
 package verify
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,9 +29,8 @@ func Probe() *cobra.Command {
 				}
 				listeners = append(listeners, listener)
 			}
-			pod, node := Environment()
 			g, ctx := errgroup.WithContext(cmd.Context())
-			g.Go(func() error { return Serve(ctx, listeners[0], pod, node) })
+			g.Go(func() error { return Serve(ctx, listeners[0], os.Getenv("POD_NAME"), os.Getenv("NODE_NAME")) })
 			g.Go(func() error { return ServeLoad(ctx, listeners[1]) })
 			return g.Wait()
 		},
@@ -42,11 +41,7 @@ func Probe() *cobra.Command {
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.URL = args[0]
-			data, err := json.Marshal(Ask(cmd.Context(), q))
-			if err != nil {
-				return err
-			}
-			return show.PrintDocument(cmd.OutOrStdout(), data, "json")
+			return show.PrintValue(cmd.OutOrStdout(), Ask(cmd.Context(), q), "json")
 		},
 	}
 	f := ask.Flags()
@@ -65,11 +60,7 @@ func measureCommand() *cobra.Command {
 		Args: cobra.ExactArgs(2), Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m.Name = Name(args[0])
-			data, err := json.Marshal(Measure(cmd.Context(), Path(args[1]), m))
-			if err != nil {
-				return err
-			}
-			return show.PrintDocument(cmd.OutOrStdout(), data, "json")
+			return show.PrintValue(cmd.OutOrStdout(), Measure(cmd.Context(), Path(args[1]), m), "json")
 		},
 	}
 	f := cmd.Flags()
