@@ -269,7 +269,8 @@ func TestWishes(t *testing.T) {
 func TestRecord(t *testing.T) {
 	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, fleet.DefaultNamespace, "")
 	objects := testkit.Value(Build(v))(t)
-	r := &Record{Wishes: Wishes{Name: "c1", NodeSubnets: prefixes("192.0.2.0/24")}, Values: v, Version: "v1"}
+	r := &Record{Wishes: Wishes{Name: "c1", NodeSubnets: prefixes("192.0.2.0/24"), Components: []string{"-mcs"}},
+		Values: v, Version: "v1"}
 	for _, o := range objects {
 		r.Objects = append(r.Objects, RefOf(o))
 	}

@@ -124,15 +124,9 @@ func TestInstall(t *testing.T) {
 	must(t, err)
 	ctltest.Golden(t, "install-component", ctl(0, "install --components networksets"))
 	must(t, rights())
-	ctl(0, "install")
-	must(t, rights()) // the earlier wishes
 	subnets := kubetest.Get(t, admin.CoreV1().ConfigMaps("semaphore"), "semaphore-subnets").Data
 	if subnets["remotePodSubnets.c2"] != "10.2.0.0/16" || subnets["localSubnets"] == "" || subnets["broker.yaml"] == "" {
 		t.Errorf("after a repeated install semaphore-subnets has %v", subnets)
-	}
-	ctl(0, "install --components=")
-	if err := rights(); !apierrors.IsNotFound(err) {
-		t.Errorf("without the component its rights are there still: %v", err)
 	}
 
 	imports := func(name, want string) {
@@ -154,7 +148,11 @@ func TestInstall(t *testing.T) {
 		imports(part, "mcs:\n  enabled: true")
 	}
 	imports("semaphore-broker", "ownNames: true")
+	must(t, rights()) // the earlier wishes
 	withoutOwnNames(t, admin, ctl)
+	if err := rights(); !apierrors.IsNotFound(err) {
+		t.Errorf("without the component its rights are there still: %v", err)
+	}
 	usesWhatIsServed(t, cfg, admin, ctl)
 
 	ctltest.Golden(t, "install-dns", ctl(0, "install --dns"))
@@ -429,7 +427,6 @@ func usesWhatIsServed(t *testing.T, cfg *rest.Config, admin kubernetes.Interface
 	}
 	ctltest.ServeType(t, cfg, podMonitors, "PodMonitor")
 	ctltest.Golden(t, "install-left-out", ctl(0, "install --components=-mcs,-monitors,-network-policies"))
-	ctl(0, "install") // the earlier wishes
 	if got := has(); len(got) > 0 {
 		t.Errorf("left out, and there: %q", got)
 	}
