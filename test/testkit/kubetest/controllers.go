@@ -59,11 +59,14 @@ func Repeat(t testing.TB, do func(context.Context) error) {
 // these. That one looks at a deleted namespace after five seconds at the earliest.
 func EndNamespaces(t testing.TB, cfg *rest.Config) {
 	t.Helper()
+	cfg = rest.CopyConfig(cfg)
+	cfg.WarningHandler = rest.NoWarnings{} // it lists deprecated types, too
 	admin, objects := kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg)
 	Repeat(t, func(ctx context.Context) error { return endNamespaces(ctx, admin, objects) })
 }
 
 func endNamespaces(ctx context.Context, admin kubernetes.Interface, objects metadata.Interface) error {
+	background := metav1.DeletePropagationBackground
 	all, err := admin.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -88,7 +91,7 @@ func endNamespaces(ctx context.Context, admin kubernetes.Interface, objects meta
 				}
 				for _, o := range found.Items {
 					left++
-					_ = of.Delete(ctx, o.Name, metav1.DeleteOptions{})
+					_ = of.Delete(ctx, o.Name, metav1.DeleteOptions{PropagationPolicy: &background})
 				}
 			}
 		}
