@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -28,7 +29,10 @@ func TestNoEscapeSequencesReachATerminal(t *testing.T) {
 	watched := &semaphorev1.WatchResponse{
 		Message: &semaphorev1.WatchResponse_Event{Event: &semaphorev1.Event{Part: "broker", Object: evil}},
 	}
+	sets := &fleet.BrokerSets{Cluster: "c1", Sets: []*semaphorev1.PolicySet{{Cluster: "c2", Name: evil}}}
 	outputs := map[string]func(*bytes.Buffer) error{
+		"sets json":    func(b *bytes.Buffer) error { return printSetsAs(b, sets, "json") },
+		"sets yaml":    func(b *bytes.Buffer) error { return printSetsAs(b, sets, "yaml") },
 		"status table": func(b *bytes.Buffer) error { return printStatus(b, status, "table") },
 		"status json":  func(b *bytes.Buffer) error { return printStatus(b, status, "json") },
 		"status yaml":  func(b *bytes.Buffer) error { return printStatus(b, status, "yaml") },

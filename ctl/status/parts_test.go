@@ -20,52 +20,6 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 )
 
-func TestStatus(t *testing.T) {
-	socket := ctltest.Serve(t, debug.NewRecorder("broker", "c1", ""), ctltest.Well)
-	out, code, err := ctltest.Run(t, "status", "--socket", socket)
-	if code != 0 || err != nil {
-		t.Errorf("exit code %d: %v", code, err)
-	}
-	lines := strings.Split(out, "\n")
-	if lines[0] != "broker of c1: all is well" {
-		t.Errorf("the verdict is %q", lines[0])
-	}
-	for _, want := range []string{
-		"CLUSTER  STATE      FOR     HEARD",
-		"c2       connected  1h30m0s  2s ago  0       node 2, service 1  192.0.2.7:8443",
-		"wireguard.c2  c2       kernel   51820  1420  2/2", "n1    attached  1h0m0s  0       1",
-	} {
-		// The columns depend on the times in them, and the words do not.
-		if !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(strings.Fields(want), " ")) {
-			t.Errorf("the status has no %q:\n%s", want, out)
-		}
-	}
-	for _, line := range lines {
-		if strings.TrimRight(line, " ") != line {
-			t.Errorf("trailing spaces in %q", line)
-		}
-	}
-}
-
-// TestStatusOfOwnNames: the status of a broker has the Services whose own names lead to other clusters.
-func TestStatusOfOwnNames(t *testing.T) {
-	socket := ctltest.Serve(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
-		s := ctltest.Well()
-		s.OwnNames = []*semaphorev1.OwnNameStatus{{Namespace: "shop", Service: "web", Use: "failover",
-			Clusters: []string{"c2", "c3"}, Ready: 1, All: 4, Enough: "50%"}}
-		s.OwnNamesTotal = 7
-		return s
-	})
-	out, code, err := ctltest.Run(t, "status", "--socket", socket)
-	if code != 0 || err != nil {
-		t.Errorf("it is a finding: exit code %d: %v", code, err)
-	}
-	const want = "OWN NAME OF USE LEADS TO READY HERE ENOUGH shop/web failover c2, c3 1 of 4 50% and 6 more"
-	if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
-		t.Errorf("the status has no %q:\n%s", want, out)
-	}
-}
-
 func TestStatusThatIsWrong(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*semaphorev1.GetStatusResponse)

@@ -60,6 +60,10 @@ func TestVerdict(t *testing.T) {
 	talks.Tunnels = []*semaphorev1.TunnelsStatus{{Cluster: "c2", Nodes: 3, NodesTalking: 3}}
 	silent := broker(heard("c2", 252*time.Second))
 	silent.Tunnels = []*semaphorev1.TunnelsStatus{{Cluster: "c2", Nodes: 3, NodesSilent: 3}}
+	some, pair := broker(heard("c2", time.Second)), broker(heard("c2", time.Second))
+	some.Tunnels = []*semaphorev1.TunnelsStatus{{Cluster: "c2", Nodes: 3, NodesTalking: 3, NodesSilent: 1}}
+	pair.SilentPairsTotal, pair.SilentPairs = 1, []*semaphorev1.SilentPair{{Node: "n1", Cluster: "c2", RemoteNode: "m2",
+		Since: before(time.Minute), Reason: "no answer to handshakes"}}
 	for name, test := range map[string]struct {
 		status *semaphorev1.GetStatusResponse
 		want   string
@@ -67,7 +71,9 @@ func TestVerdict(t *testing.T) {
 		"fresh": {broker(heard("c2", 2*time.Second), heard("c3", 15*time.Second)), "all is well"},
 		"stale": {talks,
 			"3 of 4 remotes fresh; c2 stale 4m12s, tunnels alive: traffic flows on the last known state"},
-		"stale and silent": {silent, "0 of 1 remotes fresh; c2 stale 4m12s, no tunnel answers"},
+		"stale and silent":   {silent, "0 of 1 remotes fresh; c2 stale 4m12s, no tunnel answers"},
+		"one node is silent": {some, "all is well"},
+		"one pair is silent": {pair, "n1 → c2/m2: no answer to handshakes"},
 		"the own exporter is no remote": {broker(heard("c1", 0), heard("c2", time.Minute)),
 			"0 of 1 remotes fresh; c2 stale 1m0s: the last known state stays in use"},
 		"just stale": {broker(heard("c2", 15001*time.Millisecond)),
