@@ -98,7 +98,7 @@ func brokerFile(t *testing.T, dir, more string) string {
 }
 
 func TestCheckUsedWrongly(t *testing.T) {
-	for args, want := range map[string]string{
+	ctltest.Refuses(t, map[string]string{
 		"check --kubeconfig /nowhere":                                  "how to reach the apiserver",
 		"check --kubeconfig /nowhere --coredns none":                   "how to reach the apiserver",
 		"check --config a -f b":                                        "give one of them",
@@ -118,12 +118,7 @@ func TestCheckUsedWrongly(t *testing.T) {
 		"check --no-such-flag":                                         "unknown flag",
 		"check --dir a --peer-bundle C2=x":                             "no cluster name",
 		"check --address a:1 --expect spiffe://c2/broker --timeout 0s": "use more than 0",
-	} {
-		_, code, err := ctltest.Run(t, strings.Fields(args)...)
-		if code != 1 || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: exit code %d, %v; want 1 and %q", args, code, err, want)
-		}
-	}
+	})
 }
 
 // TestCheckWorkloadAPI: if certificates come from a Workload API, check uses it like the part.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +64,16 @@ func execute(t *testing.T, out, errs io.Writer, args []string) (code int, err er
 		return 1, err
 	}
 	return 0, nil
+}
+
+// Refuses calls semaphorectl with wrong arguments: each call ends with 1, and with an error that has the text.
+func Refuses(t *testing.T, calls map[string]string) {
+	t.Helper()
+	for args, want := range calls {
+		if _, code, err := Run(t, strings.Fields(args)...); code != 1 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, %v; want 1 and %q", args, code, err, want)
+		}
+	}
 }
 
 func Serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {
