@@ -95,25 +95,6 @@ func TestWatch(t *testing.T) {
 				s.Note(padding.ReplaceAllString(line, "   "))
 			}
 			s.Golden("watch", regexp.MustCompile(`^TIME  `))
-			for line, want := range map[string]string{
-				recorded: "exporter/c2  c2  export  node n1", received: "broker/c1    c2  receive  node n1",
-				created: "agent/c1/node-1  c2  create   peer c2/n1",
-			} {
-				if !strings.Contains(line, want) {
-					t.Errorf("%q has no %q", line, want)
-				}
-			}
-			if !strings.Contains(recorded, "  +") || !strings.HasSuffix(recorded, "to c1") {
-				t.Errorf("no lag or no detail in %q", recorded)
-			}
-			if strings.Contains(recorded, "clock") || !strings.Contains(received, " (c2's clock)") ||
-				strings.Contains(created, "clock") {
-				t.Errorf("whose clock is not printed where there are two, and only there: %q %q %q", recorded, received,
-					created)
-			}
-			if strings.Contains(created, "\x1b") || !strings.HasSuffix(created, " [31mred") {
-				t.Errorf("the terminal is commanded: %q", created)
-			}
 		})
 		// Events of this format count as recent for the next one, so start again.
 		if format == "table" {
