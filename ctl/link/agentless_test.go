@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -135,47 +134,10 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		t.Errorf("the exporter's configuration is\n%s", text)
 	}
 	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
-	offer := func(name, ip string) {
-		t.Helper()
-		s := kubetest.Create(t, there.CoreV1().Services("default"), &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name,
-				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}})
-		ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
-		kubetest.Create(t, there.DiscoveryV1().EndpointSlices("default"), &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: name + "-1",
-				Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, // and as Kubernetes copies those of the Service
-					"mirror.semaphore.uw.io/mirror-service": "true"}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip},
-				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-			Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-		})
-	}
 	mirrored := func(name, ip string) error {
-		mirror := "c2-default-73736d-" + name
-		if _, err := here.CoreV1().Services("semaphore").Get(t.Context(), mirror, metav1.GetOptions{}); err != nil {
-			return err
-		}
-		all, err := here.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
-			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirror})
-		if err != nil {
-			return err
-		}
-		for _, s := range all.Items {
-			for _, e := range s.Endpoints {
-				if e.Addresses[0] == ip {
-					return nil
-				}
-			}
-		}
-		var seen []string
-		for _, s := range all.Items {
-			seen = append(seen, fmt.Sprint(s.Name, s.Endpoints))
-		}
-		return fmt.Errorf("%s has not the endpoint %s: %q", mirror, ip, seen)
+		return ctltest.Mirrored(t.Context(), here, "c2-default-73736d-"+name, ip)
 	}
-	offer("echo", "10.2.0.9")
+	ctltest.Offer(t, there, "default", "echo", "10.2.0.9")
 	took := testkit.Eventually(t, 3*time.Minute, "the Service of the other cluster is mirrored",
 		func() error { return mirrored("echo", "10.2.0.9") })
 	t.Logf("mirrored %s after it was offered", took)
@@ -243,7 +205,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	if string(testkit.Value(os.ReadFile(filepath.Join(dir, "reader", "token")))(t)) == string(old) {
 		t.Fatal("the token is the one that was revoked")
 	}
-	offer("later", "10.2.0.11")
+	ctltest.Offer(t, there, "default", "later", "10.2.0.11")
 	testkit.Eventually(t, 3*time.Minute, "a Service that is offered after the token was replaced is mirrored",
 		func() error { return mirrored("later", "10.2.0.11") })
 

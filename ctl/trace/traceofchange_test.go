@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -38,34 +35,11 @@ func TestTraceOfAChange(t *testing.T) {
 	dir := string(trust.New(t, "c1", "c2"))
 	sockets := startBoth(t, dir, api)
 
-	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-	kubetest.Create(t, admin.CoreV1().Services("shop"), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "echo", Labels: offered},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}})
-	ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
-	slice := kubetest.Create(t, admin.DiscoveryV1().EndpointSlices("shop"), &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: "echo-1", Labels: map[string]string{discoveryv1.LabelServiceName: "echo",
-			"mirror.semaphore.uw.io/mirror-service": "true"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.9"},
-			Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-		Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-	})
+	slice := ctltest.Offer(t, admin, "shop", "echo", "10.2.0.9")
 	mirrored := func(ip string) {
 		t.Helper()
 		testkit.Eventually(t, time.Minute, ip+" is in a slice of the mirror", func() error {
-			all, err := admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				return err
-			}
-			for _, s := range all.Items {
-				for _, e := range s.Endpoints {
-					if e.Addresses[0] == ip {
-						return nil
-					}
-				}
-			}
-			return fmt.Errorf("%d slices have it not", len(all.Items))
+			return ctltest.Mirrored(t.Context(), admin, "c2-shop-73736d-echo", ip)
 		})
 	}
 	mirrored("10.2.0.9")
