@@ -319,7 +319,6 @@ func judgeHandshake(d Dialled, there, service string) []show.Finding {
 	return bad(finding.TLSFailed, "%v", d.HandshakeErr)
 }
 
-// judgePeer judges the certificate that a listener showed.
 func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time) []show.Finding {
 	if len(d.Certs) == 0 {
 		return []show.Finding{show.Found(finding.ListenerNameWrong, there, d.Address, "correct the address",
@@ -357,7 +356,6 @@ func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time
 	return all
 }
 
-// judgeAnswer judges how the listener answered our certificate.
 func judgeAnswer(d Dialled, there, from string) show.Finding {
 	logs := fmt.Sprintf("in %s: kubectl -n semaphore logs deploy/semaphore-%s | grep refused", there,
 		strings.TrimPrefix(d.Expect.Path(), "/"))

@@ -150,7 +150,6 @@ func (c *checker) judgeFile(text []byte, file string) (part string, judged Confi
 	return part, judged
 }
 
-// judgeText validates the configuration of a part.
 func (c *checker) judgeText(part string, text []byte, where string) Config {
 	out := Config{File: where}
 	text, cluster, err := named(text, c.cluster)

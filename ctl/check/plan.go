@@ -19,8 +19,7 @@ type Mesh struct {
 	Members   int `json:"members"`
 	// Changes are those of endpoints and members in a second.
 	Changes int `json:"changes"`
-	// Ports are those of a Service.
-	Ports int `json:"ports"`
+	Ports   int `json:"ports"`
 }
 
 // Part is the cost of one replica: memory in bytes, processor in cores, traffic of the control plane in bytes a second.
@@ -78,7 +77,6 @@ func ReadMesh(given map[string]int) (Mesh, error) {
 	return m, nil
 }
 
-// PlanOf computes the plan of a mesh.
 func PlanOf(m Mesh) Plan {
 	p := Plan{Mesh: m, Figures: Figures}
 	p.Size = string(m.size())

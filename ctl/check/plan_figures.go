@@ -56,7 +56,6 @@ var (
 	allSets     = Figure{"addresses of all sets", 1_000_000, "", "configuration.md, Limits: an ipset"}
 )
 
-// Figures are those of a plan.
 var Figures = []Figure{standby, perObject, perMirror, agentBase, perPeer, perWrite, perSend, idlePeer, objectWire,
 	endpointWire, heartbeat, peerSeries, writeRate, setSize, sliceSize, portRange, annotated, inConfigMap, connections,
 	brokerLimit, qps, allSets}

@@ -8,7 +8,6 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/show"
 )
 
-// Text is the plan for people.
 func (p Plan) Text() string {
 	m := p.Mesh
 	var out strings.Builder

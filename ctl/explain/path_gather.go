@@ -36,8 +36,7 @@ type side struct {
 	cluster *fleet.Cluster
 	// objects are those of the cluster, in errors by its name in semaphore.
 	objects *fleet.Objects
-	// name is the cluster's name in semaphore.
-	name string
+	name    string
 	// broker is the status of its broker, which leads and works; nil with the reason in brokerErr.
 	broker    *semaphorev1.GetStatusResponse
 	brokerErr error
@@ -218,7 +217,6 @@ func podWith(ctx context.Context, sides []*side, ip netip.Addr, selector string)
 	return nil, nil, nil
 }
 
-// findSource finds the pod from which packets come.
 func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	switch {
 	case e.host != "":
@@ -878,7 +876,6 @@ func (s *side) calls(ctx context.Context, node, other string) bool {
 	return err == nil && n != nil && n.Annotations[naming.CandidatesAnnotation(other)] == naming.Nowhere
 }
 
-// pools reads Calico's IPPools of both sides.
 func (g *pathGatherer) pools(ctx context.Context) {
 	f := g.facts
 	if !f.Target.IP.IsValid() {

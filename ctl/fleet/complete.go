@@ -143,7 +143,6 @@ func BrakedOf(s *semaphorev1.GetStatusResponse) (out []string) {
 	return out
 }
 
-// NodesOf returns those of the own cluster.
 func NodesOf(s *semaphorev1.GetStatusResponse) (out []string) {
 	for _, n := range s.GetNodes() {
 		out = append(out, n.GetNode())

@@ -214,7 +214,6 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns one printable line.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,7 +17,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Pool is an IPPool of Calico's.
 type Pool struct {
 	Name             string       `json:"name"`
 	CIDR             netip.Prefix `json:"cidr"`

@@ -82,16 +82,14 @@ Exit code 0 when all is removed, or without --yes; 1 when the cluster cannot be 
 // removal has the objects to remove from one cluster.
 type removal struct {
 	*apply.Applier
-	record *apply.Record
-	// remotes are the names of the RemoteClusters.
+	record  *apply.Record
 	remotes []string
 	// nodes are the annotations to remove of each node.
 	nodes map[string][]string
 	// beside are the namespaces of exporters for other clusters, and read the names of those clusters.
 	beside []apply.Ref
 	read   []string
-	// lines describe the removal.
-	lines []string
+	lines  []string
 }
 
 // ownedBy selects a broker's objects, and ownSlices its EndpointSlices under own names of Services.

@@ -129,7 +129,6 @@ func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 	return out, nil
 }
 
-// checkAgentless fails for wrong flags.
 func (l *linker) checkAgentless() error {
 	a := &l.agentless
 	for _, f := range a.features {

@@ -206,7 +206,6 @@ func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]
 	return all, pairs, nil
 }
 
-// given asks the clusters of --context.
 func (l *linker) given(ctx context.Context) ([]*linkedCluster, error) {
 	clusters, err := l.access.Clusters()
 	if err != nil {

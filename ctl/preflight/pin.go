@@ -88,7 +88,6 @@ type bounds struct {
 	anothers, shared func(Remote) []netip.Prefix
 }
 
-// pinning collects findings of one introduction.
 type pinning struct {
 	Introduction
 	found []show.Finding
@@ -131,7 +130,6 @@ func Pin(of Introduction) (pods, nodes []netip.Prefix, found []show.Finding) {
 	return pods, nodes, in.found
 }
 
-// pin decides about pods or nodes.
 func (in *pinning) pin(b *bounds) []netip.Prefix {
 	out := b.given
 	switch {

@@ -77,7 +77,6 @@ type Calico struct {
 	PoolResource string       `json:"poolResource,omitempty"`
 }
 
-// DNS describes the DNS server of a cluster.
 type DNS struct {
 	// ConfigMap of CoreDNS, NAMESPACE/NAME; empty if there is none.
 	ConfigMap string `json:"configMap,omitempty"`
@@ -143,7 +142,6 @@ func (c *Cluster) Knows(facts ...Fact) bool {
 	return !slices.ContainsFunc(c.Unread, func(u Unread) bool { return slices.Contains(facts, u.Fact) })
 }
 
-// Name returns the best proposal.
 func (c *Cluster) Name() string {
 	if len(c.Names) == 0 {
 		return c.Context
@@ -190,7 +188,6 @@ func Judge(clusters []*Cluster) []show.Finding {
 	return all
 }
 
-// judged collects the findings of one cluster.
 type judged struct {
 	*Cluster
 	all []show.Finding
@@ -338,7 +335,6 @@ func (c *Cluster) callers(other *Cluster) (nodes []string) {
 	return nodes
 }
 
-// JudgePair returns the faults of two clusters together.
 func JudgePair(a, b *Cluster) []show.Finding {
 	var all []show.Finding
 	between := a.Context + " and " + b.Context

@@ -12,8 +12,7 @@ type Finding struct {
 	Code  finding.Code  `json:"code"`
 	Level finding.Level `json:"level"`
 	// Subject is the checked object: a file, a name, an address.
-	Subject string `json:"subject"`
-	// Evidence is the observation.
+	Subject  string `json:"subject"`
 	Evidence string `json:"evidence"`
 	// Side is who must act: the name of a cluster, "network", or empty for none.
 	Side string `json:"side,omitempty"`

@@ -17,9 +17,8 @@ import (
 // drainable are the kinds of targets, and how each is written.
 var drainable = []struct {
 	kind, argument, short string
-	// names completes targets that can be drained.
-	names func(*fleet.Target) show.Names
-	parse func(string) (*semaphorev1.DrainTarget, error)
+	names                 func(*fleet.Target) show.Names
+	parse                 func(string) (*semaphorev1.DrainTarget, error)
 }{
 	{"cluster", "CLUSTER", "all endpoints of a cluster",
 		func(t *fleet.Target) show.Names { return fleet.CompleteStatus(t, fleet.LinkedOf) },

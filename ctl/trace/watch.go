@@ -141,8 +141,7 @@ type changes struct {
 type change struct {
 	source   string
 	observed time.Time
-	// last is when its last hop was.
-	last time.Time
+	last     time.Time
 }
 
 // maxFollowed is how many changes are under way at once.

@@ -15,7 +15,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// Traffic has the flags of check --traffic.
 type Traffic struct {
 	// Image of the pods; empty for that of the cluster's broker.
 	Image string

@@ -20,8 +20,7 @@ const count, echo = 'c', 'e'
 const (
 	// message is the size of a request, of its answer, and of one that measures latency, in bytes.
 	message = 64
-	// chunk is the size of one write.
-	chunk = 256 << 10
+	chunk   = 256 << 10
 )
 
 // Grace is how long a measurement may take above its time.

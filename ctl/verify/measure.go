@@ -23,12 +23,10 @@ type Measurement struct {
 	// Streams carry the load, and with Latency the load beside it; 0 is none.
 	Streams int
 	// Rate limits the load beside Latency in bytes per second; 0 is no limit.
-	Rate float64
-	// While is how long it takes.
+	Rate  float64
 	While time.Duration
 }
 
-// The names of measurements.
 const (
 	Bandwidth Name = "bandwidth"
 	Latency   Name = "latency"
@@ -41,10 +39,9 @@ type Measured struct {
 	BytesPerSecond    float64 `json:"bytesPerSecond,omitempty"`
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"`
 	// P50 and P99 are the median and the 99th percentile of the time there and back, in seconds.
-	P50 float64 `json:"p50,omitempty"`
-	P99 float64 `json:"p99,omitempty"`
-	// Error is why there is none.
-	Error string `json:"error,omitempty"`
+	P50   float64 `json:"p50,omitempty"`
+	P99   float64 `json:"p99,omitempty"`
+	Error string  `json:"error,omitempty"`
 }
 
 func Measure(ctx context.Context, path Path, m Measurement) Measured {
@@ -91,7 +88,6 @@ func measurements() (all []Measurement) {
 	return all
 }
 
-// measureFor is how long each measurement takes.
 const measureFor = 2 * time.Second
 
 // measure measures each way whose pods reach each other, and in each cluster the path between its own pods, which no

@@ -88,7 +88,6 @@ type Question struct {
 	Refused bool
 }
 
-// Answer is the answering pod's report.
 type Answer struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
@@ -97,7 +96,6 @@ type Answer struct {
 	Received int    `json:"received"`
 }
 
-// Reason is why there was no answer.
 type Reason string
 
 // The reasons. Timeout is the result of dropped packets, and Unroutable that of the agents' unreachable route.

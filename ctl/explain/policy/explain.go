@@ -21,7 +21,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Cluster has the objects of the own cluster.
 type Cluster struct {
 	// Namespaces are the labels of all namespaces, by name; ServiceAccounts those of the pod's namespace.
 	Namespaces      map[string]map[string]string
@@ -67,8 +66,7 @@ func (v Verdict) String() string { return [...]string{"allowed", "denied", "depe
 
 type Result struct {
 	Verdict Verdict
-	// Why has the reason in one sentence.
-	Why string
+	Why     string
 	// InSets are the network sets that contain the packet's source.
 	InSets []string
 	// Policies are those that select the pod, in order of evaluation, with their outcomes.

@@ -36,7 +36,6 @@ type Facts struct {
 	NotRead map[finding.Code][]string
 }
 
-// Pod is one end.
 type Pod struct {
 	// Cluster is the name of its cluster; empty for unknown. Namespace and Name are empty for an address alone.
 	Cluster, Namespace, Name string
@@ -64,7 +63,6 @@ func (p Pod) String() string {
 	return name
 }
 
-// Name is a name of a Service and its meaning.
 type Name struct {
 	// Text is the name of the question; Remote, Namespace and Service are its parts, Remote "global" for a global
 	// service and "clusterset.local" for an imported one.

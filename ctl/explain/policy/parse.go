@@ -13,9 +13,7 @@ import (
 
 // Every user of a cluster may write a policy. These bound the cost of a selector; Calico itself has no bound.
 const (
-	// MaxSelector is the longest selector, in bytes.
-	MaxSelector = 64 << 10
-	// MaxSelectorDepth is how deep parentheses may be nested.
+	MaxSelector      = 64 << 10
 	MaxSelectorDepth = 100
 
 	// maxLabel is where Calico ends a label's name. Only text that is no valid name is so long.
@@ -32,7 +30,6 @@ type Scope struct {
 	All, Global Selector
 }
 
-// Has selects objects with a label.
 func Has(name string) Selector {
 	return func(labels map[string]string) bool {
 		_, ok := labels[name]
