@@ -55,8 +55,8 @@ func Repeat(t testing.TB, do func(context.Context) error) {
 	}()
 }
 
-// EndNamespaces acts as the namespace-controller until the test ends: it deletes what is in deleted namespaces, and then
-// these. That one looks at a deleted namespace after five seconds at the earliest.
+// EndNamespaces acts as the namespace-controller until the test ends: it deletes what is in deleted namespaces, and
+// then these. That one looks at a deleted namespace after five seconds at the earliest.
 func EndNamespaces(t testing.TB, cfg *rest.Config) {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
