@@ -57,6 +57,7 @@ func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Re
 			k.unexported = time.Time{}
 			continue
 		}
+		k.forgetRefused()
 		if !k.unexported.IsZero() {
 			continue
 		}
@@ -66,6 +67,20 @@ func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Re
 		} else if len(k.objects) == 0 {
 			k.abandon(of, result)
 		}
+	}
+}
+
+// forgetRefused forgets the refused objects of a kind that the exporter does not export: they are withdrawn, too. A
+// held object keeps the refusal of its other part while it is held.
+func (k *kind) forgetRefused() {
+	for key := range k.refused {
+		if _, held := k.objects[key]; !held {
+			k.forget(key)
+			k.resync = resyncFully // the exporter may continue the journal that has it
+		}
+	}
+	if k.notRemembered.any() {
+		k.notRemembered, k.changed, k.resync = uncounted{}, true, resyncFully
 	}
 }
 

@@ -212,6 +212,58 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 	}
 }
 
+// TestR24RefusedOfAKindThatIsNoLongerExported: what is refused of a kind is withdrawn with it, whether its content or
+// later bounds had it refused, and however much it is. The release leaves nothing of it, and an exporter that continues
+// its journal sends it again.
+func TestR24RefusedOfAKindThatIsNoLongerExported(t *testing.T) {
+	var many []string
+	for i := range maxRefused + 2 {
+		many = append(many, fmt.Sprint("bad", i))
+	}
+	for name, test := range map[string]struct {
+		sent []string
+		// held and refused count what is left while the kind is not exported.
+		held, refused int
+		bounds        Admit
+	}{
+		"some":             {append(members(0, 10), "bad1", "bad2", "half"), 11, 1, nil},
+		"all":              {[]string{"bad1", "bad2"}, 0, 0, nil},
+		"not remembered":   {many, 0, 0, nil},
+		"by bounds, later": {members(0, 10), 2, 0, below("m2")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &braked{Replica: newReplica(), t: t, now: now}
+			head := uint64(len(test.sent))
+			b.connect("e1", head)
+			b.snapshot(head, test.sent...)
+			lacking := func() {
+				b.s.Close()
+				b.s = b.Open()
+				b.take(hello("e2", 0, 0, kService))
+				b.take(begin(kService, 0), end(kService, 0, 0))
+			}
+			lacking()
+			if test.bounds != nil {
+				b.Judge(b.now, test.bounds)
+				lacking()
+			}
+			if n, refused := b.Count(kMember); n != test.held || refused != test.refused || !b.Complete(kMember) {
+				t.Errorf("%d held, %d refused", n, refused)
+			}
+			consistent(t, b.Replica)
+			if w := b.connect("e1", head); test.refused+test.held < len(test.sent) && (w.ResumeRevision != 0 || len(w.Held) > 0) {
+				t.Errorf("welcome %v: the exporter need not send again what was refused", w)
+			}
+			lacking()
+			b.Release(b.now, kMember)
+			if n, refused := b.Count(kMember); n+refused > 0 {
+				t.Errorf("after the release %d held, %d refused", n, refused)
+			}
+			consistent(t, b.Replica)
+		})
+	}
+}
+
 func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	b := newBraked(t)
 	res := b.remove(11, members(0, 10)...)
