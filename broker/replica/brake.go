@@ -223,9 +223,15 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 			b.Since = k.unexported
 		}
 	}
-	if limit > 0 {
-		b.Keys = slices.DeleteFunc(slices.SortedFunc(keys, Key.Compare),
-			func(key Key) bool { return isEmpty(k.objects[key].object) })
+	if limit == 0 {
+		return b
+	}
+	for key := range keys { // without a sort: each view of a link asks
+		if n := len(b.Keys); n == limit && key.Compare(b.Keys[n-1]) > 0 || isEmpty(k.objects[key].object) {
+			continue
+		}
+		i, _ := slices.BinarySearchFunc(b.Keys, key, Key.Compare)
+		b.Keys = slices.Insert(b.Keys, i, key)
 		b.Keys = b.Keys[:min(limit, len(b.Keys))]
 	}
 	return b

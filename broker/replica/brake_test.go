@@ -264,6 +264,26 @@ func TestR24RefusedOfAKindThatIsNoLongerExported(t *testing.T) {
 	}
 }
 
+// TestRetainedNamesTheFirst: to name the first of many retained objects, which each view of a link does, costs no list of
+// all of them.
+func TestRetainedNamesTheFirst(t *testing.T) {
+	b := &braked{Replica: newReplica(), t: t, now: now}
+	b.connect("e1", 5000)
+	b.snapshot(5000, members(0, 5000)...)
+	b.take(changes(upsert(5001, kMember, "m0", "hollow")))
+	b.s.Close()
+	b.s = b.Open()
+	b.take(hello("e2", 0, 0, kService))
+	var back RetainedObjects
+	if n := testing.AllocsPerRun(5, func() { back = b.Retained(kMember, 3) }); n > 8 {
+		t.Errorf("%.0f allocations", n)
+	}
+	if len(back.Keys) != 3 || back.Keys[0].Name != "m1" || back.Keys[1].Name != "m10" || back.Keys[2].Name != "m100" ||
+		back.Total != 4999 {
+		t.Errorf("retained: %+v", back)
+	}
+}
+
 func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	b := newBraked(t)
 	res := b.remove(11, members(0, 10)...)
