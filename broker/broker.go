@@ -170,7 +170,8 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 // lead runs the broker until ctx ends. It calls began when the engines handle what exporters publish.
 func (b *broker) lead(ctx context.Context, began func()) error {
 	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
-		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue, Outcomes: b.outcomes,
+		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue,
+		Retained: b.engines.Retained, Outcomes: b.outcomes,
 	})
 	if b.standing != nil {
 		if err := b.restore(ctx); err != nil {

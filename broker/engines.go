@@ -40,6 +40,7 @@ type engine interface {
 // braking is an engine that retains objects when most of a remote's would be removed.
 type braking interface {
 	ResyncDue(cluster string) bool
+	Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time)
 	Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 }
 
@@ -101,6 +102,17 @@ func (e engines) Remind() {
 // ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
 func (e engines) ResyncDue(cluster string) bool {
 	return slices.ContainsFunc(e.braking(), func(b braking) bool { return b.ResyncDue(cluster) })
+}
+
+// Retained returns how many objects that an earlier broker wrote for a kind of a remote are retained, and since when. One
+// engine at most has objects for a kind.
+func (e engines) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
+	for _, b := range e.braking() {
+		if objects, since = b.Retained(cluster, kind); objects > 0 {
+			break
+		}
+	}
+	return objects, since
 }
 
 // Release releases the objects that the first snapshot of a remote withdrew and the brake retains, of some kinds or of

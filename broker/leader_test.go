@@ -16,12 +16,17 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/conns"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -248,13 +253,45 @@ func (w *world) healsItsSlices() {
 	}
 }
 
-// TestR24ReleaseAndSuccession: c2 and c3 export no nodes and no Services under the second leader, and c3 had none.
-// Those of c2 stay until the operator releases them. After that nothing of them is left: no Service, no peer at agents,
-// no stored one. Nothing waits for either remote and nothing is reported, and so it is under the third leader.
+// retained waits until c2's RemoteCluster, the metric and the findings count so many retained objects.
+func (w *world) retained(what string, healthy metav1.ConditionStatus, want int) {
+	w.t.Helper()
+	api := dynamic.NewForConfigOrDie(w.rest).Resource(v1alpha1.RemoteClusters)
+	eventually(w.t, what, func() (bool, string) {
+		var o v1alpha1.RemoteCluster
+		u := testkit.Value(api.Get(w.t.Context(), "c2", metav1.GetOptions{}))(w.t)
+		testkit.Must(w.t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
+		_, metrics := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+		got := []int{int(o.Status.Retained), int(testkit.Scraped(w.t, metrics, "semaphore_broker_retained", `"c2"`)), 0}
+		for _, f := range w.status(w.cfg).GetFindings() {
+			if f.GetCode() == string(finding.Retained) {
+				got[2] += int(f.GetCount())
+			}
+		}
+		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionHealthy)
+		return c != nil && c.Status == healthy && slices.Equal(got, []int{want, want, want}), fmt.Sprint(c, got)
+	})
+}
+
+// release releases objects of c2, and returns how many by kind.
+func (w *world) release(kinds ...semaphorev1.Kind) (objects []uint64) {
+	w.t.Helper()
+	for _, of := range testkit.Value(semaphorev1.NewControlServiceClient(w.socket(w.cfg)).ReleaseBrake(w.t.Context(),
+		&semaphorev1.ReleaseBrakeRequest{Cluster: "c2", Kinds: kinds}))(w.t).GetReleased() {
+		objects = append(objects, of.GetObjects())
+	}
+	return objects
+}
+
+// TestR24ReleaseAndSuccession: c2 and c3 export no nodes, Services and sets under the second leader, and c3 had none.
+// Those of c2 stay until the operator releases them. Until then RemoteCluster, metric and finding count them all, also
+// those that this leader knows only from the cluster's objects. After that nothing of them is left: no Service, no set,
+// no peer at agents, no stored one. Nothing waits for either remote and nothing is reported, and so it is under the
+// third leader.
 func TestR24ReleaseAndSuccession(t *testing.T) {
 	w := newWorld(t)
 	kubetest.NoLeaks(t, w.rest)
-	member := semaphorev1.Kind_KIND_SET_MEMBER
+	exported := semaphorev1.Kind_KIND_ENDPOINT_SLICE
 	lead := func() (*agentStream, func()) {
 		stop := w.start(w.cfg)
 		agent := w.attach("", 0)
@@ -263,8 +300,8 @@ func TestR24ReleaseAndSuccession(t *testing.T) {
 	lacking := func(epoch string) {
 		for _, cluster := range []string{"c2", "c3"} {
 			e := w.exporter(cluster)
-			e.Greet(players.Hello(cluster, epoch, 1, member))
-			e.Send(players.Snapshot(member, 1)...)
+			e.Greet(players.Hello(cluster, epoch, 1, exported))
+			e.Send(players.Snapshot(exported, 1)...)
 			e.Acked(1)
 		}
 	}
@@ -285,12 +322,14 @@ func TestR24ReleaseAndSuccession(t *testing.T) {
 
 	agent, stop := lead()
 	w.exporter("c3").SendAll("c3", "e1")
-	w.exporter("c2").SendAll("c2", "e1", players.Node("n1", 21, "10.2.1.0/24"), global, players.Service("shop", "old", 80))
+	w.exporter("c2").SendAll("c2", "e1", players.Node("n1", 21, "10.2.1.0/24"), global, players.Service("shop", "old", 80),
+		players.Member("shop", "p", "u", "web", "10.2.1.5"))
 	none, pools := "device c2: 51822 [10.2.0.0/16]\ndevice c3: 51823 [10.3.0.0/16]", `
 pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
+	const ofC2 = "\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80\nset c2-shop-web: 10.2.1.5/32"
 	agent.until("c2's node", none+"\npeer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]", "c2", "c3")
-	w.becomes("c2's Services", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
+	w.becomes("c2's Services", pools+ofC2)
 	var first []byte
 	stored("the peer is stored", "c2", func(peers []byte) bool { first = peers; return true })
 	stored("c3 is known", "c3", func([]byte) bool { return true })
@@ -302,14 +341,18 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
 	const until = "`semaphorectl release c2` (its exporter no longer exports this kind)"
 	w.problem(t, until, "cluster c2 has withdrawn node n1")
 	w.problem(t, until, "2 of the 2 objects (services)")
-	w.becomes("retained", pools+"\nservice c2-shop-73736d-old: 80\nservice gl-shop-73736d-echo: 80")
-	released := testkit.Value(semaphorev1.NewControlServiceClient(w.socket(w.cfg)).ReleaseBrake(t.Context(),
-		&semaphorev1.ReleaseBrakeRequest{Cluster: "c2"}))(t).GetReleased()
-	if len(released) != 2 || released[0].GetObjects() != 1 || released[1].GetObjects() != 2 {
-		t.Errorf("released %v", released)
+	w.retained("node, Services and set", metav1.ConditionFalse, 4)
+	w.becomes("retained", pools+ofC2)
+	if got := w.release(semaphorev1.Kind_KIND_NODE); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("released nodes: %v", got)
+	}
+	w.retained("Services and set", metav1.ConditionFalse, 3)
+	if got := w.release(); !slices.Equal(got, []uint64{2, 1}) {
+		t.Errorf("released %v", got)
 	}
 	settled := func(which string) {
 		t.Helper()
+		w.retained(which+": nothing is retained", metav1.ConditionTrue, 0)
 		w.becomes(which+": no Service is left", pools)
 		agent.until(which+": no peer is left", none, "c2", "c3")
 		stored(which+": no peer is stored", "c2", func(peers []byte) bool { return len(peers) < len(first) })

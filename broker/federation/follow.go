@@ -24,6 +24,9 @@ type Engines struct {
 	Room func(cluster string) <-chan struct{}
 	// ResyncDue reports whether an engine needs a snapshot of a remote. It is called at heartbeats.
 	ResyncDue func(cluster string) bool
+	// Retained returns how many objects that an earlier broker wrote for a kind of a remote an engine retains, and since
+	// when. The remote's link is locked.
+	Retained func(cluster string, kind semaphorev1.Kind) (objects int, since time.Time)
 	// Outcomes returns the unexpected outcomes of a cluster's services. It is called at heartbeats.
 	Outcomes func(cluster string) []*semaphorev1.Outcome
 }

@@ -736,6 +736,11 @@ func (l *link) status() *semaphorev1.LinkStatus {
 		if !back.Unexported { // else the exporter says nothing about it any more, however long that lasts
 			k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
 		}
+		if l.to != nil && l.to.Retained != nil {
+			if n, since := l.to.Retained(l.cluster, kind); n > 0 { // others than the replica retains, and before them
+				back.Total, back.Since = back.Total+n, since
+			}
+		}
 		if back.Total > 0 {
 			k.Retained, k.RetainedSince = uint64(back.Total), timestamppb.New(back.Since)
 		}

@@ -334,6 +334,20 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	})
 }
 
+// Retained returns how many objects for a kind of a remote the brake retains after its first snapshot, and since when.
+func (e *Engine) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	for _, k := range e.kinds {
+		if g := k.retentions[cluster]; g != nil && kind == kindMember {
+			if n, at := g.Retained(); n > 0 {
+				objects, since = objects+n, at
+			}
+		}
+	}
+	return objects, since
+}
+
 // Release removes the objects that the brake retains after the first snapshot of a remote, and returns their number by
 // objectKind.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
@@ -362,7 +376,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, k := range e.kinds {
 		for _, name := range e.names {
-			found = append(found, finding.Line(finding.Retained, name, k.retentions[name].Problem())...)
+			found = append(found, k.retentions[name].Findings()...)
 		}
 	}
 	e.mu.RUnlock()

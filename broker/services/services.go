@@ -721,6 +721,20 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	return r != nil && (r.services.Due(e.now()) || r.slices.Due(e.now()))
 }
 
+// Retained returns how many objects for a kind of a remote the brake retains after its first snapshot, and since when.
+func (e *Engine) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	r := e.remotes[cluster]
+	switch {
+	case r != nil && kind == kindService:
+		return r.services.Retained()
+	case r != nil && kind == kindSlice:
+		return r.slices.Retained()
+	}
+	return 0, time.Time{}
+}
+
 // Release removes the objects that the brake retains after the first snapshot of a remote, of some kinds or of all. It
 // returns the number of objects by the kind that they were made for.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
@@ -750,7 +764,7 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, name := range e.names {
 		for _, g := range []*writes.Retention{e.remotes[name].slices, e.remotes[name].services} {
-			found = append(found, finding.Line(finding.Retained, name, g.Problem())...)
+			found = append(found, g.Findings()...)
 		}
 	}
 	e.mu.RUnlock()
