@@ -1,10 +1,15 @@
 package broker
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
@@ -68,4 +73,57 @@ func TestAgeOfAStalledStream(t *testing.T) {
 		}
 		return true, ""
 	})
+}
+
+// TestAKindThatIsPromised: of a kind that the exporter promises and may not read, a leader that never heard it reports
+// what one that did reports: the kind is stale, from the first promise on, whatever streams begin since. A kind that the
+// exporter does not export is never stale, and keeps its age.
+func TestAKindThatIsPromised(t *testing.T) {
+	node, member := semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER
+	const metric = "semaphore_broker_kind_last_heard_timestamp_seconds"
+	for name, heard := range map[string]bool{"heard before": true, "a new leader": false} {
+		l := serve(t)
+		from := time.Now().Add(-time.Millisecond)
+		begin := func(epoch string, unread ...semaphorev1.Kind) {
+			e := l.exporter("c2")
+			hello := players.Hello("c2", epoch, 1, node)
+			hello.GetHello().UnreadKinds = unread
+			e.Greet(hello)
+			e.Send(players.Snapshot(node, 1, players.Node("n1", 21, "10.2.1.0/24"))...)
+			e.Acked(1)
+		}
+		if heard {
+			e := l.exporter("c2")
+			e.Greet(players.Hello("c2", "e1", 1, member))
+			e.Send(players.Snapshot(member, 1)...)
+			e.Acked(1)
+		}
+		begin("e2", member)
+		promised := time.Now()
+		begin("e3", member)
+		// later is the status long after the last message about a kind, while the nodes are heard of.
+		later := func() *semaphorev1.GetStatusResponse {
+			s := &semaphorev1.GetStatusResponse{Part: "broker", Ready: true, Links: l.server.Status()[:1],
+				Now: timestamppb.New(time.Now().Add(time.Minute))}
+			s.Links[0].LastHeard, s.Links[0].Kinds[0].AwaitedSince = s.Now, s.Now
+			finding.Judge(s)
+			return s
+		}
+		s := later()
+		at := s.Links[0].Kinds[3].AwaitedSince.AsTime()
+		if f := s.Findings; len(f) != 1 || f[0].Code != string(finding.KindStale) ||
+			!strings.HasPrefix(f[0].First[0], "setmember objects of c2 stale 1m") || at.Before(from) || at.After(promised) {
+			t.Errorf("%s: since %s, %v", name, at, f)
+		}
+		if is, _ := testkit.Metric(t, l.registry, metric, "setmember"); is != float64(at.UnixMilli())/1000 {
+			t.Errorf("%s: the metric is %v, not %s", name, is, at)
+		}
+		begin("e4")
+		if s := later(); len(s.Findings) > 0 || (s.Links[0].Kinds[3].LastHeard != nil) != heard {
+			t.Errorf("%s: not exported: %v", name, s)
+		}
+		if is, found := testkit.Metric(t, l.registry, metric, "setmember"); found {
+			t.Errorf("%s: not exported: the metric is %v", name, is)
+		}
+	}
 }

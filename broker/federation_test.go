@@ -86,6 +86,7 @@ type listener struct {
 	server    *federation.Server
 	sink      *took
 	operators *operator.Server
+	registry  *prometheus.Registry
 }
 
 // serve runs a listener until the test ends. change may change the configuration.
@@ -98,7 +99,8 @@ func serve(t *testing.T, change ...func(*config.Broker)) *listener {
 	}
 	registry := prometheus.NewRegistry()
 	recorder := debug.NewRecorder("broker", "c1", "")
-	l := &listener{t: t, clusters: c, address: loopback.Address(t), sink: &took{}, operators: operator.New(quiet())}
+	l := &listener{t: t, clusters: c, address: loopback.Address(t), sink: &took{}, operators: operator.New(quiet()),
+		registry: registry}
 	l.server = federation.New(federation.Options{Cluster: "c1", Local: cfg.LocalPrefixes, Brake: cfg.Brake,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet()})
 	l.server.Begin(cfg.Remotes, cfg.Own(), federation.Engines{Sink: l.sink})

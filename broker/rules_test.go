@@ -291,7 +291,8 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	e.Send(players.Snapshot(kind, 2, players.Members("10.2", 2)...)...)
 	e.Acked(2)
 	l.exporter("c2").Greet(players.Hello("c2", "e4", 0, semaphorev1.Kind_KIND_NODE))
-	if k := l.server.Status()[0].Kinds[3]; k.Objects != 2 || k.Retained != 2 || k.LastHeard != nil {
+	if k := l.server.Status()[0].Kinds[3]; k.Objects != 2 || k.Retained != 2 || k.AwaitedSince != nil ||
+		k.LastHeard == nil {
 		t.Errorf("status %v", k)
 	}
 	if lines := finding.Texts(l.server.Findings()); len(lines) != 1 || !strings.Contains(lines[0],

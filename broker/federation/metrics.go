@@ -72,7 +72,7 @@ var (
 		[]string{"cluster"}, nil)
 	kindHeardDesc = prometheus.NewDesc("semaphore_broker_kind_last_heard_timestamp_seconds",
 		"Unix time of the last message of a remote's exporter while the kind was complete, on this cluster's clock: the "+
-			"replica is as old as that. Absent before the first.",
+			"replica is as old as that. Before the first, when it promised the kind. Absent while it does not export it.",
 		[]string{"cluster", "kind"}, nil)
 	objectsDesc = prometheus.NewDesc("semaphore_broker_objects",
 		"Objects of a remote in its replica.", []string{"cluster", "kind"}, nil)
@@ -121,8 +121,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(lastHeardDesc, heard, l.Cluster)
 		for _, k := range l.Kinds {
 			kind := semaphorev1.KindName(k.Kind)
-			if k.LastHeard != nil {
-				gauge(kindHeardDesc, float64(k.LastHeard.AsTime().UnixMilli())/1000, l.Cluster, kind)
+			if k.AwaitedSince != nil {
+				gauge(kindHeardDesc, float64(k.AwaitedSince.AsTime().UnixMilli())/1000, l.Cluster, kind)
 			}
 			gauge(objectsDesc, float64(k.Objects), l.Cluster, kind)
 			gauge(refusedDesc, float64(k.Refused), l.Cluster, kind)

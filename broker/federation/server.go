@@ -730,12 +730,10 @@ func (l *link) status() *semaphorev1.LinkStatus {
 		objects, refused := l.replica.Count(kind)
 		k := &semaphorev1.KindStatus{
 			Kind: kind, Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
-			Limit: uint64(l.replica.Limit(kind)),
+			Limit: uint64(l.replica.Limit(kind)), LastHeard: semaphorev1.Time(l.replica.LastHeard(kind)),
+			AwaitedSince: semaphorev1.Time(l.replica.AwaitedSince(kind)),
 		}
 		back := l.replica.Retained(kind, 0)
-		if !back.Unexported { // else the exporter says nothing about it any more, however long that lasts
-			k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
-		}
 		if l.to != nil && l.to.Retained != nil {
 			if n, since := l.to.Retained(l.cluster, kind); n > 0 { // others than the replica retains, and before them
 				back.Total, back.Since = back.Total+n, since

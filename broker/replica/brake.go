@@ -54,9 +54,13 @@ func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Re
 	for _, of := range semaphorev1.Kinds {
 		k := r.kind(of)
 		if slices.Contains(h.GetKinds(), of) || slices.Contains(h.GetUnreadKinds(), of) {
+			if k.promised.IsZero() {
+				k.promised = now
+			}
 			k.unexported = time.Time{}
 			continue
 		}
+		k.promised = time.Time{}
 		k.forgetRefused()
 		if !k.unexported.IsZero() {
 			continue

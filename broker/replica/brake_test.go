@@ -181,7 +181,8 @@ func TestR24AKindThatIsNoLongerExported(t *testing.T) {
 			b.s = b.Open()
 			res = b.take(hello("e2", 0, 0, kService))
 			b.take(begin(kService, 0), end(kService, 0, 0))
-			if back := b.Retained(kMember, 1); len(res.Changes) > 0 || !back.Unexported || back.Keys[0].Name != "m0" {
+			if back := b.Retained(kMember, 1); len(res.Changes) > 0 || !back.Unexported || back.Keys[0].Name != "m0" ||
+				!b.Locate(back.Keys[0])[0].RetainedSince.Equal(back.Since) {
 				t.Errorf("%d: changes %s, retained %+v", n, show(res.Changes), back)
 			}
 			b.want(n, n)

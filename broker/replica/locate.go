@@ -39,7 +39,9 @@ func (r *Replica) locate(key Key) Located {
 	if h, ok := k.objects[key]; ok {
 		l.Object, l.Revision = h.object, h.revision
 	}
-	l.RetainedSince = k.retained[key].since
+	if l.RetainedSince = k.retained[key].since; l.RetainedSince.IsZero() && l.Object != nil && !isEmpty(l.Object) {
+		l.RetainedSince = k.unexported
+	}
 	if refused, ok := k.refused[key]; ok {
 		l.Refused = &refused.Refused
 	}

@@ -111,7 +111,8 @@ type kind struct {
 	// last snapshot ended.
 	lastHeard, snapshotAt time.Time
 	// unexported is when the first of the last streams began that did not export the kind; zero if the last one did.
-	unexported time.Time
+	// promised is the opposite: those that export it, or will once it is read.
+	unexported, promised time.Time
 	// resync means that the sender must send the kind again. resyncInterval is the minimal age of the snapshot before
 	// another is requested to fill free room; it grows while that does not help.
 	resync         resyncMode
@@ -252,6 +253,16 @@ func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).
 // LastHeard returns when the sender last sent a message while it was complete for a kind, which is the age of the
 // accepted objects; zero before.
 func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time { return r.known(of).lastHeard }
+
+// AwaitedSince returns from when a message about a kind is due: LastHeard, or when the sender first promised the kind, if
+// that is later. It is zero while the sender does not export the kind.
+func (r *Replica) AwaitedSince(of semaphorev1.Kind) time.Time {
+	k := r.kind(of)
+	if !k.promised.IsZero() && k.lastHeard.After(k.promised) {
+		return k.lastHeard
+	}
+	return k.promised
+}
 
 // Refused returns the current refusals sorted by key, up to maxRefused for a kind.
 func (r *Replica) Refused() []Refused {

@@ -161,9 +161,9 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	fresh := l.GetLastHeard() != nil && Age(s, l.GetLastHeard()) <= StaleAfter
 	for _, k := range l.GetKinds() {
 		kind := semaphorev1.KindName(k.GetKind())
-		if s.GetPart() == "broker" && fresh && k.GetLastHeard() != nil && Age(s, k.GetLastHeard()) > StaleAfter {
+		if at := k.GetAwaitedSince(); s.GetPart() == "broker" && fresh && at != nil && Age(s, at) > StaleAfter {
 			found = append(found, New(KindStale, cluster, 1,
-				fmt.Sprintf("%s objects of %s stale %s", kind, cluster, Since(s, k.GetLastHeard()))).At(TimeOf(k.GetLastHeard())))
+				fmt.Sprintf("%s objects of %s stale %s", kind, cluster, Since(s, at))).At(TimeOf(at)))
 		}
 		if n := k.GetRetained(); n > 0 {
 			found = append(found, New(Retained, cluster, int(n), fmt.Sprintf(

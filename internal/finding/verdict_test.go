@@ -22,8 +22,9 @@ func heard(cluster string, ago time.Duration) *semaphorev1.LinkStatus {
 	return &semaphorev1.LinkStatus{
 		Cluster: cluster, Connected: true, Since: before(time.Hour), LastHeard: before(ago),
 		Kinds: []*semaphorev1.KindStatus{
-			{Kind: semaphorev1.Kind_KIND_NODE, Objects: 2, Complete: true, LastHeard: before(ago)},
-			{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 7, Complete: true, LastHeard: before(ago), Limit: 10_000},
+			{Kind: semaphorev1.Kind_KIND_NODE, Objects: 2, Complete: true, LastHeard: before(ago), AwaitedSince: before(ago)},
+			{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 7, Complete: true, LastHeard: before(ago),
+				AwaitedSince: before(ago), Limit: 10_000},
 		},
 	}
 }
@@ -41,7 +42,9 @@ func TestVerdict(t *testing.T) {
 	never := gone(heard("c9", 0), time.Minute)
 	never.LastHeard = nil
 	oneKind := heard("c2", time.Second)
-	oneKind.Kinds[1].LastHeard = before(40 * time.Second)
+	oneKind.Kinds[1].LastHeard, oneKind.Kinds[1].AwaitedSince = before(time.Hour), before(40*time.Second)
+	unexported := heard("c2", time.Second)
+	unexported.Kinds[1].LastHeard, unexported.Kinds[1].AwaitedSince = before(time.Hour), nil
 	held := heard("c2", time.Second)
 	held.Kinds[1].Retained, held.Kinds[1].RetainedSince = 6, before(90*time.Second)
 	refusedAndGone := gone(heard("c2", 20*time.Second), 19*time.Second)
@@ -83,10 +86,11 @@ func TestVerdict(t *testing.T) {
 				"stays in use"},
 		"stale and gone": {broker(gone(heard("c2", time.Minute), 50*time.Second)),
 			"0 of 1 remotes fresh; c2 stale 1m0s: the last known state stays in use"},
-		"just gone":   {broker(gone(heard("c2", 3*time.Second), 2*time.Second)), "c2 not connected for 2s"},
-		"never heard": {broker(never, heard("c3", time.Second)), "1 of 2 remotes fresh; c9 never heard"},
-		"one kind":    {broker(oneKind), "1 of 1 remotes fresh; service objects of c2 stale 40s"},
-		"the brake":   {broker(held), "c2 withdrew 6 service objects, which the brake retains for 1m30s"},
+		"just gone":    {broker(gone(heard("c2", 3*time.Second), 2*time.Second)), "c2 not connected for 2s"},
+		"never heard":  {broker(never, heard("c3", time.Second)), "1 of 2 remotes fresh; c9 never heard"},
+		"one kind":     {broker(oneKind), "1 of 1 remotes fresh; service objects of c2 stale 40s"},
+		"not exported": {broker(unexported), "all is well"},
+		"the brake":    {broker(held), "c2 withdrew 6 service objects, which the brake retains for 1m30s"},
 		"refused": {broker(refusedAndGone),
 			"0 of 1 remotes fresh; 2 service objects of c2 refused; c2 stale 20s: the last known state stays in use"},
 		// Brokers send exporters and agents something only when there is news.

@@ -2491,7 +2491,10 @@ type KindStatus struct {
 	Retained      uint64                 `protobuf:"varint,9,opt,name=retained,proto3" json:"retained,omitempty"`
 	RetainedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=retained_since,json=retainedSince,proto3" json:"retained_since,omitempty"`
 	// Limit of objects; 0 for none.
-	Limit         uint64 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint64 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"`
+	// From a broker: last_heard, or when the exporter first promised the kind, if that is later. Unset while it does not
+	// export the kind.
+	AwaitedSince  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=awaited_since,json=awaitedSince,proto3" json:"awaited_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2601,6 +2604,13 @@ func (x *KindStatus) GetLimit() uint64 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *KindStatus) GetAwaitedSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AwaitedSince
+	}
+	return nil
 }
 
 // DeviceStatus is a WireGuard device on an agent's node.
@@ -3665,7 +3675,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x1b\n" +
 	"\tsource_id\x18\n" +
 	" \x01(\tR\bsourceId\x12*\n" +
-	"\x11refused_source_id\x18\v \x01(\tR\x0frefusedSourceId\"\x90\x04\n" +
+	"\x11refused_source_id\x18\v \x01(\tR\x0frefusedSourceId\"\xd1\x04\n" +
 	"\n" +
 	"KindStatus\x12&\n" +
 	"\x04kind\x18\f \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
@@ -3680,7 +3690,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\bretained\x18\t \x01(\x04R\bretained\x12A\n" +
 	"\x0eretained_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\rretainedSince\x12\x14\n" +
-	"\x05limit\x18\v \x01(\x04R\x05limitJ\x04\b\x01\x10\x02\"\xd8\x05\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limit\x12?\n" +
+	"\rawaited_since\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fawaitedSinceJ\x04\b\x01\x10\x02\"\xd8\x05\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12/\n" +
@@ -3909,36 +3920,37 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	41, // 48: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
 	41, // 49: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
 	40, // 50: semaphore.v1.KindStatus.retained_since:type_name -> google.protobuf.Timestamp
-	44, // 51: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	40, // 52: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	2,  // 53: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	40, // 54: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	32, // 55: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	33, // 56: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	40, // 57: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	40, // 58: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	40, // 59: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	40, // 60: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	38, // 61: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	40, // 62: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	40, // 63: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	21, // 64: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	36, // 65: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	16, // 66: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	6,  // 67: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	13, // 68: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	3,  // 69: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
-	22, // 70: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	37, // 71: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	17, // 72: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	7,  // 73: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	14, // 74: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	4,  // 75: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
-	70, // [70:76] is the sub-list for method output_type
-	64, // [64:70] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	40, // 51: semaphore.v1.KindStatus.awaited_since:type_name -> google.protobuf.Timestamp
+	44, // 52: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	40, // 53: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	2,  // 54: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	40, // 55: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	32, // 56: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	33, // 57: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	40, // 58: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	40, // 59: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	40, // 60: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	40, // 61: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	38, // 62: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	40, // 63: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	40, // 64: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	21, // 65: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	36, // 66: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	16, // 67: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 68: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	13, // 69: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	3,  // 70: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	22, // 71: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	37, // 72: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	17, // 73: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	7,  // 74: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	14, // 75: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	4,  // 76: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	71, // [71:77] is the sub-list for method output_type
+	65, // [65:71] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
