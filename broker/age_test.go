@@ -76,8 +76,8 @@ func TestAgeOfAStalledStream(t *testing.T) {
 }
 
 // TestAKindThatIsPromised: of a kind that the exporter promises and may not read, a leader that never heard it reports
-// what one that did reports: the kind is stale, from the first promise on, whatever streams begin since. A kind that the
-// exporter does not export is never stale, and keeps its age.
+// what one that did reports: the kind is stale, from the first promise on, whatever streams begin since. A kind that
+// the exporter does not export is never stale, and keeps its age.
 func TestAKindThatIsPromised(t *testing.T) {
 	node, member := semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER
 	const metric = "semaphore_broker_kind_last_heard_timestamp_seconds"

@@ -104,8 +104,8 @@ func (e engines) ResyncDue(cluster string) bool {
 	return slices.ContainsFunc(e.braking(), func(b braking) bool { return b.ResyncDue(cluster) })
 }
 
-// Retained returns how many objects that an earlier broker wrote for a kind of a remote are retained, and since when. One
-// engine at most has objects for a kind.
+// Retained returns how many objects that an earlier broker wrote for a kind of a remote are retained, and since when.
+// One engine at most has objects for a kind.
 func (e engines) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
 	for _, b := range e.braking() {
 		if objects, since = b.Retained(cluster, kind); objects > 0 {

@@ -265,7 +265,7 @@ func TestR24RefusedOfAKindThatIsNoLongerExported(t *testing.T) {
 	}
 }
 
-// TestRetainedNamesTheFirst: each view of a link names the first of many retained objects, without a list of all of them.
+// TestRetainedNamesTheFirst: each view of a link names the first of many retained objects, without a list of them all.
 func TestRetainedNamesTheFirst(t *testing.T) {
 	b := &braked{Replica: newReplica(), t: t, now: now}
 	b.connect("e1", 5000)

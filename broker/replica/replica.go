@@ -254,8 +254,8 @@ func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).
 // accepted objects; zero before.
 func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time { return r.known(of).lastHeard }
 
-// AwaitedSince returns from when a message about a kind is due: LastHeard, or when the sender first promised the kind, if
-// that is later. It is zero while the sender does not export the kind.
+// AwaitedSince returns from when a message about a kind is due: LastHeard, or when the sender first promised the kind,
+// if that is later. It is zero while the sender does not export the kind.
 func (r *Replica) AwaitedSince(of semaphorev1.Kind) time.Time {
 	k := r.kind(of)
 	if !k.promised.IsZero() && k.lastHeard.After(k.promised) {
