@@ -36,9 +36,8 @@ func (a *Acks) Send(now time.Time, responses []*semaphorev1.PublishResponse,
 }
 
 // Flush returns the pending acknowledgement and marks it as sent; nil for none. A reader that pauses calls it.
-func (a *Acks) Flush(now time.Time) *semaphorev1.PublishResponse {
-	m := a.pending
-	if m != nil {
+func (a *Acks) Flush(now time.Time) (m *semaphorev1.PublishResponse) {
+	if m = a.pending; m != nil {
 		a.pending, a.sentAt = nil, now
 	}
 	return m

@@ -52,20 +52,16 @@ type Released struct {
 // markUnexported notes which kinds a stream does not export. Those that the exporter has not read yet will follow.
 func (r *Replica) markUnexported(h *semaphorev1.Hello, now time.Time, result *Result) {
 	for _, of := range semaphorev1.Kinds {
-		k := r.kind(of)
-		if slices.Contains(h.GetKinds(), of) || slices.Contains(h.GetUnreadKinds(), of) {
-			if k.promised.IsZero() {
-				k.promised = now
-			}
-			k.unexported = time.Time{}
+		k, lacks := r.kind(of), !slices.Contains(h.GetKinds(), of) && !slices.Contains(h.GetUnreadKinds(), of)
+		if lacks {
+			k.forgetRefused()
+		}
+		if k.unexported == lacks && !k.since.IsZero() {
 			continue
 		}
-		k.promised = time.Time{}
-		k.forgetRefused()
-		if !k.unexported.IsZero() {
+		if k.unexported, k.since = lacks, now; !lacks {
 			continue
 		}
-		k.unexported = now
 		if n := len(k.objects) - k.empty; n > 0 {
 			result.Retained = append(result.Retained, Retained{of, n, n, n, true})
 		} else if len(k.objects) == 0 {
@@ -83,7 +79,7 @@ func (k *kind) forgetRefused() {
 			k.resync = resyncFully // the exporter may continue the journal that has it
 		}
 	}
-	if k.notRemembered.any() {
+	if k.notRemembered.count() > 0 {
 		k.notRemembered, k.changed, k.resync = uncounted{}, true, resyncFully
 	}
 }
@@ -93,7 +89,7 @@ func (k *kind) forgetRefused() {
 func (k *kind) abandon(of semaphorev1.Kind, result *Result) {
 	for key := range k.objects {
 		k.forget(key)
-		k.retained[key] = retention{since: k.unexported}
+		k.retained[key] = retention{since: k.since}
 		k.resync = resyncFully // the exporter may have what is removed then
 	}
 	if !k.complete && k.restored {
@@ -143,12 +139,11 @@ func (r *Replica) withdraw(k *kind, key Key, now time.Time, result *Result) (rem
 	return false
 }
 
-// releaseWhere removes the retained objects for which the function returns true.
-func (r *Replica) releaseWhere(k *kind, of semaphorev1.Kind, now time.Time, why string,
-	match func(since time.Time) bool, result *Result) {
+// releaseSince removes the objects that are retained since a time or longer.
+func (k *kind) releaseSince(latest time.Time, of semaphorev1.Kind, now time.Time, why string, result *Result) {
 	var free []Key
 	for key, w := range k.retained {
-		if match(w.since) {
+		if !w.since.After(latest) {
 			free = append(free, key)
 		}
 	}
@@ -171,23 +166,19 @@ func (k *kind) resetPeak(now time.Time) {
 	}
 }
 
-func anyTime(time.Time) bool { return true }
-
 // releaseIfRecovered removes the retained objects once the sender exports enough again.
 func (r *Replica) releaseIfRecovered(k *kind, of semaphorev1.Kind, now time.Time, result *Result) {
 	if n := len(k.retained); n == 0 || r.brake.Brakes(k.peakBeforeBrake-k.exported(), k.peakBeforeBrake) ||
 		r.brake.Brakes(n, len(k.objects)) {
 		return
 	}
-	r.releaseWhere(k, of, now, "the remote exports enough again", anyTime, result)
+	k.releaseSince(now, of, now, "the remote exports enough again", result)
 }
 
 // releaseConfirmed removes the retained objects that a complete snapshot lacks and that were withdrawn at least
 // Brake.Hold ago.
 func (r *Replica) releaseConfirmed(k *kind, of semaphorev1.Kind, now time.Time, result *Result) {
-	r.releaseWhere(k, of, now, "another complete snapshot lacks them", func(since time.Time) bool {
-		return now.Sub(since) >= r.brake.Hold.Duration
-	}, result)
+	k.releaseSince(now.Add(-r.brake.Hold.Duration), of, now, "another complete snapshot lacks them", result)
 }
 
 // confirmable reports whether another snapshot would release an object.
@@ -211,8 +202,7 @@ type RetainedObjects struct {
 }
 
 // Retained returns the objects of a kind that the brake retains, with at most limit keys.
-func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
-	var b RetainedObjects
+func (r *Replica) Retained(of semaphorev1.Kind, limit int) (b RetainedObjects) {
 	k := r.kind(of)
 	for _, w := range k.retained {
 		if b.Since.IsZero() || w.since.Before(b.Since) {
@@ -220,11 +210,11 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 		}
 	}
 	keys := maps.Keys(k.retained)
-	b.Total, b.Unexported = len(k.retained), !k.unexported.IsZero()
+	b.Total, b.Unexported = len(k.retained), k.unexported
 	if b.Unexported {
 		keys = maps.Keys(k.objects)
 		if b.Total = len(k.objects) - k.empty; b.Since.IsZero() {
-			b.Since = k.unexported
+			b.Since = k.since
 		}
 	}
 	if limit == 0 {
@@ -244,10 +234,10 @@ func (r *Replica) Retained(of semaphorev1.Kind, limit int) RetainedObjects {
 // Release removes the retained objects of a kind by order of an operator.
 func (r *Replica) Release(now time.Time, of semaphorev1.Kind) (result Result) {
 	k := r.kind(of)
-	if !k.unexported.IsZero() {
+	if k.unexported {
 		k.abandon(of, &result)
 	}
-	r.releaseWhere(k, of, now, "released by the operator", anyTime, &result)
+	k.releaseSince(now, of, now, "released by the operator", &result)
 	return result
 }
 

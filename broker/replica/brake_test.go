@@ -3,7 +3,6 @@ package replica
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 

@@ -70,22 +70,18 @@ const maxUncounted = 100_000
 var seed = maphash.MakeSeed()
 
 func (u *uncounted) add(key Key) {
+	if u.hashes == nil {
+		u.hashes = map[uint64]struct{}{}
+	}
 	hash := maphash.Comparable(seed, key)
-	_, known := u.hashes[hash]
-	switch {
-	case known:
-	case len(u.hashes) >= maxUncounted:
-		u.more = true
-	case u.hashes == nil:
-		u.hashes = map[uint64]struct{}{hash: {}}
-	default:
+	if _, known := u.hashes[hash]; known || len(u.hashes) < maxUncounted {
 		u.hashes[hash] = struct{}{}
+	} else {
+		u.more = true
 	}
 }
 
 func (u *uncounted) remove(key Key) { delete(u.hashes, maphash.Comparable(seed, key)) }
-
-func (u *uncounted) any() bool { return u.more || len(u.hashes) > 0 }
 
 // count returns the number of keys, at most maxUncounted and one.
 func (u *uncounted) count() int {

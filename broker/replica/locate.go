@@ -39,8 +39,9 @@ func (r *Replica) locate(key Key) Located {
 	if h, ok := k.objects[key]; ok {
 		l.Object, l.Revision = h.object, h.revision
 	}
-	if l.RetainedSince = k.retained[key].since; l.RetainedSince.IsZero() && l.Object != nil && !isEmpty(l.Object) {
-		l.RetainedSince = k.unexported
+	if l.RetainedSince = k.retained[key].since; k.unexported && l.RetainedSince.IsZero() && l.Object != nil &&
+		!isEmpty(l.Object) {
+		l.RetainedSince = k.since
 	}
 	if refused, ok := k.refused[key]; ok {
 		l.Refused = &refused.Refused

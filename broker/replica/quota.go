@@ -157,7 +157,7 @@ func (c *contents) roomForRefused() bool {
 }
 
 func (c *contents) computeRoom() bool {
-	if c.overLimit == 0 && !c.notRemembered.any() {
+	if c.overLimit == 0 && c.notRemembered.count() == 0 {
 		return false
 	}
 	var all admission.Need
@@ -175,11 +175,11 @@ func (c *contents) computeRoom() bool {
 			all.Add(n, 1)
 		}
 	}
-	if fits > 0 && !c.notRemembered.any() && c.exceeded(all) == noResource {
+	if fits > 0 && c.notRemembered.count() == 0 && c.exceeded(all) == noResource {
 		return true
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
-	return (fits > 0 || c.notRemembered.any()) &&
+	return (fits > 0 || c.notRemembered.count() > 0) &&
 		free(c.limit.objects, c.used.Objects) && free(c.limit.addresses, c.used.Addresses) &&
 		free(c.limit.clusterIPs, c.used.ClusterIPs) && free(c.limit.exports, c.used.Exports) &&
 		free(c.limit.bytes, c.used.Bytes)

@@ -110,9 +110,10 @@ type kind struct {
 	// lastHeard is when the sender last sent a message while it was complete for this kind; snapshotAt is when its
 	// last snapshot ended.
 	lastHeard, snapshotAt time.Time
-	// unexported is when the first of the last streams began that did not export the kind; zero if the last one did.
-	// promised is the opposite: those that export it, or will once it is read.
-	unexported, promised time.Time
+	// unexported means that the last stream does not export the kind, nor will once it is read. It is so since the stream
+	// that began then; zero for none.
+	unexported bool
+	since      time.Time
 	// resync means that the sender must send the kind again. resyncInterval is the minimal age of the snapshot before
 	// another is requested to fill free room; it grows while that does not help.
 	resync         resyncMode
@@ -258,10 +259,13 @@ func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time { return r.known(of).
 // if that is later. It is zero while the sender does not export the kind.
 func (r *Replica) AwaitedSince(of semaphorev1.Kind) time.Time {
 	k := r.kind(of)
-	if !k.promised.IsZero() && k.lastHeard.After(k.promised) {
+	if k.unexported {
+		return time.Time{}
+	}
+	if k.lastHeard.After(k.since) {
 		return k.lastHeard
 	}
-	return k.promised
+	return k.since
 }
 
 // Refused returns the current refusals sorted by key, up to maxRefused for a kind.
@@ -305,7 +309,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 	if taken != nil {
 		n := admission.NeedOf(taken)
 		if k.overLimitReason(n) != "" && len(k.retained) > 0 {
-			r.releaseWhere(k, key.Kind, now, "their room is needed", anyTime, result)
+			k.releaseSince(now, key.Kind, now, "their room is needed", result)
 		}
 		if reason := k.overLimitReason(n); reason != "" {
 			// A remote that exceeds a limit loses nothing that works: only the excess is refused.

@@ -237,7 +237,7 @@ func (s *Session) handleHello(now time.Time, h *semaphorev1.Hello, result *Resul
 	}
 	for _, of := range semaphorev1.Kinds {
 		// The digest lacks refused objects that are not remembered.
-		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && !k.notRemembered.any() && k.resync != resyncFully {
+		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && k.notRemembered.count() == 0 && k.resync != resyncFully {
 			welcome.Held = append(welcome.Held, &semaphorev1.KindState{
 				Kind: of, Objects: uint64(k.count), Digest: k.sentDigest.Bytes(), SourceId: k.source.id,
 				SourceRevision: k.source.revision,
@@ -357,7 +357,7 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 	}
 	k := s.replica.kind(m.GetKind())
 	sent, ok := streams.ParseDigest(m.GetDigest())
-	if !ok || !k.complete || k.notRemembered.any() || k.resync == resyncFully || sent != k.sentDigest ||
+	if !ok || !k.complete || k.notRemembered.count() > 0 || k.resync == resyncFully || sent != k.sentDigest ||
 		m.GetObjects() != uint64(k.count) {
 		return violation("unchanged snapshot of %s with %d objects and digest %.32x: the broker has %d with digest %x",
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.sentDigest)
@@ -379,7 +379,7 @@ func (s *Session) completeKind(now time.Time, of semaphorev1.Kind, k *kind, revi
 	k.setPosition(s.hello.GetEpoch(), revision)
 	k.source.advance(s.hello.GetSourceId(), sourceRevision)
 	k.snapshotAt, k.resync = now, noResync
-	if k.overLimit == 0 && !k.notRemembered.any() {
+	if k.overLimit == 0 && k.notRemembered.count() == 0 {
 		k.resyncInterval = 0
 	} else {
 		k.resyncInterval = min(max(minResyncInterval, 2*k.resyncInterval), maxResyncInterval)
