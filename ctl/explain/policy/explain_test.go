@@ -409,6 +409,8 @@ func TestExplainEgress(t *testing.T) {
 		{"in no set", calicoOut("{selector: all(), egress: [" + selected + "]}"), 80, Denied, "none of them", true},
 		{"a port that the client's own pod names so", kubeOut("{podSelector: {}, egress: [{ports: [{port: sql}]}]}"), 5432,
 			Denied, "none of them", false},
+		{"any port, where only a name is allowed", kubeOut("{podSelector: {}, egress: [{ports: [{port: sql}]}]}"), 0,
+			Denied, "none of them", false},
 	} {
 		c, p := world(t, test.manifests)
 		p.Egress, p.Port = true, test.port
