@@ -59,7 +59,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		b.stop()
 		kept(t, stop, cfg)
 		notified := changesOf(t)
-		stop = run(t, cfg)
+		run(t, cfg)
 		took := eventually(t, "ready without a broker", ready)
 		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a restart", n)
@@ -139,7 +139,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		must(t, err)
 		must(t, h.Delete(device))
 		b.stop()
-		stop = run(t, cfg)
+		run(t, cfg)
 		eventually(t, "the device is there", func() bool {
 			d, err := h.Device(device)
 			return err == nil &&

@@ -87,7 +87,7 @@ func TestRetryWhileAway(t *testing.T) {
 	closed, before := time.Now(), failures.Load()
 	create("meanwhile")
 	time.Sleep(away)
-	shut = open()
+	open()
 	beside := kubetest.WriteBeside(t, direct)
 	took := sees("ours", ours, "meanwhile")
 	if late := beside.Late(); took > within+late {
