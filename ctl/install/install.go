@@ -177,7 +177,8 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			findings = append(findings, preflight.JudgePair(other.facts, one.facts)...)
 		}
 		all, findings = append(all, one), append(findings, found...)
-		if preflight.Describe(said, one.facts); one.objects != nil {
+		preflight.Describe(said, one.facts)
+		if one.objects != nil {
 			_ = show.PrintLines(said, show.Tabbed(one.plan))
 		}
 	}

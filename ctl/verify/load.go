@@ -20,7 +20,7 @@ const count, echo = 'c', 'e'
 const (
 	// message is the size of a request, of its answer, and of one that measures latency, in bytes.
 	message = 64
-	chunk   = 256 << 10
+	chunk   = 256 << 10 // bytes of one write
 )
 
 // Grace is how long a measurement may take above its time.

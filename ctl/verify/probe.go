@@ -19,6 +19,7 @@ const Port = 8080
 // maxBytes is the largest request, and the largest answer.
 const maxBytes = 16 << 20
 
+// pause is the time between two attempts.
 const pause = 200 * time.Millisecond
 
 // wire is the server's answer: its name, and as many bytes as requested.

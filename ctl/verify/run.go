@@ -33,7 +33,7 @@ const (
 	attempt = 3 * time.Second
 	// largePayload is many times a packet of any link.
 	largePayload = 1 << 20
-	largeWithin  = 10 * time.Second
+	largeWithin  = 10 * time.Second // for a large answer
 	// namespacePrefix begins the name of the namespace, which is the same in all clusters. It is as short as it must be
 	// for the names of mirrors with the longest servicePrefix of a RemoteCluster, of 32 characters.
 	namespacePrefix = "sem-verify-"

@@ -13,8 +13,8 @@ import (
 
 // Every user of a cluster may write a policy. These bound the cost of a selector; Calico itself has no bound.
 const (
-	MaxSelector      = 64 << 10
-	MaxSelectorDepth = 100
+	MaxSelector      = 64 << 10 // bytes
+	MaxSelectorDepth = 100      // of parentheses
 
 	// maxLabel is where Calico ends a label's name. Only text that is no valid name is so long.
 	maxLabel = 512
