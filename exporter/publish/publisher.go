@@ -194,11 +194,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.options.Source, kinds, p.catalog.Journal())
 	s.notBefore, s.earlierSource = p.notBefore, p.reportedSource
 	rules := p.catalog.Rules()
-	for _, of := range rules.KindsFor(p.broker.Cluster) {
-		if !slices.Contains(kinds, of) {
-			s.Unread = append(s.Unread, of)
-		}
-	}
+	s.Exports(rules.KindsFor(p.broker.Cluster))
 	if rules.Features.Has(config.Policy) {
 		s.labelDomains = rules.LabelDomains
 	}

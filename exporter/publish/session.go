@@ -60,8 +60,8 @@ type Session struct {
 	source   Source
 	sourceID string // of Hello
 	kinds    []semaphorev1.Kind
-	// Unread are kinds that cannot be sent yet. They are set before Hello.
-	Unread  []semaphorev1.Kind
+	// unread are kinds that cannot be sent yet.
+	unread  []semaphorev1.Kind
 	journal *catalog.Journal
 	// MaxChanges is the limit of changes in a message. A simulation with few objects sets a lower one before Hello.
 	MaxChanges int
@@ -139,6 +139,12 @@ func NewSession(cluster, broker, software string, term uint64, source Source, ki
 	}
 }
 
+// Exports says before Hello which kinds the exporter exports to the broker: those that the session cannot send yet are
+// named as unread.
+func (s *Session) Exports(all []semaphorev1.Kind) {
+	s.unread = slices.DeleteFunc(all, func(of semaphorev1.Kind) bool { return slices.Contains(s.kinds, of) })
+}
+
 // reportedRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
 // broker.
 func (s *Session) reportedRevisions() map[semaphorev1.Kind]uint64 {
@@ -185,7 +191,7 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 		Term:               s.term,
 		SourceId:           s.sourceID,
 		LabelDomains:       s.labelDomains,
-		UnreadKinds:        s.Unread,
+		UnreadKinds:        s.unread,
 	}}}
 }
 

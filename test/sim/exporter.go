@@ -244,11 +244,7 @@ func (l *upLink) dial() bool {
 		return true
 	}
 	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, x, kinds, x.catalog.Journal())
-	for _, kind := range x.catalog.Rules().Kinds() {
-		if !slices.Contains(kinds, kind) {
-			l.session.Unread = append(l.session.Unread, kind)
-		}
-	}
+	l.session.Exports(x.catalog.Rules().Kinds())
 	if x.w.chunk > 0 {
 		l.session.MaxChanges = x.w.chunk
 	}
