@@ -313,20 +313,11 @@ func TestInstallRefuses(t *testing.T) {
 // refusesImages has the apiserver refuse Deployments of an image with the tag v3, for a reason of the policy's choice.
 func refusesImages(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
-	api := admin.AdmissionregistrationV1()
-	kubetest.Create(t, api.ValidatingAdmissionPolicies(), &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "tags"},
-		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
-				RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.OperationAll},
-					Rule: admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"},
-						Resources: []string{"deployments"}}}}}},
-			Validations: []admissionv1.Validation{{Message: "no v3", Reason: new(metav1.StatusReasonRequestEntityTooLarge),
-				Expression: "object.spec.template.spec.containers.all(c, !c.image.endsWith(':v3'))"}}}})
-	kubetest.Create(t, api.ValidatingAdmissionPolicyBindings(), &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "tags"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: "tags", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}})
+	kubetest.RefuseFor(t, admin, metav1.StatusReasonRequestEntityTooLarge, admissionv1.RuleWithOperations{
+		Operations: []admissionv1.OperationType{admissionv1.OperationAll},
+		Rule: admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"},
+			Resources: []string{"deployments"}}},
+		"object.spec.template.spec.containers.all(c, !c.image.endsWith(':v3'))", "no v3")
 	refused := kubetest.Get(t, admin.AppsV1().Deployments("semaphore"), "semaphore-broker")
 	refused.ObjectMeta = metav1.ObjectMeta{Name: "refused"}
 	refused.Spec.Template.Spec.Containers[0].Image = "x:v3"

@@ -29,13 +29,20 @@ func StartAdmitting(t testing.TB, configuration string) *rest.Config {
 func Refuse(t testing.TB, client kubernetes.Interface, rule admissionv1.RuleWithOperations, expression,
 	message string) (allow func()) {
 	t.Helper()
+	return RefuseFor(t, client, metav1.StatusReasonInvalid, rule, expression, message)
+}
+
+// RefuseFor is Refuse for another reason than that of policies without one.
+func RefuseFor(t testing.TB, client kubernetes.Interface, reason metav1.StatusReason,
+	rule admissionv1.RuleWithOperations, expression, message string) (allow func()) {
+	t.Helper()
 	api := client.AdmissionregistrationV1()
 	policy := Create(t, api.ValidatingAdmissionPolicies(), &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "refuses-"},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: &admissionv1.MatchResources{
 				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
-			Validations: []admissionv1.Validation{{Expression: expression, Message: message}},
+			Validations: []admissionv1.Validation{{Expression: expression, Message: message, Reason: &reason}},
 		},
 	})
 	bindings := api.ValidatingAdmissionPolicyBindings()
