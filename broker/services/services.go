@@ -671,8 +671,10 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 			if wanted && object == nil {
 				return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown}
 			}
-			if again := e.imported.ImportDue(name, e.now()); wanted && again > 0 {
-				return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown, Again: again}
+			if wanted {
+				if again := e.imported.ImportDue(name, e.now()); again > 0 {
+					return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown, Again: again}
+				}
 			}
 			return writes.Decide(object, wanted, owner, e.mayDelete)
 		}),

@@ -103,22 +103,6 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 	return Answer[T]{Verdict: Unknown}
 }
 
-// Retained returns how many objects g retains, and since when; 0 for none.
-func (g *Retention) Retained() (objects int, since time.Time) {
-	if !g.holds() {
-		return 0, time.Time{}
-	}
-	return g.withdrawn, g.since
-}
-
-// Findings has the line about the retained objects; the status of the remote's link counts them.
-func (g *Retention) Findings() []finding.Finding {
-	if !g.holds() {
-		return nil
-	}
-	return finding.Detail(finding.Retained, g.cluster, []string{g.Problem()})
-}
-
 // Evaluate asks a Retention whether undesired objects of its remote may be deleted. If the answer changes, it queues
 // them.
 func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) bool, shared func() int,

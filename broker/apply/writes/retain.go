@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -159,4 +160,20 @@ func (g *Retention) Problem() string {
 	return fmt.Sprintf("retained since %s, %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
 		"broker wrote for it", g.since.UTC().Format(time.RFC3339), g.brake.Until(g.cluster, g.unexported), g.cluster,
 		g.withdrawn, g.all, g.objects)
+}
+
+// Retained returns how many objects g retains, and since when; 0 for none.
+func (g *Retention) Retained() (objects int, since time.Time) {
+	if !g.holds() {
+		return 0, time.Time{}
+	}
+	return g.withdrawn, g.since
+}
+
+// Findings has the line about the retained objects; the status of the remote's link counts them.
+func (g *Retention) Findings() []finding.Finding {
+	if !g.holds() {
+		return nil
+	}
+	return finding.Detail(finding.Retained, g.cluster, []string{g.Problem()})
 }

@@ -226,8 +226,8 @@ func (e *explainer) ports(r *calicov3.EntityRule) (no, open string) {
 			len(r.NotPorts) == 0 {
 			return "", "" // all there are
 		}
-		named := func(p numorstring.Port) bool { return p.PortName != "" }
-		if e.packet.Egress && len(r.Ports) > 0 && len(slices.DeleteFunc(slices.Clone(r.Ports), named)) == 0 {
+		numbered := func(p numorstring.Port) bool { return p.PortName == "" }
+		if e.packet.Egress && len(r.Ports) > 0 && !slices.ContainsFunc(r.Ports, numbered) {
 			return fmt.Sprintf("it is for port %s", portList(r)), "" // which no remote pod has
 		}
 		return "", "the port: " + portList(r)
