@@ -57,7 +57,7 @@ modules:
 # before a release. docs/faults.md lists what only make test-all finds. The tests that a change is most likely to break
 # are in make test, too: see CHANGED.
 .PHONY: test
-test: deps $(TOOLS)/.built components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
+test: deps $(TOOLS)/gotestsum components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/agent.done
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
@@ -240,7 +240,7 @@ endif
 # Go's cache has the results of what has not changed: these tests run no program that it does not know of. Those with
 # the race detector run beside those without: both wait more than they compute.
 .PHONY: unit-recorded
-unit-recorded: $(TOOLS)/.built
+unit-recorded: $(TOOLS)/gotestsum
 	@echo "== unit tests, with the race detector where goroutines start"
 	@mkdir -p $(BIN); failed=0; \
 	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(UNITFLAGS) $(RACED) & race=$$!; \
@@ -395,7 +395,12 @@ deps: ## the few Debian packages that are needed
 	  echo "== installing Debian packages:$$missing"; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
-# The development tools are pinned in tools/dev/go.mod and built into bin/tools.
+# The development tools are pinned in tools/dev/go.mod and built into bin/tools. Tests need gotestsum
+# alone: on a new machine lint waits for the others, and the clusters do not.
+$(TOOLS)/gotestsum: tools/dev/go.mod tools/dev/go.sum
+	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install gotest.tools/gotestsum
+	@touch $@
+
 $(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
 	@echo "== building buf, controller-gen, gotestsum, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
 	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install tool
