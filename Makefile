@@ -57,7 +57,7 @@ modules:
 # before a release. docs/faults.md lists what only make test-all finds. The tests that a change is most likely to break
 # are in make test, too: see CHANGED.
 .PHONY: test
-test: deps $(TOOLS)/gotestsum components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (half an hour)
+test: deps $(TOOLS)/gotestsum components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (twenty minutes; forty the first time)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/agent.done
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
