@@ -154,12 +154,13 @@ func (a *Applier) write(ctx context.Context, ref Ref, o *unstructured.Unstructur
 	return after, nil
 }
 
-// Try writes nothing, and fails where Apply would. It passes an object whose namespace or type is applied before it,
-// and one of which a webhook can only be asked with a write.
+// Try writes nothing, and fails where Apply would. It passes an object whose namespace is applied before it, and one of
+// which a webhook can only be asked with a write.
 func (a *Applier) Try(ctx context.Context, o *unstructured.Unstructured) error {
 	_, err := a.write(ctx, RefOf(o), o, metav1.DryRunAll)
 	// The text is of apiserver/pkg/admission/plugin/webhook/errors, which gives it no reason of its own.
-	if apierrors.IsNotFound(err) || err != nil && strings.Contains(err.Error(), "does not support dry run") {
+	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) ||
+		err != nil && strings.Contains(err.Error(), "does not support dry run") {
 		return nil
 	}
 	return err

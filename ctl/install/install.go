@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -195,7 +196,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		return show.PrintPlanned(w, clusters, i.output.Chosen)
 	}
 	if _, err := fleet.AllOf(all, func(one *installation) (any, error) { return nil, one.try(ctx) }); err != nil {
-		return program.ExitError{Code: show.ExitWrong, Err: fmt.Errorf("nothing was written: %w", err)}
+		return prevented(fmt.Errorf("nothing was written: %w", err))
 	}
 	var failed error
 	for _, one := range all {
@@ -463,6 +464,14 @@ func (i *installation) try(ctx context.Context) error {
 	return err
 }
 
+// prevented is an error with the exit code of a problem if the apiserver answered, and did not only fail to.
+func prevented(err error) error {
+	if answer := apierrors.APIStatus(nil); errors.As(err, &answer) {
+		return program.ExitError{Code: show.ExitWrong, Err: err}
+	}
+	return err
+}
+
 // install applies the objects, and waits until they are ready.
 func (i *installation) install(ctx context.Context, w io.Writer) error {
 	began := time.Now()
@@ -483,6 +492,11 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	}
 	if err := i.Keep(ctx, &now); err != nil {
 		return err
+	}
+	if i.before == nil { // without the namespace its objects could not be tried
+		if err := i.try(ctx); err != nil {
+			return prevented(err)
+		}
 	}
 	for _, o := range i.objects {
 		if o.GetKind() == "CustomResourceDefinition" { // its objects wait for it
@@ -513,11 +527,7 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 			}
 		}
 	}
-	if i.resubnetted {
-		if err := i.Refresh(ctx, fleet.Agent, fleet.Broker, fleet.Exporter); err != nil {
-			i.Say("parts read the changed subnets when their kubelets next look, within two minutes by default: %v", err)
-		}
-	}
+	i.refresh(ctx)
 	if err := i.removeStale(ctx, stale); err != nil {
 		return err
 	}
@@ -530,6 +540,16 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	_, err = fmt.Fprintf(w, "%s: installed as %s: %s; all parts are ready after %s\n", show.Printable(i.Cluster.Context),
 		i.values.Cluster, apply.Joined(counts), time.Since(began).Round(100*time.Millisecond))
 	return err
+}
+
+// refresh has kubelets look for changed subnets now.
+func (i *installation) refresh(ctx context.Context) {
+	if !i.resubnetted {
+		return
+	}
+	if err := i.Refresh(ctx, fleet.Agent, fleet.Broker, fleet.Exporter); err != nil {
+		i.Say("parts read the changed subnets when their kubelets next look, within two minutes by default: %v", err)
+	}
 }
 
 // isFirst reports whether objects of a kind must exist before others are applied.

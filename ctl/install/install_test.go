@@ -4,7 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -246,6 +251,12 @@ func TestInstallRefuses(t *testing.T) {
 		}
 	}
 	uninstallsWhatIsHalfThere(t, admin, ctl)
+	refusesImages(t, admin)
+	ctl(2, "install --image r.example/semaphore:v3", "Deployment semaphore/semaphore-broker: ") // the first
+	if left := written(); strings.Contains(left, "secrets semaphore") || strings.Contains(left, "daemonsets semaphore") {
+		t.Errorf("a first install that a policy refuses leaves\n%s", left)
+	}
+	ctl(0, "uninstall --yes", "c1: removed")
 	secrets := admin.CoreV1().Secrets("semaphore")
 	namespaced(t, admin)
 	kubetest.Create(t, secrets, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-tls"}})
@@ -254,6 +265,11 @@ func TestInstallRefuses(t *testing.T) {
 	must(t, secrets.Delete(t.Context(), "semaphore-broker-tls", metav1.DeleteOptions{}))
 
 	ctl(0, "install --features encryption,policy", "all parts are ready")
+	refuses(2, "install --components alerts", "the cluster does not serve this kind")
+	direct := kubeconfig
+	kubeconfig = withoutDryRuns(t, direct, cfg)
+	refuses(1, "install", "nothing was written: ")
+	kubeconfig = direct
 	refuses(2, "install -n mesh", "OtherInstallation  c1: namespace semaphore: ")
 	refuses(1, "install --components mcs", `--components: "mcs" imports Services: it needs the feature services`)
 	refuses(1, "install --components dns", `--components: "dns"`)
@@ -305,9 +321,29 @@ func TestInstallRefuses(t *testing.T) {
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 1, NodePort: 31001}}}})
 	refuses(2, "install --node-port 31001", "c1: Service semaphore/semaphore-broker-federation: ")
 	ctl(0, other+" --force-conflicts", " changed")
-	refusesImages(t, admin)
 	refuses(2, "install --image r.example/semaphore:v3",
 		"nothing was written: c1: Deployment semaphore/semaphore-broker: ")
+}
+
+// withoutDryRuns is a kubeconfig of the same apiserver whose connections end when it is asked for a dry run.
+func withoutDryRuns(t *testing.T, kubeconfig string, cfg *rest.Config) string {
+	t.Helper()
+	pass := httputil.NewSingleHostReverseProxy(testkit.Value(url.Parse(cfg.Host))(t))
+	pass.Transport = testkit.Value(rest.TransportFor(cfg))(t)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("dryRun") {
+			panic(http.ErrAbortHandler)
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	raw := clientcmd.GetConfigFromFileOrDie(kubeconfig)
+	for _, c := range raw.Clusters {
+		c.Server, c.CertificateAuthorityData, c.InsecureSkipTLSVerify = server.URL, nil, true
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*raw, file))
+	return file
 }
 
 // refusesImages has the apiserver refuse Deployments of an image with the tag v3, for a reason of the policy's choice.
@@ -318,11 +354,13 @@ func refusesImages(t *testing.T, admin kubernetes.Interface) {
 		Rule: admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"},
 			Resources: []string{"deployments"}}},
 		"object.spec.template.spec.containers.all(c, !c.image.endsWith(':v3'))", "no v3")
-	refused := kubetest.Get(t, admin.AppsV1().Deployments("semaphore"), "semaphore-broker")
-	refused.ObjectMeta = metav1.ObjectMeta{Name: "refused"}
-	refused.Spec.Template.Spec.Containers[0].Image = "x:v3"
+	pods := map[string]string{"app": "refused"}
+	refused := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "refused"}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: pods}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: pods},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "refused", Image: "x:v3"}}}}}}
 	testkit.Eventually(t, time.Minute, "the policy is in force", func() error {
-		_, err := admin.AppsV1().Deployments("semaphore").Create(t.Context(), refused,
+		_, err := admin.AppsV1().Deployments("default").Create(t.Context(), refused,
 			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil || !strings.Contains(err.Error(), "no v3") {
 			return fmt.Errorf("a dry run ends with %w", err)
