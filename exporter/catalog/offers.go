@@ -83,10 +83,10 @@ func (c *Catalog) Offers() []Offer {
 			}
 		}
 		if !elsewhere {
-			for _, reason := range []finding.Code{finding.UnsupportedServiceType, finding.Unsendable, finding.InvalidExportTo} {
-				if o.Reason = c.problems[problemKey{key, reason}]; o.Reason != "" {
-					break
-				}
+			o.Reason = cmp.Or(c.problems[problemKey{key, finding.UnsupportedServiceType}],
+				c.problems[problemKey{key, finding.Unsendable}])
+			if is.withheld == "" { // else what is wrong with the Service's annotation is not why
+				o.Reason = cmp.Or(o.Reason, c.problems[problemKey{key, finding.InvalidExportTo}])
 			}
 		}
 		switch {

@@ -287,7 +287,7 @@ func TestOfferedToTheOwnClusterAlone(t *testing.T) {
 		{"c2;c3", "", finding.NotOffered, annotation + `"c2;c3" cannot be parsed`},
 		{"c9", "", finding.NotOffered, annotation + `"c9" names "c9", for which no broker`},
 		{"", "none", finding.NotOffered, annotation + `"none" of its ServiceExport names none`},
-		{"c2,c9", "none", finding.NotOffered, annotation + `"c2,c9" names "c9", for which no broker`},
+		{"c2,c9", "none", finding.NotOffered, annotation + `"c2,c9" and "none" of its ServiceExport names none`},
 		{"c2", "c3", finding.NotOffered, annotation + `"c2" and "c3" of its ServiceExport names none`},
 	} {
 		rules := catalog.Rules{Features: config.Features{config.Services}, Own: "c1",
