@@ -209,6 +209,24 @@ func TestEachHelloSaysWhatIsExported(t *testing.T) {
 	}
 }
 
+// TestExportedGlobalServicesAreTheReplicas: a global Service of a remote that was heard, and then no longer exports
+// Services, is retained by the replica, and not counted once more as an earlier broker's.
+func TestExportedGlobalServicesAreTheReplicas(t *testing.T) {
+	f := newFixture(t, 0)
+	f.DesiredServices().Observed(glEcho, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: glEcho,
+		Annotations: map[string]string{naming.AnnotationGlobalClusters: "c2,c3"}}}, true)
+	f.loop.synced = false
+	echo := svc("shop", "echo", web(&semaphorev1.Service{Global: true}))
+	f.take("c2", replica.Result{Changes: []replica.Change{echo}, Completed: kindService})
+	f.take("c2", replica.Result{Completed: kindSlice})
+	f.take("c2", withoutServices)
+	f.loop.synced = true
+	f.DesiredServices().Synced()
+	if n, _ := f.Retained("c2", kindService); n != 0 || len(f.warned) > 0 {
+		t.Errorf("%d retained, warnings %v", n, f.warned)
+	}
+}
+
 // TestNothingWaitsForARemoteWithoutServices: a remote that exports no Services, and of which nothing exists, keeps
 // nothing from being removed, and is no problem.
 func TestNothingWaitsForARemoteWithoutServices(t *testing.T) {

@@ -115,7 +115,7 @@ func Evaluate(g *Retention, loop Loop, now time.Time, wanted func(name string) b
 			}
 		}
 		all = len(names)
-		if g.unexported && shared != nil {
+		if g.unexported && !g.Heard() && shared != nil {
 			n := shared()
 			withdrawn, all = withdrawn+n, all+n
 		}

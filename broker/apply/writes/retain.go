@@ -96,11 +96,7 @@ func (g *Retention) Retains() bool { return !g.confirmed || !g.Heard() }
 // changed, and a sentence for the operator when the Retention begins to retain.
 func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning string) {
 	snapshots := g.complete()
-	decided := snapshots == 0 || snapshots == g.evaluated
-	if g.unexported {
-		decided = g.holds()
-	}
-	if g.confirmed || decided {
+	if g.confirmed || !g.unexported && snapshots == g.evaluated {
 		return false, ""
 	}
 	withdrawn, all, ok := count()
@@ -109,8 +105,12 @@ func (g *Retention) Evaluate(now time.Time, count Count) (changed bool, warning 
 	}
 	switch {
 	case g.unexported && withdrawn > 0:
-		g.since, g.withdrawn, g.all = now, withdrawn, all
-		return false, g.Problem()
+		begins := !g.holds()
+		if g.withdrawn, g.all = withdrawn, all; begins {
+			g.since = now
+			warning = g.Problem()
+		}
+		return false, warning
 	case g.unexported: // a remote may lack the feature: nothing waits for it
 		g.Release()
 		return true, ""
@@ -147,9 +147,11 @@ func (g *Retention) Release() int {
 	return g.withdrawn
 }
 
-// Due reports whether another snapshot without the retained objects would release them.
+// Due reports whether another snapshot without the retained objects would release them. None is asked for while one
+// waits for the existing objects to be known.
 func (g *Retention) Due(now time.Time) bool {
-	return g.holds() && !g.unexported && !g.unread && now.Sub(g.since) >= g.brake.Hold.Duration
+	return g.holds() && !g.unexported && !g.unread && g.complete() == g.evaluated &&
+		now.Sub(g.since) >= g.brake.Hold.Duration
 }
 
 // Problem describes the retained objects for the operator; empty for none.

@@ -113,6 +113,17 @@ func TestGuard(t *testing.T) {
 			{hello: sends(service), withdrawn: 30, all: 40, retains: true, due: true},
 			{complete: service, withdrawn: 30, all: 40, retains: false},
 		}},
+		"a snapshot that waits for the existing objects is not asked for again": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true, says: bySnapshot},
+			{pass: hold, unknown: true, retains: true, due: true, says: bySnapshot},
+			{complete: service, unknown: true, retains: true, says: bySnapshot},
+			{withdrawn: 30, all: 40, retains: false},
+		}},
+		"somebody removes what is no longer exported": {[]semaphorev1.Kind{service}, []step{
+			{hello: sends(), withdrawn: 30, all: 40, retains: true, warns: true, says: ended},
+			{withdrawn: 10, all: 20, retains: true, says: "10 of the 20 objects"},
+			{retains: false},
+		}},
 		"nothing waits for what never existed": {[]semaphorev1.Kind{service, slice}, []step{
 			{hello: sends(service), unknown: true, retains: true},
 			{retains: false},
