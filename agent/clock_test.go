@@ -64,3 +64,12 @@ func TestClockSetBack(t *testing.T) {
 		t.Errorf("since the boot: %s, and later %s, %v", up, later, err)
 	}
 }
+
+// TestNewKeysOfAllRemotes: new keys that are asked for are due for each remote.
+func TestNewKeysOfAllRemotes(t *testing.T) {
+	a := idle(t)
+	a.keys.Ask([]string{"c2", "c3"}, 0, false)
+	if due, _ := a.keys.Due(func(string) bool { return true }); strings.Join(due, " ") != "c2 c3" {
+		t.Errorf("due are %v", due)
+	}
+}

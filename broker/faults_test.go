@@ -140,7 +140,8 @@ func (w *world) changedByHand(t *testing.T) {
 		t.Logf("%s: as before after %s", c.name, time.Since(began).Round(time.Millisecond))
 	}
 	for _, words := range [][]string{{"service " + mirrorOf("s0"), "by-hand", "spec.ports"},
-		{"service " + mirrorOf("s0"), "metadata.labels[app.kubernetes.io/managed-by]"}, {"endpointslice "}} {
+		{"service " + mirrorOf("s0"), "metadata.labels[app.kubernetes.io/managed-by]"},
+		{"service " + mirrorOf("s0"), "the object, which is deleted"}, {"endpointslice "}} {
 		w.event(t, "Restored", words...)
 	}
 }

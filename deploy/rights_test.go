@@ -53,7 +53,13 @@ func granted(t *testing.T, objects []runtime.Object, user, namespace string) []s
 	}
 	var rules []rbacv1.PolicyRule
 	bound := func(in string, subjects []rbacv1.Subject, ref rbacv1.RoleRef) {
+		if ref.APIGroup != rbacv1.GroupName {
+			t.Errorf("the binding to %s has the group %q", ref.Name, ref.APIGroup)
+		}
 		for _, s := range subjects {
+			if s.Kind != "ServiceAccount" || s.APIGroup != "" {
+				t.Errorf("the %s %s is bound to %s", s.Kind, s.Name, ref.Name)
+			}
 			if s.Kind != "ServiceAccount" || user != "system:serviceaccount:"+cmp.Or(s.Namespace, in)+":"+s.Name {
 				continue
 			}

@@ -315,8 +315,10 @@ func TestObjectsAtTheLimit(t *testing.T) {
 		if taken, refusals := New(remote, local).Check(in); len(refusals) > 0 || !proto.Equal(taken, in) {
 			t.Errorf("%d %s: refusals %v, want the whole object", c.limit, name, refusals)
 		}
-		if _, refusals := New(remote, local).Check(c.with(c.limit + 1)); len(refusals) != 1 || refusals[0].Code != c.code {
-			t.Errorf("%d %s: refusals %v, want %s", c.limit+1, name, refusals, c.code)
+		over := c.with(c.limit + 1)
+		if taken, refusals := New(remote, local).Check(over); len(refusals) != 1 || refusals[0].Code != c.code ||
+			proto.Equal(taken, over) {
+			t.Errorf("%d %s: refusals %v, want %s and not the whole object", c.limit+1, name, refusals, c.code)
 		}
 	}
 }

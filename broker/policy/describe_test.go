@@ -52,6 +52,8 @@ func TestDescribe(t *testing.T) {
 		"c2/bank/db c2-bank-db:0/1 x(u4)=10.2.0.9 missing 10.2.0.9",
 		"c2/shop/web c2-shop-web:0/2 c2-shop-web.part-2:0/1 a(u1)=10.2.0.1 b(u2)=10.2.0.2,fd02::2 idle(u3)= missing "+
 			"10.2.0.1,10.2.0.2,fd02::2")
+	is("an address that is not written", &semaphorev1.ListSetsRequest{Address: "10.2.0.9"},
+		"c2/bank/db c2-bank-db:0/1 x(u4)=10.2.0.9 missing 10.2.0.9")
 	k.settle(names...)
 	is("all is written", all,
 		"c2/bank/db c2-bank-db:1/1 x(u4)=10.2.0.9",

@@ -30,7 +30,7 @@ func (w *woken) Synced() bool                     { return true }
 func (w *woken) Owned(string) ([]string, bool)    { return w.owned, true }
 
 func engine(now func() time.Time, remotes ...string) *Engine {
-	cfg := &config.Broker{LabelDomains: []string{"d"}, Sets: config.Sets{MaxSize: 100}}
+	cfg := &config.Broker{LabelDomains: []string{"d", "e"}, Sets: config.Sets{MaxSize: 100}}
 	for _, name := range remotes {
 		cfg.Remotes = append(cfg.Remotes, config.Remote{Name: name})
 	}
@@ -60,6 +60,9 @@ func TestASetStaysWhileASnapshotIsTakenInParts(t *testing.T) {
 	}
 	if got := want(""); got != "[10.2.0.1/32]" {
 		t.Errorf("a new set is %s", got)
+	}
+	if s := desired.Want(name, "").Object; s == nil || s.Labels["d/name"] != "web" || s.Labels["e/name"] != "web" {
+		t.Errorf("it lacks labels of a configured domain: %v", s)
 	}
 	loop.names = nil
 	e.Take(replica.Part{Cluster: "c2", Changes: pods("shop/b u2 web 10.2.0.2"), Completed: kindMember})

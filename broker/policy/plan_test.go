@@ -127,9 +127,12 @@ func TestManagedBy(t *testing.T) {
 		LabelDomains: []string{"d", "e"}, MaxSetSize: 1})
 	p.Apply("c2", pods("shop/web-1 u2 web 10.2.1.10", "shop/web-0 u1 web 10.2.1.9"))
 	for _, name := range []string{"c2-shop-web", "c2-shop-web.part-2"} {
-		if s := p.Reserve(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" ||
-			s.Labels["d/name"] != "web" || s.Labels["e/name"] != "web" {
-			t.Errorf("%s: %v", name, s)
+		s := p.Reserve(name, start).Set
+		for label, want := range map[string]string{"managed-by": "calico-global-network-sync-operator", "d/name": "web",
+			"d/namespace": "shop", "d/cluster": "c2", "e/name": "web", "e/namespace": "shop", "e/cluster": "c2"} {
+			if s == nil || s.Labels[label] != want {
+				t.Errorf("%s: the label %s is not %s: %v", name, label, want, s)
+			}
 		}
 	}
 }
