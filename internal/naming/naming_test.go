@@ -245,8 +245,10 @@ func TestPartsOfSets(t *testing.T) {
 			}
 		}
 	}
-	if got := Set("c2", "shop", "web.v2"); got != "c2-shop-web.v2" {
-		t.Errorf("a name with a dot: %s", got)
+	for _, name := range []string{"web.v2", "web.part-02"} { // no part has such a name
+		if got := Set("c2", "shop", name); got != "c2-shop-"+name {
+			t.Errorf("%s is %s", name, got)
+		}
 	}
 }
 
