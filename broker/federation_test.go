@@ -59,6 +59,9 @@ type took struct {
 func (s *took) Take(cluster string, r replica.Result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.Hello != nil {
+		s.all = append(s.all, cluster+" hello")
+	}
 	for _, c := range r.Changes {
 		sign := "~"
 		if c.Old == nil {
@@ -159,7 +162,7 @@ func TestFederation(t *testing.T) {
 		}
 		e.Send(players.Upserts(4, players.Node("n3", 3, "10.2.3.0/24")))
 		e.Acked(4)
-		if got := sink.take(); got != "c2 +node n1, c2 +node n2, c2 +node n3" {
+		if got := sink.take(); got != "c2 hello, c2 +node n1, c2 +node n2, c2 +node n3" {
 			t.Errorf("took %s", got)
 		}
 		st := server.Status()
@@ -187,7 +190,7 @@ func TestFederation(t *testing.T) {
 		}
 		e.Send(players.Deletion(5, players.Node("n3", 3)))
 		e.Acked(5)
-		if got := sink.take(); got != "c2 -node n3" {
+		if got := sink.take(); got != "c2 hello, c2 -node n3" {
 			t.Errorf("took %s", got)
 		}
 	})
