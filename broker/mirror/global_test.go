@@ -121,6 +121,7 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 	other := endpoints("echo", "10.2.0.1")
 	other.Ports[0].Name = "http"
 	p.apply("c2", svc("shop", "echo", global()), slc("shop", "a", other))
+	p.later(time.Hour)
 	p.Is("another name", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1")))
 	p.later(time.Hour)
