@@ -182,7 +182,7 @@ func (b *broker) release(s *source) {
 // take passes on the result of a message.
 func (b *broker) take(source string, r replica.Result) {
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
-		r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		r.Hello != nil || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		b.wantPeers()
 		b.tunnels.Queue().Push(source, r)
 		b.mirrors.Queue().Push(source, r)

@@ -131,7 +131,7 @@ func (l *upLink) kinds() []semaphorev1.Kind {
 func (x *exporter) watch(kind int, relist bool) bool {
 	v := x.watches[kind]
 	log := x.source.log[kind]
-	if x.paused || !x.w.exported[kind] {
+	if x.paused {
 		return false
 	}
 	if v.listed && v.at == len(log) {

@@ -110,20 +110,6 @@ func (s *source) truth(d *dest) *view {
 			v.members[r] = w
 		}
 	}
-	for kind, on := range s.w.exported {
-		if on {
-			continue
-		}
-		switch kind {
-		case kindNode:
-			clear(v.nodes)
-		case kindService:
-			clear(v.services)
-			clear(v.slices)
-		case kindPod:
-			clear(v.members)
-		}
-	}
 	return v
 }
 

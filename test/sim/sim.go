@@ -54,7 +54,6 @@ type world struct {
 	// The seed's decisions for the whole run.
 	namespaces      int           // how many of them there are
 	hostile         bool          // whether clusters export what they may not
-	exported        [kinds]bool   // by the exporters
 	window          int           // messages that a stream holds
 	chunk           int           // changes in a message, of both protocols; 0 for as many as in the product
 	lossy           float64       // how often a part of a snapshot is lost
@@ -110,7 +109,6 @@ func newWorld(seed uint64, t *trace) *world {
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: t}
 	w.namespaces = 1 + w.rng.IntN(len(namespaces))
 	w.hostile = w.chance(0.5)
-	w.exported = [kinds]bool{true, true, true, true}
 	w.window = 1 + w.rng.IntN(4)
 	w.lag = pick(w, []float64{0, 0.5})
 	w.chunk = pick(w, []int{0, 1, 2, 3})
@@ -165,16 +163,8 @@ func (w *world) sourceNames() []string {
 
 func (w *world) catalogRules() catalog.Rules {
 	rules := catalog.Rules{LabelDomains: []string{naming.DefaultLabelDomain}, Mirror: mirrorSelector,
-		Global: globalSelector, Tombstones: w.tombstones}
-	if w.exported[kindNode] {
-		rules.Features = append(rules.Features, config.Encryption)
-	}
-	if w.exported[kindService] {
-		rules.Features = append(rules.Features, config.Services)
-	}
-	if w.exported[kindPod] {
-		rules.Features = append(rules.Features, config.Policy)
-	}
+		Global: globalSelector, Tombstones: w.tombstones,
+		Features: config.Features{config.Encryption, config.Services, config.Policy}}
 	for _, d := range w.dests {
 		rules.Clusters = append(rules.Clusters, d.name)
 	}
