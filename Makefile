@@ -220,6 +220,8 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 UNITFLAGS := -short -vet off -timeout 5m -ldflags='-s -w' -toolexec '$(TOOLEXEC)'
 # The longest comes first: at the end it would run alone.
 UNITS     := ./test/sim ./...
+# Beside other tests, and other programs, a package waits for a processor most of its time.
+BESIDE    := $(UNITFLAGS) -timeout 20m
 
 # RACE=1 tests all with the race detector.
 RACE ?=
@@ -243,8 +245,8 @@ endif
 unit-recorded: $(TOOLS)/gotestsum
 	@echo "== unit tests, with the race detector where goroutines start"
 	@mkdir -p $(BIN); failed=0; \
-	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(UNITFLAGS) $(RACED) & race=$$!; \
-	$(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- $(UNITFLAGS) \
+	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(BESIDE) $(RACED) & race=$$!; \
+	$(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- $(BESIDE) \
 		$$(go list $(UNITS) | grep -vxF "$$(go list $(RACED))") || failed=1; \
 	wait $$race || failed=1; \
 	cat $(BIN)/unit-race.json $(BIN)/unit-bare.json > $(BIN)/unit.json; exit $$failed

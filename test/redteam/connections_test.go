@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
+	"github.com/kube-semaphore/semaphore/test/testkit/tier"
 	"github.com/kube-semaphore/semaphore/test/testkit/trust"
 )
 
@@ -114,17 +115,31 @@ func attackFederation(v *victim) {
 				conns = append(conns, s)
 			}
 		}
+		began := time.Now()
 		stop := flood(t, v.federation, nil, 2000) // connections that never finish their handshakes
 		defer stop()
+		flooded := time.Since(began)
 		honest := v.publish("c3")
 		honest.tell(hello("c3", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
 		if _, err := honest.next(patience); err != nil {
 			t.Errorf("another remote, beside %d: %v", len(conns), err)
 		}
-		if n := v.metric("semaphore_broker_connections_refused_total", `listener="federation"`); n == 0 {
-			t.Error("no connection was closed")
-		}
+		v.makesRoom("federation", flooded)
 	})
+}
+
+// makesRoom checks that the listener had to close connections, after those of a flood that took some time.
+func (v *victim) makesRoom(listener string, flooded time.Duration) {
+	v.t.Helper()
+	const handshake = 10 * time.Second // handshakeTimeout of broker/server.go
+	switch closed := v.metric("semaphore_broker_connections_refused_total", fmt.Sprintf("listener=%q", listener)); {
+	case closed > 0:
+	case flooded < handshake:
+		v.t.Error("no connection was closed")
+	default:
+		tier.NotTested(v.t, "the flood of the %s listener took %s: its first connections had ended by themselves", listener,
+			flooded)
+	}
 }
 
 // attackPeering checks that agents can attach while a stranger without a token holds thousands of connections. The
@@ -134,20 +149,21 @@ func attackPeering(v *victim) {
 	token := v.agentToken("n1", "192.0.2.9")
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
+	var flooded time.Duration
 	v.costs("9,000 connections of a stranger, 1,000 of them with TLS", 256<<20, func() {
+		began := time.Now()
 		stop := flood(t, v.peering, config, 1000)
 		defer stop()
 		stopTCP := flood(t, v.peering, nil, 8000)
 		defer stopTCP()
+		flooded = time.Since(began)
 		s := testkit.Value(open(t, v.dialPeering(), attachMethod, token))(t)
 		_ = s.call.SendMsg(encode(t, players.AgentHello(&semaphorev1.AgentHello{})))
 		if _, err := s.nextBytes(patience); err != nil {
 			t.Errorf("an agent: %v", err)
 		}
 	})
-	if n := v.metric("semaphore_broker_connections_refused_total", `listener="peering"`); n == 0 {
-		t.Error("no connection was closed")
-	}
+	v.makesRoom("peering", flooded)
 }
 
 // idleConnections opens connections without a stream, of a stranger and of c2, and reports how long the stranger's
