@@ -82,10 +82,11 @@ func TestRemember(t *testing.T) {
 // TestOutermost: subnets that overlap have one element of a map, which ends before the address behind it.
 func TestOutermost(t *testing.T) {
 	all := remotes{"c2": {Subnets: prefixes("10.2.0.0/16", "fd00:2:0:7::/64", "255.0.0.0/8")},
-		"c3": {Subnets: prefixes("10.2.7.0/24", "10.3.0.0/16", "fd00:2::/48", "ffff::/16")},
-		"c4": {Subnets: prefixes("10.2.0.0/16")}}
+		"c3": {Subnets: prefixes("10.2.7.0/24", "10.3.0.0/16", "fd00:2::/48", "fd00:2:8::/45", "ffff::/16")},
+		"c4": {Subnets: prefixes("10.2.0.0/16", "10.16.0.0/12")}}
 	outermost := all.outermost()
-	want := prefixes("10.2.0.0/16", "10.3.0.0/16", "255.0.0.0/8", "fd00:2::/48", "ffff::/16")
+	want := prefixes("10.2.0.0/16", "10.3.0.0/16", "10.16.0.0/12", "255.0.0.0/8", "fd00:2::/48", "fd00:2:8::/45",
+		"ffff::/16")
 	if !slices.Equal(outermost, want) {
 		t.Errorf("outermost: %v", outermost)
 	}
@@ -95,7 +96,8 @@ func TestOutermost(t *testing.T) {
 			t.Errorf("around %s: %s", inner, got)
 		}
 	}
-	for i, end := range []string{"10.3.0.0", "10.4.0.0", "invalid IP", "fd00:2:1::", "invalid IP"} {
+	for i, end := range []string{"10.3.0.0", "10.4.0.0", "10.32.0.0", "invalid IP", "fd00:2:1::", "fd00:2:10::",
+		"invalid IP"} {
 		if got := after(outermost[i]); got.String() != end {
 			t.Errorf("after %s: %s", outermost[i], got)
 		}

@@ -61,3 +61,11 @@ func TestSettingProblems(t *testing.T) {
 		})
 	}
 }
+
+// TestSettingsOfADeviceThatIsNotThere: they are not known.
+func TestSettingsOfADeviceThatIsNotThere(t *testing.T) {
+	got, err := new(Host).Settings([]RoutedDevice{{Device: "none"}})
+	if _, known := got["ipv4/conf/none/forwarding"]; known || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+}

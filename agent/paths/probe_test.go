@@ -92,11 +92,15 @@ func TestOnLoopback(t *testing.T) {
 func TestProbesWithoutAnswers(t *testing.T) {
 	strangers, err := NewResponder(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return false })
 	must(t, err)
-	testkit.Run(t, strangers.Run)
-	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.port())
-	got, err := MeasurePath(t.Context(), at, 1280, 1440)
-	if got.Answered || err != nil {
-		t.Errorf("%+v %v", got, err)
+	limited, err := NewResponder(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return true })
+	must(t, err)
+	limited.limit.SetBurst(0)
+	for _, r := range []*Responder{limited, strangers} {
+		testkit.Run(t, r.Run)
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), r.port())
+		if got, err := MeasurePath(t.Context(), at, 1280, 1440); got.Answered || err != nil {
+			t.Errorf("%+v %v", got, err)
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)

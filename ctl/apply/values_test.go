@@ -245,8 +245,9 @@ func TestWishes(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", w, err, want)
 		}
 	}
-	before := Wishes{Name: "c1", Image: "x:1", Components: []string{"gke"}, NodeSubnets: prefixes("192.0.2.0/24"),
-		Features: config.Features{config.Services}, Expose: LoadBalancer, NodePort: 30000}
+	before := Wishes{Name: "c1", Image: "x:1", Components: []string{"gke", "-monitors"},
+		NodeSubnets: prefixes("192.0.2.0/24"), Features: config.Features{config.Services}, Expose: LoadBalancer,
+		NodePort: 30000}
 	equal := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	if diff := cmp.Diff(before, Wishes{}.Over(before), equal); diff != "" {
 		t.Error(diff)
