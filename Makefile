@@ -58,7 +58,7 @@ modules:
 # are in make test, too: see CHANGED.
 .PHONY: test
 test: deps $(TOOLS)/gotestsum components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (twenty minutes; forty the first time)
-	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/agent.done
+	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/*.done
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
@@ -125,7 +125,7 @@ test-packages:
 # what starts is not ready in time.
 .PHONY: lane-clusters
 lane-clusters:
-	@trap 'touch $(BIN)/agent.done' EXIT; failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
+	@trap 'touch $(BIN)/agent.done $(BIN)/clusters.done' EXIT; failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	$(MAKE) test-clusters || failed=1; exit $$failed
 
@@ -135,7 +135,7 @@ lane-clusters:
 lane-components:
 	@$(BEHIND); failed=0; $(MAKE) test-packages || failed=1; \
 	$(MAKE) -k -j2 vet unit-recorded staticcheck & units=$$!; \
-	$(call AGENT_DONE,$$units); \
+	$(call DONE,agent,$$units); \
 	$(MAKE) test-longest & longest=$$!; \
 	wait $$units || failed=1; \
 	$(MAKE) RECORDED=$(BIN)/unit.json test-components || failed=1; \
@@ -179,20 +179,21 @@ WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
 SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | \
 	sed 's|^|./|' | xargs go list
 
-COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -timeout 20m -exec '$(ENDING)'
+COMPONENTS  = $(GOTEST) --jsonfile $(BIN)/$@.json -- $(LANE) -exec '$(ENDING)'
 # A bed needs less than one of two processors in the mean, and three times as long where it has to wait for them. So the
-# other lane has a control group, which counts as a quarter of one process beside those of the bed. Beside the agent's
-# tests it has only what they leave, where the kernel can do that; else it waits for their end.
+# other lane has a control group, which counts as a quarter of one process beside those of the bed, and as eight once
+# there is no bed, beside other programs of the machine. Beside the agent's tests it has only what they leave, where the
+# kernel can do that; else it waits for their end.
 BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup.subtree_control; \
 	b=$$g/semaphore-behind-$$$$; mkdir $$b; \
 	trap "kill \$$(jobs -p) 2>/dev/null || true; wait || true; echo $$$$ > $$g/cgroup.procs; rmdir $$b || true" EXIT; \
-	quarter() { [ -e $$b/cpu.weight ] && echo 25 > $$b/cpu.weight || echo 256 > $$b/cpu.shares; }; \
-	if [ -e $$b/cpu.idle ]; then \
-	  echo 1 > $$b/cpu.idle; ($(AGENT_DONE); echo 0 > $$b/cpu.idle; quarter) & \
-	else $(AGENT_DONE); quarter; fi; \
+	percent() { [ -e $$b/cpu.weight ] && echo $$1 > $$b/cpu.weight || echo $$(($$1 * 1024 / 100)) > $$b/cpu.shares; }; \
+	if [ -e $$b/cpu.idle ]; then echo 1 > $$b/cpu.idle; else $(call DONE,agent); percent 25; fi; \
+	($(call DONE,agent); [ ! -e $$b/cpu.idle ] || echo 0 > $$b/cpu.idle; percent 25; \
+	  $(call DONE,clusters); percent 800) & \
 	echo $$$$ > $$b/cgroup.procs
 # A waiter ends with the process that it names, too; in the background with its lane.
-AGENT_DONE = until [ -e $(BIN)/agent.done ] || ! kill -0 $(or $(1),$$$$) 2>/dev/null; do sleep 1; done
+DONE = until [ -e $(BIN)/$(1).done ] || ! kill -0 $(or $(2),$$$$) 2>/dev/null; do sleep 1; done
 
 .PHONY: test-longest
 test-longest:
