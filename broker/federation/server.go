@@ -61,8 +61,8 @@ const burst, beats = 10, 10
 // maxReason bounds the text of a stream's end, in bytes.
 const maxReason = 512
 
-// Sink receives the changes of replicas. Take is called for each message with an effect: in order for one cluster,
-// concurrently for several. It must not block, as the cluster's replica is locked.
+// Sink receives the changes of replicas. Take is called for each message, also for one without an effect: in order for
+// one cluster, concurrently for several. It must not block, as the cluster's replica is locked.
 type Sink interface {
 	Take(cluster string, r replica.Result)
 }
@@ -490,11 +490,8 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 // deliver records a result, and passes its changes to the Sink. The caller must hold l.mu.
 func (s *Server) deliver(l *link, r replica.Result) {
 	s.record(l, r)
-	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
-		r.Hello != nil || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		if l.to != nil {
-			l.to.Sink.Take(l.cluster, r)
-		}
+	if l.to != nil {
+		l.to.Sink.Take(l.cluster, r)
 	}
 }
 

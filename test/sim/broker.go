@@ -181,15 +181,14 @@ func (b *broker) release(s *source) {
 
 // take passes on the result of a message.
 func (b *broker) take(source string, r replica.Result) {
-	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
-		r.Hello != nil || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+	if len(r.Changes) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		b.wantPeers()
-		b.tunnels.Queue().Push(source, r)
-		b.mirrors.Queue().Push(source, r)
-		b.policy.Queue().Push(source, r)
-		for b.tunnels.Queue().Turn(b.tunnels.Take) || b.mirrors.Queue().Turn(b.mirrors.Take) ||
-			b.policy.Queue().Turn(b.policy.Take) {
-		}
+	}
+	b.tunnels.Queue().Push(source, r)
+	b.mirrors.Queue().Push(source, r)
+	b.policy.Queue().Push(source, r)
+	for b.tunnels.Queue().Turn(b.tunnels.Take) || b.mirrors.Queue().Turn(b.mirrors.Take) ||
+		b.policy.Queue().Turn(b.policy.Take) {
 	}
 }
 
