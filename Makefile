@@ -188,7 +188,7 @@ BEHIND = g=/sys/fs/cgroup; [ -d $$g/cpu ] && g=$$g/cpu || echo +cpu > $$g/cgroup
 	b=$$g/semaphore-behind-$$$$; mkdir $$b; \
 	trap "kill \$$(jobs -p) 2>/dev/null || true; wait || true; echo $$$$ > $$g/cgroup.procs; rmdir $$b || true" EXIT; \
 	percent() { [ -e $$b/cpu.weight ] && echo $$1 > $$b/cpu.weight || echo $$(($$1 * 1024 / 100)) > $$b/cpu.shares; }; \
-	if [ -e $$b/cpu.idle ]; then echo 1 > $$b/cpu.idle; else $(call DONE,agent); percent 25; fi; \
+	if [ -e $$b/cpu.idle ]; then echo 1 > $$b/cpu.idle; else $(call DONE,agent); fi; \
 	($(call DONE,agent); [ ! -e $$b/cpu.idle ] || echo 0 > $$b/cpu.idle; percent 25; \
 	  $(call DONE,clusters); percent 800) & \
 	echo $$$$ > $$b/cgroup.procs
@@ -398,8 +398,8 @@ deps: ## the few Debian packages that are needed
 	  echo "== installing Debian packages:$$missing"; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
-# The development tools are pinned in tools/dev/go.mod and built into bin/tools. Tests need gotestsum
-# alone: on a new machine lint waits for the others, and the clusters do not.
+# The development tools are pinned in tools/dev/go.mod and built into bin/tools. Tests need gotestsum alone: on a
+# new machine lint waits for the others, and the clusters do not.
 $(TOOLS)/gotestsum: tools/dev/go.mod tools/dev/go.sum
 	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install gotest.tools/gotestsum
 	@touch $@

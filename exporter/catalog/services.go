@@ -49,18 +49,16 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 	if value, ok := s.Annotations[naming.AnnotationExportTo]; ok {
 		by = append(by, fmt.Sprintf("%.100q", value))
 	}
-	withholds := to == Nobody && problem == ""
+	wrong := problem // with the annotation that names last who receives it
 	if to != Nobody {
-		var wrong string
 		if to, wrong = c.narrowed(to, at); to == Nobody {
 			by = append(by, fmt.Sprintf("%.100q of its ServiceExport", c.exports[at].Annotations[naming.AnnotationExportTo]))
-			withholds = wrong == ""
 		}
 		problem = cmp.Or(wrong, problem)
 	}
 	c.setProblem(key, finding.InvalidExportTo, problem)
 	offers := &offered{uid: s.UID}
-	if withholds {
+	if to == Nobody && wrong == "" {
 		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
 		offers.withheld = withheld(ruled, by)
 	}
