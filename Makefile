@@ -57,8 +57,9 @@ modules:
 # before a release. docs/faults.md lists what only make test-all finds. The tests that a change is most likely to break
 # are in make test, too: see CHANGED.
 .PHONY: test
-test: deps $(TOOLS)/gotestsum components build ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (twenty minutes; forty the first time)
+test: ## what CI runs: lint, unit tests, each feature end to end, the dearest faults, the attacks (twenty minutes; forty the first time)
 	@rm -f $(BIN)/test-*.json $(BIN)/unit*.json $(BIN)/*.done
+	@$(MAKE) -j3 deps modules $(TOOLS)/gotestsum
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
@@ -85,6 +86,9 @@ NOT_TESTED     = all=$$(cat $(BIN)/unit.json $(BIN)/test-*.json | grep -o '"Test
 BASE     = $$(base=$$(git rev-parse -q --verify origin/main || true); \
 	if [ "$$base" = "$$(git rev-parse HEAD)" ]; then base=$$(git rev-parse -q --verify HEAD~1 || true); fi; echo $$base)
 CHANGED ?= $(shell git diff --name-only $(BASE) -- 2>/dev/null)
+
+# Lint by buf, and generated code: they can differ only after a change of these files.
+CONTRACTS = $(if $(filter all,$(SEMAPHORE_TESTS))$(filter proto/% buf.% api/% deploy/crds/% tools/dev/% Makefile,$(CHANGED)),contracts)
 
 # make test runs tests of make test-all for a change; what they cannot test on this machine it counts, as ever.
 PULLED   = SEMAPHORE_TESTS=$(or $(SEMAPHORE_TESTS),changed)
@@ -122,10 +126,12 @@ test-packages:
 
 # Two lanes, for these tests wait more than they compute: one has the tests with real nodes, one after the other, and
 # the other what needs an apiserver alone or nothing. With clusters in both at once two processors are not enough, and
-# what starts is not ready in time.
+# what starts is not ready in time. The agent's nodes are namespaces, and need no component: the other lane builds these
+# meanwhile. Where that failed, it fails here once more, and no cluster starts.
 .PHONY: lane-clusters
 lane-clusters:
 	@trap 'touch $(BIN)/agent.done $(BIN)/clusters.done' EXIT; failed=0; $(MAKE) test-agent || failed=1; touch $(BIN)/agent.done; \
+	$(call DONE,components); $(MAKE) components; $(MAKE) build; \
 	$(if $(filter agent/% test/testbed/machine/%,$(CHANGED)),$(MAKE) test-machine || failed=1;) \
 	$(MAKE) test-clusters || failed=1; exit $$failed
 
@@ -133,8 +139,9 @@ lane-clusters:
 # tests, or after lint and unit tests, where these had little to do; then those that the unit tests have not run whole.
 .PHONY: lane-components
 lane-components:
-	@$(BEHIND); failed=0; $(MAKE) test-packages || failed=1; \
-	$(MAKE) -k -j2 vet unit-recorded staticcheck & units=$$!; \
+	@trap 'touch $(BIN)/components.done' ERR; $(BEHIND); $(MAKE) components; $(MAKE) build; touch $(BIN)/components.done; \
+	failed=0; $(MAKE) test-packages || failed=1; \
+	$(MAKE) -k -j2 vet unit-recorded staticcheck $(CONTRACTS) & units=$$!; \
 	$(call DONE,agent,$$units); \
 	$(MAKE) test-longest & longest=$$!; \
 	wait $$units || failed=1; \
@@ -232,12 +239,16 @@ unit: ## the inner loop: unit tests (those that need no other program) of what h
 	@echo "== unit tests"
 	$(if $(RACE),CGO_ENABLED=1 )go test $(if $(RACE),-race )$(UNITFLAGS) $(UNITS)
 
-# The race detector looks at the packages whose code starts goroutines; SEMAPHORE_TESTS=all: at all.
+# The race detector looks at the packages whose code starts goroutines, where these or what they import has changed;
+# SEMAPHORE_TESTS=all: at all. With it all dependencies compile once more: ten minutes of a processor on a new machine.
 ifeq ($(SEMAPHORE_TESTS),all)
-RACED := ./...
+RACED   := go list ./...
 else
-RACED  = $$(git grep --untracked -lE '^\s+go (func|[A-Za-z.]+)\(' -- '*.go' ':!*_test.go' ':!tools' | \
-	xargs -n1 dirname | sort -u | sed 's|^|./|')
+REACHING = $(if $(filter go.mod go.sum,$(CHANGED)),.*,$(patsubst %/,%,$(sort $(dir $(filter %.go,$(CHANGED))))))
+RACED    = git grep --untracked -lE '^\s+go (func|[A-Za-z.]+)\(' -- '*.go' ':!*_test.go' ':!tools' | xargs -n1 dirname | \
+	sort -u | sed 's|^|./|' | xargs go list -test -f '{{.ImportPath}} {{join .Deps " "}}' | awk -v folders='$(REACHING)' ' \
+	BEGIN {n = split(folders, folder)} \
+	sub(/\.test /, " ") {for (i = 1; i <= n; i++) if ($$0 ~ "/semaphore/" folder[i] "( |$$)") {print $$1; next}}'
 endif
 
 # Go's cache has the results of what has not changed: these tests run no program that it does not know of. Those with
@@ -245,12 +256,13 @@ endif
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/gotestsum
 	@echo "== unit tests, with the race detector where goroutines start"
-	@mkdir -p $(BIN); failed=0; \
-	CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(BESIDE) $(RACED) & race=$$!; \
-	$(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- $(BESIDE) \
-		$$(go list $(UNITS) | grep -vxF "$$(go list $(RACED))") || failed=1; \
+	@raced=$$($(RACED)); bare=$$(go list $(UNITS) | grep -vxF -e "$${raced:-none}" || true); failed=0; race=; \
+	if [ -n "$$raced" ]; then \
+	  CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-race.json -- -race $(BESIDE) $$raced & race=$$!; fi; \
+	if [ -n "$$bare" ]; then \
+	  $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit-bare.json -- $(BESIDE) $$bare || failed=1; fi; \
 	wait $$race || failed=1; \
-	cat $(BIN)/unit-race.json $(BIN)/unit-bare.json > $(BIN)/unit.json; exit $$failed
+	cat $(BIN)/unit-*.json > $(BIN)/unit.json; exit $$failed
 
 # PLANT="broker/mesh agent/" plants those whose file begins so.
 PLANT ?=
@@ -398,19 +410,16 @@ deps: ## the few Debian packages that are needed
 	  echo "== installing Debian packages:$$missing"; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
-# The development tools are pinned in tools/dev/go.mod and built into bin/tools. Tests need gotestsum alone: on a
-# new machine lint waits for the others, and the clusters do not.
-$(TOOLS)/gotestsum: tools/dev/go.mod tools/dev/go.sum
-	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install gotest.tools/gotestsum
+# The development tools are pinned in tools/dev/go.mod and built into bin/tools, each once something needs it: buf alone
+# compiles for two minutes.
+$(TOOLS)/%: tools/dev/go.mod tools/dev/go.sum
+	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install $$(go list tool | grep '/$*$$')
 	@touch $@
 
-$(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
-	@echo "== building buf, controller-gen, gotestsum, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
-	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install tool
-	@touch $@
+MAKERS := $(TOOLS)/buf $(TOOLS)/controller-gen $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc
 
 .PHONY: generate
-generate: $(TOOLS)/.built ## the Go code of proto/, and what is made from api/
+generate: $(MAKERS) ## the Go code of proto/, and what is made from api/
 	PATH=$(TOOLS):$$PATH buf generate
 	$(call GENERATE_API,api/v1alpha1,deploy/crds)
 
@@ -421,7 +430,7 @@ $(TOOLS)/controller-gen crd paths=./api/... output:crd:stdout | sed '1{/^---$$/d
 endef
 
 .PHONY: check-generated
-check-generated: $(TOOLS)/.built ## what make generate makes is what is committed
+check-generated: $(MAKERS) ## what make generate makes is what is committed
 	@out=$$(mktemp -d); trap "rm -rf $$out" EXIT; PATH=$(TOOLS):$$PATH buf generate -o $$out; \
 	for f in $$(cd $$out/proto && find . -name '*.go'); do \
 	  cmp -s $$out/proto/$$f proto/$$f || { echo "proto/$$f is not what proto/ generates: run make generate"; exit 1; }; done
@@ -431,24 +440,28 @@ check-generated: $(TOOLS)/.built ## what make generate makes is what is committe
 	  { echo "deploy/crds or zz_generated.deepcopy.go is not what api/ generates: run make generate"; exit 1; }
 
 .PHONY: lint
-lint: vet staticcheck ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
+lint: contracts vet staticcheck ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
 
-.PHONY: vet
-vet: $(TOOLS)/.built
-	@echo "== lint"
+.PHONY: contracts
+contracts: $(MAKERS)
+	@echo "== proto/ and api/"
 	PATH=$(TOOLS):$$PATH buf lint
 	@base=$(BASE); \
 	if [ -n "$$base" ] && git cat-file -e $$base:buf.yaml 2>/dev/null; then \
 	  echo "buf breaking against $$base"; $(TOOLS)/buf breaking --against ".git#ref=$$base"; \
 	else echo "buf breaking: nothing to compare with"; fi
 	@$(MAKE) -s check-generated
+
+.PHONY: vet
+vet:
+	@echo "== lint"
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
 	go mod tidy -diff
 	GOGC=$(COMPILERS) go vet ./...
 
 .PHONY: staticcheck
-staticcheck: $(TOOLS)/.built
+staticcheck: $(TOOLS)/staticcheck
 	GOGC=$(COMPILERS) $(TOOLS)/staticcheck ./...
 
 .PHONY: clean-testbed
