@@ -59,9 +59,6 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/policy/parts.go", "	if part > 0 {\n		return part // a write that is under way can fail\n	}\n",
 				"	if part >= 0 {\n		return 0\n	}\n"},
 		}},
-		{"an event that is older than an own write ends the belief in it", "order", []edit{
-			{"broker/apply/writes/belief.go", "!w.deleted && !gone && !older(object, w.object):", "!w.deleted && !gone:"},
-		}},
 		{"an endpoint that changes is given a second place", "I1", []edit{
 			{"broker/mirror/endpoints.go", "if s := h.sliceOf[k]; s != nil {",
 				"if s := h.sliceOf[k]; s != nil && s.find(k.Address) < 0 {"},
