@@ -35,7 +35,7 @@ var clock = map[string]compares{
 	"broker/fanout_bench_test.go benchUntil":                              {1, figure},
 	"broker/faults_test.go refusedObjects":                                {1, grows},
 	"broker/faults_test.go terminating":                                   {1, grows},
-	"broker/operator/page_test.go TestSlowReader":                         {2, grows},
+	"broker/operator/page_test.go TestSlowReader":                         {1, grows},
 	"broker/operator/page_test.go TestSlowStatus":                         {1, inProduct},
 	"broker/picture_test.go TestPageOfABroker":                            {1, givesUp},
 	"broker/rules_test.go TestR25TheClockOfARemoteDecidesNothing":         {1, stamp},
