@@ -63,7 +63,7 @@ test: ## what CI runs: lint, unit tests, each feature end to end, the dearest fa
 	@failed=0; $(MAKE) -k -j2 lane-clusters lane-components || failed=1; \
 	$(if $(filter test/testbed/% test/testkit/kubetest/% tools/components/% tools/calico-apiserver/%,$(CHANGED)),$(MAKE) test-testbed || failed=1;) \
 	$(if $(filter test/sim/%,$(CHANGED)),$(MAKE) test-planted || failed=1;) \
-	$(if $(filter docs/% README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
+	$(if $(filter docs/%.md README.md,$(CHANGED)),$(MAKE) test-documents || failed=1;) \
 	echo "== the slowest twenty tests"; \
 	cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20; \
 	$(NOT_TESTED); exit $$failed
