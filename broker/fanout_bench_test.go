@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -229,11 +228,11 @@ type measure struct {
 	used  time.Duration
 }
 
-func (m *measure) begin() { m.start, m.busy = time.Now(), processor() }
+func (m *measure) begin() { m.start, m.busy = time.Now(), testkit.ProcessorTime() }
 
 func (m *measure) end() {
 	m.took = append(m.took, time.Since(m.start))
-	m.used += processor() - m.busy
+	m.used += testkit.ProcessorTime() - m.busy
 }
 
 func (m *measure) median() time.Duration {
@@ -246,13 +245,6 @@ func (m *measure) milliseconds() float64 { return float64(m.median().Microsecond
 // processor returns the CPU time of a round in milliseconds.
 func (m *measure) processor() float64 {
 	return float64(m.used.Microseconds()) / 1000 / float64(len(m.took))
-}
-
-// processor returns the CPU time of this process so far.
-func processor() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // maxOfBare bounds the time and CPU time of a change to all agents, relative to the same bytes on as many bare gRPC

@@ -68,7 +68,6 @@ var clock = map[string]compares{
 	"internal/debug/debug_test.go TestServeSocket":                        {1, stamp},
 	"internal/debug/limits_test.go TestFlood":                             {1, givesUp},
 	"internal/debug/limits_test.go TestSilentConnection":                  {2, atLeast},
-	"ctl/explain/policy/selector_test.go TestCost":                        {1, farApart},
 	"internal/identity/identity_test.go TestBrokenRotationKeepsWhatWorks": {1, stamp},
 	"internal/identity/identity_test.go TestExpired":                      {2, stamp},
 	"internal/kube/away_test.go TestRetryWhileAway":                       {1, besideWrites},
@@ -102,7 +101,6 @@ const (
 	besideWrites = "an upper bound grows by what kubetest.WriteBeside measures at that moment"
 	withoutWaits = "the time in which the processes waited for a processor is taken off"
 	inProduct    = "the product measured the same time, and the two are compared"
-	farApart     = "60 ms, and minutes where the fault is"
 	notTested    = "late is NOT TESTED, which fails make test-all"
 	clusters     = "on whole clusters, where nothing is counted yet"
 )

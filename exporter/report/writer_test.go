@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -389,22 +388,15 @@ func BenchmarkLook(b *testing.B) {
 	before := inUse()
 	w.writer.due(w.writer.brokers(), w.now)
 	remembered := float64(inUse()-before) / n
-	looked, began := 0, cpu(b)
+	looked, began := 0, testkit.ProcessorTime()
 	for b.Loop() {
 		w.writer.due(w.writer.brokers(), w.now)
 		looked++
 	}
-	b.ReportMetric((cpu(b)-began).Seconds()*1000/float64(looked), "CPU-ms")
+	b.ReportMetric((testkit.ProcessorTime()-began).Seconds()*1000/float64(looked), "CPU-ms")
 	figure.Report(b, "B/export", remembered).AtMost(512)
 	figure.WithoutTime(b)
 	runtime.KeepAlive(w)
-}
-
-// cpu is the processor time that the process has used.
-func cpu(b *testing.B) time.Duration {
-	var r syscall.Rusage
-	testkit.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func inUse() uint64 {

@@ -2,7 +2,6 @@ package streams
 
 import (
 	"fmt"
-	"syscall"
 	"testing"
 	"time"
 
@@ -255,14 +254,6 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// ran returns the CPU time of this process.
-func ran(t *testing.T) time.Duration {
-	t.Helper()
-	var u syscall.Rusage
-	testkit.Must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // TestDeleteAllWithoutTombstones: deleting everything without tombstones takes time proportional to the number of
 // objects, not to its square.
 func TestDeleteAllWithoutTombstones(t *testing.T) {
@@ -275,12 +266,12 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 		j.Put(i, i, at(i))
 	}
 	// CPU time, so that other processes on the core do not count.
-	start := ran(t)
+	start := testkit.ProcessorTime()
 	for i := range n {
 		j.Delete(i, 0, at(i))
 	}
 	// Linear time is tens of milliseconds; quadratic time is 50,000 × 50,000 / 2 steps, which takes seconds.
-	if d := ran(t) - start; d > 500*time.Millisecond {
+	if d := testkit.ProcessorTime() - start; d > 500*time.Millisecond {
 		t.Errorf("%d deletions took %s of CPU", n, d)
 	}
 	checkBounds(t, j)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
@@ -288,15 +287,13 @@ type cost struct {
 
 func costs(b *testing.B, c *mcsCluster) cost {
 	b.Helper()
-	var u syscall.Rusage
-	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	_, writes, apiserver := requests(b, c.rest, "endpointslices")
 	runtime.GC()
 	runtime.GC() // what the first one finds in pools
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return cost{heap: float64(m.HeapAlloc), bytes: float64(m.TotalAlloc), allocs: float64(m.Mallocs),
-		cpu: float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, apiserver: apiserver, writes: float64(writes)}
+		cpu: testkit.ProcessorTime().Seconds(), apiserver: apiserver, writes: float64(writes)}
 }
 
 func (c cost) since(before cost) cost {

@@ -11,6 +11,13 @@ import (
 	"time"
 )
 
+// ProcessorTime is the time for which this process has had a processor so far, in the system's calls, too.
+func ProcessorTime() time.Duration {
+	var used syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used) // cannot fail
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
 // Process is a program that a test started.
 type Process struct {
 	// Name is the program's name in messages, and Log the path of the file with its output.
