@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -47,8 +48,17 @@ func TestCandidatesOfANode(t *testing.T) {
 		if first := at(); first != "192.0.2.77:51820" {
 			t.Errorf("it begins at %s", first)
 		}
-		took := eventually(t, "the remote pod can be reached", reachable)
-		t.Logf("reached after %s", took)
+		var sent int64 // until it has the candidate that answers: its turn is before the next handshake, 5 s after the first
+		eventually(t, "the remote pod can be reached", func() bool {
+			ok := reachable()
+			if p := deviceOn(t, h, device).Peers[0]; sent == 0 && kernel.EndpointOf(&p).String() == works {
+				sent = p.TransmitBytes
+			}
+			return ok
+		})
+		if sent > 3000 { // two handshakes of 148 bytes, and what waited for the session for 5 s; 5,600 after 15 s
+			t.Errorf("%d bytes were sent until the peer had the candidate that answers", sent)
+		}
 		// A session that works is not left, though another candidate comes before it now.
 		b.program(t, with("192.0.2.78:51820", "192.0.2.77:51820", works))
 		if at() != works {
