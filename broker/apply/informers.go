@@ -161,7 +161,7 @@ type Store[T writes.Object] struct {
 // Set replaces the store with that of another informer.
 func (i *Store[T]) Set(store cache.Indexer) { i.store.Store(&store) }
 
-// Get implements writes.Store.
+// Get returns the object under a name.
 func (i *Store[T]) Get(name string) (object T, there bool) {
 	store := i.store.Load()
 	if store == nil {

@@ -1,20 +1,24 @@
 package apply
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 )
 
 // TestDeletedServicesComeBack: a mirror that a deployment tool prunes 14 times is back each time with its ClusterIP,
-// also from a broker that did not create it. TestMissingObjects (writes) has the waits.
+// also from a broker that did not create it, and while its remote changes it all the time. TestMissingObjects (writes)
+// has the waits.
 func TestDeletedServicesComeBack(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
@@ -24,7 +28,18 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	w.set(service("headless", "c2", 80, true))
 	api := admin.CoreV1().Services("mirrors")
 	o := Services(admin, "mirrors", d, options(t))
-	stop := testkit.Run(t, o.Run)
+	run := func() (stop func()) {
+		o := o
+		stopLoop := testkit.Run(t, o.Run)
+		stopChanges := testkit.Run(t, func(ctx context.Context) error { // reconciles between any two events of the watch
+			for kube.Sleep(ctx, 100*time.Microsecond) == nil {
+				o.Wake("echo")
+			}
+			return nil
+		})
+		return func() { stopChanges(); stopLoop() }
+	}
+	stop := run()
 	come := func(name string, was *corev1.Service) (now *corev1.Service) {
 		t.Helper()
 		eventually(t, name+" is there", func() (bool, string) {
@@ -45,7 +60,7 @@ func TestDeletedServicesComeBack(t *testing.T) {
 		if i == 7 { // another leader
 			stop()
 			o = Services(admin, "mirrors", d, options(t))
-			stop = testkit.Run(t, o.Run)
+			stop = run()
 			eventually(t, "it knows what stands", func() (bool, string) { return o.present() == 2, fmt.Sprint(o.present()) })
 		}
 		remove(stands)

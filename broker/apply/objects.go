@@ -112,7 +112,7 @@ func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options O
 		}
 		k.unread.Changed = func(bad *kube.Unreadable) { options.Log.Warn("an object cannot be read", "error", bad) }
 	}
-	o.machine = writes.New(k.Kind, &o.store, options.Budgets)
+	o.machine = writes.New(k.Kind, options.Budgets)
 	o.loop = reconcile.New(string(k.Name), o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: CauseOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	}).By(o.machine.SourceOf)

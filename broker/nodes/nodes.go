@@ -75,7 +75,7 @@ func New(kube kubernetes.Interface, kinds []config.EndpointKind, families map[st
 	local []netip.Prefix, seen func(node *corev1.Node, gone bool), gone func(types.UID), options apply.Options) *Nodes {
 	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, seen: seen, gone: gone,
 		endpoints: endpoints{kinds: kinds, families: families, local: local}, lacking: map[string]reconcile.Problem{}}
-	n.belief = writes.NewBelief(&n.store)
+	n.belief = writes.NewBelief[*corev1.Node]()
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: apply.CauseOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	})

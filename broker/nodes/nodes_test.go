@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -183,9 +182,7 @@ func TestStaleWriter(t *testing.T) {
 	node = kubetest.UpdateStatus(t, api, node)
 	opts, registry := applytest.Options()
 	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, opts)
-	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	n.store.Set(store)
-	testkit.Must(t, store.Add(reduceNode(node)))
+	n.saw(nil, reduceNode(node), false)
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
 
 	theirs := node.DeepCopy()

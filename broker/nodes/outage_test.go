@@ -48,7 +48,9 @@ func newMany(t *testing.T, n int, addresses ...string) *many {
 		[]netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}, nil, func(types.UID) {}, opts)
 	m.store.Set(m.indexer)
 	for i := range n {
-		testkit.Must(t, m.indexer.Add(nodeAt(fmt.Sprint("n", i), addresses...)))
+		node := nodeAt(fmt.Sprint("n", i), addresses...)
+		testkit.Must(t, m.indexer.Add(node))
+		m.saw(nil, node, false)
 	}
 	return m
 }

@@ -72,7 +72,7 @@ func NewDrains(kube kubernetes.Interface, namespace string, changed func(choice.
 	options apply.Options) *Drains {
 	d := &Drains{kube: kube, namespace: namespace, changed: changed, options: options, now: time.Now,
 		known: make(chan struct{})}
-	d.belief = writes.NewBelief(&d.store)
+	d.belief = writes.NewBelief[*corev1.ConfigMap]()
 	d.loop = reconcile.New(string(writes.Drains), d.reconcile, reconcile.Options{Workers: 1,
 		Metrics: options.Metrics.Loops,
 		Log:     options.Log})

@@ -58,7 +58,7 @@ type flight[T writes.Object] struct {
 func newDriver[T writes.Object](b *broker, t *table[T], desired writes.Desired[T], kind writes.Kind[T],
 	prepared func(*broker, string, T, T)) *driver[T] {
 	known := store[T]{}
-	l := &driver[T]{b: b, kind: kind, table: t, prepared: prepared, known: known, machine: writes.New(kind, known, nil),
+	l := &driver[T]{b: b, kind: kind, table: t, prepared: prepared, known: known, machine: writes.New(kind, nil),
 		fails: map[string]int{}}
 	l.marked = marked[T]{desired: desired, have: known, newest: l.withWrites, busy: l.againInFlight,
 		later: map[string]time.Time{}}

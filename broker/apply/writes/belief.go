@@ -10,18 +10,14 @@ import (
 // for a watch that skipped the write.
 const BeliefFor = 10 * time.Second
 
-// Store is the informer's cache: the apiserver's objects of one type, some milliseconds ago.
-type Store[T Object] interface {
-	Get(name string) (T, bool)
-}
-
-// Belief overlays the informer's cache with the broker's own latest writes: the informer reports a write some
-// milliseconds later, and without the overlay the broker would repeat it. It is safe for concurrent use.
+// Belief is what the informer has reported, overlaid with the broker's own latest writes: the informer reports a write
+// some milliseconds later, and without the overlay the broker would repeat it. It holds the reported objects itself,
+// because an informer's store is ahead of its reports: an object that is not in the store may be one whose deletion is
+// about to be reported, which its writer must know. It is safe for concurrent use.
 type Belief[T Object] struct {
-	store Store[T]
-
-	mu      sync.Mutex
-	written map[string]written[T]
+	mu       sync.Mutex
+	reported map[string]T
+	written  map[string]written[T]
 }
 
 // written is the last own write under a name, until the informer reports it.
@@ -31,14 +27,15 @@ type written[T Object] struct {
 	until   time.Time
 }
 
-func NewBelief[T Object](store Store[T]) *Belief[T] {
-	return &Belief[T]{store: store, written: map[string]written[T]{}}
+func NewBelief[T Object]() *Belief[T] {
+	return &Belief[T]{reported: map[string]T{}, written: map[string]written[T]{}}
 }
 
-// Reset drops all own writes, because another informer starts.
+// Reset drops everything, because another informer starts.
 func (b *Belief[T]) Reset() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	clear(b.reported)
 	clear(b.written)
 }
 
@@ -52,7 +49,8 @@ func (b *Belief[T]) Get(now time.Time, name string) (object T, there bool) {
 		}
 		delete(b.written, name)
 	}
-	return b.store.Get(name)
+	object, there = b.reported[name]
+	return object, there
 }
 
 // Left returns for how long an own write under a name still counts against the informer; 0 for none.
@@ -82,7 +80,7 @@ func (b *Belief[T]) Expire(now time.Time, name string) (object T, expired bool) 
 func (b *Belief[T]) Wrote(now time.Time, name string, object T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if seen, ok := b.store.Get(name); ok && !older(seen, object) {
+	if seen, ok := b.reported[name]; ok && !older(seen, object) {
 		return // the watch was faster than the response
 	}
 	b.written[name] = written[T]{object: object, until: now.Add(BeliefFor)}
@@ -92,7 +90,7 @@ func (b *Belief[T]) Wrote(now time.Time, name string, object T) {
 func (b *Belief[T]) Deleted(now time.Time, name string, object T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	seen, ok := b.store.Get(name)
+	seen, ok := b.reported[name]
 	w, wrote := b.written[name]
 	if !(ok && seen.GetUID() == object.GetUID()) && !(wrote && w.object.GetUID() == object.GetUID()) {
 		return // the watch was faster than the response
@@ -111,6 +109,9 @@ func (b *Belief[T]) Forget(name string) {
 func (b *Belief[T]) Informed(name string, object T, gone bool) (ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.reported[name] = object; gone {
+		delete(b.reported, name)
+	}
 	w, ok := b.written[name]
 	same := ok && object.GetUID() == w.object.GetUID()
 	switch {

@@ -72,10 +72,10 @@ type Change struct {
 	ObservedAt time.Time
 }
 
-// New returns a Machine. store is the cache of its informer; Machines share budgets, which may be nil.
-func New[T Object](kind Kind[T], store Store[T], budgets *Budgets) *Machine[T] {
+// New returns a Machine. Machines share budgets, which may be nil.
+func New[T Object](kind Kind[T], budgets *Budgets) *Machine[T] {
 	m := &Machine[T]{
-		kind: kind, budgets: budgets, belief: NewBelief(store), contests: newContests(),
+		kind: kind, budgets: budgets, belief: NewBelief[T](), contests: newContests(),
 		lost: map[string]T{}, changes: map[string]Change{}, sources: map[string]string{}, conflicts: map[string]int{},
 		failing: map[string]string{}, unanswered: map[string]bool{}, due: map[string]time.Time{},
 		leaving: map[string]leaving{}, asked: map[string]asked{},

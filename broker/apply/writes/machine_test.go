@@ -17,14 +17,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// stored is what an informer has.
-type stored map[string]*corev1.Service
-
-func (s stored) Get(name string) (*corev1.Service, bool) {
-	o, there := s[name]
-	return o, there
-}
-
 // ours is a Service of c2, at a version of the apiserver.
 func ours(name, version string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Labels: map[string]string{
@@ -53,7 +45,7 @@ func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := New(Kind[*corev1.Service]{Name: Service,
 				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
-				Equal: func(_, _ *corev1.Service) bool { return true }}, stored{}, nil)
+				Equal: func(_, _ *corev1.Service) bool { return true }}, nil)
 			now := paceStart
 			create := func(err error) Step[*corev1.Service] {
 				t.Helper()
@@ -110,8 +102,10 @@ func TestConflictsWaitLonger(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := New(Kind[*corev1.Service]{Name: Service,
 				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
-				Equal: func(_, _ *corev1.Service) bool { return false }},
-				stored{"echo": ours("echo", "1"), "other": ours("other", "1")}, nil)
+				Equal: func(_, _ *corev1.Service) bool { return false }}, nil)
+			for _, name := range []string{"echo", "other"} {
+				m.Informed(name, ours(name, "1"), false)
+			}
 			for i, want := range waits {
 				if wait := write(m, "echo", conflict); wait != want*time.Second {
 					t.Errorf("conflict %d waits %s, want %d s", i+1, wait, want)
@@ -134,7 +128,7 @@ func TestConflictsWaitLonger(t *testing.T) {
 
 // TestEarliestChangeCounts: of the changes that wait for one write the earliest is reported, which has waited longest.
 func TestEarliestChangeCounts(t *testing.T) {
-	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, nil)
+	m := New(Kind[*corev1.Service]{Name: Service}, nil)
 	for _, at := range []time.Duration{2 * time.Second, time.Second, 3 * time.Second} {
 		m.Changed(paceStart, "echo", Change{"c2", paceStart.Add(at)})
 	}
@@ -147,7 +141,7 @@ func TestEarliestChangeCounts(t *testing.T) {
 // write that follows, and to the next one if nothing is written.
 func TestChangeSinceBegin(t *testing.T) {
 	m := New(Kind[*corev1.Service]{Name: Service, Equal: func(_, _ *corev1.Service) bool { return true },
-		Merge: func(have, _ *corev1.Service) *corev1.Service { return have }}, stored{}, nil)
+		Merge: func(have, _ *corev1.Service) *corev1.Service { return have }}, nil)
 	change := Change{"c2", paceStart}
 	absent := m.Begin(paceStart, "echo")
 	m.Changed(paceStart, "echo", change)
@@ -168,7 +162,7 @@ func TestChangeSinceBegin(t *testing.T) {
 
 // TestWhatComesFirst: a write that waits for another object has a reason.
 func TestWhatComesFirst(t *testing.T) {
-	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, nil)
+	m := New(Kind[*corev1.Service]{Name: Service}, nil)
 	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Again: time.Minute})
 	if !step.Again || step.After != time.Minute || step.Why != Stale {
 		t.Errorf("%+v", step)
@@ -178,7 +172,7 @@ func TestWhatComesFirst(t *testing.T) {
 // TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
 func TestEachWriteIsCharged(t *testing.T) {
 	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}
-	m := New(Kind[*corev1.Service]{Name: Service}, stored{}, NewBudgets([]config.Remote{remote}))
+	m := New(Kind[*corev1.Service]{Name: Service}, NewBudgets([]config.Remote{remote}))
 	large := ours("echo", "1")
 	large.Annotations = map[string]string{"x": strings.Repeat("x", config.ByteBurst<<10)}
 	now, step := paceStart, Step[*corev1.Service]{}
@@ -208,20 +202,18 @@ func TestNothingStaysOfADeletedObject(t *testing.T) {
 		for order, watchFirst := range map[string]bool{"the response comes first": false, "the watch is faster": true} {
 			object := ours("echo", "7")
 			object.UID, object.Finalizers = "u", finalizers
-			store := stored{"echo": object}
-			m := New(Kind[*corev1.Service]{Name: Service}, store, nil)
+			m := New(Kind[*corev1.Service]{Name: Service}, nil)
 			m.Informed("echo", object, false)
 			step := m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Verdict: Absent})
 			if step.Write == nil || step.Write.Request != SendDelete {
 				t.Fatalf("%+v, want a deletion", step)
 			}
-			gone := func() { delete(store, "echo"); m.Informed("echo", object, true) }
 			if watchFirst {
-				gone()
+				m.Informed("echo", object, true)
 				m.Settle(paceStart, step.Write, nil, nil)
 			} else {
 				m.Settle(paceStart, step.Write, nil, nil)
-				gone()
+				m.Informed("echo", object, true)
 			}
 			m.Decide(paceStart, m.Begin(paceStart, "echo"), unknown)
 			if kept := len(m.lost) + len(m.changes) + len(m.sources) + len(m.conflicts) + len(m.failing) + len(m.unanswered) +
@@ -237,15 +229,14 @@ func TestNothingStaysOfADeletedObject(t *testing.T) {
 func TestADeletionIsAskedForOnce(t *testing.T) {
 	object := ours("echo", "7")
 	object.UID, object.Finalizers = "u", []string{"example.org/keep"}
-	store := stored{"echo": object}
-	m := New(Kind[*corev1.Service]{Name: Service}, store, nil)
+	m := New(Kind[*corev1.Service]{Name: Service}, nil)
+	m.Informed("echo", object, false)
 	absent := Answer[*corev1.Service]{Verdict: Absent}
 	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), absent)
 	m.Settle(paceStart, step.Write, nil, nil)
 	seen := m.Begin(paceStart, "echo")
 	marked := object.DeepCopy()
 	marked.ResourceVersion, marked.DeletionTimestamp = "8", &metav1.Time{Time: paceStart}
-	store["echo"] = marked
 	m.Informed("echo", marked, false)
 	if step := m.Decide(paceStart, seen, absent); step.Write != nil {
 		t.Errorf("asked once more: %+v", step.Write)
@@ -280,7 +271,7 @@ func TestRecreate(t *testing.T) {
 		{"by nobody", func(*Machine[*corev1.Service], *corev1.Service) {}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := New(kind, stored{}, NewBudgets([]config.Remote{remote}))
+			m := New(kind, NewBudgets([]config.Remote{remote}))
 			stood := ours("echo", "7")
 			stood.Spec.ClusterIP = "10.96.0.9"
 			m.contests.agree("echo", "7")
@@ -293,7 +284,7 @@ func TestRecreate(t *testing.T) {
 		})
 	}
 	// A thousand deletions exhaust no budget.
-	m, now := New(kind, stored{}, NewBudgets([]config.Remote{remote})), paceStart
+	m, now := New(kind, NewBudgets([]config.Remote{remote})), paceStart
 	m.contests.agree("echo", "7")
 	for i := range 1000 {
 		m.Informed("echo", ours("echo", "7"), true)
@@ -310,6 +301,32 @@ func TestRecreate(t *testing.T) {
 			t.Fatalf("deletion %d waits for %s more", i+1, step.After)
 		}
 		m.contests.agree("echo", "7")
+	}
+}
+
+// TestDeletedBeforeTheResponse: another writer deletes what the broker has just created, and the watch reports both
+// before the apiserver's response arrives: the object is created again at once, from what it was.
+func TestDeletedBeforeTheResponse(t *testing.T) {
+	m := New(Kind[*corev1.Service]{Name: Service,
+		Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+		Equal: func(_, _ *corev1.Service) bool { return true },
+		Recreate: func(gone, want *corev1.Service) *corev1.Service {
+			out := want.DeepCopy()
+			out.Spec.ClusterIP = gone.Spec.ClusterIP
+			return out
+		}}, nil)
+	answer := Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")}
+	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), answer)
+	created := ours("echo", "7")
+	created.UID, created.Spec.ClusterIP = "u", "10.96.0.9"
+	deleted := created.DeepCopy()
+	deleted.ResourceVersion = "8"
+	m.Informed("echo", created, false)
+	m.Informed("echo", deleted, true)
+	m.Settle(paceStart, step.Write, created, nil)
+	step = m.Decide(paceStart, m.Begin(paceStart, "echo"), answer)
+	if step.Write == nil || step.Write.Op != Create || step.Write.Object.Spec.ClusterIP != "10.96.0.9" {
+		t.Errorf("%+v, want a create with the ClusterIP that it had", step)
 	}
 }
 
@@ -348,7 +365,7 @@ func TestALabelThatSelectsIsRestored(t *testing.T) {
 		{"somebody else's label", slice("u1", naming.LabelManagedBy+"=helm"), SendAdopt},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := New(kind, noSlices{}, nil)
+			m := New(kind, nil)
 			m.contests.agree("echo", "6")
 			m.Informed("echo", slice("u1", managed, own), true)
 			want := Answer[*discoveryv1.EndpointSlice]{Verdict: Present, Object: slice("", managed, own)}
@@ -361,17 +378,23 @@ func TestALabelThatSelectsIsRestored(t *testing.T) {
 			if c.want == SendAdopt {
 				return
 			}
+			stands := slice("u1", managed, own) // as the apiserver has it afterwards
+			stands.ResourceVersion = "8"
 			if step.Write.Request == SendDelete {
+				stands.UID = "u3"
 				if step = m.Settle(paceStart, step.Write, c.have, nil); step.Write == nil || step.Write.Request != SendCreate {
 					t.Fatalf("%+v, want a create", step)
 				}
 			}
-			step = m.Settle(paceStart, step.Write, slice("u3", managed, own), nil)
+			step = m.Settle(paceStart, step.Write, stands, nil)
+			if _, there := m.Newest(paceStart, "echo"); !there {
+				t.Error("it does not know what it wrote")
+			}
 			if r := step.Restored; r == nil || r.Times != 1 || r.Manager != "kubectl-label" {
 				t.Errorf("restored: %+v", r)
 			}
 			// Somebody who insists is counted.
-			m.Informed("echo", slice("u3", managed, own), true)
+			m.Informed("echo", stands, true)
 			step = m.Decide(paceStart, m.Begin(paceStart, "echo"), want)
 			if c := step.Contest; c == nil || c.Times != 2 {
 				t.Errorf("the second time: %+v", c)
@@ -379,7 +402,3 @@ func TestALabelThatSelectsIsRestored(t *testing.T) {
 		})
 	}
 }
-
-type noSlices struct{}
-
-func (noSlices) Get(string) (*discoveryv1.EndpointSlice, bool) { return nil, false }

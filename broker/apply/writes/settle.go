@@ -153,7 +153,7 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 			return w.next(SendDelete, object)
 		default:
 			m.mu.Lock()
-			m.belief.Wrote(now, w.Name, Reduce(object))
+			m.wrote(now, w.Name, Reduce(object))
 			m.mu.Unlock()
 			return m.end(now, w, nil)
 		}
@@ -180,7 +180,7 @@ func (m *Machine[T]) Settle(now time.Time, w *Write[T], object T, err error) Ste
 	case SendAdopt:
 		if err == nil {
 			m.mu.Lock()
-			m.belief.Wrote(now, w.Name, object)
+			m.wrote(now, w.Name, object)
 			m.mu.Unlock()
 			step := m.end(now, w, nil)
 			step.again(0) // it stays as read until it is compared with the desired object
@@ -240,19 +240,27 @@ func (m *Machine[T]) believe(now time.Time, w *Write[T], object T) Step[T] {
 	object = Reduce(object)
 	as := m.kind.Equal(m.kind.Merge(object, w.Want), object)
 	m.mu.Lock()
-	m.belief.Wrote(now, w.Name, object)
+	m.wrote(now, w.Name, object)
 	if as {
 		m.contests.agree(w.Name, object.GetResourceVersion())
 	} else {
 		m.contests.changed(w.Name)
 	}
-	delete(m.lost, w.Name)
 	m.mu.Unlock()
 	step := m.end(now, w, nil)
 	if !as {
 		step.again(0) // the watch does not report a write without a change
 	}
 	return step
+}
+
+// wrote believes in a written object, unless the watch was faster than the response and has reported that it is gone.
+func (m *Machine[T]) wrote(now time.Time, name string, object T) {
+	if m.isLost(name, object) && !older(m.lost[name], object) {
+		return
+	}
+	m.belief.Wrote(now, name, object)
+	delete(m.lost, name)
 }
 
 // deleted records that the object of a write no longer exists.
