@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
@@ -60,8 +61,8 @@ func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
 		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
 		defer cancel()
 		c := &policy.Cluster{}
-		unread, err := b.Policies(ctx, "", c)
-		if out.Err = errors.Join(append(unread, err)...); out.Err == nil {
+		unread, sets, err := b.Policies(ctx, "", c)
+		if out.Err = errors.Join(append(slices.Concat(unread, sets), err)...); out.Err == nil {
 			out.Total, out.Open = len(c.GlobalPolicies)+len(c.Policies), policy.OpenToRemotes(c)
 		}
 	}

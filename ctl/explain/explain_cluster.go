@@ -43,21 +43,25 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 	for _, a := range accounts {
 		out.ServiceAccounts[a.Name] = a.Labels
 	}
-	not, err := c.Policies(ctx, namespace, out)
+	not, sets, err := c.Policies(ctx, namespace, out)
 	for _, what := range not {
 		unread("%v", what)
+	}
+	for _, what := range sets {
+		out.UnreadLast = append(out.UnreadLast, what.Error())
 	}
 	if errors.Is(err, kube.ErrNoCalico) { // no policy asks for those labels then
 		out.Aside, out.Unread = append(out.Unread, fmt.Sprintf("Calico's policies and sets: %v", err)), nil
 	} else if err != nil {
 		return nil, nil, err
 	}
-	others(ctx, c, unread)
+	others(ctx, c, out)
 	return out, pod, nil
 }
 
-// others names the policies that Calico knows and explain does not.
-func others(ctx context.Context, c *fleet.Objects, unread func(format string, args ...any)) {
+// others names the policies that Calico knows and explain does not. Baseline policies come last.
+func others(ctx context.Context, c *fleet.Objects, out *policy.Cluster) {
+	unread := func(format string, args ...any) { out.Unread = append(out.Unread, fmt.Sprintf(format, args...)) }
 	served, err := kube.NewServed(c.Config)
 	if err != nil {
 		unread("which other kinds of policies there are: %v", err)
@@ -82,10 +86,15 @@ func others(ctx context.Context, c *fleet.Objects, unread func(format string, ar
 					continue // a subresource
 				}
 				found, err := fleet.List[metav1.PartialObjectMetadata](ctx, c, gv.WithResource(r.Name), "", metav1.ListOptions{})
-				if err != nil {
+				what := fmt.Sprintf("%d %s of %s", len(found), r.Name, gv)
+				switch {
+				case err != nil:
 					unread("%v", err)
-				} else if len(found) > 0 {
-					unread("%d %s of %s, which may come before and after those of namespaces", len(found), r.Name, gv)
+				case len(found) == 0:
+				case r.Name == "baselineadminnetworkpolicies":
+					out.UnreadLast = append(out.UnreadLast, what+", which come after those of namespaces")
+				default:
+					unread("%s, which may come before and after those of namespaces", what)
 				}
 			}
 		}

@@ -135,6 +135,25 @@ spec:
 	out = explain("for any port", show.ExitWrong, "c2/shop/web-1")
 	says(out, "from 10.2.0.5: DEPENDS", "the port: sql, 6000:6010")
 
+	apply("globalnetworksets", `
+apiVersion: crd.projectcalico.org/v1
+kind: GlobalNetworkSet
+metadata: {name: partners, annotations: {projectcalico.org/metadata: '{"labels":{"role":"partner"}}'}}
+spec: {nets: [10.2.0.0/16]}`)
+	apply("globalnetworkpolicies", `
+apiVersion: crd.projectcalico.org/v1
+kind: GlobalNetworkPolicy
+metadata: {name: default.partners}
+spec:
+  order: 0
+  selector: app == 'db'
+  types: [Ingress]
+  ingress:
+  - {action: Deny, protocol: TCP, source: {selector: "role == 'partner'"}, destination: {ports: [6004]}}`)
+	out = explain("with a set as calicoctl writes it", show.ExitWrong, "c2/shop/web-1", "--port", "6004")
+	says(out, "from 10.2.0.5: DENIED. GlobalNetworkPolicy default.partners denies it: ingress rule 1, by "+
+		"GlobalNetworkSet partners")
+
 	out = explain("for a stranger", show.ExitWrong, "10.9.9.9", "--port", "5432")
 	says(out, "no pod of a set has 10.9.9.9", "from 10.9.9.9: DENIED",
 		"missing: 10.9.9.9 is in no network set of this cluster")

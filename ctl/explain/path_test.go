@@ -112,16 +112,20 @@ func TestPrintChain(t *testing.T) {
 // TestPolicyNotKnown: a path does not reach as long as its policies are not known, and is not called closed either.
 func TestPolicyNotKnown(t *testing.T) {
 	address := netip.MustParseAddr("10.2.0.5")
-	chain := policy.Judge(policy.Facts{Source: policy.Pod{Cluster: "c1"}, Target: policy.Pod{Cluster: "c2", IP: address},
-		Ingress: &policy.Result{Verdict: policy.Depends, Why: "no policy, as far as is known"}})
-	want := "not known: policies of the pod's side (PathPolicyIn): no policy, as far as is known"
-	if got := chainVerdict(chain); got != want {
-		t.Error(got)
-	}
-	var out bytes.Buffer
-	must(t, printChain(&out, chain, "json"))
-	if !strings.Contains(out.String(), `"reaches": null`) {
-		t.Error(out.String())
+	for why, in := range map[string]*policy.Result{
+		"no policy, as far as is known":    {Verdict: policy.Depends, Why: "no policy, as far as is known"},
+		"the policies of c2 were not read": nil,
+	} {
+		chain := policy.Judge(policy.Facts{Source: policy.Pod{Cluster: "c1"},
+			Target: policy.Pod{Cluster: "c2", IP: address}, Egress: &policy.Result{Verdict: policy.Allowed}, Ingress: in})
+		if got := chainVerdict(chain); got != "not known: policies of the pod's side (PathPolicyIn): "+why {
+			t.Error(got)
+		}
+		var out bytes.Buffer
+		must(t, printChain(&out, chain, "json"))
+		if !strings.Contains(out.String(), `"reaches": null`) {
+			t.Error(out.String())
+		}
 	}
 }
 

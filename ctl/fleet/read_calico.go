@@ -101,9 +101,10 @@ func (i IPAM) BeStrict(context string) string {
 }
 
 // Policies reads the labels of namespaces and Calico's policies and sets, by which explain and check judge: the
-// policies of one namespace, and of all where none is named. Each of unread is about one type. err is kube.ErrNoCalico
-// for a cluster without Calico, or why that is not known.
-func (c *Objects) Policies(ctx context.Context, namespace string, into *policy.Cluster) (unread []error, err error) {
+// policies of one namespace, and of all where none is named. Each of unread is about one type; sets are those about
+// sets. err is kube.ErrNoCalico for a cluster without Calico, or why that is not known.
+func (c *Objects) Policies(ctx context.Context, namespace string, into *policy.Cluster) (unread, sets []error,
+	err error) {
 	namespaces, err := List[corev1.Namespace](ctx, c, NamespacesGVR, "", metav1.ListOptions{})
 	if err != nil {
 		unread = append(unread, fmt.Errorf("labels of namespaces: %w", err))
@@ -114,26 +115,43 @@ func (c *Objects) Policies(ctx context.Context, namespace string, into *policy.C
 	}
 	calico, err := kube.Calico(c.Config)
 	if err != nil {
-		return unread, err
+		return unread, nil, err
 	}
-	gv := calico.GroupVersion
-	add := func(err error) {
+	gv, all := calico.GroupVersion, metav1.ListOptions{}
+	add := func(to *[]error, err error) {
 		if err != nil && !apierrors.IsNotFound(err) { // an older Calico has no such type
-			unread = append(unread, err)
+			*to = append(*to, err)
 		}
 	}
-	into.Tiers, err = List[calicov3.Tier](ctx, c, gv.WithResource("tiers"), "", metav1.ListOptions{})
-	add(err)
-	into.GlobalPolicies, err = List[calicov3.GlobalNetworkPolicy](ctx, c, gv.WithResource("globalnetworkpolicies"), "",
-		metav1.ListOptions{})
-	add(err)
-	into.Policies, err = List[calicov3.NetworkPolicy](ctx, c, gv.WithResource("networkpolicies"), namespace,
-		metav1.ListOptions{})
-	add(err)
-	into.GlobalSets, err = List[calicov3.GlobalNetworkSet](ctx, c, gv.WithResource("globalnetworksets"), "",
-		metav1.ListOptions{})
-	add(err)
-	into.Sets, err = List[calicov3.NetworkSet](ctx, c, gv.WithResource("networksets"), "", metav1.ListOptions{})
-	add(err)
-	return unread, nil
+	global, namespaced := gv.WithResource("globalnetworkpolicies"), gv.WithResource("networkpolicies")
+	into.Tiers, err = List[calicov3.Tier](ctx, c, gv.WithResource("tiers"), "", all)
+	add(&unread, err)
+	into.GlobalPolicies, err = List[calicov3.GlobalNetworkPolicy](ctx, c, global, "", all)
+	add(&unread, err)
+	into.Policies, err = List[calicov3.NetworkPolicy](ctx, c, namespaced, namespace, all)
+	add(&unread, err)
+	if !calico.HidesMetadata() {
+		// Calico's API server leaves out the tiers that the caller may not read, and says so only if asked for one of them
+		// (EnsureTierSelector in its apiserver/pkg/registry/projectcalico/util).
+		for _, t := range into.Tiers {
+			of := metav1.ListOptions{LabelSelector: "projectcalico.org/tier=" + t.Name, Limit: 1}
+			_, err = List[metav1.PartialObjectMetadata](ctx, c, global, "", of)
+			add(&unread, err)
+			_, err = List[metav1.PartialObjectMetadata](ctx, c, namespaced, namespace, of)
+			add(&unread, err)
+		}
+	}
+	into.GlobalSets, err = List[calicov3.GlobalNetworkSet](ctx, c, gv.WithResource("globalnetworksets"), "", all)
+	add(&sets, err)
+	into.Sets, err = List[calicov3.NetworkSet](ctx, c, gv.WithResource("networksets"), "", all)
+	add(&sets, err)
+	if calico.HidesMetadata() { // calicoctl, too, stores a set's labels so
+		for i := range into.GlobalSets {
+			kube.CopyCalicoMetadata(&into.GlobalSets[i])
+		}
+		for i := range into.Sets {
+			kube.CopyCalicoMetadata(&into.Sets[i])
+		}
+	}
+	return unread, sets, nil
 }

@@ -31,14 +31,14 @@ type Cluster struct {
 	KubePolicies    []networkingv1.NetworkPolicy
 	GlobalSets      []calicov3.GlobalNetworkSet
 	Sets            []calicov3.NetworkSet
-	// Unread are other objects that could decide and were not read, a sentence each. Aside are not evaluated either, and
-	// are known to decide nothing.
-	Unread, Aside []string
+	// Unread are other objects that could decide and were not read, a sentence each. No one of UnreadLast can allow what a
+	// known policy denies: baseline policies, and sets, unless a rule asks for one. Aside are known to decide nothing.
+	Unread, UnreadLast, Aside []string
 }
 
 // ThatWasRead limits a sentence about all network sets, if something was not read.
 func (c *Cluster) ThatWasRead() string {
-	return map[bool]string{true: " that was read"}[len(c.Unread) > 0]
+	return map[bool]string{true: " that was read"}[len(c.UnreadLast) > 0]
 }
 
 type Packet struct {
@@ -103,7 +103,7 @@ func (e *explainer) direction() string {
 }
 
 func Explain(c *Cluster, p Packet) Result {
-	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), unknown: slices.Clone(c.Unread),
+	e := &explainer{cluster: c, packet: p, sets: setsWith(c, p.From), unknown: slices.Concat(c.Unread, c.UnreadLast),
 		aside: slices.Clone(c.Aside)}
 	out := Result{InSets: names(e.sets)}
 	policies := e.selecting()
@@ -131,10 +131,10 @@ func Explain(c *Cluster, p Packet) Result {
 	}
 	if len(e.unknown) > 0 {
 		out.Why += ", as far as is known; not evaluated: " + e.unknown[0]
-		// A denial stands, unless a policy that may be dropped is why, or a set that was not read may have the address.
+		// A denial stands, unless a policy that may be dropped is why, or something unread may come before it and allow.
 		rest := slices.DeleteFunc(policies, func(p policy) bool { return slices.Contains(dropped, p.title) })
 		if without, _ := e.walk(tiers, rest, &Result{}); out.Verdict == Allowed || without != Denied ||
-			e.needsSet && len(c.Unread) > 0 {
+			len(c.Unread) > 0 || e.needsSet && len(c.UnreadLast) > 0 {
 			out.Verdict = Depends
 		}
 	}

@@ -163,8 +163,11 @@ func TestExplain(t *testing.T) {
 			Denied, "", "", ""},
 		{"a local ServiceAccount", calico(`{action: Allow, source: {serviceAccounts: {names: [front]}}}`), nil, Denied,
 			"", "", ""},
-		{"endpoints of a Service", calico(`{action: Allow, source: {services: {name: a, namespace: shop}}}`), nil, Denied,
-			"", "", ""},
+		{"endpoints of a Service", calico(`{action: Allow, source: {services: {name: a, namespace: shop}}}`), nil, Depends,
+			"may allow", "", ""}, // it may be a mirror
+		{"endpoints of a Service that are denied",
+			calico("{action: Deny, source: {services: {name: a, namespace: shop}}}\n  - {action: Allow}"), nil, Depends,
+			"may deny", "", ""},
 		{"its port", calico(`{action: Allow, protocol: TCP, destination: {ports: [5432]}}`), nil, Allowed, "", "", ""},
 		{"a range of ports", calico(`{action: Allow, protocol: TCP, destination: {ports: ["5000:6000"]}}`), nil, Allowed,
 			"", "", ""},
@@ -273,12 +276,17 @@ func TestExplainNotKnown(t *testing.T) {
 	selected := calico(`{action: Allow, source: {selector: "` + front + `", namespaceSelector: global()}}`)
 	for _, test := range []struct {
 		name, manifests string
-		unread          []string
+		// unread is Cluster.UnreadLast if it is about sets or baseline policies, and Cluster.Unread otherwise.
+		unread []string
 		// says is the reason as far as is known, and left is not evaluated.
 		says, left string
 	}{
-		{"denied and something unread", kube("k", "[]"), []string{"1 adminnetworkpolicies"},
+		{"none allows, and something unread may come before", kube("k", "[]"), []string{"1 adminnetworkpolicies"},
 			"policies of tier default select the pod, and none of them allows the packet", "1 adminnetworkpolicies"},
+		{"denied, and something unread comes after", kube("k", "[]"), []string{"1 baselineadminnetworkpolicies"},
+			"policies of tier default select the pod, and none of them allows the packet", "1 baselineadminnetworkpolicies"},
+		{"denied, and sets are unread for which no rule asks", kube("k", "[]"), []string{"networksets: timeout"},
+			"policies of tier default select the pod, and none of them allows the packet", "networksets: timeout"},
 		{"denied and a selector that is none", join(kube("k", "[]"), calico(`{action: Allow, source: {selector: "app =="}}`)),
 			nil, "policies of tier default select the pod, and none of them allows the packet", bad},
 		{"no policy is seen", "", []string{"globalnetworkpolicies: forbidden"}, "no policy selects the pod for ingress",
@@ -304,12 +312,17 @@ func TestExplainNotKnown(t *testing.T) {
 			"\n  - {action: Allow}"), nil, p + " allows it: ingress rule 2", bad},
 	} {
 		c, packet := world(t, test.manifests)
-		if c.Unread = test.unread; test.name == "the sets" {
+		if last := strings.Join(test.unread, ""); strings.Contains(last, "sets") || strings.Contains(last, "baseline") {
+			c.UnreadLast = test.unread
+		} else {
+			c.Unread = test.unread
+		}
+		if test.name == "the sets" {
 			c.GlobalSets = nil
 		}
 		got := Explain(c, packet)
 		verdict, link := Depends, Unknown
-		if strings.Contains(test.name, "denie") {
+		if strings.Contains(test.name, "denied") {
 			verdict, link = Denied, Broken
 		}
 		if want := test.says + ", as far as is known; not evaluated: " + test.left; got.Verdict != verdict ||

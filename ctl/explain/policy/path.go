@@ -745,7 +745,8 @@ func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, dire
 	case pod.HostNetwork:
 		return l.unknown("the pod is on the host network: policies of host endpoints are not looked at")
 	case r == nil:
-		return l.unknown(notExamined)
+		l.Depends = true
+		return l.unknown("the policies of %s were not read", pod.Cluster)
 	case r.Verdict == Allowed:
 		return l.add("%s", r.Why)
 	case r.Verdict == Depends:

@@ -86,10 +86,8 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 	if no = e.destination(p, local); no != "" {
 		return match{no: no}
 	}
-	if s := remote.Services; s != nil && e.packet.Egress { // a mirror, which has the endpoints of remotes, can be meant
+	if s := remote.Services; s != nil { // a mirror, which has the endpoints of remotes, can be meant
 		m.open = fmt.Sprintf("the endpoints of Service %s/%s", s.Namespace, s.Name)
-	} else if s != nil {
-		return match{no: fmt.Sprintf("it is for the endpoints of Service %s/%s", s.Namespace, s.Name)}
 	}
 	if len(r.Source.Ports) > 0 || len(r.Source.NotPorts) > 0 {
 		m.open = "the port that the packet comes from"
