@@ -45,8 +45,11 @@ func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
 	if err := report.Print(cmd.OutOrStdout(), t.Format); err != nil {
 		return err
 	}
-	if !report.Well() {
+	switch {
+	case report.Failed > 0:
 		return program.ExitError{Code: show.ExitWrong, Err: errors.New(report.Verdict)}
+	case !report.Well():
+		return program.ExitError{Code: show.ExitUnknown, Err: errors.New(report.Verdict)}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -32,36 +33,44 @@ type Report struct {
 // NewReport returns a report with counts and a verdict in one line.
 func NewReport(namespace string, clusters []Cluster, checks []Check, seconds float64) *Report {
 	r := &Report{Namespace: namespace, Clusters: clusters, Checks: checks, Seconds: seconds}
-	traffic := 0
+	traffic, unseen := map[string]bool{}, []string{}
 	for _, c := range checks {
 		switch c.Result {
 		case Passed:
 			r.Passed++
 			if c.To != "" && c.To != c.From {
-				traffic++
+				traffic[c.From], traffic[c.To] = true, true
 			}
 		case Failed:
 			r.Failed++
 		case Unchecked:
 			r.Unchecked++
+			if c.unread {
+				unseen = append(unseen, c.Detail)
+			}
 		}
 	}
 	var names []string
 	for _, c := range clusters {
 		names = append(names, c.Name)
+		if !traffic[c.Name] {
+			unseen = append(unseen, "no traffic from or to "+c.Name)
+		}
 	}
 	said := "all is well"
 	switch {
 	case r.Failed > 0:
 		said = fmt.Sprintf("%d of %d checks failed", r.Failed, r.Failed+r.Passed)
-	case traffic == 0:
+	case len(traffic) == 0:
 		said = "nothing was checked"
+	case len(unseen) > 0:
+		said = "no check failed, and not all was checked: " + strings.Join(slices.Compact(unseen), "; ")
 	}
 	r.Verdict = strings.Join(names, ", ") + ": " + said
 	return r
 }
 
-// Well reports whether at least one check of traffic was made and all checks passed.
+// Well reports whether no check failed, each cluster had traffic with another one, and nothing was unreadable.
 func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is well") }
 
 // detailWidth is the width of a check's detail in a line, in columns, beside the names of two clusters.

@@ -383,6 +383,7 @@ func (v *verifier) checkDNS(ctx context.Context, w *way, server Pod) error {
 	switch {
 	case w.from.noCorefile != nil:
 		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile.Error(), DNS)
+		w.checks[DNS] = w.checks[DNS].notRead()
 		return nil
 	case !serves(w.from.corefile, want):
 		w.skip("CoreDNS of "+w.from.name+" has no block for "+zone, DNS)

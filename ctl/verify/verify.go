@@ -60,6 +60,8 @@ type Check struct {
 	// Code and Fix are set for a failure.
 	Code finding.Code `json:"code,omitempty"`
 	Fix  string       `json:"fix,omitempty"`
+	// unread is set for a check that was not made because something could not be read.
+	unread bool
 }
 
 func (c Check) passed(format string, args ...any) Check {
@@ -74,6 +76,11 @@ func (c Check) failed(code finding.Code, fix, format string, args ...any) Check 
 
 func (c Check) Skip(format string, args ...any) Check {
 	c.Result, c.Detail = Unchecked, fmt.Sprintf(format, args...)
+	return c
+}
+
+func (c Check) notRead() Check {
+	c.unread = true
 	return c
 }
 

@@ -124,7 +124,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestVerdict: only checks that were made and passed count as well.
+// TestVerdict: only checks that were made and passed count as well, and each cluster needs one.
 func TestVerdict(t *testing.T) {
 	clusters := []Cluster{{Name: "c1"}, {Name: "c2"}}
 	cleanup := JudgeCleanup(Check{From: "c1", Name: Cleanup}, "x", nil)
@@ -137,7 +137,15 @@ func TestVerdict(t *testing.T) {
 		{[]Check{check(PodIP).passed(""), check(Mirror).failed("x", "", ""), cleanup}, "c1, c2: 1 of 3 checks failed",
 			false},
 		{[]Check{check(PodIP).Skip("not linked"), cleanup}, "c1, c2: nothing was checked", false},
+		{[]Check{check(PodIP).passed(""), check(DNS).Skip("Corefile: forbidden").notRead(), cleanup},
+			"c1, c2: no check failed, and not all was checked: Corefile: forbidden", false},
+		{[]Check{check(PodIP).passed(""), {From: "c1", To: "c3", Name: PodIP, Result: Unchecked}, cleanup},
+			"c1, c2, c3: no check failed, and not all was checked: no traffic from or to c3", false},
 	} {
+		clusters := clusters
+		if strings.Contains(test.want, "c3") {
+			clusters = append(clusters, Cluster{Name: "c3"})
+		}
 		if r := NewReport("x", clusters, test.checks, 1); r.Verdict != test.want || r.Well() != test.well {
 			t.Errorf("%q, %t; want %q", r.Verdict, r.Well(), test.want)
 		}
