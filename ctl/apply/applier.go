@@ -218,6 +218,9 @@ func (a *Applier) Gone(ctx context.Context, refs ...Ref) error {
 				func(f string) bool { return f == metav1.FinalizerDeleteDependents }); len(by) > 0 {
 				return "a finalizer keeps it: " + strings.Join(by, ", "), nil
 			}
+			if why := a.pods(ctx, found); why != "" {
+				return why, nil
+			}
 			return "it is there still", nil
 		}); err != nil {
 			return err
@@ -285,12 +288,32 @@ func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) strin
 	// It explains, and is not needed.
 	all, _ := fleet.List[corev1.Pod](ctx, a.Cluster.Objects, fleet.PodsGVR, of.GetNamespace(),
 		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})})
+	looked := 0
 	for i := range all {
 		if why := Stuck(&all[i]); why != "" {
 			return why
 		}
+		if node := all[i].Spec.NodeName; node != "" && !ready(all[i].Status.Conditions) && looked < maxNodes {
+			looked++
+			if n, err := fleet.Get[corev1.Node](ctx, a.Cluster.Objects, fleet.NodesGVR, "", node); err == nil && n != nil &&
+				!slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+					return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+				}) {
+				return fmt.Sprintf("node %s of pod %s is not ready: bring it back, or delete the Node and then the pod with "+
+					"--force", node, all[i].Name)
+			}
+		}
 	}
 	return ""
+}
+
+// maxNodes bounds the nodes that are read for one explanation.
+const maxNodes = 4
+
+func ready(conditions []corev1.PodCondition) bool {
+	return slices.ContainsFunc(conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Served waits until the apiserver serves a definition's objects, and fails if ctx ends before.

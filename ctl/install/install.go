@@ -151,6 +151,9 @@ type installation struct {
 	objects []*unstructured.Unstructured
 	// resubnetted is set once the ConfigMap semaphore-subnets is another, which running parts read.
 	resubnetted bool
+	// began is when the installation began, and counts are the outcomes of its objects.
+	began  time.Time
+	counts map[string]int
 }
 
 // run decides for all clusters before it writes to one.
@@ -204,6 +207,9 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			return errors.Join(failed, err)
 		}
 		failed = errors.Join(failed, dns.Wire(ctx, w, one.Applier, i.dns))
+	}
+	for _, one := range all {
+		failed = errors.Join(failed, one.finish(ctx, w))
 	}
 	return failed
 }
@@ -472,11 +478,11 @@ func prevented(err error) error {
 	return err
 }
 
-// install applies the objects, and waits until they are ready.
+// install applies the objects, waits until the Deployments are ready, and removes what this installation lacks. It waits
+// for no agent: a node that is away must delay nothing else.
 func (i *installation) install(ctx context.Context, w io.Writer) error {
-	began := time.Now()
-	counts := map[string]int{}
-	if err := i.applyAll(ctx, counts, isFirst); err != nil {
+	i.began, i.counts = time.Now(), map[string]int{}
+	if err := i.applyAll(ctx, i.counts, isFirst); err != nil {
 		return err
 	}
 	record := &apply.Record{Wishes: i.wishes, Values: i.values, Version: program.Version}
@@ -517,12 +523,12 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if len(made) > 0 {
 		i.Say("made in the cluster: %s", strings.Join(made, ", "))
 	}
-	if err := i.applyAll(ctx, counts, func(kind string) bool { return !isFirst(kind) }); err != nil {
+	if err := i.applyAll(ctx, i.counts, func(kind string) bool { return !isFirst(kind) }); err != nil {
 		return err
 	}
 	for _, o := range i.objects {
-		if apply.Runs(o.GetKind()) {
-			if err := i.ready(ctx, w, apply.RefOf(o)); err != nil {
+		if apply.Runs(o.GetKind()) && o.GetKind() != daemonSet {
+			if err := i.Ready(ctx, apply.RefOf(o)); err != nil {
 				return err
 			}
 		}
@@ -534,11 +540,22 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if err := i.endOwnNames(ctx); err != nil {
 		return err
 	}
-	if err := i.Keep(ctx, record); err != nil {
-		return err
+	return i.Keep(ctx, record)
+}
+
+const daemonSet = "DaemonSet"
+
+// finish waits until the agents are ready, and prints the outcome.
+func (i *installation) finish(ctx context.Context, w io.Writer) error {
+	for _, o := range i.objects {
+		if o.GetKind() == daemonSet {
+			if err := i.ready(ctx, w, apply.RefOf(o)); err != nil {
+				return err
+			}
+		}
 	}
-	_, err = fmt.Fprintf(w, "%s: installed as %s: %s; all parts are ready after %s\n", show.Printable(i.Cluster.Context),
-		i.values.Cluster, apply.Joined(counts), time.Since(began).Round(100*time.Millisecond))
+	_, err := fmt.Fprintf(w, "%s: installed as %s: %s; all parts are ready after %s\n", show.Printable(i.Cluster.Context),
+		i.values.Cluster, apply.Joined(i.counts), time.Since(i.began).Round(100*time.Millisecond))
 	return err
 }
 

@@ -416,10 +416,36 @@ func withoutOwnNames(t *testing.T, admin kubernetes.Interface, ctl func(want int
 	}
 	ctl(0, "install")
 	kubetest.Get(t, beside, "ours") // the broker has the component still
-	ctl(0, "install --components=")
+	api := admin.CoreV1().Nodes()
+	node := kubetest.Create(t, api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n7",
+		Labels: map[string]string{corev1.LabelOSStable: "linux"}},
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.7.0/24", PodCIDRs: []string{"10.1.7.0/24"}}})
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.17"}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+	kubetest.UpdateStatus(t, api, node)
+	testkit.Eventually(t, time.Minute, "an agent is to run on a node that is away", func() error {
+		agents, err := admin.AppsV1().DaemonSets("semaphore").Get(t.Context(), "semaphore-agent", metav1.GetOptions{})
+		if err == nil && agents.Status.DesiredNumberScheduled != 1 {
+			err = fmt.Errorf("on %d nodes", agents.Status.DesiredNumberScheduled)
+		}
+		return err
+	})
+	out := ctl(1, "install --components= --timeout 20s")
+	for _, want := range []string{" 0 available: node n7 of pod semaphore-agent-", " is not ready: "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("with a node that is away it prints no %q:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "all parts are ready") {
+		t.Errorf("all are ready although a node is away:\n%s", out)
+	}
 	if _, err := beside.Get(t.Context(), "ours", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("without the component, what leads to other clusters is there still: %v", err)
 	}
+	must(t, api.Delete(t.Context(), "n7", metav1.DeleteOptions{}))
+	must(t, admin.CoreV1().Pods("semaphore").DeleteCollection(t.Context(),
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{FieldSelector: "spec.nodeName=n7"}))
+	ctl(0, "install")
 	must(t, beside.Delete(t.Context(), "theirs", metav1.DeleteOptions{}))
 }
 

@@ -78,9 +78,14 @@ func runPods(ctx context.Context, admin kubernetes.Interface) error {
 	return nil
 }
 
-// runPod has a pod run that does not yet. A change that fails is retried.
+// runPod has a pod run that does not yet, unless its node is away. A change that fails is retried.
 func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
 	if p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
+		return
+	}
+	if node, err := admin.CoreV1().Nodes().Get(ctx, nodeOfAgent(p), metav1.GetOptions{}); err == nil && isAway(node) {
+		_ = admin.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: p.ObjectMeta,
+			Target: corev1.ObjectReference{Kind: "Node", Name: node.Name}}, metav1.CreateOptions{}) // as a scheduler does
 		return
 	}
 	p.Status.Phase = corev1.PodRunning
@@ -92,6 +97,26 @@ func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
 			LastTransitionTime: metav1.Now()})
 	}
 	_, _ = admin.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+}
+
+// nodeOfAgent returns the node for which a DaemonSet's controller made a pod; "none" for another pod.
+func nodeOfAgent(p *corev1.Pod) string {
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil &&
+		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, field := range term.MatchFields {
+				return field.Values[0]
+			}
+		}
+	}
+	return "none"
+}
+
+// isAway reports whether a node is known not to be ready.
+func isAway(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse
+	})
 }
 
 // Controllers are the controllers of Kubernetes that run what is installed, and remove what is deleted.
