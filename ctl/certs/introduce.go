@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -344,6 +345,28 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	for _, x := range all {
 		if x.differs() {
 			x.describe(w)
+		}
+	}
+	return nil
+}
+
+// Confirm judges a proposal again right before it is written: another operator may have written since, and of two writes
+// by semaphorectl the apiserver takes the later one. It fails with the obstacles, and if a share is another than before.
+func (o *Word) Confirm(ctx context.Context, w io.Writer, all []*Introduction) error {
+	var before []*known
+	for _, x := range all {
+		before = append(before, x.before)
+	}
+	found, err := o.Judge(ctx, all)
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		return show.Report(w, found, "table")
+	}
+	for i, x := range all {
+		if !reflect.DeepEqual(before[i], x.before) {
+			return fmt.Errorf("%s: remote %s has changed since it was read: run this again", x.Here.Cluster.Context, x.Name)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package certs
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -12,7 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
 
@@ -151,6 +155,25 @@ func TestNobodyNamesItself(t *testing.T) {
 		t.Errorf("the second time: %s", out)
 	}
 	unchanged("the second time")
+}
+
+// TestConfirm: a remote that another operator writes, while the first one thinks about a proposal of the same name, is
+// not overwritten.
+func TestConfirm(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallRemoteClusters(t, cfg)
+	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "semaphore")
+	pods := preflight.Subnets{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}}
+	proposed := []*Introduction{{Here: Of(testkit.Value(fleet.NewCluster("hub", "semaphore", cfg))(t)), There: "eu",
+		Name: "prod", Bundle: []byte("roots"), Facts: &preflight.Cluster{Pods: pods}, Addresses: []string{"b.example:8443"}}}
+	says, said := &Word{}, &strings.Builder{}
+	must(t, says.Propose(t.Context(), said, proposed))
+	must(t, says.Confirm(t.Context(), said, proposed))
+	kubetest.CreateRemote(t, cfg, "prod", "{podSubnets: [10.2.0.0/16]}")
+	err := says.Confirm(t.Context(), said, proposed)
+	if err == nil || !strings.Contains(err.Error(), "hub: remote prod has changed since it was read") {
+		t.Errorf("%v\n%s", err, said)
+	}
 }
 
 // TestAsk: the operator is asked at a terminal, and only y or yes is a yes. Without a terminal nobody can be asked.

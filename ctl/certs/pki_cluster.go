@@ -360,6 +360,9 @@ func exchange(ctx context.Context, w, prompt io.Writer, clusters []*fleet.Cluste
 	}
 	writing, cancel := context.WithTimeout(ctx, pkiWithin)
 	defer cancel()
+	if err := says.Confirm(writing, w, gets); err != nil {
+		return err
+	}
 	return Write(writing, gets, func(x *Introduction) error {
 		_, err := fmt.Fprintf(w, "%s trusts %s by root %s\n", names[x], x.Name, fingerprints(x.Bundle))
 		return err

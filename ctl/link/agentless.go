@@ -209,6 +209,9 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 	}
 	ctx, cancel = context.WithTimeout(asking, linkWithin)
 	defer cancel()
+	if err := l.says.Confirm(ctx, w, gets); err != nil {
+		return err
+	}
 	var failed error
 	for _, p := range here {
 		for _, f := range there {

@@ -412,6 +412,9 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	}
 	writing, cancel := context.WithTimeout(ctx, linkWithin)
 	defer cancel()
+	if err := l.says.Confirm(writing, said, gets); err != nil {
+		return err
+	}
 	if err := certs.Write(writing, gets, func(x *certs.Introduction) error {
 		// It was read from here, and now has an exporter of its own.
 		if err := endReading(writing, w, to[x].applier, x.Name); err != nil {
