@@ -32,7 +32,7 @@ func TestPageOfABroker(t *testing.T) {
 	w.cfg.Listen.Dashboard = address
 	defer w.start(w.cfg)()
 	e := w.exporter("c2")
-	e.SendAll("c2", "e1", players.Service("shop", "fine", 80))
+	e.SendAll("c2", "e1", players.Service("shop", "fine", 80), players.Member("shop", "p", "u", "web", "10.2.1.5"))
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response := testkit.Value(client.Get("http://" + address + "/state"))(t)
 	defer response.Body.Close()
@@ -47,7 +47,8 @@ func TestPageOfABroker(t *testing.T) {
 		var v operator.View
 		testkit.Must(t, json.Unmarshal([]byte(data), &v))
 		if last = data; len(v.Mesh.Links) == 2 && v.Mesh.Clusters[0].Name == "c1" && len(v.Services) == 1 &&
-			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 {
+			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 &&
+			len(v.Sets) == 1 && v.Sets[0].Name == "web" {
 			return
 		}
 		if time.Since(began) > patience {

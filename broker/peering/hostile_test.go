@@ -13,9 +13,19 @@ func TestHostileText(t *testing.T) {
 		r := testkit.Value((&Session{}).checkReport(&semaphorev1.AgentReport{Problems: []string{text}}))(t)
 		return r.Problems[0]
 	})
-	testkit.OneLine(t, maxReason, func(text string) string {
+	testkit.OneLine(t, len("device : x")+maxName, func(text string) string {
+		r, err := (&Session{configured: map[string]bool{"c2": true}}).checkReport(&semaphorev1.AgentReport{
+			Devices: []*semaphorev1.DeviceReport{{Cluster: "c2", Interface: text, Problem: "x"}}})
+		if err != nil && len(text) > maxName {
+			return "refused"
+		}
+		return testkit.Value(r, err)(t).Problems[0]
+	})
+	silent := func(text string) *semaphorev1.SilentPeer {
 		stats, _ := handshakeStatsOf(&semaphorev1.DeviceReport{Peers: 1, PeersSilent: 1,
 			Silent: []*semaphorev1.SilentPeer{{Node: text, Reason: text}}})
-		return stats.peers[0].Reason
-	})
+		return stats.peers[0]
+	}
+	testkit.OneLine(t, maxNodeName, func(text string) string { return silent(text).Node })
+	testkit.OneLine(t, maxReason, func(text string) string { return silent(text).Reason })
 }

@@ -252,7 +252,8 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 				len(d.GetCluster()), len(d.GetInterface()), maxName)
 		}
 		if problem := d.GetProblem(); problem != "" {
-			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+finding.CleanTo(problem, maxProblem))
+			out.Problems = append(out.Problems,
+				"device "+finding.CleanTo(d.GetInterface(), maxName)+": "+finding.CleanTo(problem, maxProblem))
 		}
 		reported = append(reported, d.GetCluster())
 		if !s.configured[d.GetCluster()] {
