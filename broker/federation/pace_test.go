@@ -36,8 +36,10 @@ type paced struct {
 	ctx context.Context
 }
 
-// publishTo opens a stream of a cluster's exporter.
-func publishTo(t *testing.T, s *Server, cluster string) *paced {
+// publishTo opens a stream of a cluster's exporter, whose journal is at revision 1000.
+func publishTo(t *testing.T, s *Server, cluster string) *paced { return publishAt(t, s, cluster, 1000) }
+
+func publishAt(t *testing.T, s *Server, cluster string, head uint64) *paced {
 	ctx, cancel := callOf(t, cluster)
 	p := &paced{t: t, ctx: ctx, to: &answered{&call{ctx: ctx, in: make(chan []byte)},
 		make(chan *semaphorev1.PublishResponse, 10_000)}}
@@ -46,7 +48,7 @@ func publishTo(t *testing.T, s *Server, cluster string) *paced {
 		cancel() // as gRPC does when a handler returns
 	}()
 	t.Cleanup(cancel)
-	p.send(players.Hello(cluster, "e", 1000, semaphorev1.Kind_KIND_SET_MEMBER))
+	p.send(players.Hello(cluster, "e", head, semaphorev1.Kind_KIND_SET_MEMBER))
 	return p
 }
 
@@ -143,6 +145,20 @@ func TestR05ChangesArePaced(t *testing.T) {
 		}
 		if took := <-took; took < 40*time.Second {
 			t.Errorf("1000 changes were taken within %s", took)
+		}
+		// The next stream does not wait for what the last one had still to wait for.
+		flood, err := proto.Marshal(players.Upserts(2241, players.Members("10.2", 1000)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fast.to.in <- flood
+		synctest.Wait()
+		next := publishAt(t, s, "c2", 4000)
+		synctest.Wait() // the exporter sends nothing before the broker's answer
+		all := append(players.Snapshot(semaphorev1.Kind_KIND_SET_MEMBER, 4000),
+			players.Upserts(4001, players.Members("10.2", 1)...))
+		if took := next.acked(4001, all...); took > time.Second || fast.ctx.Err() == nil {
+			t.Errorf("a change on the next stream was taken after %s, the last one has ended with %v", took, fast.ctx.Err())
 		}
 	})
 }
