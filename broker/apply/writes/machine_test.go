@@ -169,10 +169,12 @@ func TestWhatComesFirst(t *testing.T) {
 	}
 }
 
-// TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
+// TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited, and to no other's.
 func TestEachWriteIsCharged(t *testing.T) {
 	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}
-	m := New(Kind[*corev1.Service]{Name: Service}, NewBudgets([]config.Remote{remote}))
+	other := remote
+	other.Name = "c3"
+	m := New(Kind[*corev1.Service]{Name: Service}, NewBudgets([]config.Remote{remote, other}))
 	large := ours("echo", "1")
 	large.Annotations = map[string]string{"x": strings.Repeat("x", config.ByteBurst<<10)}
 	now, step := paceStart, Step[*corev1.Service]{}
@@ -180,6 +182,9 @@ func TestEachWriteIsCharged(t *testing.T) {
 		wait := m.afford(now, "echo", "c2", large, &step)
 		if (wait > 0) != waits {
 			t.Errorf("request %d waits for %s", i, wait)
+		}
+		if i == 1 && m.afford(now, "of c3", "c3", large, &step) > 0 {
+			t.Error("a remote waits for the budget of another")
 		}
 		now = now.Add(wait)
 	}
