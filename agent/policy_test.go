@@ -668,19 +668,31 @@ func TestPolicyGuardOfARemoteThatIsBack(t *testing.T) {
 	})
 }
 
-// TestPolicyGuard: the node reports that it is guarded once all remotes are, and a guard that fails is retried.
+// TestPolicyGuard: the node reports that it is guarded once all remotes are, also those with a device, and a guard that
+// fails is retried.
 func TestPolicyGuard(t *testing.T) {
+	t.Run("no device", func(t *testing.T) { guardThatFails(t) })
+	t.Run("a device", func(t *testing.T) { guardThatFails(t, remoteC2("n1")...) })
+	t.Run("two devices", func(t *testing.T) {
+		guardThatFails(t, append(remoteC2("n1"), deviceOf("c3", 51822, "10.3.0.0/16"))...)
+	})
+}
+
+func guardThatFails(t *testing.T, changes ...*semaphorev1.PeeringChange) {
+	t.Helper()
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Guard", errors.New("no nftables today"))
 		s.Begin()
 		receive(t, s.agent, attached("A", false),
 			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2", "c3")}})
-		s.receive(t, synced(1))
+		s.change(t, changes...)
+		s.receive(t, s.complete(changes))
+		s.after(10 * time.Second)
 		if s.board.Get().Node.Guarded || s.ready() == nil {
 			t.Error("the node is said to be guarded, and is not")
 		}
 		s.kernel.Fail("Guard", nil)
-		s.after(time.Second)
+		s.after(2 * time.Second)
 		if !s.report.GetGuarded() || s.kernel.Guarded("c2") == nil || s.kernel.Guarded("c3") == nil || s.ready() != nil {
 			t.Errorf("guarded: %v, ready: %v", s.report.GetGuarded(), s.ready())
 		}

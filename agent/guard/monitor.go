@@ -100,7 +100,10 @@ type Monitor struct {
 	listed map[string]*semaphorev1.GuardedRemote
 	spoken bool
 	// ended are remotes without a device that the broker's list still names, of a node without a subnets file.
-	ended    map[string]bool
+	ended map[string]bool
+	// unsound means that the last change of the guard failed, for another reason than a kernel without nftables: the node
+	// may lack the guard of any remote.
+	unsound  bool
 	problems problems
 	node     status.Node
 }
