@@ -139,7 +139,7 @@ func (r *reader) routeEvent(data []byte) Event {
 		return Event{}
 	}
 	// struct rtmsg, rtnetlink(7).
-	length, table, protocol, flags := data[1], int(data[4]), data[5], binary.NativeEndian.Uint32(data[8:])
+	length, table, protocol, kind, flags := data[1], int(data[4]), data[5], data[7], binary.NativeEndian.Uint32(data[8:])
 	if of := attribute(data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(of) == 4 {
 		table = int(binary.NativeEndian.Uint32(of))
 	}
@@ -148,7 +148,8 @@ func (r *reader) routeEvent(data []byte) Event {
 		return Event{}
 	}
 	var e Event
-	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 &&
+	// The kernel reports IPv6's unreachable routes with loopback.
+	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 && kind == unix.RTN_UNICAST &&
 		(ours || protocol == RouteProtocol) {
 		// If the interface was deleted, too, its own message reports that.
 		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {

@@ -283,6 +283,15 @@ func TestWatch(t *testing.T) {
 		eventually(t, "a route of another's takes the place of ours", to("10.2.0.0/16"))
 		ip(t, "-6 route add fd00:2:0:7::/64 dev p0 table 7394")
 		eventually(t, "an IPv6 route of another's appears", to("fd00:2:0:7::/64"))
+		// The agent's unreachable routes have no interface, although the kernel reports those of IPv6 with lo.
+		for _, route := range []string{"10.3.0.0/16", "fd00:3::/48"} {
+			for _, do := range []string{"add", "del"} {
+				ip(t, "route "+do+" unreachable "+route+" proto 94 metric 65536 table 7394")
+				eventually(t, do+" of unreachable "+route+", without an interface", notifiedOf(func(e Event) bool {
+					return e == Event{Route: netip.MustParsePrefix(route)}
+				}))
+			}
+		}
 		quiet()
 		ip(t, "route add 10.2.7.0/24 dev p0")
 		time.Sleep(100 * time.Millisecond)
