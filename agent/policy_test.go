@@ -25,7 +25,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/kerneltest"
@@ -699,6 +701,45 @@ func guardThatFails(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 		if problems := s.board.Get().Node.Problems(); len(problems) > 0 {
 			t.Errorf("problems stay: %q", problems)
 		}
+	})
+}
+
+// TestPolicyRetainedEnds: subnets that only the subnets file no longer names are reported while they are guarded, and no
+// longer once the broker removed the remote, too.
+func TestPolicyRetainedEnds(t *testing.T) {
+	dir := t.TempDir()
+	file, beside := filepath.Join(dir, "broker.yaml"), filepath.Join(dir, bounds.RemotesFile)
+	policy(t, func(t *testing.T, s *scripted) {
+		reported := func() bool {
+			return slices.ContainsFunc(s.board.Get().Node.Findings, func(f finding.Finding) bool {
+				return f.Code == finding.SubnetsFileProblem
+			})
+		}
+		all := remoteC2("n1")
+		s.Begin()
+		receive(t, s.agent, attached("A", false),
+			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2")}})
+		s.change(t, all...)
+		s.receive(t, s.complete(all))
+		if s.kernel.Guarded("c2") == nil || reported() {
+			t.Fatalf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+		must(t, os.WriteFile(beside, []byte("remotes: []\n"), 0o600))
+		s.reloadSubnets()
+		s.after(2 * time.Second)
+		if s.kernel.Guarded("c2") == nil || !reported() {
+			t.Fatalf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+		s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding()}})
+		s.change(t, noDevice("c2"))
+		s.after(time.Minute)
+		if s.kernel.Guarded("c2") != nil || reported() {
+			t.Errorf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+	}, func(_ *kerneltest.Node, cfg *config.Agent) {
+		cfg.SubnetsFile = file
+		must(t, os.WriteFile(file, []byte("features: [encryption]\nlocalSubnets: [10.1.0.0/16]\n"), 0o600))
+		must(t, os.WriteFile(beside, []byte("remotes:\n"+entry("c2", 51821, "10.2.0.0/16")), 0o600))
 	})
 }
 

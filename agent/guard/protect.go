@@ -269,6 +269,7 @@ func (m *Monitor) Forget(cluster string) { delete(m.earlier, cluster) }
 
 func (m *Monitor) unprotect(cluster string) {
 	_, err := m.guard.Remove(cluster)
+	m.reportRetained(cluster, nil, false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.subnets, cluster)
