@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
+
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -209,8 +211,8 @@ func (m *Monitor) nodeAddresses() ([]kernel.Address, error) {
 	now, err := m.kernel.Addresses()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err != nil {
-		m.stale = true
+	m.stale = m.stale || err != nil
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
 		return nil, err
 	}
 	m.addresses, m.addressesAt = now, time.Now()

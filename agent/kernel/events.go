@@ -30,8 +30,9 @@ type Event struct {
 }
 
 // Watch calls changed when the kernel reports a change that may concern the agent's devices and routes, which are in
-// the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither may
-// block. It returns ctx's error, or fails if the kernel sends no events.
+// the given table, until ctx ends. The first call is about what may have changed before. missed is called when events
+// were lost: anything may have changed then. Neither may block. It returns ctx's error, or fails if the kernel sends no
+// events.
 func Watch(ctx context.Context, table RoutingTable, changed func(Event), missed func()) error {
 	source := EventSource{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
@@ -42,6 +43,9 @@ func Watch(ctx context.Context, table RoutingTable, changed func(Event), missed 
 	var once sync.Once
 	r := reader{table: table, names: map[int]string{}}
 	return FollowEvents(ctx, source, func(messages []syscall.NetlinkMessage) {
+		if len(messages) == 0 {
+			changed(Event{Addresses: true, Settings: true, Rules: true})
+		}
 		for _, m := range messages {
 			if e := r.eventOf(m); e != (Event{}) {
 				changed(e)

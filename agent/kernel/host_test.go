@@ -2,6 +2,7 @@ package kernel_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	. "github.com/kube-semaphore/semaphore/agent/kernel"
@@ -255,10 +257,8 @@ func TestWatch(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 			}
 		}
-		eventually(t, "it watches", func() bool {
-			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil &&
-				notified("lo")()
-		})
+		// The kernel has no messages about changes before the watch began.
+		eventually(t, "it watches", notifiedOf(func(e Event) bool { return e.Addresses && e.Settings && e.Rules }))
 		ip(t, "link add d0 type veth peer name p0")
 		eventually(t, "an interface appears", notified("d0"))
 		ip(t, "link set d0 up")
@@ -347,6 +347,38 @@ func churn(t *testing.T, protocol int) {
 	file := filepath.Join(t.TempDir(), "batch")
 	must(t, os.WriteFile(file, []byte(batch.String()), 0o600))
 	ip(t, "-batch "+file)
+}
+
+// TestInterruptedAddresses: a list of addresses during which an interface appeared or went is said to be interrupted,
+// because it may lack others.
+func TestInterruptedAddresses(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		ip(t, "link add d0 type bridge")
+		var batch strings.Builder
+		for i := range 5000 {
+			fmt.Fprintf(&batch, "addr add 172.16.%d.%d/32 dev d0\n", i/256, i%256)
+		}
+		file := filepath.Join(t.TempDir(), "batch")
+		must(t, os.WriteFile(file, []byte(batch.String()), 0o600))
+		ip(t, "-batch "+file)
+		h := newHost(t)
+		if all, err := h.Addresses(); err != nil || len(all) < 5000 {
+			t.Fatalf("%d addresses while nothing changes, %v", len(all), err)
+		}
+		testkit.Run(t, func(ctx context.Context) error {
+			for ctx.Err() == nil {
+				link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "d1"}}
+				if err := errors.Join(netlink.LinkAdd(link), netlink.LinkDel(link)); err != nil {
+					return err
+				}
+			}
+			return ctx.Err()
+		})
+		eventually(t, "a list is interrupted", func() bool {
+			all, err := h.Addresses()
+			return errors.Is(err, netlink.ErrDumpInterrupted) && len(all) > 0
+		})
+	})
 }
 
 // TestWatchThatFallsBehind: lost events do not end the watch; they cause a check of everything.

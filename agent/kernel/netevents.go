@@ -27,7 +27,8 @@ type EventSource struct {
 }
 
 // FollowEvents calls received with the kernel's messages until ctx ends, and returns its error, or that of the socket.
-// It calls missed when messages were lost. Neither may block.
+// The first call has none: later changes are messages, and earlier ones are not. It calls missed when messages were
+// lost. Neither may block.
 func FollowEvents(
 	ctx context.Context, source EventSource, received func([]syscall.NetlinkMessage), missed func(),
 ) error {
@@ -45,6 +46,7 @@ func FollowEvents(
 			slog.Warn("cannot enlarge the kernel's event buffer; events may be lost", "source", source.Name, "error", err)
 		}
 	}
+	received(nil)
 	for {
 		messages, from, err := s.Receive()
 		switch {
