@@ -17,6 +17,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
@@ -704,7 +705,7 @@ func guardThatFails(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	})
 }
 
-// TestPolicyRetainedEnds: subnets that only the subnets file no longer names are reported while they are guarded, and no
+// TestPolicyRetainedEnds: subnets that the subnets file no longer names are reported while they are guarded, and no
 // longer once the broker removed the remote, too.
 func TestPolicyRetainedEnds(t *testing.T) {
 	dir := t.TempDir()
@@ -741,6 +742,44 @@ func TestPolicyRetainedEnds(t *testing.T) {
 		must(t, os.WriteFile(file, []byte("features: [encryption]\nlocalSubnets: [10.1.0.0/16]\n"), 0o600))
 		must(t, os.WriteFile(beside, []byte("remotes:\n"+entry("c2", 51821, "10.2.0.0/16")), 0o600))
 	})
+}
+
+// TestPolicyClockSetBackBeforeTheStart: a node's clock was ahead when an earlier agent ran, and was corrected since.
+// Its state file shows that: the agent reports it and renews the keys, and the age of the state is unknown, and not 0.
+func TestPolicyClockSetBackBeforeTheStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		ahead time.Duration
+		back  bool
+	}{
+		"ahead by an hour": {time.Hour, true},
+		"an hour ago":      {-time.Hour, false},
+		"now":              {0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policy(t, func(t *testing.T, s *scripted) {
+				first := s.publicOf(t)
+				if got := s.clockProblem(); strings.Contains(got, "set back by 1h0m0s") != c.back {
+					t.Errorf("the clock's problem is %q", got)
+				}
+				metrics := &status.Metrics{Board: s.board, Session: s.session, Counts: s.guard.Counts}
+				ages := testutil.CollectAndCount(metrics, "semaphore_agent_state_age_seconds")
+				remarks := status.Remarks(s.board.Get(), s.session.View(time.Now()), time.Now())
+				if unknown := ages == 0; unknown != c.back || strings.Contains(remarks, "age unknown") != c.back {
+					t.Errorf("%d ages, %q", ages, remarks)
+				}
+				s.attach(t, remoteC2("n1")...)
+				s.after(renewWithin)
+				if renewed := s.publicOf(t) != first; renewed != c.back {
+					t.Errorf("the key was renewed: %t", renewed)
+				}
+			}, func(n *kerneltest.Node, cfg *config.Agent) {
+				writeState(n, cfg, remoteC2("n1")...)
+				keyFile(cfg, device)
+				at := time.Now().Add(c.ahead)
+				must(t, os.Chtimes(cfg.StateFile, at, at))
+			})
+		})
+	}
 }
 
 // TestStatusDoesNotWait: a scrape does not wait for the current round, and shows the last view.
