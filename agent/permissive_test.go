@@ -256,6 +256,10 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 			func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
 		eventually(t, "it is reported",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
+		// Another program, such as systemd-sysctl at udev's event of the new device, makes the device's filter strict.
+		filter := "ipv4/conf/" + device + "/rp_filter"
+		setting(t, filter, "1")
+		withinASecond(t, "the device's filter is loose", func() bool { return read(t, "/proc/sys/net/"+filter) != "1\n" })
 		// The other end now sends through the tunnel. Its packets arrive by another way than this node's leave; they
 		// are not dropped because the device's filter is loose.
 		r.route(t, true)

@@ -17,6 +17,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
@@ -25,7 +26,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
+	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/kerneltest"
@@ -668,19 +671,31 @@ func TestPolicyGuardOfARemoteThatIsBack(t *testing.T) {
 	})
 }
 
-// TestPolicyGuard: the node reports that it is guarded once all remotes are, and a guard that fails is retried.
+// TestPolicyGuard: the node reports that it is guarded once all remotes are, also those with a device, and a guard that
+// fails is retried.
 func TestPolicyGuard(t *testing.T) {
+	t.Run("no device", func(t *testing.T) { guardThatFails(t) })
+	t.Run("a device", func(t *testing.T) { guardThatFails(t, remoteC2("n1")...) })
+	t.Run("two devices", func(t *testing.T) {
+		guardThatFails(t, append(remoteC2("n1"), deviceOf("c3", 51822, "10.3.0.0/16"))...)
+	})
+}
+
+func guardThatFails(t *testing.T, changes ...*semaphorev1.PeeringChange) {
+	t.Helper()
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Guard", errors.New("no nftables today"))
 		s.Begin()
 		receive(t, s.agent, attached("A", false),
 			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2", "c3")}})
-		s.receive(t, synced(1))
+		s.change(t, changes...)
+		s.receive(t, s.complete(changes))
+		s.after(10 * time.Second)
 		if s.board.Get().Node.Guarded || s.ready() == nil {
 			t.Error("the node is said to be guarded, and is not")
 		}
 		s.kernel.Fail("Guard", nil)
-		s.after(time.Second)
+		s.after(2 * time.Second)
 		if !s.report.GetGuarded() || s.kernel.Guarded("c2") == nil || s.kernel.Guarded("c3") == nil || s.ready() != nil {
 			t.Errorf("guarded: %v, ready: %v", s.report.GetGuarded(), s.ready())
 		}
@@ -688,6 +703,83 @@ func TestPolicyGuard(t *testing.T) {
 			t.Errorf("problems stay: %q", problems)
 		}
 	})
+}
+
+// TestPolicyRetainedEnds: subnets that the subnets file no longer names are reported while they are guarded, and no
+// longer once the broker removed the remote, too.
+func TestPolicyRetainedEnds(t *testing.T) {
+	dir := t.TempDir()
+	file, beside := filepath.Join(dir, "broker.yaml"), filepath.Join(dir, bounds.RemotesFile)
+	policy(t, func(t *testing.T, s *scripted) {
+		reported := func() bool {
+			return slices.ContainsFunc(s.board.Get().Node.Findings, func(f finding.Finding) bool {
+				return f.Code == finding.SubnetsFileProblem
+			})
+		}
+		all := remoteC2("n1")
+		s.Begin()
+		receive(t, s.agent, attached("A", false),
+			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2")}})
+		s.change(t, all...)
+		s.receive(t, s.complete(all))
+		if s.kernel.Guarded("c2") == nil || reported() {
+			t.Fatalf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+		must(t, os.WriteFile(beside, []byte("remotes: []\n"), 0o600))
+		s.reloadSubnets()
+		s.after(2 * time.Second)
+		if s.kernel.Guarded("c2") == nil || !reported() {
+			t.Fatalf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+		s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding()}})
+		s.change(t, noDevice("c2"))
+		s.after(time.Minute)
+		if s.kernel.Guarded("c2") != nil || reported() {
+			t.Errorf("c2 is guarded: %v; %v", s.kernel.Guarded("c2"), s.board.Get().Node.Findings)
+		}
+	}, func(_ *kerneltest.Node, cfg *config.Agent) {
+		cfg.SubnetsFile = file
+		must(t, os.WriteFile(file, []byte("features: [encryption]\nlocalSubnets: [10.1.0.0/16]\n"), 0o600))
+		must(t, os.WriteFile(beside, []byte("remotes:\n"+entry("c2", 51821, "10.2.0.0/16")), 0o600))
+	})
+}
+
+// TestPolicyClockSetBackBeforeTheStart: a node's clock was ahead when an earlier agent ran, and was corrected since.
+// Its state file shows that: the agent reports it and renews the keys, and the age of the state is unknown, and not 0.
+func TestPolicyClockSetBackBeforeTheStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		ahead time.Duration
+		back  bool
+	}{
+		"ahead by an hour": {time.Hour, true},
+		"an hour ago":      {-time.Hour, false},
+		"now":              {0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policy(t, func(t *testing.T, s *scripted) {
+				first := s.publicOf(t)
+				if got := s.clockProblem(); strings.Contains(got, "set back by 1h0m0s") != c.back {
+					t.Errorf("the clock's problem is %q", got)
+				}
+				metrics := &status.Metrics{Board: s.board, Session: s.session, Counts: s.guard.Counts}
+				ages := testutil.CollectAndCount(metrics, "semaphore_agent_state_age_seconds")
+				remarks := status.Remarks(s.board.Get(), s.session.View(time.Now()), time.Now())
+				if unknown := ages == 0; unknown != c.back || strings.Contains(remarks, "age unknown") != c.back {
+					t.Errorf("%d ages, %q", ages, remarks)
+				}
+				s.attach(t, remoteC2("n1")...)
+				s.after(renewWithin)
+				if renewed := s.publicOf(t) != first; renewed != c.back {
+					t.Errorf("the key was renewed: %t", renewed)
+				}
+			}, func(n *kerneltest.Node, cfg *config.Agent) {
+				writeState(n, cfg, remoteC2("n1")...)
+				keyFile(cfg, device)
+				at := time.Now().Add(c.ahead)
+				must(t, os.Chtimes(cfg.StateFile, at, at))
+			})
+		})
+	}
 }
 
 // TestStatusDoesNotWait: a scrape does not wait for the current round, and shows the last view.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,11 +22,14 @@ import (
 func changesOf(t *testing.T) (notified func() int64) {
 	t.Helper()
 	var n atomic.Int64
+	listens := make(chan struct{})
 	stop := testkit.Run(t, func(ctx context.Context) error {
-		changed, missed := func(kernel.Event) { n.Add(1) }, func() { n.Add(1 << 32) }
+		listening := sync.OnceFunc(func() { close(listens) })
+		changed, missed := func(kernel.Event) { listening(); n.Add(1) }, func() { n.Add(1 << 32) }
 		return kernel.Watch(ctx, kernel.DefaultRoutingTable(), changed, missed)
 	})
-	time.Sleep(50 * time.Millisecond) // until it listens
+	<-listens
+	n.Add(-1)
 	return func() int64 {
 		time.Sleep(nodetest.Patience(100 * time.Millisecond)) // until notifications in flight have arrived
 		stop()

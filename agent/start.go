@@ -29,6 +29,10 @@ func (a *agent) start(c *stream.StateFile, err error) {
 	a.node.Restore(c)
 	a.devices.FindOrphans()
 	a.restore(c, err)
+	if up, err := sinceBoot(); c != nil && err == nil {
+		a.clock.look(c.Confirmed, up) // the clock showed this: if it is ahead, the clock was set back while no agent looked
+		a.watchClock()
+	}
 	a.node.Want(guard.Work{Settings: true, Guard: true}, false)
 	if a.traffic == nil { // an earlier agent may have counted
 		if _, err := traffic.Remove(); err != nil {
@@ -56,6 +60,9 @@ func (a *agent) restore(c *stream.StateFile, err error) {
 		a.session.Restore(c.Networks, c.Confirmed)
 		age := time.Since(c.Confirmed).Round(time.Second)
 		event.Action, event.Detail = "restore", "confirmed by the broker "+age.String()+" ago"
+		if age < 0 {
+			event.Detail = "confirmed by the broker at " + c.Confirmed.UTC().Format(time.RFC3339) + ", ahead of the clock"
+		}
 		a.events.Emit(event.Info("restored the state of an earlier agent until the broker sends its own",
 			"remotes", len(c.Networks), "age", age))
 		a.queue.poke()

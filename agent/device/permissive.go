@@ -21,7 +21,7 @@ const (
 	// keepalive makes the nodes of a permissive remote start handshakes without traffic, repeatedly, until both have a
 	// session, and keeps the mapping of a NAT that nothing reaches from outside: 25 s is less than NATs forget after.
 	keepalive = 25 * time.Second
-	// filterInterval is the interval at which reverse path filters are read while a remote is permissive.
+	// filterInterval is the interval at which the reverse path filters of links to a permissive remote are read.
 	filterInterval = 5 * time.Second
 )
 
@@ -67,6 +67,9 @@ func (r *Reconciler) nodesHeard(
 		}
 		p.hold, p.heldAt = hold, now
 	}
+	if err := r.loosenAgain(d.name, want.Device); err != nil {
+		p.hold = err.Error()
+	}
 	heard := p.heard.Update(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), p.hold != "")
 	if want.Device.GetClear() {
 		heard = map[string]bool{}
@@ -88,6 +91,21 @@ func acceptsBeforeRoutes(d *semaphorev1.Device) bool {
 		p, err := netip.ParsePrefix(text)
 		return err == nil && p.Addr().Is4()
 	})
+}
+
+// loosenAgain loosens the filter of an existing device to a permissive remote if another program made it strict, as
+// systemd-sysctl does at udev's event of a new interface: the filter would drop what the remote sends through the
+// tunnel.
+func (r *Reconciler) loosenAgain(name string, want *semaphorev1.Device) error {
+	if !acceptsBeforeRoutes(want) {
+		return nil
+	}
+	strict, err := r.kernel.StrictFilters([]string{name})
+	if err != nil || len(strict) == 0 {
+		return err
+	}
+	slog.Warn("the reverse path filter of the device is strict; the agent loosens it", "device", name)
+	return r.kernel.LoosenFilter(name)
 }
 
 // strictFilters returns the filters that would drop packets that the remote still sends in the clear after this node

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
+
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
@@ -100,7 +102,10 @@ type Monitor struct {
 	listed map[string]*semaphorev1.GuardedRemote
 	spoken bool
 	// ended are remotes without a device that the broker's list still names, of a node without a subnets file.
-	ended    map[string]bool
+	ended map[string]bool
+	// unsound means that the last change of the guard failed, for another reason than a kernel without nftables: the node
+	// may lack the guard of any remote.
+	unsound  bool
 	problems problems
 	node     status.Node
 }
@@ -206,8 +211,8 @@ func (m *Monitor) nodeAddresses() ([]kernel.Address, error) {
 	now, err := m.kernel.Addresses()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err != nil {
-		m.stale = true
+	m.stale = m.stale || err != nil
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
 		return nil, err
 	}
 	m.addresses, m.addressesAt = now, time.Now()

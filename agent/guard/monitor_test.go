@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
@@ -20,6 +22,14 @@ import (
 type node struct {
 	*kerneltest.Node
 	routes error
+	listed error // of lists of addresses
+	lists  int
+}
+
+func (n *node) Addresses() ([]kernel.Address, error) {
+	n.lists++
+	all, _ := n.Node.Addresses()
+	return all, n.listed
 }
 
 func (n *node) Foreign(wanted func(netip.Prefix) bool) ([]kernel.Foreign, error) {
@@ -93,5 +103,26 @@ func TestUnreadCountersAreNotZero(t *testing.T) {
 	m.Check(guard.Work{Guard: true})
 	if got := board.Get().Node; got.ClearPackets() != 7 {
 		t.Errorf("%d packets were dropped, counts %v", got.ClearPackets(), got.Counts)
+	}
+}
+
+// TestInterruptedAddressesAreListedAgain: an interrupted list of addresses is used until the next one, and only until
+// then; a whole one for longer.
+func TestInterruptedAddressesAreListedAgain(t *testing.T) {
+	m, n, _, _ := monitor(t)
+	n.listed = netlink.ErrDumpInterrupted
+	m.Want(guard.Work{}, true)
+	for i := range 3 {
+		before := n.lists
+		if i == 2 {
+			n.listed = nil
+		}
+		if b, _, err := m.Bounds(); err != nil || len(b.Own) != 1 || n.lists != before+1 {
+			t.Errorf("%d: addresses %v, %v, %d lists", i, b.Own, err, n.lists-before)
+		}
+	}
+	before := n.lists
+	if b, _, err := m.Bounds(); err != nil || len(b.Own) != 1 || n.lists != before {
+		t.Errorf("after a whole list: addresses %v, %v, %d lists", b.Own, err, n.lists-before)
 	}
 }

@@ -112,7 +112,7 @@ func (m *Monitor) GuardRemotes() {
 	failed = errors.Join(append(m.guardUndeclared(bounds), failed)...)
 	m.mu.Lock()
 	m.guardedAt = time.Now()
-	complete := failed == nil
+	complete := failed == nil && !m.unsound
 	for cluster := range m.remotes {
 		complete = complete && m.subnets[cluster] != nil // a device that could not be read is not guarded either
 	}
@@ -120,7 +120,7 @@ func (m *Monitor) GuardRemotes() {
 		m.node.Guarded = m.node.Heard && (m.declared == nil || m.declared.Known)
 		m.board.PutNode(m.node)
 	} else {
-		m.work.Remotes = true
+		m.work.Remotes, m.work.Guard = true, true // a guard that was set with its device is only restored
 	}
 	m.mu.Unlock()
 	if complete && len(remotes) > 0 {
@@ -269,6 +269,7 @@ func (m *Monitor) Forget(cluster string) { delete(m.earlier, cluster) }
 
 func (m *Monitor) unprotect(cluster string) {
 	_, err := m.guard.Remove(cluster)
+	m.reportRetained(cluster, nil, false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.subnets, cluster)
@@ -283,6 +284,7 @@ func (m *Monitor) guarded(err error) {
 	if err != nil {
 		now = err.Error()
 	}
+	m.unsound = err != nil && !errors.Is(err, kernel.ErrNoNFTables)
 	if now != m.problems.guard {
 		m.problems.guard = now
 		m.publish()

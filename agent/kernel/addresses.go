@@ -25,7 +25,8 @@ type Address struct {
 }
 
 // Addresses returns the addresses of the node's interfaces, without those of serviceInterface. It fails if the kernel
-// does not list them.
+// does not list them. With netlink.ErrDumpInterrupted it returns them too, but some may be missing: an interface
+// appeared or went meanwhile, which is no event of addresses.
 func (h *Host) Addresses() ([]Address, error) {
 	names := map[int]string{}
 	var out []Address
@@ -45,8 +46,9 @@ func (h *Host) Addresses() ([]Address, error) {
 	return out, err
 }
 
-// eachAddress calls f with each address of an interface, or of all for 0, and the interface's index.
-func eachAddress(index int, f func(index int, a Address)) error {
+// eachAddress calls f with each address of an interface, or of all for 0, and the interface's index. It fails as
+// Addresses does.
+func eachAddress(index int, f func(index int, a Address)) (interrupted error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewIfAddrmsg(int(family))
 		header.Index = uint32(index)
@@ -57,14 +59,17 @@ func eachAddress(index int, f func(index int, a Address)) error {
 					f(at, a)
 				}
 			})
-		if lacksFamily(err) || index != 0 && errors.Is(err, unix.ENODEV) {
-			continue // or the interface was deleted meanwhile
-		}
-		if err != nil {
+		switch {
+		case lacksFamily(err):
+		case errors.Is(err, nl.ErrDumpInterrupted) && index == 0:
+			interrupted = err
+		case errors.Is(err, nl.ErrDumpInterrupted), errors.Is(err, unix.ENODEV) && index != 0:
+			// It is an event of the interface, or the interface was deleted meanwhile.
+		case err != nil:
 			return fmt.Errorf("list the node's addresses: %w", err)
 		}
 	}
-	return nil
+	return interrupted
 }
 
 // parseAddress parses struct ifaddrmsg and its attributes, rtnetlink(7).

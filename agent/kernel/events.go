@@ -30,8 +30,9 @@ type Event struct {
 }
 
 // Watch calls changed when the kernel reports a change that may concern the agent's devices and routes, which are in
-// the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither may
-// block. It returns ctx's error, or fails if the kernel sends no events.
+// the given table, until ctx ends. The first call is about what may have changed before. missed is called when events
+// were lost: anything may have changed then. Neither may block. It returns ctx's error, or fails if the kernel sends no
+// events.
 func Watch(ctx context.Context, table RoutingTable, changed func(Event), missed func()) error {
 	source := EventSource{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
@@ -42,6 +43,9 @@ func Watch(ctx context.Context, table RoutingTable, changed func(Event), missed 
 	var once sync.Once
 	r := reader{table: table, names: map[int]string{}}
 	return FollowEvents(ctx, source, func(messages []syscall.NetlinkMessage) {
+		if len(messages) == 0 {
+			changed(Event{Addresses: true, Settings: true, Rules: true})
+		}
 		for _, m := range messages {
 			if e := r.eventOf(m); e != (Event{}) {
 				changed(e)
@@ -139,7 +143,7 @@ func (r *reader) routeEvent(data []byte) Event {
 		return Event{}
 	}
 	// struct rtmsg, rtnetlink(7).
-	length, table, protocol, flags := data[1], int(data[4]), data[5], binary.NativeEndian.Uint32(data[8:])
+	length, table, protocol, kind, flags := data[1], int(data[4]), data[5], data[7], binary.NativeEndian.Uint32(data[8:])
 	if of := attribute(data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(of) == 4 {
 		table = int(binary.NativeEndian.Uint32(of))
 	}
@@ -148,7 +152,8 @@ func (r *reader) routeEvent(data []byte) Event {
 		return Event{}
 	}
 	var e Event
-	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 &&
+	// The kernel reports IPv6's unreachable routes with loopback.
+	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 && kind == unix.RTN_UNICAST &&
 		(ours || protocol == RouteProtocol) {
 		// If the interface was deleted, too, its own message reports that.
 		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {

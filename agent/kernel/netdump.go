@@ -21,6 +21,7 @@ type dumpRequest struct {
 // dump calls f with each message of the answer, without its netlink header. f must not retain it. The kernel applies
 // header and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one returns more, so the caller filters
 // the messages. For a family that it lacks, as IPv6 with ipv6.disable=1, a kernel returns all others (rtnl_dump_all).
+// A change meanwhile causes nl.ErrDumpInterrupted, after messages that may not be all.
 func dump(r dumpRequest, f func(message []byte)) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -38,16 +39,12 @@ func dump(r dumpRequest, f func(message []byte)) error {
 		request.AddData(a)
 	}
 	family := r.Header.Serialize()[0]
-	err = request.ExecuteIter(unix.NETLINK_ROUTE, r.Answer, func(message []byte) bool {
+	return request.ExecuteIter(unix.NETLINK_ROUTE, r.Answer, func(message []byte) bool {
 		if len(message) > 0 && message[0] == family {
 			f(message)
 		}
 		return true
 	})
-	if errors.Is(err, nl.ErrDumpInterrupted) {
-		return nil // a change meanwhile is an event, too
-	}
-	return err
 }
 
 // EachAttribute calls f with each attribute in data. A malformed one ends it with an error.

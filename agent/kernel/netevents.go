@@ -27,7 +27,9 @@ type EventSource struct {
 }
 
 // FollowEvents calls received with the kernel's messages until ctx ends, and returns its error, or that of the socket.
-// It calls missed when messages were lost. Neither may block.
+// The first call has none: later changes are messages, and earlier ones are not. It calls missed when messages were
+// lost, and again once all that was kept is read: until then the kernel drops more, and reports no further loss
+// (NETLINK_S_CONGESTED in Linux' net/netlink/af_netlink.c). Neither may block.
 func FollowEvents(
 	ctx context.Context, source EventSource, received func([]syscall.NetlinkMessage), missed func(),
 ) error {
@@ -45,18 +47,27 @@ func FollowEvents(
 			slog.Warn("cannot enlarge the kernel's event buffer; events may be lost", "source", source.Name, "error", err)
 		}
 	}
-	for {
+	received(nil)
+	for behind := false; ; {
 		messages, from, err := s.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, unix.ENOBUFS):
+			behind = true
 			missed()
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return fmt.Errorf("watching %s: %w", source.Name, err)
 		case from.Pid == nl.PidKernel:
 			received(messages)
+		}
+		if behind {
+			_, _, err := unix.Recvfrom(s.GetFd(), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			behind = !errors.Is(err, unix.EAGAIN)
+			if !behind || errors.Is(err, unix.ENOBUFS) { // reported here, and not to Receive
+				missed()
+			}
 		}
 	}
 }

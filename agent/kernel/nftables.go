@@ -27,8 +27,9 @@ func CheckNFTables() error {
 	return nil
 }
 
-// FollowTable calls changed when something of a table of nftables was deleted or replaced, or when events were lost,
-// until ctx ends. changed must not block. Without nftables it waits for the end of ctx. It fails as FollowEvents does.
+// FollowTable calls changed when something of a table of nftables was deleted or replaced, or may have been: at the
+// beginning, and when events were lost; until ctx ends. changed must not block. Without nftables it waits for the end
+// of ctx. It fails as FollowEvents does.
 func FollowTable(ctx context.Context, table string, changed func()) error {
 	if CheckNFTables() != nil {
 		<-ctx.Done()
@@ -38,7 +39,8 @@ func FollowTable(ctx context.Context, table string, changed func()) error {
 		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: tableFilter(),
 	}
 	return FollowEvents(ctx, source, func(messages []syscall.NetlinkMessage) {
-		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == table }) {
+		ours := func(m syscall.NetlinkMessage) bool { return tableOf(m) == table }
+		if len(messages) == 0 || slices.ContainsFunc(messages, ours) {
 			changed()
 		}
 	}, changed)

@@ -68,8 +68,9 @@ func (t RoutingTable) each(family int, filter RouteFilter, f func(Route)) error 
 			f(r)
 		}
 	})
-	if errors.Is(err, unix.ENOENT) || lacksFamily(err) {
-		return nil // there is no such table
+	// There is no such table; or a route changed meanwhile, which is an event, too.
+	if errors.Is(err, unix.ENOENT) || lacksFamily(err) || errors.Is(err, nl.ErrDumpInterrupted) {
+		return damaged
 	}
 	return errors.Join(err, damaged)
 }

@@ -72,6 +72,7 @@ func TestLookUp(t *testing.T) {
 		t.Errorf("without a device: %v", got)
 	}
 
+	n.Peers.WithMTU(want["c2"])
 	_, prefix, _ := net.ParseCIDR("10.2.0.0/24")
 	host.Put(&kernel.Device{Name: "wireguard.c2", Up: true, MTU: 1420, UnruledV4: true,
 		Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},

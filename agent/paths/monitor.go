@@ -122,7 +122,8 @@ func New(
 	}
 }
 
-// device returns the state of a cluster's device. It must be called with mu held.
+// device returns the state of a cluster's device, which exists from here until Forget: only the caller of that may call
+// this. It must be called with mu held.
 func (m *Monitor) device(cluster string) *device {
 	d := m.devices[cluster]
 	if d == nil {
@@ -136,6 +137,7 @@ func (m *Monitor) Forget(cluster string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.devices, cluster)
+	delete(m.begin, cluster)
 	m.measurements.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
 }
 
@@ -163,11 +165,15 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	return func(key wgtypes.Key) bool { return silent[key] }
 }
 
-// Observe records the peers of a desired device as the caller has just read them.
+// Observe records the peers of a desired device as the caller has just read them. It ignores a device that was removed
+// meanwhile.
 func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d, now := m.device(cluster), time.Now()
+	d, now := m.devices[cluster], time.Now()
+	if d == nil {
+		return
+	}
 	d.liveness.Closely(m.isClose(now))
 	d.changed = d.liveness.Observe(now, keepalive, samplesOf(peers)) || d.changed
 }
@@ -244,8 +250,8 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 func (m *Monitor) linksDue(cluster string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d, now := m.device(cluster), time.Now()
-	if now.Sub(d.linksAt) < linksFor {
+	d, now := m.devices[cluster], time.Now()
+	if d == nil || now.Sub(d.linksAt) < linksFor {
 		return false
 	}
 	d.linksAt = now
@@ -336,7 +342,11 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 
 	now := time.Now()
 	m.mu.Lock()
-	d := m.device(cluster)
+	d := m.devices[cluster]
+	if d == nil { // it was removed meanwhile
+		m.mu.Unlock()
+		return nil, nil
+	}
 	changed := d.changed
 	d.changed = false
 	var due []plan.MTUTarget
@@ -381,10 +391,11 @@ func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	if m.isClose(now) {
 		oldest = CloseEvery / 2
 	}
-	stale := now.Sub(m.device(cluster).liveness.At()) >= oldest
+	known := m.devices[cluster]
+	stale := known != nil && now.Sub(known.liveness.At()) >= oldest
 	m.mu.Unlock()
 	if !stale {
-		return true
+		return known != nil
 	}
 	d, err := m.kernel.Device(naming.Device(cluster))
 	if err != nil || d == nil {
@@ -430,10 +441,13 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	case r.Carries == path.most:
 		result = "whole"
 	}
-	m.measurements.WithLabelValues(path.cluster, naming.Device(path.cluster), result).Inc()
 	m.mu.Lock()
 	m.probes--
-	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
+	d := m.devices[path.cluster]
+	if d != nil {
+		m.measurements.WithLabelValues(path.cluster, naming.Device(path.cluster), result).Inc()
+	}
+	if d != nil && d.mtu != nil {
 		d.mtu.Measured(time.Now(), path.target, r.MTUResult)
 	}
 	m.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
@@ -91,6 +92,7 @@ func TestTraffic(t *testing.T) {
 // handshake has the zero time, and not 1970, which WireGuard reports.
 func TestWhoseProbesAreAnswered(t *testing.T) {
 	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+	m.device("c2")
 	m.Observe("c2", 0, []wgtypes.Peer{{PublicKey: wgtypes.Key{1}, LastHandshakeTime: time.Unix(0, 0),
 		Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.1:51820"))}})
 	if !m.known(netip.MustParseAddr("192.0.2.1")) || m.known(netip.MustParseAddr("192.0.2.2")) {
@@ -190,5 +192,56 @@ func TestProbesThatEndedFreeTheirPlace(t *testing.T) {
 	m.probes = 1
 	if err := m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420}); err != nil || m.probes != 0 {
 		t.Errorf("%d probes under way, %v", m.probes, err)
+	}
+}
+
+// goneDevice is a node whose device is removed, and forgotten, when the kernel was called so many times.
+type goneDevice struct {
+	Kernel
+	monitor *Monitor
+	calls   int
+}
+
+func (k *goneDevice) called() {
+	if k.calls--; k.calls == 0 {
+		k.monitor.Forget("c2")
+	}
+}
+
+func (k *goneDevice) Device(string) (*kernel.Device, error) {
+	defer k.called()
+	return &kernel.Device{Peers: []wgtypes.Peer{{PublicKey: wgtypes.Key{1}}}}, nil
+}
+
+func (k *goneDevice) EgressLinks([]netip.Addr) ([]kernel.EgressLink, error) {
+	defer k.called()
+	return nil, nil
+}
+
+// TestRemovedDeviceHasNoSeries: a reader or a probe of a device that is removed meanwhile leaves no series of it.
+func TestRemovedDeviceHasNoSeries(t *testing.T) {
+	for name, c := range map[string]struct {
+		calls int
+		read  func(m *Monitor, k *goneDevice) error
+	}{
+		"a sample":            {1, func(m *Monitor, _ *goneDevice) error { m.Sample([]string{"c2"}); return nil }},
+		"a sample with links": {2, func(m *Monitor, _ *goneDevice) error { m.Sample([]string{"c2"}); return nil }},
+		"a lookup": {1, func(m *Monitor, k *goneDevice) error {
+			d, err := k.Device("wireguard.c2")
+			m.Observe("c2", 0, d.Peers)
+			return err
+		}},
+		"a probe": {1, func(m *Monitor, k *goneDevice) error {
+			k.called()
+			return m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420})
+		}},
+	} {
+		k := &goneDevice{calls: c.calls}
+		k.monitor = New(k, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
+		k.monitor.device("c2")
+		must(t, c.read(k.monitor, k))
+		if n := testutil.CollectAndCount(k.monitor); n != 0 || k.calls != 0 {
+			t.Errorf("%s: %d series of a removed device, %d calls to come", name, n, k.calls)
+		}
 	}
 }

@@ -21,7 +21,7 @@ var (
 		"Unix time of the last message from the broker; absent before the first.")
 	stateDesc = desc("semaphore_agent_state_age_seconds",
 		"Seconds since a broker last confirmed the desired state of a device, 0 while one confirms it; source is broker, "+
-			"or cache if no broker was connected since the start.",
+			"or cache if no broker was connected since the start. Absent if that time is ahead of the node's clock.",
 		"cluster", "device", "source")
 	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker sent.", "cluster", "device")
 	clearDesc   = desc("semaphore_agent_clear_packets_total",
@@ -74,8 +74,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(heardDesc, float64(stream.Heard.UnixMilli())/1000)
 	}
 	for _, r := range stream.Remotes {
-		gauge(stateDesc, max(0, now.Sub(r.ConfirmedAt).Seconds()), r.Cluster, r.Device(),
-			semaphorev1.StateSourceName(r.Source))
+		if age, known := r.Age(now); known {
+			gauge(stateDesc, age.Seconds(), r.Cluster, r.Device(), semaphorev1.StateSourceName(r.Source))
+		}
 		gauge(desiredDesc, float64(r.Peers), r.Cluster, r.Device())
 		gauge(roamedDesc, float64(view.Devices[r.Cluster].Roamed), r.Cluster, r.Device())
 	}

@@ -175,10 +175,16 @@ func Ready(v View, stream stream.View) error {
 func Remarks(v View, stream stream.View, now time.Time) string {
 	var remarks []string
 	for _, r := range stream.Remotes {
-		if r.ConfirmedAt.Before(now) {
-			remarks = append(remarks, fmt.Sprintf("device %s stale, age %s, from the %s",
-				r.Device(), max(0, now.Sub(r.ConfirmedAt)).Round(time.Second), semaphorev1.StateSourceName(r.Source)))
+		age, known := r.Age(now)
+		text := age.Round(time.Second).String()
+		switch {
+		case !known:
+			text = "unknown"
+		case age == 0:
+			continue
 		}
+		remarks = append(remarks, fmt.Sprintf("device %s stale, age %s, from the %s",
+			r.Device(), text, semaphorev1.StateSourceName(r.Source)))
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		if d := v.Devices[cluster]; d.Report != nil && d.Problem != "" {

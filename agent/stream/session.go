@@ -347,6 +347,13 @@ type Remote struct {
 	ConfirmedAt time.Time
 }
 
+// Age returns the time since a broker last confirmed the state. It is unknown if that time is ahead of the node's
+// clock, which was then set back.
+func (r Remote) Age(now time.Time) (age time.Duration, known bool) {
+	age = now.Sub(r.ConfirmedAt)
+	return max(0, age), age > -time.Second // it may be confirmed after now was read
+}
+
 func (r Remote) Device() string { return naming.Device(r.Cluster) }
 
 func (s *Session) View(now time.Time) View {

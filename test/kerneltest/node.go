@@ -29,6 +29,7 @@ type Node struct {
 	mu      sync.Mutex
 	devices map[string]*kernel.Device
 	guarded map[string]guard.Remote
+	unset   map[string]guard.Remote // guards whose Set failed
 	failing map[string]error
 	calls   []string
 }
@@ -302,27 +303,53 @@ func (g *Guard) Subnets(cluster string) []netip.Prefix {
 
 func (g *Guard) Set(cluster string, r guard.Remote) (changed bool, err error) {
 	err = g.node.do("Guard", cluster, func() error {
-		if g.node.guarded == nil {
-			g.node.guarded = map[string]guard.Remote{}
-		}
 		changed = !slices.Equal(g.node.guarded[cluster].Subnets, r.Subnets)
-		g.node.guarded[cluster] = r
+		g.node.set(cluster, r)
 		return nil
 	})
+	g.node.mu.Lock()
+	defer g.node.mu.Unlock()
+	if err != nil {
+		if g.node.unset == nil {
+			g.node.unset = map[string]guard.Remote{}
+		}
+		g.node.unset[cluster] = r
+	}
 	return changed, err
+}
+
+// set sets a guard. It must be called with mu held.
+func (n *Node) set(cluster string, r guard.Remote) {
+	if n.guarded == nil {
+		n.guarded = map[string]guard.Remote{}
+	}
+	n.guarded[cluster] = r
+	delete(n.unset, cluster)
 }
 
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
 	err = g.node.do("Unguard", cluster, func() error {
 		_, changed = g.node.guarded[cluster]
 		delete(g.node.guarded, cluster)
+		delete(g.node.unset, cluster)
 		return nil
 	})
 	return changed, err
 }
 
-// Restore implements hostnet.Guard: no other program changes this guard.
-func (g *Guard) Restore(bool) (changed bool, err error) { return false, nil }
+// Restore implements hostnet.Guard: it sets guards whose Set failed. No other program changes this guard.
+func (g *Guard) Restore(bool) (changed bool, err error) {
+	g.node.mu.Lock()
+	defer g.node.mu.Unlock()
+	if err := g.node.failing["Guard"]; err != nil {
+		return false, err
+	}
+	for cluster, r := range g.node.unset {
+		g.node.set(cluster, r)
+		changed = true
+	}
+	return changed, nil
+}
 
 // Counts implements hostnet.Guard: no packet is ever counted.
 func (g *Guard) Counts() (map[string]status.GuardCount, error) { return nil, nil }
