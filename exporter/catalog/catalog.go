@@ -161,15 +161,14 @@ func New(rules Rules) *Catalog {
 func (c *Catalog) setClusters(clusters []string) {
 	c.clusters = slices.Sorted(slices.Values(clusters))
 	c.remotes, c.own = nil, Nobody
-	c.others = Everyone
 	for _, cluster := range clusters {
 		if cluster == c.rules.Own {
 			c.own = For(cluster)
-			c.others = c.clusters.subtract(Everyone, c.own)
 			continue
 		}
 		c.remotes = append(c.remotes, cluster)
 	}
+	c.others = For(c.remotes...)
 }
 
 // SetRemotes sets other clusters that have brokers, and their rules. Their objects follow once all sources are put
@@ -189,7 +188,7 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 	c.perCluster = offers
 	clear(c.exportTo)
 	c.setClusters(clusters)
-	c.offersVersion++ // Everyone are other clusters now
+	c.offersVersion++ // an offer names the clusters that there are
 }
 
 // Journal returns the exported objects in the order of their revisions.

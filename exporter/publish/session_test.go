@@ -23,9 +23,9 @@ func newJournal(tombstones int) *catalog.Journal {
 	return streams.NewJournal[catalog.Key, catalog.Export](tombstones)
 }
 
-// put exports an object to the audience in its key, or to everyone.
+// put exports an object to the audience in its key, or to c2.
 func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now time.Time) {
-	to := catalog.Everyone
+	to := catalog.For("c2")
 	if key.Audience != "" {
 		to = catalog.For(key.Audience)
 	}
