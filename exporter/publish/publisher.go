@@ -387,7 +387,12 @@ func (p *Publisher) recordRefusal(r *semaphorev1.Refusal) {
 	reason := truncate(r.GetReason())
 	p.mu.Lock()
 	code := p.codes.label(r.GetCode())
+	was := p.refused[key]
 	p.refused[key] = refusal{code, reason, r.GetRevision()}
+	if was.code == code && was.reason == reason { // a stream that resumes repeats it
+		p.mu.Unlock()
+		return
+	}
 	p.verdictChanges++
 	level := slog.LevelDebug
 	if p.logs.Allow() {
