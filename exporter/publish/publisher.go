@@ -381,8 +381,8 @@ func (p *Publisher) handleReceived(r Received) {
 func (p *Publisher) recordRefusal(r *semaphorev1.Refusal) {
 	k := r.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-	if !p.catalog.Exports(p.broker.Cluster, key) {
-		return // it was deleted since, or never exported
+	if since, exported := p.catalog.ExportedSince(p.broker.Cluster, key); !exported || r.GetRevision() < since {
+		return // it was deleted or changed since, or never exported
 	}
 	reason := truncate(r.GetReason())
 	p.mu.Lock()
@@ -423,7 +423,7 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	if key.Kind != semaphorev1.Kind_KIND_SERVICE || len(key.Namespace)+len(key.Name) > maxKey {
 		return
 	}
-	exported := p.catalog.Exports(p.broker.Cluster, key)
+	_, exported := p.catalog.ExportedSince(p.broker.Cluster, key)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if o.GetCode() == "" {
