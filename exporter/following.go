@@ -199,7 +199,7 @@ func (f *following) report(ctx context.Context, d *remotes.Decision, objects rem
 		links[link.GetCluster()] = link
 	}
 	f.Status.Keep(objects)
-	for _, o := range objects.ByAge() {
+	for _, o := range f.Judged().ByAge() {
 		c := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionFalse,
 			ObservedGeneration: o.Generation}
 		link := links[o.Name]

@@ -3,6 +3,8 @@ package follow
 import (
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +110,25 @@ func TestJudgedOnce(t *testing.T) {
 	if all, _ := f.Objects(); all["c2"].Status.LastHeard == nil {
 		t.Error("the follower does not know the status")
 	}
+	// A status says what was decided about a specification, and nothing about one that came since.
+	reported := func(what string, want ...string) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(e.Judged())); !slices.Equal(got, want) {
+			t.Errorf("%s: the decision is about %v as they are, want %v", what, got, want)
+		}
+	}
+	reported("with another status", "c2", "c3")
+	if e.Judged()["c2"].Status.LastHeard == nil {
+		t.Error("the status of an object that was decided on is not known")
+	}
+	changed, again := c2, inEffect("c3", 3, 7775, "10.3.0.0/16")
+	changed.Generation, again.UID = 2, "again"
+	f.apply(func(tr *remotes.Tracker) { tr.Put(changed); tr.Put(inEffect("c4", 4, 7775, "10.4.0.0/16")) })
+	reported("with another specification and a new object", "c3")
+	f.apply(func(tr *remotes.Tracker) { tr.Put(again) })
+	reported("with an object that was created again")
+	e.Decide(own, nil)
+	reported("decided again", "c2", "c3", "c4")
 	c2.ListenPort = 7777
 	f.apply(func(tr *remotes.Tracker) { tr.Put(c2) })
 	if _, anew := e.Decide(own, nil); !anew {
