@@ -105,7 +105,9 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	if err := f.Begin(ctx); err != nil {
 		return nil, err
 	}
-	f.bounds.Load(ctx)
+	if err := f.bounds.Load(ctx); err != nil {
+		return nil, err
+	}
 	return f, nil
 }
 

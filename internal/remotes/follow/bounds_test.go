@@ -1,11 +1,14 @@
 package follow
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,7 +156,8 @@ func TestJudgedOnce(t *testing.T) {
 // TestStoredIsRestored: ConfigMaps of bounds and of objects in effect that somebody deletes or changes are restored at
 // the next look, and a new process continues from what is stored.
 func TestStoredIsRestored(t *testing.T) {
-	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	api := kubetest.Start(t)
+	client := kubernetes.NewForConfigOrDie(api)
 	log := slog.New(slog.DiscardHandler)
 	must := func(err error) {
 		t.Helper()
@@ -202,9 +206,19 @@ func TestStoredIsRestored(t *testing.T) {
 		}
 	}
 
-	// A new process, while the port of c2 in its status is that of c3.
-	next := NewBounds(client, namespace, log)
-	next.Load(t.Context())
+	// A new process, while the port of c2 in its status is that of c3. The apiserver fails at its first request.
+	var asked atomic.Bool
+	failing := rest.CopyConfig(api)
+	failing.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if !asked.Swap(true) {
+				return nil, errors.New("broken for the test")
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	next := NewBounds(kubernetes.NewForConfigOrDie(failing), namespace, log)
+	must(next.Load(t.Context()))
 	stolen := remotes.Objects{"c2": inEffect("c2", 1, 7776, "10.2.0.0/16"), "c3": all["c3"]}
 	must(next.Save(t.Context(), own, remotes.Decision{InEffect: stolen}, stolen, ports))
 	if read() != want || len(next.Problems()) != 1 {
