@@ -43,8 +43,8 @@ func changed(change *semaphorev1.Change) *semaphorev1.PublishRequest {
 		Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{change}}}}
 }
 
-// TestRefusalsOfEarlierStates: a refusal that arrives after a newer state was sent says nothing about that state. One of
-// the present content stays, although the audience has changed since.
+// TestRefusalsOfEarlierStates: a refusal that arrives after a newer state was sent says nothing about that state. One
+// of the present content stays, although the audience has changed since.
 func TestRefusalsOfEarlierStates(t *testing.T) {
 	for name, test := range map[string]struct {
 		then func(*corev1.Service)
