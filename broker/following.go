@@ -219,8 +219,9 @@ func (f *following) report(ctx context.Context, b *broker) {
 		tunnels = f.tunnelsNow(time.Now(), b.peering.Tunnels)
 	}
 	f.Status.Keep(objects)
+	judged := f.Judged()
 	for _, name := range sortedNames(decided.Verdicts) {
-		if o, ok := objects[name]; ok {
+		if o, ok := judged[name]; ok {
 			s := report.StatusOf(o, decided.Verdicts[name], links[name])
 			s.Problem, s.MTU, s.SourceID = refused[name], int32(tunnels[name].MTU), decided.InEffect[name].SourceID
 			f.Status.Report(ctx, o, s)

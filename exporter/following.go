@@ -105,7 +105,9 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	if err := f.Begin(ctx); err != nil {
 		return nil, err
 	}
-	f.bounds.Load(ctx)
+	if err := f.bounds.Load(ctx); err != nil {
+		return nil, err
+	}
 	return f, nil
 }
 
@@ -199,7 +201,7 @@ func (f *following) report(ctx context.Context, d *remotes.Decision, objects rem
 		links[link.GetCluster()] = link
 	}
 	f.Status.Keep(objects)
-	for _, o := range objects.ByAge() {
+	for _, o := range f.Judged().ByAge() {
 		c := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionFalse,
 			ObservedGeneration: o.Generation}
 		link := links[o.Name]

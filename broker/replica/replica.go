@@ -31,9 +31,7 @@ type Key struct {
 	Namespace, Name string
 }
 
-func KeyOf(k *semaphorev1.ObjectKey) Key {
-	return Key{k.GetKind(), k.GetNamespace(), k.GetName()}
-}
+func KeyOf(k *semaphorev1.ObjectKey) Key { return Key{k.GetKind(), k.GetNamespace(), k.GetName()} }
 
 // String returns text such as "service shop/echo" or "node n1".
 func (k Key) String() string {

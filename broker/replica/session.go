@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -122,9 +123,7 @@ func (s *Session) OverLimit(n int) int {
 func (s *Session) Live() bool { return s.phase == live }
 
 // Behind returns how many revisions of the sender's journal have not been received.
-func (s *Session) Behind() uint64 {
-	return max(s.head, s.last) - s.last
-}
+func (s *Session) Behind() uint64 { return max(s.head, s.last) - s.last }
 
 func (s *Session) Current() bool { return s.replica.current == s }
 
@@ -284,6 +283,7 @@ func (s *Session) handleHeartbeat(now time.Time, m *semaphorev1.Heartbeat, resul
 	case s.phase == offered && m.GetSentRevision() >= s.resume:
 		// The sender resumes at the offered revision, and has had no change for this broker since.
 		s.phase, s.last = live, s.resume
+		s.repeatRefusals(result, s.hello.GetKinds()...)
 	}
 	s.head = max(s.head, m.GetHeadRevision())
 	switch s.phase {
@@ -363,13 +363,19 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.sentDigest)
 	}
 	result.Unchanged = true
-	// Another exporter may have received the refusals.
-	for _, key := range slices.SortedFunc(maps.Keys(k.refused), Key.Compare) {
-		result.refuse(k.refused[key].Refused, m.GetRevision())
-	}
+	s.repeatRefusals(result, m.GetKind())
 	s.replica.releaseConfirmed(k, m.GetKind(), now, result)
 	s.completeKind(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
 	return nil
+}
+
+// repeatRefusals adds the refusals of kinds of which no snapshot comes: they may not have reached this exporter.
+func (s *Session) repeatRefusals(result *Result, kinds ...semaphorev1.Kind) {
+	for _, o := range s.replica.Refused() {
+		if slices.Contains(kinds, o.Key.Kind) {
+			result.refuse(o, cmp.Or(s.snapshot, s.replica.kinds[o.Key.Kind].revision))
+		}
+	}
 }
 
 // completeKind ends the snapshot of a kind, whose contents are in k.
@@ -379,10 +385,9 @@ func (s *Session) completeKind(now time.Time, of semaphorev1.Kind, k *kind, revi
 	k.setPosition(s.hello.GetEpoch(), revision)
 	k.source.advance(s.hello.GetSourceId(), sourceRevision)
 	k.snapshotAt, k.resync = now, noResync
+	k.resyncInterval = min(max(minResyncInterval, 2*k.resyncInterval), maxResyncInterval)
 	if k.overLimit == 0 && k.notRemembered.count() == 0 {
 		k.resyncInterval = 0
-	} else {
-		k.resyncInterval = min(max(minResyncInterval, 2*k.resyncInterval), maxResyncInterval)
 	}
 	delete(s.missing, of)
 	if len(s.missing) == 0 {
@@ -428,6 +433,7 @@ func (s *Session) handleChanges(now time.Time, m *semaphorev1.Changes, result *R
 		return violation("changes before the snapshots of all kinds")
 	case offered:
 		s.phase, s.last = live, s.resume
+		s.repeatRefusals(result, s.hello.GetKinds()...)
 	}
 	s.recordSources(m.GetSources())
 	for _, c := range all {
@@ -508,10 +514,8 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 		}
 		st.last = c.GetRevision()
 		st.sent++
-		if s.replica.stage(st, upsert, c.GetRevision(), now, result) {
-			if at := observedAt(c); !at.IsZero() {
-				st.observed[key] = at
-			}
+		if at := observedAt(c); s.replica.stage(st, upsert, c.GetRevision(), now, result) && !at.IsZero() {
+			st.observed[key] = at
 		}
 	}
 	return nil

@@ -6,15 +6,13 @@ import (
 	"unique"
 )
 
-// Audience is a set of clusters with brokers that may receive an object. Values are compared with ==. A set of named
-// clusters is their sorted names between commas, such as ",c2,c3,"; equal sets share their memory.
+// Audience is a set of clusters with brokers that may receive an object: their sorted names between commas, such as
+// ",c2,c3,". Values are compared with ==; equal sets share their memory. No value means all clusters: a cluster that is
+// added later would belong to the audience of an object that it never received.
 type Audience string
 
-// The audiences without and with all clusters.
-const (
-	Nobody   Audience = ""
-	Everyone Audience = "*"
-)
+// Nobody contains no cluster.
+const Nobody Audience = ""
 
 func For(clusters ...string) Audience {
 	if len(clusters) == 0 {
@@ -25,21 +23,12 @@ func For(clusters ...string) Audience {
 }
 
 func (a Audience) Has(cluster string) bool {
-	switch a {
-	case Everyone:
-		return true
-	case Nobody:
-		return false
-	}
 	return strings.Contains(string(a), ","+cluster+",")
 }
 
 // String returns text such as "c2, c3".
 func (a Audience) String() string {
-	switch a {
-	case Everyone:
-		return "every cluster"
-	case Nobody:
+	if a == Nobody {
 		return "no cluster"
 	}
 	return strings.ReplaceAll(strings.Trim(string(a), ","), ",", ", ")
@@ -55,18 +44,12 @@ func (u universe) filter(in func(cluster string) bool) Audience {
 			named = append(named, cluster)
 		}
 	}
-	if len(named) > 0 && len(named) == len(u) {
-		return Everyone
-	}
 	return For(named...)
 }
 
 func (u universe) intersect(a, b Audience) Audience {
-	switch {
-	case a == b || b == Everyone:
+	if a == b {
 		return a
-	case a == Everyone:
-		return b
 	}
 	return u.filter(func(c string) bool { return a.Has(c) && b.Has(c) })
 }
@@ -85,7 +68,7 @@ func (u universe) subtract(a, b Audience) Audience {
 	switch {
 	case a == Nobody || b == Nobody:
 		return a
-	case a == b || b == Everyone:
+	case a == b:
 		return Nobody
 	}
 	return u.filter(func(c string) bool { return a.Has(c) && !b.Has(c) })

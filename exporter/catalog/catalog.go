@@ -161,15 +161,14 @@ func New(rules Rules) *Catalog {
 func (c *Catalog) setClusters(clusters []string) {
 	c.clusters = slices.Sorted(slices.Values(clusters))
 	c.remotes, c.own = nil, Nobody
-	c.others = Everyone
 	for _, cluster := range clusters {
 		if cluster == c.rules.Own {
 			c.own = For(cluster)
-			c.others = c.clusters.subtract(Everyone, c.own)
 			continue
 		}
 		c.remotes = append(c.remotes, cluster)
 	}
+	c.others = For(c.remotes...)
 }
 
 // SetRemotes sets other clusters that have brokers, and their rules. Their objects follow once all sources are put
@@ -189,7 +188,7 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 	c.perCluster = offers
 	clear(c.exportTo)
 	c.setClusters(clusters)
-	c.offersVersion++ // Everyone are other clusters now
+	c.offersVersion++ // an offer names the clusters that there are
 }
 
 // Journal returns the exported objects in the order of their revisions.
@@ -211,15 +210,21 @@ func (c *Catalog) Objects(cluster string, kind semaphorev1.Kind) int {
 	return total
 }
 
-// Exports reports whether an object is exported to a cluster. The broker's key of an object has no audience.
-func (c *Catalog) Exports(cluster string, key Key) bool {
+// ExportedSince returns the revision since which a cluster is sent an object as it is now; false if it is not exported
+// to it. The broker's key of an object has no audience.
+func (c *Catalog) ExportedSince(cluster string, key Key) (revision uint64, exported bool) {
 	for _, audience := range []string{"", cluster} {
 		key.Audience = audience
-		if e, ok := c.journal.Get(key); ok && e.To.Has(cluster) {
-			return true
+		e, ok := c.journal.Last(key)
+		switch {
+		case !ok || e.Deleted || !e.Value.To.Has(cluster):
+		case e.Value.since.Has(cluster):
+			return e.Value.contentAt, true
+		default:
+			return e.Revision, true
 		}
 	}
-	return false
+	return 0, false
 }
 
 // put makes a revision only if the exported object, or its audience, changes.

@@ -429,7 +429,7 @@ func TestF26WhatCannotBeSent(t *testing.T) {
 
 func TestAudiences(t *testing.T) {
 	u := universe{"a", "b", "c", "c-d"}
-	all := []Audience{Nobody, Everyone}
+	var all []Audience
 	for bits := range 1 << len(u) {
 		all = append(all, u.filter(func(c string) bool { return bits>>slices.Index(u, c)&1 == 1 }))
 	}
@@ -449,8 +449,7 @@ func TestAudiences(t *testing.T) {
 			}
 		}
 	}
-	if a := For("c-d"); a.Has("c") || a.Has("d") || a.Has("") || Nobody.Has("a") || !Everyone.Has("x") ||
-		a.String() != "c-d" {
+	if a := For("c-d"); a.Has("c") || a.Has("d") || a.Has("") || Nobody.Has("a") || a.String() != "c-d" {
 		t.Errorf("%q has what it has not", string(a))
 	}
 }

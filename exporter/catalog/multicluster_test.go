@@ -55,7 +55,7 @@ func TestServiceExport(t *testing.T) {
 			t.Errorf("order %v: the Service is %v", order, m)
 		}
 		// The own broker receives it: it writes the import of the own cluster.
-		if !c.Exports("c1", serviceKey("shop", "echo")) || !c.Exports("c2", serviceKey("shop", "echo")) {
+		if echo := "service shop/echo"; !slices.Contains(sees(c, "c1"), echo) || !slices.Contains(sees(c, "c2"), echo) {
 			t.Errorf("order %v: not everybody receives it", order)
 		}
 		c.DeleteExport("shop", "echo", now)
@@ -152,7 +152,7 @@ func TestServiceExportNarrowed(t *testing.T) {
 			}
 		}), now)
 		for cluster, want := range map[string]bool{"c1": true, "c2": test.c2, "c3": test.c3} {
-			if got := c.Exports(cluster, serviceKey("shop", "echo")); got != want {
+			if got := slices.Contains(sees(c, cluster), "service shop/echo"); got != want {
 				t.Errorf("%s: %s receives it: %t", test.name, cluster, got)
 			}
 		}

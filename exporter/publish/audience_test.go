@@ -32,6 +32,9 @@ type reader struct {
 	wire    *bothEnds
 	// allowed are the objects that it could see at some time.
 	allowed map[string]bool
+	// added: the cluster is one of those that have a broker, since the head of the journal was notBefore.
+	added     bool
+	notBefore uint64
 }
 
 // names are the objects that a message names.
@@ -47,9 +50,9 @@ func names(m *semaphorev1.PublishRequest) []string {
 	return out
 }
 
-// TestR26RandomAudiences lets objects and those who may see them change at random, while brokers come and go at any
-// point of their streams. None ever receives so much as the name of an object that it was never to see, and at last
-// each holds just what it may.
+// TestR26RandomAudiences lets objects and those who may see them change at random, while clusters are added and
+// removed, and brokers come and go at any point of their streams. None ever receives so much as the name of an object
+// that it was never to see, and at last each holds just what it may.
 func TestR26RandomAudiences(t *testing.T) {
 	clusters := []string{"c2", "c1", "c3", "c4"} // the own one too
 	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
@@ -66,13 +69,15 @@ func TestR26RandomAudiences(t *testing.T) {
 			Mirror: offered, Global: global, LabelDomains: []string{naming.DefaultLabelDomain}, Tombstones: 2 + rnd.IntN(20),
 		})
 		withheld := []catalog.OfferRule{{Namespaces: []string{"closed"}}}
-		c.SetRemotes(clusters, map[string][]catalog.OfferRule{"c2": withheld, "c4": withheld}, time.Unix(0, 0))
+		now := time.Unix(0, 0)
+		offers := map[string][]catalog.OfferRule{"c2": withheld, "c4": withheld}
+		c.SetRemotes(clusters, offers, now)
 		readers := make([]*reader, len(clusters))
 		for i, cluster := range clusters {
 			readers[i] = &reader{cluster: cluster, replica: replica.New("c1", cluster, "test", takeAll),
-				allowed: map[string]bool{}}
+				allowed: map[string]bool{}, added: true}
 		}
-		now := time.Unix(0, 0)
+		objects := map[string]func(){} // each puts one again
 		sees := func(r *reader) map[string]*semaphorev1.Object {
 			out := map[string]*semaphorev1.Object{}
 			all, _ := c.Journal().Snapshot()
@@ -86,6 +91,22 @@ func TestR26RandomAudiences(t *testing.T) {
 		redial := func(r *reader) {
 			r.wire = dial(t, NewSession("c1", r.cluster, "test", 0, source{}, c.Rules().KindsFor(r.cluster), c.Journal()),
 				r.replica)
+			r.wire.sender.notBefore = r.notBefore
+		}
+		// relink adds or removes one of the clusters, as the exporter does.
+		relink := func(r *reader) {
+			r.added, r.wire = !r.added, nil
+			var linked []string
+			for _, r := range readers {
+				if r.added {
+					linked = append(linked, r.cluster)
+				}
+			}
+			c.SetRemotes(linked, offers, now)
+			for _, key := range slices.Sorted(maps.Keys(objects)) {
+				objects[key]()
+			}
+			r.notBefore = c.Journal().Head()
 		}
 		step := func(r *reader) bool {
 			m, err := r.wire.sender.Next()
@@ -109,8 +130,14 @@ func TestR26RandomAudiences(t *testing.T) {
 		}
 		for range 250 {
 			now = now.Add(time.Second)
-			change(c, rnd, exportTo, now)
+			change(c, objects, rnd, exportTo, now)
+			if rnd.IntN(20) == 0 {
+				relink(readers[rnd.IntN(len(readers))])
+			}
 			for _, r := range readers {
+				if !r.added {
+					continue
+				}
 				for name := range sees(r) {
 					r.allowed[name] = true
 				}
@@ -127,6 +154,9 @@ func TestR26RandomAudiences(t *testing.T) {
 			}
 		}
 		for _, r := range readers {
+			if !r.added {
+				continue
+			}
 			for r.wire.arrive(); step(r); r.wire.arrive() {
 			}
 			got := map[string]*semaphorev1.Object{}
@@ -147,49 +177,91 @@ func TestR26RandomAudiences(t *testing.T) {
 	}
 }
 
-// change is any event that a watch could bring.
-func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time) {
+// change is any event that a watch could bring. It keeps in objects how each object is put again.
+func change(c *catalog.Catalog, objects map[string]func(), rnd *rand.Rand, exportTo []string, now time.Time) {
 	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)],
 		Labels: map[string]string{"offer": []string{"yes", "all", "no"}[rnd.IntN(3)]}}
 	if value := exportTo[rnd.IntN(len(exportTo))]; value != "" {
 		meta.Annotations = map[string]string{naming.AnnotationExportTo: value}
 	}
-	gone := rnd.IntN(5) == 0
+	var put, remove func()
 	switch rnd.IntN(4) {
 	case 0:
 		meta.Name = fmt.Sprint("web-", rnd.IntN(4))
 		meta.Labels[naming.DefaultLabelDomain+"/name"] = "front"
-		if gone {
-			c.DeletePod(meta.Namespace, meta.Name, now)
-			return
-		}
-		c.PutPod(&corev1.Pod{ObjectMeta: meta, Status: corev1.PodStatus{PodIP: fmt.Sprint("10.1.1.", rnd.IntN(9))}}, now)
+		pod := &corev1.Pod{ObjectMeta: meta, Status: corev1.PodStatus{PodIP: fmt.Sprint("10.1.1.", rnd.IntN(9))}}
+		put, remove = func() { c.PutPod(pod, now) }, func() { c.DeletePod(meta.Namespace, meta.Name, now) }
 	case 1:
 		meta.Name = fmt.Sprint("echo-", rnd.IntN(2))
-		if gone {
-			c.DeleteService(meta.Namespace, meta.Name, now)
-			return
-		}
-		c.PutService(&corev1.Service{ObjectMeta: meta,
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: int32(rnd.IntN(3))}}}}, now)
+		service := &corev1.Service{ObjectMeta: meta,
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: int32(rnd.IntN(3))}}}}
+		put, remove = func() { c.PutService(service, now) }, func() { c.DeleteService(meta.Namespace, meta.Name, now) }
 	case 2:
 		meta.Name = fmt.Sprint("slice-", rnd.IntN(3))
 		meta.Labels[discoveryv1.LabelServiceName] = fmt.Sprint("echo-", rnd.IntN(2))
-		if gone {
-			c.DeleteSlice(meta.Namespace, meta.Name, now)
-			return
-		}
-		c.PutSlice(&discoveryv1.EndpointSlice{ObjectMeta: meta,
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.1.1.", rnd.IntN(9))}}}}, now)
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: meta,
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.1.1.", rnd.IntN(9))}}}}
+		put, remove = func() { c.PutSlice(slice, now) }, func() { c.DeleteSlice(meta.Namespace, meta.Name, now) }
 	default:
-		name := fmt.Sprint("n", rnd.IntN(3))
-		if gone {
-			c.DeleteNode(name, now)
-			return
-		}
-		c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", rnd.IntN(3))}}, now)
+		meta = metav1.ObjectMeta{Name: fmt.Sprint("n", rnd.IntN(3))}
+		node := &corev1.Node{ObjectMeta: meta,
+			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", rnd.IntN(3))}}
+		put, remove = func() { c.PutNode(node, now) }, func() { c.DeleteNode(meta.Name, now) }
 	}
+	key := meta.Namespace + "/" + meta.Name
+	if rnd.IntN(5) == 0 {
+		delete(objects, key)
+		remove()
+		return
+	}
+	objects[key] = put
+	put()
+}
+
+// TestR26AddedLater: a cluster that is added later receives no name of an object that it was never to see when another
+// cluster loses that object, or its own stream resumes.
+func TestR26AddedLater(t *testing.T) {
+	c := catalog.New(catalog.Rules{
+		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2"},
+		LabelDomains: []string{naming.DefaultLabelDomain},
+	})
+	web := func(exportTo, ip string) { putWeb(c, exportTo, ip) }
+	web("c2", "10.1.1.1")
+	c.SetRemotes([]string{"c2", "c3", "c4"}, nil, time.Now())
+	web("c2", "10.1.1.1")
+	added, r := c.Journal().Head(), replica.New("c1", "c3", "test", takeAll)
+	connected := func() *bothEnds {
+		s := NewSession("c1", "c3", "test", 0, source{}, kinds, c.Journal())
+		s.notBefore = added
+		w := dial(t, s, r)
+		w.arrive()
+		return w
+	}
+	w := connected()
+	w.drain()
+	receivesNothing := func(what string) {
+		t.Helper()
+		m, err := w.sender.Next()
+		if must(t, err); m != nil {
+			t.Errorf("%s: c3 receives %v", what, names(m))
+		}
+	}
+	web("c4", "10.1.1.1")
+	receivesNothing("c2 loses the pod")
+	web("c4", "10.1.1.2")
+	w = connected()
+	receivesNothing("a stream resumes after the pod changed")
+}
+
+// putWeb exports a pod.
+func putWeb(c *catalog.Catalog, exportTo, ip string) {
+	c.PutPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"},
+			Annotations: map[string]string{naming.AnnotationExportTo: exportTo},
+		},
+		Status: corev1.PodStatus{PodIP: ip},
+	}, time.Now())
 }
 
 // TestR26WithdrawnOnce: who may no longer see an object receives its withdrawal once, and nothing of what happens to it
@@ -199,15 +271,7 @@ func TestR26WithdrawnOnce(t *testing.T) {
 		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"},
 		LabelDomains: []string{naming.DefaultLabelDomain},
 	})
-	web := func(exportTo, ip string) {
-		c.PutPod(&corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: "shop", Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"},
-				Annotations: map[string]string{naming.AnnotationExportTo: exportTo},
-			},
-			Status: corev1.PodStatus{PodIP: ip},
-		}, time.Now())
-	}
+	web := func(exportTo, ip string) { putWeb(c, exportTo, ip) }
 	web("c2,c3", "10.1.1.1")
 	r := newReplica()
 	w := connect(t, c.Journal(), r)

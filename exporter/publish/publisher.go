@@ -381,13 +381,18 @@ func (p *Publisher) handleReceived(r Received) {
 func (p *Publisher) recordRefusal(r *semaphorev1.Refusal) {
 	k := r.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-	if !p.catalog.Exports(p.broker.Cluster, key) {
-		return // it was deleted since, or never exported
+	if since, exported := p.catalog.ExportedSince(p.broker.Cluster, key); !exported || r.GetRevision() < since {
+		return // it was deleted or changed since, or never exported
 	}
 	reason := truncate(r.GetReason())
 	p.mu.Lock()
 	code := p.codes.label(r.GetCode())
+	was := p.refused[key]
 	p.refused[key] = refusal{code, reason, r.GetRevision()}
+	if was.code == code && was.reason == reason { // a stream that resumes repeats it
+		p.mu.Unlock()
+		return
+	}
 	p.verdictChanges++
 	level := slog.LevelDebug
 	if p.logs.Allow() {
@@ -418,7 +423,7 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	if key.Kind != semaphorev1.Kind_KIND_SERVICE || len(key.Namespace)+len(key.Name) > maxKey {
 		return
 	}
-	exported := p.catalog.Exports(p.broker.Cluster, key)
+	_, exported := p.catalog.ExportedSince(p.broker.Cluster, key)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if o.GetCode() == "" {

@@ -402,7 +402,8 @@ func TestRefusals(t *testing.T) {
 	c2.start()
 	b.pod("good", "10.1.1.1")
 	b.pod("bad", "10.1.1.2")
-	p := b.publish(c2)
+	p := b.publisher("c2", c2.address, Options{Source: source{}})
+	stop := testkit.Run(t, p.Run)
 	refused := func() uint64 {
 		var n uint64
 		for _, k := range p.Status().GetKinds() {
@@ -425,6 +426,14 @@ func TestRefusals(t *testing.T) {
 		Name: "invented"}, Code: "x"})
 	if got := refused(); got != 1 {
 		t.Errorf("%d objects are refused", got)
+	}
+	// An edit of the broker's addresses makes another publisher, whose stream resumes.
+	stop()
+	p = b.publisher("c2", c2.address, Options{Source: source{}, Heartbeat: 10 * time.Millisecond})
+	testkit.Run(t, p.Run)
+	within(t, "the next publisher knows the refusal", func() bool { return refused() == 1 })
+	if got := c2.count("SnapshotBegin") + c2.count("SnapshotUnchanged"); got != len(kinds) {
+		t.Errorf("%d snapshots of %d kinds: the stream did not resume", got, len(kinds))
 	}
 	b.catalog.DeletePod("shop", "bad", time.Now())
 	within(t, "what is gone is no longer refused", func() bool { return refused() == 0 })

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -23,9 +24,9 @@ func newJournal(tombstones int) *catalog.Journal {
 	return streams.NewJournal[catalog.Key, catalog.Export](tombstones)
 }
 
-// put exports an object to the audience in its key, or to everyone.
+// put exports an object to the audience in its key, or to c2.
 func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now time.Time) {
-	to := catalog.Everyone
+	to := catalog.For("c2")
 	if key.Audience != "" {
 		to = catalog.For(key.Audience)
 	}
@@ -267,6 +268,40 @@ func TestReconnect(t *testing.T) {
 		t.Errorf("a new epoch with another object of one kind sent %v", w.sent)
 	}
 	equal(t, again, r)
+}
+
+// TestAResumedStreamRepeatsRefusals: a refusal that did not arrive comes before the broker's first answer on the next
+// stream, with heartbeats alone and with a change.
+func TestAResumedStreamRepeatsRefusals(t *testing.T) {
+	for _, changes := range []bool{false, true} {
+		j := newJournal(10)
+		r := replica.New("c1", "c2", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
+			if o.GetKey().GetName() == "bad" {
+				return nil, []admission.Refusal{{Code: finding.InvalidIP, Reason: "for the test"}}
+			}
+			return o, nil
+		})
+		for _, name := range []string{"good", "bad"} {
+			k, o := member(name, "10.1.1.1")
+			put(j, k, o, time.Now())
+		}
+		connect(t, j, r).drain()
+		w := connect(t, j, r)
+		if k, o := member("good", "10.1.1.2"); changes {
+			put(j, k, o, time.Now())
+		}
+		m, err := w.sender.Next()
+		must(t, err)
+		if !changes {
+			m = w.sender.Heartbeat()
+		}
+		w.say(m)
+		w.brokerTakes()
+		if len(w.responses) != 2 || w.responses[0].GetRefusal().GetKey().GetName() != "bad" ||
+			w.responses[0].GetRefusal().GetRevision() != 2 || w.responses[1].GetAck() == nil {
+			t.Errorf("after %v the broker answers %v, want the refusal at revision 2 and an ack", m, w.responses)
+		}
+	}
 }
 
 func TestABrokerThatFellBehindGetsASnapshot(t *testing.T) {

@@ -54,6 +54,9 @@ type resource struct {
 	// mu makes reading the watches' stores and updating the catalog atomic: an event of one watch must not undo a
 	// newer update of another.
 	mu sync.Mutex
+	// shared are the newest states of objects that several watches held, while one still does: once the others no longer
+	// select an object, that one may be behind what they showed.
+	shared map[string]metav1.Object
 }
 
 // contributesTo reports whether exported objects of a kind depend on this resource.
@@ -136,6 +139,7 @@ func NewWatcher(client kubernetes.Interface, affinities *kube.BlockAffinities, c
 		w.resources = append(w.resources, &resource{kind: serviceExports(o.Exports)})
 	}
 	for _, r := range w.resources {
+		r.shared = map[string]metav1.Object{}
 		for _, selector := range r.selectors {
 			w.add(client, r, selector)
 		}
@@ -199,7 +203,13 @@ func (w *Watcher) update(r *resource, key string) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if newest := r.newest(key); newest != nil {
+	newest, held := r.newest(key)
+	if held > 1 {
+		r.shared[key] = newest
+	} else if newest != r.shared[key] {
+		delete(r.shared, key)
+	}
+	if newest != nil {
 		r.put(w.catalog, newest, time.Now())
 	} else {
 		r.remove(w.catalog, namespace, name, time.Now())
@@ -228,26 +238,32 @@ func (r *resource) keys() []string {
 func (w *Watcher) Known(kind semaphorev1.Kind, namespace, name string) metav1.Object {
 	for _, r := range w.resources {
 		if r.of == kind {
-			return r.newest(cache.NewObjectName(namespace, name).String())
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			newest, _ := r.newest(cache.NewObjectName(namespace, name).String())
+			return newest
 		}
 	}
 	return nil
 }
 
-// newest returns the newest state of an object in any watch's store, nil if none has it.
-func (r *resource) newest(key string) metav1.Object {
-	var newest metav1.Object
+// newest returns the newest known state of an object, nil if no watch's store has it, and how many have it. The caller
+// must hold mu.
+func (r *resource) newest(key string) (newest metav1.Object, held int) {
 	for _, it := range r.watches {
-		held, ok, err := it.store.GetByKey(key)
+		stored, ok, err := it.store.GetByKey(key)
 		if err != nil || !ok {
 			continue
 		}
-		object, ok := held.(metav1.Object)
-		if ok && (newest == nil || newer(object, newest)) {
+		object, ok := stored.(metav1.Object)
+		if held++; ok && (newest == nil || newer(object, newest)) {
 			newest = object
 		}
 	}
-	return newest
+	if was := r.shared[key]; was != nil && newest != nil && newer(was, newest) {
+		newest = was
+	}
+	return newest, held
 }
 
 // newer compares resourceVersions as KEP-5504 specifies.

@@ -640,3 +640,46 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/fourth", "setmember shop/second",
 		"setmember shop/third")
 }
+
+// TestALaggingWatchBringsNothingBack: of two watches that select an object one is behind. The state that the other one
+// showed stays after the object lost its label, also when the rules change, until the first one shows a newer state.
+func TestALaggingWatchBringsNothingBack(t *testing.T) {
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+		Mirror: labels.SelectorFromSet(labels.Set{"offer": "yes"}), Global: labels.Nothing()})
+	w := &Watcher{catalog: c}
+	r := &resource{kind: services(kubernetes.NewForConfigOrDie(&rest.Config{}), nil), shared: map[string]metav1.Object{}}
+	w.resources = []*resource{r}
+	for range 2 {
+		r.watches = append(r.watches, &watched{follower: &follower{store: cache.NewStore(cache.MetaNamespaceKeyFunc)}})
+	}
+	behind, ahead := r.watches[0].store, r.watches[1].store
+	service := func(version, exportTo string) *corev1.Service {
+		s := echoAt(80)
+		s.ResourceVersion, s.Labels = version, map[string]string{"offer": "yes"}
+		s.Annotations = map[string]string{naming.AnnotationExportTo: exportTo}
+		return s
+	}
+	exported := func(want bool, what string) {
+		t.Helper()
+		w.update(r, "shop/echo")
+		for range 2 {
+			if _, is := c.Journal().Get(serviceKey("echo")); is != want {
+				t.Errorf("%s: exported is %v, want %v", what, is, want)
+			}
+			w.Replay()
+		}
+	}
+	must(t, behind.Add(service("5", "c2")))
+	must(t, ahead.Add(service("5", "c2")))
+	exported(true, "both show it")
+	must(t, ahead.Update(service("10", "none")))
+	exported(false, "one shows that its owner withholds it")
+	must(t, ahead.Delete(service("12", "none")))
+	exported(false, "that one no longer selects it")
+	must(t, behind.Update(service("13", "c2")))
+	exported(true, "the other one shows a newer state")
+	must(t, behind.Delete(service("14", "c2")))
+	if exported(false, "nobody selects it"); len(r.shared) > 0 {
+		t.Errorf("kept of what is gone: %v", r.shared)
+	}
+}

@@ -259,7 +259,7 @@ func (p *player) slice(service, endpoints, version int) {
 
 func (p *player) put(key catalog.Key, o *semaphorev1.Object) {
 	o.Key = key.Proto()
-	e, err := catalog.NewExport(o, catalog.Everyone)
+	e, err := catalog.NewExport(o, catalog.For("c1"))
 	if err != nil {
 		panic(err) // the benchmark made it
 	}

@@ -29,12 +29,10 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 				"for _, cluster := range m.GetClusters() {", "for cluster := range s.awaitingSync {"},
 		}},
 		{"a snapshot counts before it is whole", "I2", []edit{
-			{"broker/replica/session.go", `				st.observed[key] = at
-			}
+			{"broker/replica/session.go", `			st.observed[key] = at
 		}
 	}
-	return nil`, `				st.observed[key] = at
-			}
+	return nil`, `			st.observed[key] = at
 		}
 	}
 	part := *st

@@ -129,6 +129,9 @@ func (m *Kept) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed 
 		}
 	}
 	if err != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.looked = time.Time{} // what it read is still to be changed
 		return false, m.named(err)
 	}
 	return changed, nil

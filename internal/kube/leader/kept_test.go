@@ -26,10 +26,14 @@ func TestRestores(t *testing.T) {
 	api := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(api)
 	var requests atomic.Int64
+	var broken atomic.Bool
 	counted := rest.CopyConfig(api)
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 			requests.Add(1)
+			if broken.Load() && r.Method == http.MethodPut {
+				return nil, errors.New("broken for the test")
+			}
 			return next.RoundTrip(r)
 		})
 	})
@@ -93,6 +97,18 @@ func TestRestores(t *testing.T) {
 			t.Errorf("%s: reported %q", name, reported)
 		}
 	}
+	// A restore that fails is not done: the next call tries again.
+	change(func(c *corev1.ConfigMap) { c.Data["k"] = "3" })()
+	look()
+	broken.Store(true)
+	for range 2 {
+		if err := m.Hold(t.Context(), "k", "2"); err == nil {
+			t.Error("a write fails, and Hold does not")
+		}
+	}
+	broken.Store(false)
+	hold("2")
+	has("2")
 	m.restored = time.Now().Add(-2 * reportedFor)
 	if len(m.Reports()) != 0 {
 		t.Error("the report has no end")

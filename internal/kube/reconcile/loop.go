@@ -207,7 +207,12 @@ func (l *Loop[K]) Delay(key K, d time.Duration, why Reason) {
 func (l *Loop[K]) News(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	it := l.item(key)
+	l.changed(l.item(key))
+}
+
+// changed is News with the lock held. An attempt under way may have begun with the old state: it counts again after it.
+func (l *Loop[K]) changed(it *item[K]) {
+	it.news = it.running
 	if f := it.failure; f != nil && !f.cause.Shared && !it.held.IsZero() {
 		if soon := f.tried.Add(newsAfter); soon.Before(it.held) {
 			l.hold(it, time.Until(soon))
@@ -351,7 +356,11 @@ func (l *Loop[K]) one(ctx context.Context, it *item[K]) {
 		l.failed(it, gate, err)
 	}
 	l.continues(it, before)
-	if it.again {
+	switch {
+	case it.news:
+		it.again, it.news = false, false
+		l.changed(it)
+	case it.again:
 		it.again = false
 		l.ready(it)
 	}

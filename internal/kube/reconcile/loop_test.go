@@ -213,8 +213,10 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 func TestChangesRetryAWaitingKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []time.Time
+		var took time.Duration
 		l := New("test", func(context.Context, string) error {
 			attempts = append(attempts, time.Now())
+			time.Sleep(took)
 			return errors.New("refused")
 		}, Options{Log: quiet})
 		testkit.Run(t, l.Run)
@@ -233,6 +235,21 @@ func TestChangesRetryAWaitingKey(t *testing.T) {
 		}
 		if d := attempts[before].Sub(begin); d > newsAfter {
 			t.Errorf("the first after %s", d)
+		}
+
+		// An attempt that a change finds under way may have begun with the old state.
+		took = 5 * time.Second
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		for n := len(attempts); len(attempts) == n; synctest.Wait() {
+			time.Sleep(time.Second)
+		}
+		l.News("bad")
+		under := len(attempts)
+		time.Sleep(took + newsAfter)
+		synctest.Wait()
+		if n := len(attempts) - under; n != 1 {
+			t.Errorf("%d attempts within a second after one in which it changed, want 1", n)
 		}
 	})
 }

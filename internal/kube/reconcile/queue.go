@@ -13,8 +13,8 @@ type item[K comparable] struct {
 	// in whose line it waits, or was.
 	in   *lines[K]
 	line string
-	// running is set while it is reconciled, and again if it was enqueued meanwhile.
-	running, again bool
+	// running is set while it is reconciled, again if it was enqueued meanwhile, and news if its desired state changed.
+	running, again, news bool
 	// began is when it became ready, or when its reconciliation began.
 	began time.Time
 	// held is the time before which it is not tried after a failure, and planned when it is enqueued. Zero for none.

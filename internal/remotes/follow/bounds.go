@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/bounds"
@@ -39,10 +40,23 @@ func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) 
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 
-// Load reads what an earlier process wrote. It is no error if that cannot be read: Save writes its bounds.
-func (b *Bounds) Load(ctx context.Context) {
-	if object, err := b.config.Get(ctx); err == nil && object != nil {
-		b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
+// Load reads what an earlier process wrote. It waits until the apiserver answers: without that, Save would leave out a
+// remote whose port must stay. Without a right to the ConfigMap it reads nothing: Save cannot write either. It fails
+// only if ctx ends.
+func (b *Bounds) Load(ctx context.Context) error {
+	for {
+		object, err := b.config.Get(ctx)
+		switch {
+		case err == nil && object != nil:
+			b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
+			return nil
+		case err == nil, apierrors.IsForbidden(err):
+			return nil
+		}
+		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
+		if err := kube.Sleep(ctx, again); err != nil {
+			return err
+		}
 	}
 }
 

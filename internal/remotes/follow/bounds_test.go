@@ -1,9 +1,14 @@
 package follow
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,6 +113,25 @@ func TestJudgedOnce(t *testing.T) {
 	if all, _ := f.Objects(); all["c2"].Status.LastHeard == nil {
 		t.Error("the follower does not know the status")
 	}
+	// A status says what was decided about a specification, and nothing about one that came since.
+	reported := func(what string, want ...string) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(e.Judged())); !slices.Equal(got, want) {
+			t.Errorf("%s: the decision is about %v as they are, want %v", what, got, want)
+		}
+	}
+	reported("with another status", "c2", "c3")
+	if e.Judged()["c2"].Status.LastHeard == nil {
+		t.Error("the status of an object that was decided on is not known")
+	}
+	changed, again := c2, inEffect("c3", 3, 7775, "10.3.0.0/16")
+	changed.Generation, again.UID = 2, "again"
+	f.apply(func(tr *remotes.Tracker) { tr.Put(changed); tr.Put(inEffect("c4", 4, 7775, "10.4.0.0/16")) })
+	reported("with another specification and a new object", "c3")
+	f.apply(func(tr *remotes.Tracker) { tr.Put(again) })
+	reported("with an object that was created again")
+	e.Decide(own, nil)
+	reported("decided again", "c2", "c3", "c4")
 	c2.ListenPort = 7777
 	f.apply(func(tr *remotes.Tracker) { tr.Put(c2) })
 	if _, anew := e.Decide(own, nil); !anew {
@@ -132,7 +156,8 @@ func TestJudgedOnce(t *testing.T) {
 // TestStoredIsRestored: ConfigMaps of bounds and of objects in effect that somebody deletes or changes are restored at
 // the next look, and a new process continues from what is stored.
 func TestStoredIsRestored(t *testing.T) {
-	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	api := kubetest.Start(t)
+	client := kubernetes.NewForConfigOrDie(api)
 	log := slog.New(slog.DiscardHandler)
 	must := func(err error) {
 		t.Helper()
@@ -181,9 +206,19 @@ func TestStoredIsRestored(t *testing.T) {
 		}
 	}
 
-	// A new process, while the port of c2 in its status is that of c3.
-	next := NewBounds(client, namespace, log)
-	next.Load(t.Context())
+	// A new process, while the port of c2 in its status is that of c3. The apiserver fails at its first request.
+	var asked atomic.Bool
+	failing := rest.CopyConfig(api)
+	failing.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if !asked.Swap(true) {
+				return nil, errors.New("broken for the test")
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	next := NewBounds(kubernetes.NewForConfigOrDie(failing), namespace, log)
+	must(next.Load(t.Context()))
 	stolen := remotes.Objects{"c2": inEffect("c2", 1, 7776, "10.2.0.0/16"), "c3": all["c3"]}
 	must(next.Save(t.Context(), own, remotes.Decision{InEffect: stolen}, stolen, ports))
 	if read() != want || len(next.Problems()) != 1 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -129,6 +130,18 @@ func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes
 	defer e.mu.Unlock()
 	e.decided, e.before, e.roots = &decision, decision.InEffect, roots
 	return &decision, true
+}
+
+// Judged returns the objects that Decide last knew, with their present status. It lacks one whose specification has
+// changed since, or that was created again: the verdict is not about that one. Only the goroutine that decides may call
+// it.
+func (e *InEffect) Judged() remotes.Objects {
+	objects, _ := e.Objects()
+	maps.DeleteFunc(objects, func(name string, o remotes.Object) bool {
+		was, ok := e.objects[name]
+		return !ok || was.UID != o.UID || was.Generation != o.Generation
+	})
+	return objects
 }
 
 func (e *InEffect) Decided() *remotes.Decision {
