@@ -54,7 +54,8 @@ func newReaching(cfg *config.Broker, services *services.Engine, state *peering.S
 	return r
 }
 
-// follow takes the configured remotes. Those without strict encryption are reached without a tunnel, too.
+// follow takes the configured remotes. Those without strict encryption are reached without a tunnel, too. No agent has
+// had a peer of a remote that is added while the broker works.
 func (r *reaching) follow(cfg *config.Broker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,8 +64,13 @@ func (r *reaching) follow(cfg *config.Broker) {
 	for _, remote := range cfg.Remotes {
 		of := was[remote.Name]
 		if of == nil || of.strict != (remote.Encryption == config.Strict) {
+			added := was != nil && of == nil
 			of = &reached{strict: remote.Encryption == config.Strict}
-			r.services.SetReach(remote.Name, nil)
+			var set *choice.Reachable
+			if added && of.strict {
+				set, _, _ = of.gate.Update(nil, nil, time.Now())
+			}
+			r.services.SetReach(remote.Name, set)
 		}
 		r.remotes[remote.Name] = of
 	}
@@ -80,7 +86,7 @@ func (r *reaching) restore(cluster string, peers []replica.Change) {
 		for _, p := range peers {
 			all = append(all, choice.Peer{Node: p.Key.Name, AllowedIPs: p.New.GetNode().GetPodCidrs()})
 		}
-		set, _, _ := (&choice.Gate{}).Update(all, nil, time.Now())
+		set, _, _ := of.gate.Update(all, nil, time.Now())
 		r.services.SetReach(cluster, set)
 	}
 }
