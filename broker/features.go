@@ -107,7 +107,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
+	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode, b.tunnels.LocalNodesKnown,
 		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
 	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
@@ -255,18 +255,14 @@ func (b *broker) buildPolicy(p parts) {
 // sawNode handles the current state of a node of the own cluster, or its last state before its deletion.
 func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	b.tunnels.LocalNode(nodes.Ends(node, gone))
-	all := 0
-	if b.nodes.Synced() {
-		all = len(b.nodes.Names())
-	}
 	if gone {
-		b.tunnels.LocalCalls(node.Name, nil, all)
+		b.tunnels.LocalCalls(node.Name, nil)
 		b.networks.DeleteNode(node.Name)
 		if b.traffic != nil {
 			b.traffic.Forget(node.Name)
 		}
 	} else {
-		b.tunnels.LocalCalls(node.Name, nodes.Calls(node), all)
+		b.tunnels.LocalCalls(node.Name, nodes.Calls(node))
 		var own []netip.Addr
 		for _, key := range naming.CalicoTunnelAddresses {
 			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {
