@@ -88,7 +88,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	}
 	if b.drains != nil && b.peering != nil {
 		b.watch(p.registry, p.recorder, p.log)
-		b.reaching = newReaching(cfg, b.services, state, b.peering.Applied)
+		b.reaching = newReaching(cfg, b.engines, state, b.peering.Applied)
 		b.runs = append(b.runs, b.reaching.run)
 		b.finders = append(b.finders, func() []finding.Finding { return b.reaching.findings(b.refusedNodes) })
 		b.followers = append(b.followers, b.reaching.follow)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
@@ -26,6 +27,7 @@ const reachEvery = 250 * time.Millisecond
 // on.
 type reaching struct {
 	services *services.Engine
+	tunnels  *mesh.Engine
 	state    *peering.State
 	applied  func() []uint64
 
@@ -47,9 +49,8 @@ type reached struct {
 	lookedAt time.Time
 }
 
-func newReaching(cfg *config.Broker, services *services.Engine, state *peering.State,
-	applied func() []uint64) *reaching {
-	r := &reaching{services: services, state: state, applied: applied}
+func newReaching(cfg *config.Broker, e engines, state *peering.State, applied func() []uint64) *reaching {
+	r := &reaching{services: e.services, tunnels: e.tunnels, state: state, applied: applied}
 	r.follow(cfg)
 	return r
 }
@@ -115,7 +116,7 @@ func (r *reaching) look(digests map[string]streams.Digest, now time.Time) {
 	var least uint64
 	for cluster, of := range r.remotes {
 		is, complete := digests[cluster]
-		nodes := r.services.Nodes(cluster) > 0
+		nodes := r.tunnels.Nodes(cluster) > 0 // in the engine that completes them
 		same := of.known && is == of.digest && nodes == of.nodes
 		if !of.strict || !complete || same && len(of.waiting) == 0 {
 			continue

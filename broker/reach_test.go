@@ -6,17 +6,55 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/players"
 )
+
+// noLoop is a loop in a cluster without objects.
+type noLoop struct{ writes.Loop }
+
+func (noLoop) Mark(string, string, time.Time)         {}
+func (noLoop) WakeOwned(string)                       {}
+func (noLoop) WakeAll()                               {}
+func (noLoop) Synced() bool                           { return true }
+func (noLoop) Owned(string) (names []string, ok bool) { return nil, true }
+
+// TestNodesAreKnownOnce: the endpoints of a remote whose nodes all lack a key are not used, in whatever order the
+// engines handle the nodes.
+func TestNodesAreKnownOnce(t *testing.T) {
+	cfg, state := brokerConfig(t, newClusters(t, "c1", "c2", "c3")), peering.NewState()
+	e := newEngines(cfg, state, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
+	e.services.Bind(services.Loops{Services: noLoop{}, Slices: noLoop{}})
+	e.services.DesiredServices().Synced()
+	e.services.DesiredSlices().Synced()
+	r := newReaching(cfg, e, state, func() []uint64 { return nil })
+	var changes []replica.Change
+	for _, o := range []*semaphorev1.Object{players.Node("n1", 0, "10.2.1.0/24"), players.Service("shop", "web", 80),
+		players.Slice("shop", "web-1", "web", "10.2.1.5")} {
+		changes = append(changes, replica.Change{Key: replica.KeyOf(o.GetKey()), New: o})
+	}
+	e.tunnels.Take(replica.Part{Cluster: "c2", Changes: changes[:1], Completed: semaphorev1.Kind_KIND_NODE})
+	digests, _ := state.Digests()
+	r.look(digests, time.Now())
+	e.services.Take(replica.Part{Cluster: "c2", Changes: changes})
+	if got := e.services.Unreached()["c2"].Nodes; !maps.Equal(got, map[string]int{"n1": 1}) {
+		t.Errorf("endpoints without a tunnel: %v", got)
+	}
+}
 
 // used returns the ready endpoints of the mirror and of the global Service of c2's web.
 func (w *world) used(t *testing.T) string {

@@ -112,6 +112,13 @@ func (e *Engine) Take(p replica.Part) {
 	e.update(p.Cluster, observedAt)
 }
 
+// Nodes returns how many nodes a remote exports.
+func (e *Engine) Nodes(cluster string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.Nodes(cluster)
+}
+
 // LocalNode sets the public keys and addresses of an own node; none of either if it was deleted.
 func (e *Engine) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	e.mu.Lock()

@@ -415,16 +415,6 @@ func (e *Engine) SetReach(cluster string, set *choice.Reachable) {
 	e.mark(e.plan.SetReach(cluster, set, e.now()))
 }
 
-// Nodes returns how many nodes a remote exports.
-func (e *Engine) Nodes(cluster string) int {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	if r := e.remotes[cluster]; r != nil {
-		return len(r.nodes)
-	}
-	return 0
-}
-
 // Unreached are ready endpoints of a remote to which no tunnel leads: how many, by node, "" for those in no node's
 // subnets. Keyless are the nodes among them without a public key.
 type Unreached struct {

@@ -368,7 +368,7 @@ func (m *memory) follow(remote string) {
 		m.gates[remote] = &choice.Gate{}
 	}
 	set, _, _ := m.gates[remote].Update(peers, nil, m.now)
-	if len(peers) == 0 && m.mirrors.Nodes(remote) == 0 {
+	if len(peers) == 0 && m.tunnels.Nodes(remote) == 0 {
 		set = nil
 	}
 	m.mirrors.SetReach(remote, set)
