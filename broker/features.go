@@ -222,7 +222,7 @@ func (b *broker) buildImports(p parts, bound *services.Loops) error {
 	bound.Imports = imports
 	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
 	bound.ImportSlices = slices
-	namespaces := apply.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
+	namespaces := apply.NewNamespaces(p.client, b.services.KnowNamespaces, b.services.SetNamespace,
 		p.options.Informers())
 	b.loops = append(b.loops, loop{writer: imports, kind: writes.ServiceImport, mcs: true},
 		loop{writer: slices, kind: writes.ImportSlice}, loop{writer: namespaces, kind: writes.Namespace})
@@ -246,7 +246,7 @@ func (b *broker) buildPolicy(p parts) {
 	if p.cfg.Sets.Namespaced {
 		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), p.options)
 		b.sets.Bind(sets, namespaced)
-		namespaces := apply.NewNamespaces(p.client, b.sets.LocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
+		namespaces := apply.NewNamespaces(p.client, b.sets.KnowLocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
 		b.loops = append(b.loops,
 			loop{writer: namespaced, kind: writes.NetworkSet, calico: true}, loop{writer: namespaces, kind: writes.Namespace})
 	}

@@ -173,14 +173,15 @@ func (e *Engine) Bind(all Loops) {
 		loops{all.Slices, []writes.Loop{all.ImportSlices, all.OwnSlices}}
 }
 
-// SetNamespaces sets the namespaces of the own cluster: ServiceImports are written only into these.
-func (e *Engine) SetNamespaces(names []string) {
+// KnowNamespaces says that all namespaces of the own cluster have been set: ServiceImports are written only into these.
+func (e *Engine) KnowNamespaces() {
 	e.mu.Lock()
-	touched, importSlices := e.imported.SetNamespaces(names)
+	touched, importSlices := e.imported.KnowNamespaces()
 	e.mu.Unlock()
 	e.wakeImports(touched, importSlices)
 }
 
+// SetNamespace sets whether the own cluster has a namespace.
 func (e *Engine) SetNamespace(name string, exists bool) {
 	e.mu.Lock()
 	touched, importSlices := e.imported.SetNamespace(name, exists)

@@ -260,9 +260,11 @@ func (m *memory) come(clusters ...string) {
 	}
 	lines = append(lines, line{m.event("namespaces", func() {
 		if m.config.MCS.Enabled {
-			m.mirrors.SetNamespaces([]string{"shop"})
+			m.mirrors.SetNamespace("shop", true)
+			m.mirrors.KnowNamespaces()
 		}
-		m.policy.LocalNamespaces([]string{"shop"})
+		m.policy.LocalNamespace("shop", true)
+		m.policy.KnowLocalNamespaces()
 	})})
 	for _, cluster := range clusters {
 		lines = append(lines, m.snapshots(cluster))
