@@ -48,18 +48,15 @@ func (b *Belief[T]) Reset() {
 	clear(b.wasGone)
 }
 
-// Get returns the newest object under a name.
+// Get returns the newest object under a name. Only Expire drops an own write, so that its caller notices.
 func (b *Belief[T]) Get(now time.Time, name string) (object T, there bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if now.Sub(b.turned) >= goneFor {
 		b.gone, b.wasGone, b.turned = map[string]T{}, b.gone, now
 	}
-	if w, ok := b.written[name]; ok {
-		if now.Before(w.until) {
-			return w.object, !w.deleted
-		}
-		delete(b.written, name)
+	if w, ok := b.written[name]; ok && now.Before(w.until) {
+		return w.object, !w.deleted
 	}
 	object, there = b.reported[name]
 	return object, there

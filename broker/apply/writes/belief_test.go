@@ -31,6 +31,12 @@ func TestBelief(t *testing.T) {
 		return func(e *env) { e.n.Deleted(e.now, "s", object(uid, version)) }
 	}
 	wait := func(e *env) { e.now = e.now.Add(BeliefFor) }
+	expires := func(e *env) {
+		e.n.Get(e.now, "s")
+		if _, expired := e.n.Expire(e.now, "s"); !expired {
+			t.Error("a look at the object took its expiry, and nobody observes it again")
+		}
+	}
 	later := func(e *env) { // the name is reconciled meanwhile
 		for range 6 {
 			e.n.Get(e.now, "s")
@@ -69,7 +75,8 @@ func TestBelief(t *testing.T) {
 			0},
 		{"restored after its label was removed", []func(*env){watched("a", "5"), unwatched("a", "6"), wrote("a", "7")}, "a7", 1},
 		{"made again under its name", []func(*env){watched("a", "5"), unwatched("a", "6"), wrote("b", "7")}, "b7", 1},
-		{"a watch that skips our write", []func(*env){wrote("a", "5"), wait}, "", 0},
+		{"a watch that skips our write", []func(*env){wrote("a", "5"), wait}, "", 1},
+		{"a watch that skips our write, and that is noticed", []func(*env){wrote("a", "5"), wait, expires}, "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := &env{n: NewBelief[*corev1.Service](), now: time.Unix(1000, 0)}
