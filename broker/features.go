@@ -107,8 +107,8 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode, b.tunnels.LocalNodesKnown,
-		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
+	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
+		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
 	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
 	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
