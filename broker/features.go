@@ -88,7 +88,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	}
 	if b.drains != nil && b.peering != nil {
 		b.watch(p.registry, p.recorder, p.log)
-		b.reaching = newReaching(cfg, b.services, state, b.peering.Applied)
+		b.reaching = newReaching(cfg, b.engines, state, b.peering.Applied)
 		b.runs = append(b.runs, b.reaching.run)
 		b.finders = append(b.finders, func() []finding.Finding { return b.reaching.findings(b.refusedNodes) })
 		b.followers = append(b.followers, b.reaching.follow)
@@ -108,7 +108,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
 	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
-		func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
+		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
 	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
 		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
 	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
@@ -222,7 +222,7 @@ func (b *broker) buildImports(p parts, bound *services.Loops) error {
 	bound.Imports = imports
 	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
 	bound.ImportSlices = slices
-	namespaces := apply.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
+	namespaces := apply.NewNamespaces(p.client, b.services.KnowNamespaces, b.services.SetNamespace,
 		p.options.Informers())
 	b.loops = append(b.loops, loop{writer: imports, kind: writes.ServiceImport, mcs: true},
 		loop{writer: slices, kind: writes.ImportSlice}, loop{writer: namespaces, kind: writes.Namespace})
@@ -246,7 +246,7 @@ func (b *broker) buildPolicy(p parts) {
 	if p.cfg.Sets.Namespaced {
 		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), p.options)
 		b.sets.Bind(sets, namespaced)
-		namespaces := apply.NewNamespaces(p.client, b.sets.LocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
+		namespaces := apply.NewNamespaces(p.client, b.sets.KnowLocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
 		b.loops = append(b.loops,
 			loop{writer: namespaced, kind: writes.NetworkSet, calico: true}, loop{writer: namespaces, kind: writes.Namespace})
 	}
@@ -255,18 +255,14 @@ func (b *broker) buildPolicy(p parts) {
 // sawNode handles the current state of a node of the own cluster, or its last state before its deletion.
 func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	b.tunnels.LocalNode(nodes.Ends(node, gone))
-	all := 0
-	if b.nodes.Synced() {
-		all = len(b.nodes.Names())
-	}
 	if gone {
-		b.tunnels.LocalCalls(node.Name, nil, all)
+		b.tunnels.LocalCalls(node.Name, nil)
 		b.networks.DeleteNode(node.Name)
 		if b.traffic != nil {
 			b.traffic.Forget(node.Name)
 		}
 	} else {
-		b.tunnels.LocalCalls(node.Name, nodes.Calls(node), all)
+		b.tunnels.LocalCalls(node.Name, nodes.Calls(node))
 		var own []netip.Addr
 		for _, key := range naming.CalicoTunnelAddresses {
 			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {

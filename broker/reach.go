@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
@@ -26,6 +27,7 @@ const reachEvery = 250 * time.Millisecond
 // on.
 type reaching struct {
 	services *services.Engine
+	tunnels  *mesh.Engine
 	state    *peering.State
 	applied  func() []uint64
 
@@ -47,14 +49,14 @@ type reached struct {
 	lookedAt time.Time
 }
 
-func newReaching(cfg *config.Broker, services *services.Engine, state *peering.State,
-	applied func() []uint64) *reaching {
-	r := &reaching{services: services, state: state, applied: applied}
+func newReaching(cfg *config.Broker, e engines, state *peering.State, applied func() []uint64) *reaching {
+	r := &reaching{services: e.services, tunnels: e.tunnels, state: state, applied: applied}
 	r.follow(cfg)
 	return r
 }
 
-// follow takes the configured remotes. Those without strict encryption are reached without a tunnel, too.
+// follow takes the configured remotes. Those without strict encryption are reached without a tunnel, too. No agent has
+// had a peer of a remote that is added while the broker works.
 func (r *reaching) follow(cfg *config.Broker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,8 +65,13 @@ func (r *reaching) follow(cfg *config.Broker) {
 	for _, remote := range cfg.Remotes {
 		of := was[remote.Name]
 		if of == nil || of.strict != (remote.Encryption == config.Strict) {
+			added := was != nil && of == nil
 			of = &reached{strict: remote.Encryption == config.Strict}
-			r.services.SetReach(remote.Name, nil)
+			var set *choice.Reachable
+			if added && of.strict {
+				set, _, _ = of.gate.Update(nil, nil, time.Now())
+			}
+			r.services.SetReach(remote.Name, set)
 		}
 		r.remotes[remote.Name] = of
 	}
@@ -80,7 +87,7 @@ func (r *reaching) restore(cluster string, peers []replica.Change) {
 		for _, p := range peers {
 			all = append(all, choice.Peer{Node: p.Key.Name, AllowedIPs: p.New.GetNode().GetPodCidrs()})
 		}
-		set, _, _ := (&choice.Gate{}).Update(all, nil, time.Now())
+		set, _, _ := of.gate.Update(all, nil, time.Now())
 		r.services.SetReach(cluster, set)
 	}
 }
@@ -109,7 +116,7 @@ func (r *reaching) look(digests map[string]streams.Digest, now time.Time) {
 	var least uint64
 	for cluster, of := range r.remotes {
 		is, complete := digests[cluster]
-		nodes := r.services.Nodes(cluster) > 0
+		nodes := r.tunnels.Nodes(cluster) > 0 // in the engine that completes them
 		same := of.known && is == of.digest && nodes == of.nodes
 		if !of.strict || !complete || same && len(of.waiting) == 0 {
 			continue

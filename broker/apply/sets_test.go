@@ -389,13 +389,13 @@ func TestNetworkSets(t *testing.T) {
 	kubetest.Namespace(t, admin, "bank")
 
 	var mu sync.Mutex
-	var known []string
+	known := false
 	there := map[string]bool{}
 	namespaces := NewNamespaces(admin,
-		func(names []string) {
+		func() {
 			mu.Lock()
 			defer mu.Unlock()
-			known = names
+			known = there["shop"]
 		},
 		func(name string, is bool) {
 			mu.Lock()
@@ -407,7 +407,7 @@ func TestNetworkSets(t *testing.T) {
 		return func() (bool, string) {
 			mu.Lock()
 			defer mu.Unlock()
-			return namespaces.Synced() && there[name] == want && slices.Contains(known, "shop"), fmt.Sprint(known, there)
+			return namespaces.Synced() && there[name] == want && known, fmt.Sprint(known, there)
 		}
 	}
 	eventually(t, "namespaces are known", state("shop", true))

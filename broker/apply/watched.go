@@ -18,8 +18,8 @@ import (
 type Watched[T writes.Object] struct {
 	watch   Watch[T]
 	options InformerOptions
-	// known, if not nil, receives the first list, after Saw has.
-	known  func([]T)
+	// known, if not nil, is called after Saw has received the first list.
+	known  func()
 	synced atomic.Bool
 }
 
@@ -28,7 +28,7 @@ func (w *Watched[T]) Run(ctx context.Context) error {
 	var store Store[T]
 	return w.watch.Run(ctx, w.options, &store, func(ctx context.Context) error {
 		if w.known != nil {
-			w.known(store.All())
+			w.known()
 		}
 		w.synced.Store(true)
 		<-ctx.Done()
@@ -42,22 +42,13 @@ func (w *Watched[T]) Synced() bool { return w.synced.Load() }
 // Findings returns nothing: Synced shows a failing list.
 func (*Watched[T]) Findings() []finding.Finding { return nil }
 
-// NewNamespaces watches the cluster's namespaces. It calls known with the first list, and changed with each change; a
-// change may come before the list. A terminating namespace counts as deleted: nothing can be created in it, and its
-// objects are deleted with it.
-func NewNamespaces(kube kubernetes.Interface, known func(names []string), changed func(name string, there bool),
+// NewNamespaces watches the cluster's namespaces. It calls changed with each of the first list and with each change, in
+// order, and known once, after the first list. A terminating namespace counts as deleted: nothing can be created in it,
+// and its objects are deleted with it.
+func NewNamespaces(kube kubernetes.Interface, known func(), changed func(name string, there bool),
 	options InformerOptions) *Watched[*corev1.Namespace] {
 	return &Watched[*corev1.Namespace]{
-		options: options,
-		known: func(all []*corev1.Namespace) {
-			var names []string
-			for _, ns := range all {
-				if ns.DeletionTimestamp == nil {
-					names = append(names, ns.Name)
-				}
-			}
-			known(names)
-		},
+		options: options, known: known,
 		watch: Watch[*corev1.Namespace]{
 			Kind: writes.Namespace, ListWatch: ListWatch(kube.CoreV1().Namespaces(), metav1.ListOptions{}),
 			Example: &corev1.Namespace{},

@@ -22,8 +22,8 @@ type ownNodes struct {
 	keys, addresses *problem.Claims[string]
 	// calls are the remotes that a node calls.
 	calls map[string][]string
-	// all is how many nodes there are; 0 while that is not known.
-	all int
+	// known is set once all nodes have been set: a broker that begins does not withdraw a peer because it has seen few.
+	known bool
 }
 
 // A node may have one key for each remote and spareKeys beside them, and maxAddresses addresses.
@@ -34,11 +34,8 @@ type keysAndAddresses struct{ keys, addresses []string }
 func newOwnNodes() ownNodes {
 	names := strings.Compare
 	return ownNodes{map[string]keysAndAddresses{}, problem.NewClaims(names), problem.NewClaims(names),
-		map[string][]string{}, 0}
+		map[string][]string{}, false}
 }
-
-// known reports whether all own nodes are: a broker that begins does not withdraw a peer because it has seen few.
-func (o ownNodes) known() bool { return o.all > 0 && len(o.nodes) >= o.all }
 
 // SetOwnNode sets the public keys and addresses of an own node; none of either if it was deleted. It reports whether
 // they changed. Update recomputes what depends on them.
@@ -111,17 +108,21 @@ func addressesOf(wg *semaphorev1.WireGuardEndpoint) iter.Seq[string] {
 }
 
 // SetOwnCalls sets the remotes that an own node calls, because nothing reaches it from there; none if it was deleted.
-// all is how many own nodes there are; 0 while that is not known.
-func (p *Plan) SetOwnCalls(node string, calls []string, all int) (changed bool) {
-	if slices.Equal(p.ownNodes.calls[node], calls) && p.ownNodes.all == all {
+func (p *Plan) SetOwnCalls(node string, calls []string) (changed bool) {
+	if slices.Equal(p.ownNodes.calls[node], calls) {
 		return false
 	}
-	p.ownNodes.all = all
 	if p.ownNodes.calls[node] = calls; len(calls) == 0 {
 		delete(p.ownNodes.calls, node)
 	}
 	p.touchCallers()
 	return true
+}
+
+// KnowOwnNodes says that all own nodes have been set. Update recomputes what depends on that.
+func (p *Plan) KnowOwnNodes() {
+	p.ownNodes.known = true
+	p.touchCallers()
 }
 
 // touchCallers has the nodes that call decided again.
@@ -167,7 +168,7 @@ func (p *Plan) bothUnreachable(who ref) (text string, all bool) {
 	text = fmt.Sprintf("node %s and this cluster's node %s both have no address at which the other could reach it: one "+
 		"of them needs a candidate (annotation %s on its Node), or no packet passes between them (%d of %d nodes here)",
 		p.name(who), named, naming.ReachableAt, len(callers), nodes)
-	return text, len(callers) == nodes && p.ownNodes.known()
+	return text, len(callers) == nodes && p.ownNodes.known
 }
 
 // NodeClaims returns how many keys and addresses of peers each own node claims without getting them, by node name,

@@ -219,6 +219,14 @@ func (p *Plan) record(who ref, now decision) {
 	p.problems.Replace(p.name(who), problems)
 }
 
+// Nodes returns how many nodes a remote exports.
+func (p *Plan) Nodes(cluster string) int {
+	if i := p.index(cluster); i >= 0 {
+		return len(p.remotes[i].nodes)
+	}
+	return 0
+}
+
 // TakeChanges returns the changes of a remote since the last call; everything on the first call.
 func (p *Plan) TakeChanges(cluster string) Changes {
 	i := p.index(cluster)

@@ -173,17 +173,17 @@ func TestBothUnreachable(t *testing.T) {
 	}
 	const both, onlyB = "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24", "b key 2 allowed 10.2.2.0/24"
 	check("both own nodes are reached", both, "")
-	p.SetOwnCalls("n1", []string{"c2"}, 3)
+	p.SetOwnCalls("n1", []string{"c2"})
 	check("one calls, too", both, "node c2/a and this cluster's node n1 both have no address at which the other could")
-	p.SetOwnCalls("n2", []string{"c2", "c3"}, 0)
+	p.SetOwnCalls("n2", []string{"c2", "c3"})
 	check("all that are known call, and there may be others", both, "node n1, n2 both")
-	p.SetOwnCalls("n2", []string{"c2", "c3"}, 3)
+	p.KnowOwnNodes()
 	check("all call", onlyB, "node n1, n2 both have no address")
-	p.SetOwnCalls("n2", []string{"c3"}, 3)
+	p.SetOwnCalls("n2", []string{"c3"})
 	check("one is reached again", both, "(1 of 2 nodes here)")
-	p.SetOwnCalls("n1", nil, 3)
+	p.SetOwnCalls("n1", nil)
 	check("both are", both, "")
 	p.SetOwnNode("n2", nil, nil)
-	p.SetOwnCalls("n1", []string{"c2"}, 2)
+	p.SetOwnCalls("n1", []string{"c2"})
 	check("the only one calls", onlyB, "(1 of 1 nodes here)")
 }

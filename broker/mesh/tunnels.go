@@ -112,6 +112,13 @@ func (e *Engine) Take(p replica.Part) {
 	e.update(p.Cluster, observedAt)
 }
 
+// Nodes returns how many nodes a remote exports.
+func (e *Engine) Nodes(cluster string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.Nodes(cluster)
+}
+
 // LocalNode sets the public keys and addresses of an own node; none of either if it was deleted.
 func (e *Engine) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	e.mu.Lock()
@@ -121,14 +128,21 @@ func (e *Engine) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	}
 }
 
-// LocalCalls sets the remotes that an own node calls, none if it was deleted, and how many own nodes there are, 0 if
-// that is not known.
-func (e *Engine) LocalCalls(name string, calls []string, all int) {
+// LocalCalls sets the remotes that an own node calls, none if it was deleted.
+func (e *Engine) LocalCalls(name string, calls []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.plan.SetOwnCalls(name, calls, all) {
+	if e.plan.SetOwnCalls(name, calls) {
 		e.update("", nil)
 	}
+}
+
+// LocalNodesKnown says that all own nodes have been set.
+func (e *Engine) LocalNodesKnown() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.plan.KnowOwnNodes()
+	e.update("", nil)
 }
 
 // update publishes the changes of all remotes. observedAt belongs to the nodes of one cluster, the source; changes of

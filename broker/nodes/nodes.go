@@ -58,6 +58,7 @@ type Nodes struct {
 	lacking map[string]reconcile.Problem
 	gone    func(types.UID)
 	seen    func(node *corev1.Node, gone bool)
+	known   func()
 }
 
 type agentReport struct {
@@ -70,10 +71,11 @@ type agentReport struct {
 // New returns Nodes. kinds are the addresses that are published, in order. families are the address families of the
 // endpoints, by remote cluster; a remote without an entry has any. local are the own cluster's subnets. Run calls seen,
 // if it is not nil, with each node, reduced to the fields in use, whenever it may have changed, and when it is deleted;
-// and gone with the UID of each deleted node.
+// known, if it is not nil, after seen had all nodes that there were; and gone with the UID of each deleted node.
 func New(kube kubernetes.Interface, kinds []config.EndpointKind, families map[string]config.Family,
-	local []netip.Prefix, seen func(node *corev1.Node, gone bool), gone func(types.UID), options apply.Options) *Nodes {
-	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, seen: seen, gone: gone,
+	local []netip.Prefix, seen func(node *corev1.Node, gone bool), known func(), gone func(types.UID),
+	options apply.Options) *Nodes {
+	n := &Nodes{kube: kube, options: options, reports: map[string]agentReport{}, seen: seen, known: known, gone: gone,
 		endpoints: endpoints{kinds: kinds, families: families, local: local}, lacking: map[string]reconcile.Problem{}}
 	n.belief = writes.NewBelief[*corev1.Node]()
 	n.loop = reconcile.New(string(writes.Node), n.reconcile, reconcile.Options{
@@ -160,6 +162,9 @@ func (n *Nodes) Run(ctx context.Context) error {
 		Example: &corev1.Node{}, Reduce: reduceNode, Saw: n.saw,
 	}.Run(ctx, n.options.Informers(), &n.store, func(ctx context.Context) error {
 		n.synced.Store(true)
+		if n.known != nil {
+			n.known()
+		}
 		return n.loop.Run(ctx)
 	})
 }

@@ -56,7 +56,7 @@ func TestNodeAnnotations(t *testing.T) {
 	opts, _ := applytest.Options()
 	podCIDRs := map[string][]string{}
 	o := New(client, []config.EndpointKind{config.InternalIP}, nil, []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")},
-		func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() },
+		func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() }, nil,
 		func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
 	testkit.Run(t, o.Run)
 	applytest.Eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
@@ -181,7 +181,7 @@ func TestStaleWriter(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
 	node = kubetest.UpdateStatus(t, api, node)
 	opts, registry := applytest.Options()
-	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, opts)
+	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, nil, opts)
 	n.saw(nil, reduceNode(node), false)
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
 

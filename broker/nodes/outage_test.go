@@ -45,7 +45,7 @@ func newMany(t *testing.T, n int, addresses ...string) *many {
 	opts.Workers = 16
 	client := kubernetes.NewForConfigOrDie(&rest.Config{QPS: -1, Transport: kubetest.RoundTripper(m.patch)})
 	m.Nodes = New(client, []config.EndpointKind{config.InternalIP}, nil,
-		[]netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}, nil, func(types.UID) {}, opts)
+		[]netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}, nil, nil, func(types.UID) {}, opts)
 	m.store.Set(m.indexer)
 	for i := range n {
 		node := nodeAt(fmt.Sprint("n", i), addresses...)

@@ -192,19 +192,15 @@ func (e *Engine) evaluate(k *objectKind) {
 	}
 }
 
-// LocalNamespaces sets the own cluster's namespaces, once they are known.
-func (e *Engine) LocalNamespaces(names []string) {
+// KnowLocalNamespaces says that all namespaces of the own cluster have been set.
+func (e *Engine) KnowLocalNamespaces() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, k := range e.kinds {
 		if !k.namespacesUnknown {
 			continue
 		}
-		for _, name := range names {
-			k.plan.Namespace(name, true)
-		}
 		k.namespacesUnknown = false
-		k.problems.Take(k.plan.Problems(), e.warn)
 		e.evaluate(k)
 		for _, name := range k.plan.Names() {
 			k.loop.Wake(name)

@@ -532,6 +532,21 @@ func TestImportFollowsTheFamiliesOfItsService(t *testing.T) {
 	}
 }
 
+// TestNamespacesThatChangeAtFirst: a namespace that comes or goes before all are known is as its last event says.
+func TestNamespacesThatChangeAtFirst(t *testing.T) {
+	p := blank(t, enabled)
+	p.SetNamespace("gone", true)
+	p.SetNamespace("gone", false)
+	p.SetNamespace("shop", true)
+	p.KnowNamespaces()
+	for namespace, want := range map[string]bool{"gone": false, "shop": true} {
+		p.apply("c2", svc(namespace, "echo", exported()))
+		if _, wanted := p.Import(namespace + "/echo"); wanted != want {
+			t.Errorf("an import into %s is wanted: %t", namespace, wanted)
+		}
+	}
+}
+
 // TestR29NothingIsImportedIntoDeniedNamespaces: an export into a denied namespace, such as kube-system/kube-dns, makes
 // no Service and no import; its exporter receives the outcome, and it is counted.
 func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {

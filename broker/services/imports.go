@@ -27,8 +27,9 @@ type ImportPlan struct {
 	// families are those of the own cluster's subnets.
 	families []string
 	services *mirror.Plan
-	// namespaces are those of the own cluster, nil while unknown.
-	namespaces map[string]bool
+	// namespaces are those of the own cluster, and namespacesKnown is set once all are.
+	namespaces      map[string]bool
+	namespacesKnown bool
 	// derived are the derived Services that are desired or exist.
 	derived map[string]*derived
 }
@@ -52,7 +53,7 @@ func Plans(cfg *config.Broker) (*mirror.Plan, *ImportPlan) {
 		return services, nil
 	}
 	return services, &ImportPlan{Rule: rule, namespace: cfg.MirrorNamespace, own: cfg.Cluster,
-		families: cfg.LocalFamilies(), services: services, derived: map[string]*derived{}}
+		families: cfg.LocalFamilies(), services: services, namespaces: map[string]bool{}, derived: map[string]*derived{}}
 }
 
 // isDerived reports whether a Service can be a derived one, by its name, which alone is known of one that ends.
@@ -158,27 +159,24 @@ func (p *ImportPlan) Outcomes(cluster string, out []*semaphorev1.Outcome) []*sem
 	return out
 }
 
-// SetNamespaces records which namespaces the own cluster has: nothing is imported into others. It returns the names of
-// the ServiceImports, and of the EndpointSlices beside them.
-func (p *ImportPlan) SetNamespaces(names []string) (imports, slices []string) {
-	p.namespaces = map[string]bool{}
-	for _, name := range names {
-		p.namespaces[name] = true
-	}
+// KnowNamespaces says that all namespaces of the own cluster have been set: nothing is imported into others. It returns
+// the names of the ServiceImports, and of the EndpointSlices beside them.
+func (p *ImportPlan) KnowNamespaces() (imports, slices []string) {
+	p.namespacesKnown = true
 	return p.Imports(), p.ImportSlices()
 }
 
 // SetNamespace records whether a namespace exists. It returns the names of its ServiceImports, and of the
 // EndpointSlices beside them.
 func (p *ImportPlan) SetNamespace(namespace string, exists bool) (imports, importSlices []string) {
-	if p.namespaces == nil {
-		return nil, nil // SetNamespaces follows
-	}
 	if p.namespaces[namespace] == exists {
 		return nil, nil // another change of the namespace, or a relist
 	}
 	if p.namespaces[namespace] = exists; !exists {
 		delete(p.namespaces, namespace)
+	}
+	if !p.namespacesKnown {
+		return nil, nil // KnowNamespaces follows
 	}
 	elsewhere := func(name string) bool { return !strings.HasPrefix(name, namespace+"/") }
 	return slices.DeleteFunc(p.Imports(), elsewhere), slices.DeleteFunc(p.ImportSlices(), elsewhere)
@@ -228,7 +226,7 @@ func (p *ImportPlan) Import(imported string) (out *mcsv1beta1.ServiceImport, wan
 	if !desired || of.String() != imported {
 		return nil, false
 	}
-	if p.namespaces == nil {
+	if !p.namespacesKnown {
 		return nil, true
 	}
 	if !p.namespaces[namespace] {

@@ -12,13 +12,22 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
+// SetNamespaces sets all namespaces of the own cluster.
+func (p *ImportPlan) SetNamespaces(names []string) (imports, slices []string) {
+	for _, name := range names {
+		p.SetNamespace(name, true)
+	}
+	return p.KnowNamespaces()
+}
+
 // TestImportWaitsForItsService: a ServiceImport is not written before its derived Service has had its IPs for 1.5 s, so
 // that kube-proxy knows them before DNS does. Other changes of the Service meanwhile or later do not delay it again,
 // other IPs do, and a Service without an IP is not waited for.
 func TestImportWaitsForItsService(t *testing.T) {
 	f := newFixture(t, 0)
 	f.DesiredSlices().Synced()
-	f.SetNamespaces([]string{"shop"})
+	f.SetNamespace("shop", true)
+	f.KnowNamespaces()
 	f.take("c2", replica.Result{Changes: []replica.Change{svc("shop", "web", exported())}})
 	f.snapshot(0)
 	const derived = "mcs-shop-73736d-web"

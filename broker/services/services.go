@@ -173,14 +173,15 @@ func (e *Engine) Bind(all Loops) {
 		loops{all.Slices, []writes.Loop{all.ImportSlices, all.OwnSlices}}
 }
 
-// SetNamespaces sets the namespaces of the own cluster: ServiceImports are written only into these.
-func (e *Engine) SetNamespaces(names []string) {
+// KnowNamespaces says that all namespaces of the own cluster have been set: ServiceImports are written only into these.
+func (e *Engine) KnowNamespaces() {
 	e.mu.Lock()
-	touched, importSlices := e.imported.SetNamespaces(names)
+	touched, importSlices := e.imported.KnowNamespaces()
 	e.mu.Unlock()
 	e.wakeImports(touched, importSlices)
 }
 
+// SetNamespace sets whether the own cluster has a namespace.
 func (e *Engine) SetNamespace(name string, exists bool) {
 	e.mu.Lock()
 	touched, importSlices := e.imported.SetNamespace(name, exists)
@@ -413,16 +414,6 @@ func (e *Engine) SetReach(cluster string, set *choice.Reachable) {
 		return
 	}
 	e.mark(e.plan.SetReach(cluster, set, e.now()))
-}
-
-// Nodes returns how many nodes a remote exports.
-func (e *Engine) Nodes(cluster string) int {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	if r := e.remotes[cluster]; r != nil {
-		return len(r.nodes)
-	}
-	return 0
 }
 
 // Unreached are ready endpoints of a remote to which no tunnel leads: how many, by node, "" for those in no node's

@@ -49,7 +49,7 @@ func (p *ImportPlan) ImportSlice(imported string) (out *discoveryv1.EndpointSlic
 	if _, headless := out.Labels[corev1.IsHeadlessService]; !p.hasImportSlices(headless) {
 		return nil, false
 	}
-	if p.namespaces == nil {
+	if !p.namespacesKnown {
 		return nil, true
 	}
 	if !p.namespaces[namespace] {

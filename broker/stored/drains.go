@@ -190,9 +190,9 @@ func (d *Drains) over(data map[string]string) []string {
 // publish reads the ConfigMap and publishes the active drains if they changed. next is when the next drain ends; zero
 // for none.
 func (d *Drains) publish() (next time.Time) {
-	cm, there := d.belief.Get(time.Now(), d.key())
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	cm, there := d.belief.Get(time.Now(), d.key()) // with the lock, so that of two calls the later has the newer set
 	var all []choice.Drain
 	unread := map[string]error{}
 	var foreign error
@@ -238,8 +238,7 @@ func (d *Drains) publish() (next time.Time) {
 		}
 	}
 	d.held, d.published = held, true
-	// With the lock, so that of two calls the later has the newer set.
-	d.changed(held)
+	d.changed(held) // with the lock, too
 	return next
 }
 

@@ -1,8 +1,11 @@
 package stored
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -267,6 +270,38 @@ func TestDrains(t *testing.T) {
 			t.Errorf("synced %v, published %d", d.Synced(), len(published))
 		}
 	})
+}
+
+// TestLastPublishedIsNewest: a call that waits for another publishes what is written meanwhile, and not what it was
+// called for.
+func TestLastPublishedIsNewest(t *testing.T) {
+	last := ""
+	d := NewDrains(nil, "semaphore", func(s choice.Drains) { last = shown(s) }, options())
+	holds := func(version string, all ...choice.Drain) {
+		cm := d.empty()
+		cm.ResourceVersion, cm.Data = version, map[string]string{}
+		for _, one := range all {
+			cm.Data[one.Key()] = one.Text()
+		}
+		d.belief.Informed(d.key(), cm, false)
+	}
+	c2, c3 := choice.Drain{Target: choice.Target{Cluster: "c2"}}, choice.Drain{Target: choice.Target{Cluster: "c3"}}
+	holds("1", c2)
+	d.mu.Lock()
+	done := testkit.Run(t, func(context.Context) error { d.publish(); return nil })
+	applytest.Eventually(t, "it waits for the lock", func() (bool, string) {
+		all := make([]byte, 1<<20)
+		all = all[:runtime.Stack(all, true)]
+		return slices.ContainsFunc(strings.Split(string(all), "\n\n"), func(one string) bool {
+			return strings.Contains(one, "[sync.Mutex.Lock") && strings.Contains(one, "(*Drains).publish")
+		}), string(all)
+	})
+	holds("2", c2, c3)
+	d.mu.Unlock()
+	done()
+	if want := "cluster c2, cluster c3"; last != want {
+		t.Errorf("%q was published last, not %q", last, want)
+	}
 }
 
 func options() apply.Options {

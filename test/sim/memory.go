@@ -260,9 +260,11 @@ func (m *memory) come(clusters ...string) {
 	}
 	lines = append(lines, line{m.event("namespaces", func() {
 		if m.config.MCS.Enabled {
-			m.mirrors.SetNamespaces([]string{"shop"})
+			m.mirrors.SetNamespace("shop", true)
+			m.mirrors.KnowNamespaces()
 		}
-		m.policy.LocalNamespaces([]string{"shop"})
+		m.policy.LocalNamespace("shop", true)
+		m.policy.KnowLocalNamespaces()
 	})})
 	for _, cluster := range clusters {
 		lines = append(lines, m.snapshots(cluster))
@@ -368,7 +370,7 @@ func (m *memory) follow(remote string) {
 		m.gates[remote] = &choice.Gate{}
 	}
 	set, _, _ := m.gates[remote].Update(peers, nil, m.now)
-	if len(peers) == 0 && m.mirrors.Nodes(remote) == 0 {
+	if len(peers) == 0 && m.tunnels.Nodes(remote) == 0 {
 		set = nil
 	}
 	m.mirrors.SetReach(remote, set)

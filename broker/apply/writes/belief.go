@@ -10,6 +10,10 @@ import (
 // for a watch that skipped the write.
 const BeliefFor = 10 * time.Second
 
+// goneFor is how long the report of a deletion counts against a response that comes after it: longer than the apiserver
+// takes to answer.
+const goneFor = time.Minute
+
 // Belief is what the informer has reported, overlaid with the broker's own latest writes: the informer reports a write
 // some milliseconds later, and without the overlay the broker would repeat it. It holds the reported objects itself,
 // because an informer's store is ahead of its reports: an object that is not in the store may be one whose deletion is
@@ -18,6 +22,9 @@ type Belief[T Object] struct {
 	mu       sync.Mutex
 	reported map[string]T
 	written  map[string]written[T]
+	// gone are the objects whose deletion was reported since turned, and wasGone those of the time before.
+	gone, wasGone map[string]T
+	turned        time.Time
 }
 
 // written is the last own write under a name, until the informer reports it.
@@ -28,7 +35,7 @@ type written[T Object] struct {
 }
 
 func NewBelief[T Object]() *Belief[T] {
-	return &Belief[T]{reported: map[string]T{}, written: map[string]written[T]{}}
+	return &Belief[T]{reported: map[string]T{}, written: map[string]written[T]{}, gone: map[string]T{}}
 }
 
 // Reset drops everything, because another informer starts.
@@ -37,17 +44,19 @@ func (b *Belief[T]) Reset() {
 	defer b.mu.Unlock()
 	clear(b.reported)
 	clear(b.written)
+	clear(b.gone)
+	clear(b.wasGone)
 }
 
-// Get returns the newest object under a name.
+// Get returns the newest object under a name. Only Expire drops an own write, so that its caller notices.
 func (b *Belief[T]) Get(now time.Time, name string) (object T, there bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if w, ok := b.written[name]; ok {
-		if now.Before(w.until) {
-			return w.object, !w.deleted
-		}
-		delete(b.written, name)
+	if now.Sub(b.turned) >= goneFor {
+		b.gone, b.wasGone, b.turned = map[string]T{}, b.gone, now
+	}
+	if w, ok := b.written[name]; ok && now.Before(w.until) {
+		return w.object, !w.deleted
 	}
 	object, there = b.reported[name]
 	return object, there
@@ -76,14 +85,20 @@ func (b *Belief[T]) Expire(now time.Time, name string) (object T, expired bool) 
 	return w.object, true
 }
 
-// Wrote records the apiserver's answer to a create or an update.
-func (b *Belief[T]) Wrote(now time.Time, name string, object T) {
+// Wrote records the apiserver's answer to a create or an update. It returns whether the object may still be there: the
+// watch may be faster than the response, and report that it is gone.
+func (b *Belief[T]) Wrote(now time.Time, name string, object T) (remains bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if seen, ok := b.reported[name]; ok && !older(seen, object) {
-		return // the watch was faster than the response
+	for _, all := range []map[string]T{b.gone, b.wasGone} {
+		if was, ok := all[name]; ok && was.GetUID() == object.GetUID() && !older(was, object) {
+			return false
+		}
 	}
-	b.written[name] = written[T]{object: object, until: now.Add(BeliefFor)}
+	if seen, ok := b.reported[name]; !ok || older(seen, object) { // else the watch was faster
+		b.written[name] = written[T]{object: object, until: now.Add(BeliefFor)}
+	}
+	return true
 }
 
 // Deleted records that a delete succeeded.
@@ -111,6 +126,7 @@ func (b *Belief[T]) Informed(name string, object T, gone bool) (ours bool) {
 	defer b.mu.Unlock()
 	if b.reported[name] = object; gone {
 		delete(b.reported, name)
+		b.gone[name] = object
 	}
 	w, ok := b.written[name]
 	same := ok && object.GetUID() == w.object.GetUID()

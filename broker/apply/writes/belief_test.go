@@ -31,6 +31,18 @@ func TestBelief(t *testing.T) {
 		return func(e *env) { e.n.Deleted(e.now, "s", object(uid, version)) }
 	}
 	wait := func(e *env) { e.now = e.now.Add(BeliefFor) }
+	expires := func(e *env) {
+		e.n.Get(e.now, "s")
+		if _, expired := e.n.Expire(e.now, "s"); !expired {
+			t.Error("a look at the object took its expiry, and nobody observes it again")
+		}
+	}
+	later := func(e *env) { // the name is reconciled meanwhile
+		for range 6 {
+			e.n.Get(e.now, "s")
+			e.now = e.now.Add(goneFor / 6)
+		}
+	}
 	for _, c := range []struct {
 		name  string
 		steps []func(*env)
@@ -56,7 +68,13 @@ func TestBelief(t *testing.T) {
 		{"deleted and created again, end of the old one seen late",
 			[]func(*env){watched("a", "5"), deleted("a", "5"), wrote("b", "8"), unwatched("a", "6")}, "b8", 1},
 		{"deleted, someone makes another", []func(*env){watched("a", "5"), deleted("a", "5"), watched("b", "8")}, "b8", 0},
-		{"a watch that skips our write", []func(*env){wrote("a", "5"), wait}, "", 0},
+		{"deleted by hand, the answer last", []func(*env){watched("a", "5"), unwatched("a", "7"), wrote("a", "6")}, "", 0},
+		{"the answer comes much later", []func(*env){watched("a", "5"), unwatched("a", "7"), later, wrote("a", "6")}, "", 0},
+		{"made, deleted by hand, answer last", []func(*env){watched("a", "5"), unwatched("a", "6"), wrote("a", "5")}, "", 0},
+		{"restored after it lost its label", []func(*env){watched("a", "5"), unwatched("a", "6"), wrote("a", "7")}, "a7", 1},
+		{"made again under its name", []func(*env){watched("a", "5"), unwatched("a", "6"), wrote("b", "7")}, "b7", 1},
+		{"a watch that skips our write", []func(*env){wrote("a", "5"), wait}, "", 1},
+		{"a watch that skips our write, and that is noticed", []func(*env){wrote("a", "5"), wait, expires}, "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := &env{n: NewBelief[*corev1.Service](), now: time.Unix(1000, 0)}
@@ -72,6 +90,12 @@ func TestBelief(t *testing.T) {
 			}
 			if n := len(e.n.written); n != c.left {
 				t.Errorf("%d entries held, want %d", n, c.left)
+			}
+			for range 3 {
+				later(e)
+			}
+			if n := len(e.n.gone) + len(e.n.wasGone); n > 0 {
+				t.Errorf("%d deletions are remembered for good", n)
 			}
 		})
 	}

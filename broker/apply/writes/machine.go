@@ -419,13 +419,17 @@ func (m *Machine[T]) afford(now time.Time, name, cluster string, object T, step 
 
 func (m *Machine[T]) forget(name string) {
 	m.contests.forget(name)
+	m.agreed(name)
 	delete(m.lost, name)
-	delete(m.failing, name)
+	delete(m.unanswered, name)
 	delete(m.sources, name)
 	delete(m.asked, name)
+	if m.pace != nil {
+		m.pace.forget(name)
+	}
 }
 
-// agreed resets the conflicts of a name: the informer has reported it, or it was written.
+// agreed resets the conflicts of a name: the informer has reported it, or it was written, or nothing is desired.
 func (m *Machine[T]) agreed(name string) {
 	delete(m.conflicts, name)
 	delete(m.failing, name)

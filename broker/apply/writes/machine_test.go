@@ -2,6 +2,7 @@ package writes
 
 import (
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -221,12 +222,33 @@ func TestNothingStaysOfADeletedObject(t *testing.T) {
 				m.Informed("echo", object, true)
 			}
 			m.Decide(paceStart, m.Begin(paceStart, "echo"), unknown)
-			if kept := len(m.lost) + len(m.changes) + len(m.sources) + len(m.conflicts) + len(m.failing) + len(m.unanswered) +
-				len(m.due) + len(m.leaving) + len(m.asked); kept > 0 {
+			if kept := keptOf(m); kept > 0 {
 				t.Errorf("%s%s: %d entries stay", order, name, kept)
 			}
 		}
 	}
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "services"}, "echo", errors.New("changed"))
+	for name, err := range map[string]error{"deleted by another": nil, "a conflict": conflict, "no response": io.EOF} {
+		m := New(Kind[*corev1.Service]{Name: Service, Paced: true,
+			Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+			Equal: func(_, _ *corev1.Service) bool { return true }}, nil)
+		step := m.Decide(paceStart, m.Begin(paceStart, "echo"),
+			Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")})
+		if m.Settle(paceStart, step.Write, ours("echo", "7"), err); err == nil {
+			m.Informed("echo", ours("echo", "7"), false)
+			m.Informed("echo", ours("echo", "8"), true)
+		}
+		m.Decide(paceStart, m.Begin(paceStart, "echo"), Answer[*corev1.Service]{Verdict: Absent})
+		if kept := keptOf(m) + len(m.pace.objects); kept > 0 {
+			t.Errorf("%s: %d entries stay", name, kept)
+		}
+	}
+}
+
+// keptOf counts what a machine without writes in flight keeps of names.
+func keptOf(m *Machine[*corev1.Service]) int {
+	return len(m.lost) + len(m.changes) + len(m.sources) + len(m.conflicts) + len(m.failing) + len(m.unanswered) +
+		len(m.due) + len(m.leaving) + len(m.asked)
 }
 
 // TestADeletionIsAskedForOnce: of an object that a finalizer keeps, also if the watch reports the deletion between the

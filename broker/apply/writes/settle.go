@@ -254,13 +254,11 @@ func (m *Machine[T]) believe(now time.Time, w *Write[T], object T) Step[T] {
 	return step
 }
 
-// wrote believes in a written object, unless the watch was faster than the response and has reported that it is gone.
+// wrote believes in a written object.
 func (m *Machine[T]) wrote(now time.Time, name string, object T) {
-	if m.isLost(name, object) && !older(m.lost[name], object) {
-		return
+	if m.belief.Wrote(now, name, object) {
+		delete(m.lost, name)
 	}
-	m.belief.Wrote(now, name, object)
-	delete(m.lost, name)
 }
 
 // deleted records that the object of a write no longer exists.
