@@ -331,9 +331,10 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		long = append(long, fmt.Sprintf("10.2.%d.%d", i/250, i%250+1))
 	}
 	// Use the maximum size (sets.maxSize).
-	nets := make([]any, 30_000)
+	nets, nets6 := make([]any, 30_000), make([]any, 30_000)
 	for i := range nets {
 		nets[i] = fmt.Sprintf("10.2.%d.%d/32", i/250, i%250+1)
+		nets6[i] = fmt.Sprintf("2001:db80:1111:2222:3333:4444:5555:%x/128", 0x1000+i)
 	}
 	calico := func(resource string) dynamic.NamespaceableResourceInterface {
 		return dynamicStolen.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
@@ -471,6 +472,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"the ConfigMap of remotes", configMap(metav1.ObjectMeta{Name: "semaphore-broker-remotes"}), nil},
 		{"a set", set(ourLabels, "10.2.0.1/32", "fd00:2::1/128"), nil},
 		{"a set as large as can be", set(ourLabels, nets...), nil},
+		{"a set of IPv6 as large as can be", set(ourLabels, nets6...), nil},
 		{"a set of its own that the Calico API server stored", take("c2-shop-veiled"), nil},
 		{"a set of semaphore-policy", take("c2-shop-theirs"), nil},
 		{"a mirror that comes back with its address",
@@ -636,6 +638,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 
 		// Calico's types.
 		{"a set of everything", set(ourLabels, "0.0.0.0/0"), says{singles}},
+		{"a set of an IPv6 network", set(ourLabels, "10.2.0.1/32", "fd00::/32"), says{singles}},
+		{"a set of an IPv6 network behind an address", set(ourLabels, "fd00:2::1/128", "fd00:2:3::/32"), says{singles}},
 		{"a set without label", set(nil, "10.2.0.1/32"),
 			says{"writes objects of Calico with the label app.kubernetes.io/managed-by=semaphore-broker only"}},
 		{"a set with a label by which somebody else's policy selects",
