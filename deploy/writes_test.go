@@ -217,18 +217,19 @@ func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
 // testBrokersWrites attacks with a stolen broker token, and again with that of a broker whose overlay has a namePrefix.
 // It can write what the broker writes, and nothing else.
 func testBrokersWrites(t *testing.T, s *server) {
-	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
+	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools", "ipreservations")
 	const prefixed = `
 namePrefix: other-
 resources: [DEPLOY/example/c1]
-components: [DEPLOY/features/networksets]
+components: [DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses]
 patches:
   - target: {kind: Service, name: semaphore-broker-federation}
     patch: |
       - {op: remove, path: /spec/ports/0/nodePort}
 `
 	for _, c := range []struct{ name, overlay, account string }{
-		{"as shipped", "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/networksets]\n", "semaphore-broker"},
+		{"as shipped", "resources: [DEPLOY/example/c1]\n" +
+			"components: [DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses]\n", "semaphore-broker"},
 		{"with a namePrefix", prefixed, "other-semaphore-broker"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -322,6 +323,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		ownSlices  = "writes EndpointSlices with its own labels managed-by only"
 		ofMirrors  = onlyOwnNames
 		singles    = "single addresses only"
+		reserves   = "writes IPReservations only that are called semaphore-tunnel-addresses-0 to -f"
 		changes    = "changes and deletes"
 		inside     = "no endpoint in the own cluster's subnets but for its pods"
 		chooses    = "chooses no cluster IP but one that the apiserver may assign"
@@ -357,6 +359,13 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	pool := func(name string, spec map[string]any) func() error {
 		return func() error {
 			_, err := calico("ippools").Create(ctx, ofCalico("IPPool", name, ourLabels, spec), dry)
+			return err
+		}
+	}
+	reservation := func(name string, cidrs ...any) func() error {
+		return func() error {
+			_, err := calico("ipreservations").Create(ctx, ofCalico("IPReservation", name, ourLabels,
+				map[string]any{"reservedCIDRs": cidrs}), dry)
 			return err
 		}
 	}
@@ -479,6 +488,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })), nil},
 		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
 			"disableBGPExport": true}), nil},
+		{"a reservation", reservation("semaphore-tunnel-addresses-f", "10.1.3.4/32", "fd00:1::4/128"), nil},
 
 		// Services.
 		{"no label", create(func(s *corev1.Service) { s.Labels = nil }), says{labelled}},
@@ -675,6 +685,9 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a pool of another name",
 			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
 			says{"disabled and not exported by BGP"}},
+		{"a reservation of the pod network", reservation("semaphore-tunnel-addresses-0", "10.1.0.0/16"), says{singles}},
+		{"a reservation of an IPv6 network", reservation("semaphore-tunnel-addresses-0", "fd00:1::/32"), says{singles}},
+		{"a reservation of another name", reservation("semaphore-tunnel-addresses-zz", "10.1.3.4/32"), says{reserves}},
 	}
 	const lost = "c2-shop-73736d-lost"
 	label := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker"}
