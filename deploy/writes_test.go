@@ -323,6 +323,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		ownSlices  = "writes EndpointSlices with its own labels managed-by only"
 		ofMirrors  = onlyOwnNames
 		singles    = "single addresses only"
+		remotes    = "writes IPPools only outside of the own cluster's subnets, of at most a /8 (IPv6: /16)"
 		reserves   = "writes IPReservations only that are called semaphore-tunnel-addresses-0 to -f"
 		changes    = "changes and deletes"
 		inside     = "no endpoint in the own cluster's subnets but for its pods"
@@ -374,6 +375,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
 			Resource: resource})
 	}
+	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
 	ownNets := map[string]any{"nets": []any{"10.2.0.1/32"}}
 	// As the Calico API server stores the broker's sets, and one as semaphore-policy left it.
 	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, ownNets)
@@ -486,8 +488,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a set of semaphore-policy", take("c2-shop-theirs"), nil},
 		{"a mirror that comes back with its address",
 			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })), nil},
-		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
-			"disableBGPExport": true}), nil},
+		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", with(with(ownPool, "ipipMode", "Never"), "vxlanMode",
+			"Never")), nil},
 		{"a reservation", reservation("semaphore-tunnel-addresses-f", "10.1.3.4/32", "fd00:1::4/128"), nil},
 
 		// Services.
@@ -685,13 +687,20 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a pool of another name",
 			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
 			says{"disabled and not exported by BGP"}},
+		{"a pool of half the Internet", pool("semaphore-x1", with(ownPool, "cidr", "0.0.0.0/1")), says{remotes}},
+		{"a pool of half of IPv6", pool("semaphore-x1", with(ownPool, "cidr", "::/1")), says{remotes}},
+		{"a pool around the own pods", pool("semaphore-x1", with(ownPool, "cidr", "10.0.0.0/8")), says{remotes}},
+		{"a pool of the own pods", pool("semaphore-x1", with(ownPool, "cidr", "10.1.4.0/24")), says{remotes}},
+		{"a pool with IP-in-IP", pool("semaphore-x1", with(ownPool, "ipipMode", "Always")),
+			says{"without NAT and encapsulation"}},
+		{"a pool with VXLAN", pool("semaphore-x1", with(ownPool, "vxlanMode", "CrossSubnet")),
+			says{"without NAT and encapsulation"}},
 		{"a reservation of the pod network", reservation("semaphore-tunnel-addresses-0", "10.1.0.0/16"), says{singles}},
 		{"a reservation of an IPv6 network", reservation("semaphore-tunnel-addresses-0", "fd00:1::/32"), says{singles}},
 		{"a reservation of another name", reservation("semaphore-tunnel-addresses-zz", "10.1.3.4/32"), says{reserves}},
 	}
 	const lost = "c2-shop-73736d-lost"
 	label := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker"}
-	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
 	for _, c := range []struct {
 		kind   schema.GroupVersionKind
 		ns     string
