@@ -224,8 +224,10 @@ func testNodeWrites(t *testing.T, s *server) {
 		{name: "a long key", kind: merge,
 			patch:   annotations(map[string]any{strings.Repeat("x", 101) + ".wireguard.semaphore.uw.io/pubKey": "x"}),
 			refusal: "at most 256 printable ASCII characters"},
-		{name: "more annotations than remotes", kind: merge, patch: annotations(many(769)),
+		{name: "more annotations than remotes", kind: merge, patch: annotations(many(769, "r%d", "x")),
 			refusal: "at most 768 annotations"},
+		{name: "annotations that leave the others no room", kind: merge,
+			patch: annotations(many(680, "%095d", strings.Repeat("x", 255))), refusal: "at most 192 KiB of annotations"},
 		{name: "foreign annotation changes beside an own one", kind: merge,
 			patch: annotations(map[string]any{"example.org/foreign": "x", ours: "y"}), refusal: "not example.org/foreign"},
 		{name: "foreign annotation goes", kind: merge, patch: annotations(map[string]any{"example.org/foreign": nil}),
@@ -401,11 +403,11 @@ func TestPolicyNamesNodeSpec(t *testing.T) {
 	}
 }
 
-// many returns annotation keys of n remotes.
-func many(n int) map[string]any {
+// many returns annotations of n remotes, with names in a format.
+func many(n int, name, value string) map[string]any {
 	out := map[string]any{}
 	for i := range n {
-		out[fmt.Sprintf("r%d.wireguard.semaphore.uw.io/pubKey", i)] = "x"
+		out[fmt.Sprintf(name, i)+".wireguard.semaphore.uw.io/pubKey"] = value
 	}
 	return out
 }

@@ -217,18 +217,19 @@ func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
 // testBrokersWrites attacks with a stolen broker token, and again with that of a broker whose overlay has a namePrefix.
 // It can write what the broker writes, and nothing else.
 func testBrokersWrites(t *testing.T, s *server) {
-	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
+	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools", "ipreservations")
 	const prefixed = `
 namePrefix: other-
 resources: [DEPLOY/example/c1]
-components: [DEPLOY/features/networksets]
+components: [DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses]
 patches:
   - target: {kind: Service, name: semaphore-broker-federation}
     patch: |
       - {op: remove, path: /spec/ports/0/nodePort}
 `
 	for _, c := range []struct{ name, overlay, account string }{
-		{"as shipped", "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/networksets]\n", "semaphore-broker"},
+		{"as shipped", "resources: [DEPLOY/example/c1]\n" +
+			"components: [DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses]\n", "semaphore-broker"},
 		{"with a namePrefix", prefixed, "other-semaphore-broker"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -322,6 +323,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		ownSlices  = "writes EndpointSlices with its own labels managed-by only"
 		ofMirrors  = onlyOwnNames
 		singles    = "single addresses only"
+		remotes    = "writes IPPools only outside of the own cluster's subnets, of at most a /8 (IPv6: /16)"
+		reserves   = "writes IPReservations only that are called semaphore-tunnel-addresses-0 to -f"
 		changes    = "changes and deletes"
 		inside     = "no endpoint in the own cluster's subnets but for its pods"
 		chooses    = "chooses no cluster IP but one that the apiserver may assign"
@@ -331,9 +334,10 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		long = append(long, fmt.Sprintf("10.2.%d.%d", i/250, i%250+1))
 	}
 	// Use the maximum size (sets.maxSize).
-	nets := make([]any, 30_000)
+	nets, nets6 := make([]any, 30_000), make([]any, 30_000)
 	for i := range nets {
 		nets[i] = fmt.Sprintf("10.2.%d.%d/32", i/250, i%250+1)
+		nets6[i] = fmt.Sprintf("2001:db80:1111:2222:3333:4444:5555:%x/128", 0x1000+i)
 	}
 	calico := func(resource string) dynamic.NamespaceableResourceInterface {
 		return dynamicStolen.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
@@ -359,11 +363,19 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			return err
 		}
 	}
+	reservation := func(name string, cidrs ...any) func() error {
+		return func() error {
+			_, err := calico("ipreservations").Create(ctx, ofCalico("IPReservation", name, ourLabels,
+				map[string]any{"reservedCIDRs": cidrs}), dry)
+			return err
+		}
+	}
 	adminDynamic := dynamic.NewForConfigOrDie(s.admin)
 	foreign := func(resource string) dynamic.ResourceInterface {
 		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
 			Resource: resource})
 	}
+	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
 	ownNets := map[string]any{"nets": []any{"10.2.0.1/32"}}
 	// As the Calico API server stores the broker's sets, and one as semaphore-policy left it.
 	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, ownNets)
@@ -471,12 +483,14 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"the ConfigMap of remotes", configMap(metav1.ObjectMeta{Name: "semaphore-broker-remotes"}), nil},
 		{"a set", set(ourLabels, "10.2.0.1/32", "fd00:2::1/128"), nil},
 		{"a set as large as can be", set(ourLabels, nets...), nil},
+		{"a set of IPv6 as large as can be", set(ourLabels, nets6...), nil},
 		{"a set of its own that the Calico API server stored", take("c2-shop-veiled"), nil},
 		{"a set of semaphore-policy", take("c2-shop-theirs"), nil},
 		{"a mirror that comes back with its address",
 			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })), nil},
-		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
-			"disableBGPExport": true}), nil},
+		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", with(with(ownPool, "ipipMode", "Never"), "vxlanMode",
+			"Never")), nil},
+		{"a reservation", reservation("semaphore-tunnel-addresses-f", "10.1.3.4/32", "fd00:1::4/128"), nil},
 
 		// Services.
 		{"no label", create(func(s *corev1.Service) { s.Labels = nil }), says{labelled}},
@@ -636,6 +650,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 
 		// Calico's types.
 		{"a set of everything", set(ourLabels, "0.0.0.0/0"), says{singles}},
+		{"a set of an IPv6 network", set(ourLabels, "10.2.0.1/32", "fd00::/32"), says{singles}},
+		{"a set of an IPv6 network behind an address", set(ourLabels, "fd00:2::1/128", "fd00:2:3::/32"), says{singles}},
 		{"a set without label", set(nil, "10.2.0.1/32"),
 			says{"writes objects of Calico with the label app.kubernetes.io/managed-by=semaphore-broker only"}},
 		{"a set with a label by which somebody else's policy selects",
@@ -671,10 +687,20 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a pool of another name",
 			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
 			says{"disabled and not exported by BGP"}},
+		{"a pool of half the Internet", pool("semaphore-x1", with(ownPool, "cidr", "0.0.0.0/1")), says{remotes}},
+		{"a pool of half of IPv6", pool("semaphore-x1", with(ownPool, "cidr", "::/1")), says{remotes}},
+		{"a pool around the own pods", pool("semaphore-x1", with(ownPool, "cidr", "10.0.0.0/8")), says{remotes}},
+		{"a pool of the own pods", pool("semaphore-x1", with(ownPool, "cidr", "10.1.4.0/24")), says{remotes}},
+		{"a pool with IP-in-IP", pool("semaphore-x1", with(ownPool, "ipipMode", "Always")),
+			says{"without NAT and encapsulation"}},
+		{"a pool with VXLAN", pool("semaphore-x1", with(ownPool, "vxlanMode", "CrossSubnet")),
+			says{"without NAT and encapsulation"}},
+		{"a reservation of the pod network", reservation("semaphore-tunnel-addresses-0", "10.1.0.0/16"), says{singles}},
+		{"a reservation of an IPv6 network", reservation("semaphore-tunnel-addresses-0", "fd00:1::/32"), says{singles}},
+		{"a reservation of another name", reservation("semaphore-tunnel-addresses-zz", "10.1.3.4/32"), says{reserves}},
 	}
 	const lost = "c2-shop-73736d-lost"
 	label := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker"}
-	ownPool := map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}
 	for _, c := range []struct {
 		kind   schema.GroupVersionKind
 		ns     string
